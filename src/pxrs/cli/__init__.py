@@ -1,0 +1,1 @@
+"""The `pxrs` command."""

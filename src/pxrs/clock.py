@@ -1,0 +1,33 @@
+"""Time, as something that can be handed in."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What code that needs time asks. Only clocks know what time it is."""
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward, while the machine sleeps too. For deadlines."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970. For people and for message timestamps, never for leases."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks. CLOCK_BOOTTIME where there is one: a laptop's sleep expires leases."""
+
+    _id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+    def monotonic(self) -> float:
+        return time.clock_gettime(self._id)
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+SYSTEM_CLOCK = SystemClock()

@@ -1,0 +1,1 @@
+"""Pure logic: no IO, no threads, no clock, no global random."""

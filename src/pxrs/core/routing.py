@@ -1,0 +1,84 @@
+"""Which partition or shard a key belongs to.
+
+All of these are published algorithms; `tests/unit/golden/routing.json` pins their values, so
+that a key never silently moves to another partition with a new release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xxhash import xxh64_intdigest
+
+from pxrs.errors import InvalidRequest
+
+Partitioner = Callable[[bytes, int], int]
+
+_MASK64 = (1 << 64) - 1
+_JUMP_MULTIPLIER = 2862933555777941757
+
+
+def xxhash(key: bytes, partitions: int) -> int:
+    """XXH64 (seed 0) modulo the number of partitions: the default for topics."""
+    return xxh64_intdigest(key) % partitions
+
+
+def murmur2(key: bytes, partitions: int) -> int:
+    """What Kafka's default partitioner does, for topics shared with Kafka producers."""
+    return (murmur2_hash(key) & 0x7FFFFFFF) % partitions
+
+
+def jump_shard(key: bytes, shards: int) -> int:
+    """Jump consistent hash of XXH64 (seed 0): the shard of a key-value key."""
+    return jump(xxh64_intdigest(key), shards)
+
+
+def jump(key: int, buckets: int) -> int:
+    """Lamping and Veach's jump consistent hash of a 64-bit key.
+
+    When `buckets` grows by one, one key in `buckets + 1` moves, always to the new bucket.
+    """
+    if buckets < 1:
+        raise InvalidRequest(f"{buckets} buckets; at least 1 is needed")
+    if not 0 <= key <= _MASK64:
+        raise InvalidRequest(f"{key} is not an unsigned 64-bit number")
+    bucket, candidate = -1, 0
+    while candidate < buckets:
+        bucket = candidate
+        key = (key * _JUMP_MULTIPLIER + 1) & _MASK64
+        # The published code divides doubles: 2^31 / ((key >> 33) + 1), then truncates.
+        candidate = int((bucket + 1) * (float(1 << 31) / float((key >> 33) + 1)))
+    return bucket
+
+
+def murmur2_hash(data: bytes) -> int:
+    """The 32-bit MurmurHash2 variant of Kafka's Java client, as an unsigned number."""
+    multiplier = 0x5BD1E995
+    length = len(data)
+    result = (0x9747B28C ^ length) & 0xFFFFFFFF
+    whole = length & ~3
+    for start in range(0, whole, 4):
+        word = int.from_bytes(data[start : start + 4], "little")
+        word = (word * multiplier) & 0xFFFFFFFF
+        word ^= word >> 24
+        word = (word * multiplier) & 0xFFFFFFFF
+        result = ((result * multiplier) & 0xFFFFFFFF) ^ word
+    if length > whole:
+        result ^= int.from_bytes(data[whole:], "little")
+        result = (result * multiplier) & 0xFFFFFFFF
+    result ^= result >> 13
+    result = (result * multiplier) & 0xFFFFFFFF
+    return result ^ (result >> 15)
+
+
+PARTITIONERS: dict[str, Partitioner] = {"xxhash": xxhash, "murmur2": murmur2, "jump": jump_shard}
+
+
+def partitioner(name: str) -> Partitioner:
+    """A partitioner by its name."""
+    try:
+        return PARTITIONERS[name]
+    except KeyError:
+        raise InvalidRequest(
+            f"unknown partitioner {name!r}; there are {', '.join(PARTITIONERS)}"
+        ) from None

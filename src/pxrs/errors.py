@@ -1,0 +1,219 @@
+"""Every error pxrs raises on purpose.
+
+```
+PxrsError
+├── InvalidRequest            bad input; nothing was changed          (also a ValueError)
+│   ├── ConfigError             unknown scheme, unknown or mistyped option
+│   │   └── MissingExtra          an optional dependency is not installed
+│   ├── TopicNotFound
+│   ├── TopicExists             … with another number of partitions or other settings
+│   ├── PartitionNotFound
+│   ├── OffsetOutOfRange        .start, .end: what the partition holds
+│   └── MessageTooLarge
+├── StoreError                the engine could not do it
+│   ├── StoreBusy             ↻ somebody else holds the writer; names the holder
+│   ├── StoreUnavailable      ↻ the engine can't be reached
+│   ├── StoreFull               no space left; nothing was written
+│   ├── StoreReadOnly           the file or folder can't be written
+│   ├── StoreDamaged            the engine says its own data is broken
+│   ├── SchemaMismatch          made by another version of pxrs
+│   └── OutcomeUnknown          the write may or may not have happened, and reading back can't tell
+├── DamagedBatch              a stored batch fails its checksum; .next_offset is where to go on
+├── BufferFull                ↻ the producer's buffer stayed full for max_block seconds
+├── DeliveryFailed              a message was not appended within delivery_timeout
+├── ProducerFenced              another producer with this id and a higher epoch has appended
+├── SequenceGap                 a batch arrived whose predecessor never did
+├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
+├── TransactionConflict       ↻ the engine chose this transaction as the victim of a deadlock
+├── Fenced                      somebody else owns this now; stop working on it
+├── SessionLost                 the session expired; everything written with it is gone
+├── NotAtomic                   these stores can't commit together
+├── InsideTransaction           this call needs a write transaction of its own
+└── Closed                      the object was closed, or belongs to the parent process of a fork
+```
+
+↻ marks errors after which the same call may succeed: `error.retryable` is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pxrs.types import Versioned
+
+
+class PxrsError(Exception):
+    """The root of the tree."""
+
+    retryable: ClassVar[bool] = False
+
+
+class InvalidRequest(PxrsError, ValueError):
+    """The caller asked for something that can't be; nothing was changed."""
+
+
+class ConfigError(InvalidRequest):
+    """A URL, setting or option that pxrs does not know or can't use."""
+
+
+class MissingExtra(ConfigError):
+    """A backend needs an optional dependency that is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional dependency: pip install 'pxrs[{extra}]'")
+        self.extra = extra
+
+
+class TopicNotFound(InvalidRequest):
+    """No topic of this name, or it was deleted."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"topic {topic!r} does not exist; create it with create_topic({topic!r}, partitions=…)"
+        )
+        self.topic = topic
+
+
+class TopicExists(InvalidRequest):
+    """A topic of this name exists with other settings."""
+
+
+class PartitionNotFound(InvalidRequest):
+    """The topic has no such partition."""
+
+    def __init__(self, topic: str, partition: int, partitions: int) -> None:
+        super().__init__(
+            f"topic {topic!r} has partitions 0 to {partitions - 1}, there is no {partition}"
+        )
+        self.topic = topic
+        self.partition = partition
+
+
+class OffsetOutOfRange(InvalidRequest):
+    """The offset is before the partition's first message or past its end."""
+
+    def __init__(self, topic: str, partition: int, offset: int, start: int, end: int) -> None:
+        side = "before the start" if offset < start else "past the end"
+        super().__init__(
+            f"offset {offset} is {side} of {topic!r} partition {partition}, "
+            f"which holds {start} up to (not including) {end}"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+
+class MessageTooLarge(InvalidRequest):
+    """Key, value and headers together are over the limit."""
+
+
+class StoreError(PxrsError):
+    """The engine underneath could not do what was asked."""
+
+
+class StoreBusy(StoreError):
+    """The store's writer was held by somebody else for the whole waiting time."""
+
+    retryable = True
+
+
+class StoreUnavailable(StoreError):
+    """The engine can't be reached or opened."""
+
+    retryable = True
+
+
+class StoreFull(StoreError):
+    """No space left; the transaction was rolled back whole."""
+
+
+class StoreReadOnly(StoreError):
+    """The store can be read but not written."""
+
+
+class StoreDamaged(StoreError):
+    """The engine reports its own data as broken."""
+
+
+class SchemaMismatch(StoreError):
+    """The store was made by a version of pxrs that this one can't work with."""
+
+
+class OutcomeUnknown(StoreError):
+    """A write was sent, no answer came, and reading back can't tell whether it happened."""
+
+
+class DamagedBatch(PxrsError):
+    """A stored batch fails its checksum or can't be decoded.
+
+    Reading can go on at `next_offset`; that is a decision to lose the batch, so pxrs
+    never takes it by itself.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, next_offset: int, why: str) -> None:
+        super().__init__(
+            f"the batch at offset {offset} of {topic!r} partition {partition} is damaged ({why}); "
+            f"to go on without it, read from offset {next_offset}"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.next_offset = next_offset
+
+
+class BufferFull(PxrsError):
+    """The producer's buffer had no room for `max_block` seconds."""
+
+    retryable = True
+
+
+class DeliveryFailed(PxrsError):
+    """The message was not appended within `delivery_timeout`; the cause is chained."""
+
+
+class ProducerFenced(PxrsError):
+    """A producer with the same id and a higher epoch has appended since."""
+
+
+class SequenceGap(PxrsError):
+    """The batch's predecessor was never appended; appending it would hide a loss."""
+
+
+class CommitConflict(PxrsError):
+    """A check did not hold when `atomic()` was applied; all of it was rolled back."""
+
+    retryable = True
+
+    def __init__(self, current: Mapping[str, Versioned | None]) -> None:
+        super().__init__(f"changed by somebody else: {', '.join(sorted(current))}")
+        self.current = current
+
+
+class TransactionConflict(PxrsError):
+    """The engine rolled this transaction back (deadlock, serialisation); run it again."""
+
+    retryable = True
+
+
+class Fenced(PxrsError):
+    """Somebody else owns this now. Normal control flow: stop working on it."""
+
+
+class SessionLost(PxrsError):
+    """The session expired or was ended; it never comes back, open a new one."""
+
+
+class NotAtomic(PxrsError):
+    """The stores in use can't apply these changes in one commit."""
+
+
+class InsideTransaction(PxrsError):
+    """The call needs a write transaction of its own while this thread already holds one."""
+
+
+class Closed(PxrsError):
+    """The object was closed, or was made before a fork and used in the child."""

@@ -1,0 +1,1 @@
+"""Record batches and the logs that keep them."""

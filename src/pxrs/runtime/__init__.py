@@ -1,0 +1,1 @@
+"""Threads: producer, reader and what they share."""

@@ -1,0 +1,1 @@
+"""The seams (`api`) and the coordination backends behind them."""

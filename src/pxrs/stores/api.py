@@ -1,0 +1,268 @@
+"""The protocols every backend implements.
+
+They are small on purpose: a backend knows keys, versions, sessions and batches. Who owns a
+partition, what an epoch means and when to rebalance is decided in `pxrs.core`.
+
+`pxrs.testing.conformance` holds one suite per protocol; a backend is finished when it passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol
+
+from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.types import (
+    Append,
+    Appended,
+    Batch,
+    Bounds,
+    Check,
+    Committed,
+    Conflict,
+    Fetched,
+    Limits,
+    LogPartition,
+    Put,
+    Versioned,
+    Write,
+)
+
+
+class Watch(Protocol):
+    """A wake-up. Armed when handed out: a change after that ends the next `wait`.
+
+    Wake-ups are hints. They may repeat, may be spurious and may cover many changes; whoever
+    is woken reads again.
+    """
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until something may have changed (true) or the timeout has passed (false).
+
+        A change that happened between two waits ends the second one at once. A closed watch
+        returns true at once.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop watching and wake whoever waits. Can be called from any thread, twice too."""
+        ...
+
+
+class Session(Protocol):
+    """A lease in the store. Records put with its id vanish, all at once, when it ends."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def ttl(self) -> float: ...
+
+    def renew(self) -> None:
+        """Extend by one TTL from now, if it has not expired; raises `SessionLost` otherwise."""
+        ...
+
+    def remaining(self) -> float:
+        """Seconds for which nobody can take this session's place, by this process's own clock.
+
+        Counted from when the last successful renewal was sent. 0 when it is over.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it now. Its records are gone when this returns."""
+        ...
+
+
+class CoordStore(Protocol):
+    """Everything that is owned, voted or versioned."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def get(self, key: str) -> Versioned | None:
+        """The record as of now: linearizable per key. Never a record of an ended session."""
+        ...
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> list[Versioned]:
+        """Records whose key starts with `prefix`, sorted by key; each linearizable by itself.
+
+        `after` leaves out keys up to and including that one.
+        """
+        ...
+
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        """If every check holds do every write, atomically; otherwise nothing.
+
+        Raises `SessionLost` when a put names a session that has ended.
+        """
+        ...
+
+    def watch(self, *prefixes: str) -> Watch:
+        """Wakes on a change of any record under one of the prefixes, its vanishing included."""
+        ...
+
+    def session(self, ttl: float) -> Session:
+        """Open a session that lives `ttl` seconds beyond its last renewal."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LogStore(Protocol):
+    """Append-only partitions of opaque record batches with dense offsets."""
+
+    def create(self, topic_id: str, partitions: int) -> None:
+        """Make the partitions, empty, from offset 0. Making them again changes nothing."""
+        ...
+
+    def drop(self, topic_id: str) -> None:
+        """Remove the partitions and all they hold. Dropping what is not there is fine."""
+        ...
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        """Append all batches in one durable commit, in order per partition.
+
+        Each stands alone: one that can't be appended (`TopicNotFound`, `ProducerFenced`,
+        `SequenceGap`) gets its error, the others their offset. An exception means that none
+        was acknowledged; sending the same batches again is safe where they carry a producer id.
+        """
+        ...
+
+    def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
+        """Batches from the one that holds `offset`, at most `max_bytes` but at least one.
+
+        Empty at the end. Raises `OffsetOutOfRange` outside of it, `TopicNotFound` if there is
+        no such partition.
+        """
+        ...
+
+    def bounds(self, topic_id: str) -> dict[int, Bounds]:
+        """What each partition of the topic holds."""
+        ...
+
+    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
+        """Base offset of the first batch that holds a message of `timestamp` (ms) or later."""
+        ...
+
+    def trim(self, where: LogPartition, before: int) -> int:
+        """Drop whole batches that end at or below `before`; returns the new start.
+
+        Offsets are never given twice: an emptied partition goes on where it was.
+        """
+        ...
+
+    def expire(
+        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
+    ) -> int:
+        """Drop the oldest batches that are wholly older, or over the size; returns the new start.
+
+        The newest batch always stays.
+        """
+        ...
+
+    def watch(self, *where: LogPartition) -> Watch:
+        """Wakes on an append to one of the partitions."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Atomic(Protocol):
+    """Collects changes to several stores and applies them in one engine commit.
+
+    Leaving the block applies and commits; leaving it by an exception rolls back. After the
+    block `versions` and `appended` hold what `commit` and `append` would have returned.
+    """
+
+    @property
+    def connection(self) -> Any:
+        """The engine's connection for the caller's own statements; None where there is none."""
+        ...
+
+    @property
+    def versions(self) -> dict[str, int]: ...
+
+    @property
+    def appended(self) -> list[Appended]: ...
+
+    def check(self, *checks: Check) -> None: ...
+
+    def write(self, *writes: Write) -> None: ...
+
+    def append(self, where: LogPartition, batch: Batch) -> None:
+        """Batches inside a transaction carry no producer id: a rollback would leave a gap."""
+        ...
+
+    def __enter__(self) -> Atomic: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Stores(Protocol):
+    """What a URL opens: the stores of one place, or of several put together."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def coord(self) -> CoordStore: ...
+
+    @property
+    def log(self) -> LogStore: ...
+
+    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
+        """One commit across the stores, on the caller's own connection if one is given.
+
+        With a connection that is already inside a transaction the changes are applied when
+        the block is left and land when the caller commits. Raises `NotAtomic` where the
+        stores can't commit together.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Limits) -> None:
+    """Refuse what some engine could not do, on every engine alike."""
+    if len(checks) + len(writes) > limits.operations:
+        raise InvalidRequest(
+            f"{len(checks) + len(writes)} operations in one commit; "
+            f"this store takes {limits.operations}"
+        )
+    checked = {check.key for check in checks}
+    written = {write.key for write in writes}
+    if len(checked) < len(checks) or len(written) < len(writes):
+        raise InvalidRequest("a key may be checked once and written once in a commit")
+    put = {write.key for write in writes if isinstance(write, Put)}
+    for check in checks:
+        if check.version < 0:
+            raise InvalidRequest(f"version {check.version} of {check.key!r}: versions start at 1")
+        if check.version == 0 and check.key not in put:
+            raise InvalidRequest(
+                f"absence of {check.key!r} can be checked only in the commit that puts it"
+            )
+    for write in writes:
+        if not write.key or not write.key.isprintable():
+            raise InvalidRequest(f"{write.key!r} can't be a key: printable text is needed")
+        if isinstance(write, Put) and len(write.value) > limits.value_bytes:
+            raise InvalidRequest(
+                f"{len(write.value)} bytes for {write.key!r}; this store takes {limits.value_bytes}"
+            )
+
+
+def refuse_session_check(record: Versioned | None, check: Check) -> None:
+    """The version of a session-bound record says nothing: some engines start it again."""
+    if record is not None and record.session is not None and check.version != 0:
+        raise InvalidRequest(
+            f"{check.key!r} is bound to a session; its version can't be checked"
+        )

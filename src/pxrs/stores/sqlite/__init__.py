@@ -1,0 +1,1 @@
+"""SQLite: several processes of one host on one file."""

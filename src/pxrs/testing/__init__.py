@@ -1,0 +1,1 @@
+"""For users and for writers of backends: conformance suites and a virtual clock."""

@@ -1,0 +1,185 @@
+"""Frozen value types that cross the seams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+Header = tuple[str, bytes | None]
+
+
+class TopicPartition(NamedTuple):
+    """One partition of a topic, by the topic's name."""
+
+    topic: str
+    partition: int
+
+
+class LogPartition(NamedTuple):
+    """One partition of a log, by the topic's id: a topic made again is another log."""
+
+    topic_id: str
+    partition: int
+
+
+class Fence(NamedTuple):
+    """What a handler writes beside its own effects so that a stale owner's writes can be refused.
+
+    The epoch of a message that was read without a group is 0.
+    """
+
+    topic: str
+    partition: int
+    epoch: int
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One message. `key` and `value` are bytes unless a serde decoded them.
+
+    `gc=False`: a message refers to values and to its fence, never back to itself.
+    """
+
+    fence: Fence
+    offset: int
+    timestamp: int
+    key: Any
+    value: Any
+    headers: list[Header]
+
+    @property
+    def topic(self) -> str:
+        return self.fence.topic
+
+    @property
+    def partition(self) -> int:
+        return self.fence.partition
+
+
+class Position(NamedTuple):
+    """Where a message was written."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as its record in the coordination store describes it."""
+
+    name: str
+    id: str
+    partitions: int
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    created_ms: int = 0
+
+
+class Bounds(NamedTuple):
+    """What a partition holds: offsets from `start` up to, not including, `end`."""
+
+    start: int
+    end: int
+    size: int
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """A record of the coordination store. Versions only rise while the record exists."""
+
+    key: str
+    value: bytes
+    version: int
+    session: str | None = None
+
+
+class Check(NamedTuple):
+    """Holds when `key` is at `version`; version 0 means that there is no such record.
+
+    Version 0 may be checked only on a key that the same commit puts, and the version of a
+    session-bound record may not be checked at all: engines exist that can't do either.
+    """
+
+    key: str
+    version: int
+
+
+class Put(NamedTuple):
+    """Writes `value`; with a session id the record vanishes with that session."""
+
+    key: str
+    value: bytes
+    session: str | None = None
+
+
+class Delete(NamedTuple):
+    """Removes the record; removing one that is not there is fine."""
+
+    key: str
+
+
+Write = Put | Delete
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """All checks held, all writes are done. `versions` has the new version of every key put."""
+
+    versions: Mapping[str, int]
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """Nothing was written. `current` has every checked key that was not as expected."""
+
+    current: Mapping[str, Versioned | None]
+
+
+class Limits(NamedTuple):
+    """What one `commit` can carry."""
+
+    operations: int
+    value_bytes: int
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """An encoded record batch with the header fields a log needs to place it.
+
+    `data` is a RecordBatch v2 whose base offset the log fills in; it lies outside the
+    checksum. `producer_id` -1 means that the batch is not deduplicated.
+    """
+
+    data: bytearray
+    count: int
+    max_timestamp: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+
+
+class Append(NamedTuple):
+    """A batch and the partition it goes to."""
+
+    where: LogPartition
+    batch: Batch
+
+
+class Appended(NamedTuple):
+    """The batch is in the log from `base` on; `duplicate` if it already was."""
+
+    base: int
+    duplicate: bool = False
+
+
+class StoredBatch(NamedTuple):
+    """A batch as the log keeps it; `next` is the offset after its last message."""
+
+    base: int
+    next: int
+    data: bytes
+
+
+class Fetched(NamedTuple):
+    """Batches in order, the first one holding the wanted offset, and the partition's bounds."""
+
+    batches: list[StoredBatch]
+    start: int
+    end: int
