@@ -1,0 +1,101 @@
+"""Which batches of a producer a partition has already seen: the pure part of idempotence.
+
+A log keeps one `ProducerState` per partition and producer id, as a value or as its packed
+bytes, and asks `judge` before it appends.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import chain
+from typing import NamedTuple
+
+from pxrs.errors import ProducerFenced, SequenceGap
+from pxrs.types import Batch
+
+# How many batches of a producer may be on their way at once and still be recognised.
+WINDOW = 5
+
+# Sequences are Kafka's: they go from 2^31 - 1 on to 0.
+SEQUENCES = 2**31
+
+
+class Seen(NamedTuple):
+    """A batch that was appended: its first sequence, where it lies and how long it is."""
+
+    sequence: int
+    base: int
+    count: int
+
+
+class ProducerState(NamedTuple):
+    """A producer's epoch and its last batches in one partition, oldest first."""
+
+    epoch: int
+    batches: tuple[Seen, ...]
+
+
+class Fresh(NamedTuple):
+    """The batch may be appended; `state` is what to keep once it is."""
+
+    state: ProducerState
+
+
+class Duplicate(NamedTuple):
+    """The very batch is in the log already, from `base` on."""
+
+    base: int
+
+
+Verdict = Fresh | Duplicate | ProducerFenced | SequenceGap
+
+
+def judge(state: ProducerState | None, batch: Batch, base: int) -> Verdict:
+    """What to do with a batch that carries a producer id and would be appended at `base`.
+
+    A producer that is not known, or no longer, may start anywhere; a higher epoch starts at
+    sequence 0. Within an epoch every batch follows the one before it, or repeats one of the
+    last five exactly.
+    """
+    epoch, sequence = batch.producer_epoch, batch.base_sequence
+    seen = Seen(sequence, base, batch.count)
+    if state is None:
+        return Fresh(ProducerState(epoch, (seen,)))
+    if epoch < state.epoch:
+        return ProducerFenced(
+            f"producer {batch.producer_id} is at epoch {state.epoch}; epoch {epoch} is over"
+        )
+    if epoch > state.epoch:
+        if sequence != 0:
+            return _gap(batch, 0)
+        return Fresh(ProducerState(epoch, (seen,)))
+    last = state.batches[-1]
+    expected = (last.sequence + last.count) % SEQUENCES
+    if sequence == expected:
+        return Fresh(ProducerState(epoch, (*state.batches[1 - WINDOW :], seen)))
+    for known in state.batches:
+        if known.sequence == sequence and known.count == batch.count:
+            return Duplicate(known.base)
+    return _gap(batch, expected)
+
+
+def _gap(batch: Batch, expected: int) -> SequenceGap:
+    return SequenceGap(
+        f"producer {batch.producer_id} sent sequence {batch.base_sequence} where {expected} "
+        f"has to follow, and it repeats none of the last {WINDOW} batches"
+    )
+
+
+_SEEN_SIZE = struct.calcsize("<iqi")
+_LAYOUTS = [struct.Struct("<h" + "iqi" * held) for held in range(WINDOW + 1)]
+
+
+def pack(state: ProducerState) -> bytes:
+    """The state as at most 82 bytes."""
+    return _LAYOUTS[len(state.batches)].pack(state.epoch, *chain.from_iterable(state.batches))
+
+
+def unpack(data: bytes) -> ProducerState:
+    """What `pack` was given."""
+    fields = _LAYOUTS[len(data) // _SEEN_SIZE].unpack(data)
+    return ProducerState(fields[0], tuple(map(Seen, fields[1::3], fields[2::3], fields[3::3])))
