@@ -25,7 +25,7 @@ class Seen(NamedTuple):
 
     sequence: int
     base: int
-    count: int
+    length: int
 
 
 class ProducerState(NamedTuple):
@@ -70,11 +70,11 @@ def judge(state: ProducerState | None, batch: Batch, base: int) -> Verdict:
             return _gap(batch, 0)
         return Fresh(ProducerState(epoch, (seen,)))
     last = state.batches[-1]
-    expected = (last.sequence + last.count) % SEQUENCES
+    expected = (last.sequence + last.length) % SEQUENCES
     if sequence == expected:
         return Fresh(ProducerState(epoch, (*state.batches[1 - WINDOW :], seen)))
     for known in state.batches:
-        if known.sequence == sequence and known.count == batch.count:
+        if known.sequence == sequence and known.length == batch.count:
             return Duplicate(known.base)
     return _gap(batch, expected)
 
