@@ -157,7 +157,9 @@ def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
         if not reader.validate_crc():
             raise _damaged(batch, fence, "the checksum is wrong")
         return [
-            Message(fence, record.offset, record.timestamp, record.key, record.value, record.headers)
+            Message(
+                fence, record.offset, record.timestamp, record.key, record.value, record.headers
+            )
             for record in reader
         ]
     except (codec.corrupt, ValueError, struct.error, OSError, RuntimeError) as error:

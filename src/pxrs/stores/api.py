@@ -145,6 +145,10 @@ class LogStore(Protocol):
         """What each partition of the topic holds."""
         ...
 
+    def size(self, where: LogPartition) -> int:
+        """How many bytes the partition's batches take."""
+        ...
+
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         """Base offset of the first batch that holds a message of `timestamp` (ms) or later."""
         ...
@@ -263,6 +267,4 @@ def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Li
 def refuse_session_check(record: Versioned | None, check: Check) -> None:
     """The version of a session-bound record says nothing: some engines start it again."""
     if record is not None and record.session is not None and check.version != 0:
-        raise InvalidRequest(
-            f"{check.key!r} is bound to a session; its version can't be checked"
-        )
+        raise InvalidRequest(f"{check.key!r} is bound to a session; its version can't be checked")
