@@ -28,7 +28,7 @@ class MemoryLog:
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
-        self._topics: dict[str, list[_Partition]] = {}
+        self._topics: dict[str, list[MemoryPartition]] = {}
         self._wakeups: Wakeups[LogPartition] = Wakeups(lock, settle=lambda: None)
         self._closed = False
 
@@ -37,7 +37,7 @@ class MemoryLog:
             raise InvalidRequest(f"{partitions} partitions: a topic has at least one")
         with self._lock:
             self._refuse_when_closed()
-            held = self._topics.setdefault(topic_id, [_Partition() for _ in range(partitions)])
+            held = self._topics.setdefault(topic_id, [MemoryPartition() for _ in range(partitions)])
             if len(held) != partitions:
                 raise TopicExists(f"topic {topic_id!r} has {len(held)} partitions")
 
@@ -92,7 +92,7 @@ class MemoryLog:
             self._closed = True
             self._wakeups.close()
 
-    def find(self, where: LogPartition) -> _Partition:
+    def find(self, where: LogPartition) -> MemoryPartition:
         """The partition; raises `TopicNotFound` or `PartitionNotFound`. Under the lock."""
         held = self._find_topic(where.topic_id)
         if not 0 <= where.partition < len(held):
@@ -112,7 +112,7 @@ class MemoryLog:
         except PxrsError as error:
             return error
 
-    def _find_topic(self, topic_id: str) -> list[_Partition]:
+    def _find_topic(self, topic_id: str) -> list[MemoryPartition]:
         self._refuse_when_closed()
         try:
             return self._topics[topic_id]
@@ -124,18 +124,18 @@ class MemoryLog:
             raise Closed("the log was closed")
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """A batch and what retention needs to know of it."""
 
     stored: StoredBatch
     max_timestamp: int
 
 
-class _Partition:
+class MemoryPartition:
     """Batches in order. `end` only rises, so no offset is given twice."""
 
     def __init__(self) -> None:
-        self.batches: list[_Kept] = []
+        self.batches: list[Kept] = []
         self.end = 0
         self.size = 0
         self._producers: dict[int, ProducerState] = {}
@@ -158,7 +158,7 @@ class _Partition:
         self.end = base + batch.count
         self.size += len(batch.data)
         stored = StoredBatch(base, self.end, bytes(batch.data))
-        self.batches.append(_Kept(stored, batch.max_timestamp))
+        self.batches.append(Kept(stored, batch.max_timestamp))
         return Appended(base)
 
     def read(self, offset: int, max_bytes: int) -> list[StoredBatch]:

@@ -22,6 +22,11 @@ class VirtualClock:
         self._numbers = count()
         self._subscribers: dict[int, Callable[[], object]] = {}
 
+    @property
+    def subscribers(self) -> int:
+        """How many are told when it moves."""
+        return len(self._subscribers)
+
     def monotonic(self) -> float:
         with self._lock:
             return self._now
