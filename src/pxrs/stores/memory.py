@@ -85,7 +85,7 @@ class MemoryCoord:
         self._records: dict[str, Versioned] = {}
         self._keys: list[str] = []
         self._revision = 0
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[str, Lease] = {}
         self._session_numbers = count(1)
         # No lease ends before this; renewals only move their ends away from it.
         self._next_end = math.inf
@@ -134,7 +134,7 @@ class MemoryCoord:
             raise InvalidRequest(f"a session can't live {ttl} seconds")
         with self._lock:
             now = self._begin()
-            lease = _Lease(f"s{next(self._session_numbers)}", now + ttl)
+            lease = Lease(f"s{next(self._session_numbers)}", now + ttl)
             self._leases[lease.id] = lease
             if lease.end < self._next_end:
                 self._next_end = lease.end
@@ -224,7 +224,7 @@ class MemoryCoord:
         if record.session in self._leases:
             self._leases[record.session].keys.discard(key)
 
-    def _lease(self, session_id: str) -> _Lease:
+    def _lease(self, session_id: str) -> Lease:
         try:
             return self._leases[session_id]
         except KeyError:
@@ -237,7 +237,7 @@ class MemoryCoord:
         return self._clock.monotonic()
 
 
-class _Lease:
+class Lease:
     """What the store knows of a session: when it ends and which records go with it."""
 
     def __init__(self, session_id: str, end: float) -> None:

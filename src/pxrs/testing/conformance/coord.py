@@ -292,10 +292,10 @@ def check_delete_is_idempotent(lab: Lab) -> None:
     """Deleting what is not there is fine and does not stop the rest of the commit."""
     coord = lab.open().coord
     put(coord, "k")
-    for _ in range(2):
-        committed(coord.commit((), (Delete("k"), Put("other", b"1"))))
+    for other in ("first", "second"):
+        committed(coord.commit((), (Delete("k"), Put(other, b"1"))))
         same(coord.get("k"), None, "the deleted record")
-    same(keys_of(coord, ""), ["other"], "what is left")
+    same(keys_of(coord, ""), ["first", "second"], "what is left")
 
 
 @suite

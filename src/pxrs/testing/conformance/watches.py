@@ -79,7 +79,6 @@ def check_expiry_wakes(lab: Lab) -> None:
     must_wake(lab, watch, "a bound put")
     watch.wait(0)
     lab.let_expire(session)
-    wait_until(lab, watch, lambda: there.get("k/1") is None)
     must_wake(lab, watch, "the expiry of a session")
     watch.close()
 
@@ -144,11 +143,14 @@ def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
     watch = there.watch("k/")
     session = here.session(lab.ttl)
     put(here, "k/1", b"1", session.id)
-    together(
-        lab,
-        lambda: wait_until(lab, watch, lambda: there.get("k/1") is None),
-        lambda: lab.let_expire(session),
-    )
+    must_wake(lab, watch, "a bound put")
+    watch.wait(0)
+
+    def sleep() -> None:
+        must_wake(lab, watch, "the expiry of a session")
+        wait_until(lab, watch, lambda: there.get("k/1") is None)
+
+    together(lab, sleep, lambda: lab.let_expire(session))
     watch.close()
 
 
