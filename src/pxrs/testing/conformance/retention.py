@@ -51,6 +51,7 @@ def check_expire_by_age(lab: Lab) -> None:
     for before, start in [(5, 0), (20, 0), (21, 2), (50, 2), (51, 6), (60, 6)]:
         same(log.expire(HERE, before, None), start, f"the start after expiring before {before}")
         same(bounds(log), (start, 8), "the bounds")
+        same(sorted(values_in(log, HERE)), list(range(start, 8)), "the offsets")
     same(log.expire(HERE, None, None), 6, "the start after expiring nothing")
 
 
