@@ -1,1 +1,94 @@
-"""pxrs"""
+"""Safe parallel consumption of ordered messages on the store you already run."""
+
+from pxrs._version import __version__
+from pxrs.errors import (
+    BufferFull,
+    Closed,
+    CommitConflict,
+    ConfigError,
+    DamagedBatch,
+    DeliveryFailed,
+    Fenced,
+    InsideTransaction,
+    InvalidRequest,
+    MessageTooLarge,
+    MissingExtra,
+    NotAtomic,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    PartitionNotFound,
+    ProducerFenced,
+    PxrsError,
+    SchemaMismatch,
+    SequenceGap,
+    SessionLost,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TopicExists,
+    TopicNotFound,
+    TransactionConflict,
+)
+from pxrs.runtime.app import Pxrs, connect
+from pxrs.runtime.producer import Producer
+from pxrs.runtime.reader import Reader
+from pxrs.runtime.sent import Sent, SentMany
+from pxrs.runtime.topics import PartitionInfo, TopicInfo
+from pxrs.serde import JSON, Serde
+from pxrs.types import Bounds, Fence, Message, Position, Topic, TopicPartition
+
+__all__ = [
+    # opening
+    "connect",
+    "Pxrs",
+    "__version__",
+    # topics and messages
+    "Topic",
+    "TopicInfo",
+    "PartitionInfo",
+    "TopicPartition",
+    "Message",
+    "Fence",
+    "Position",
+    "Bounds",
+    # sending and reading
+    "Producer",
+    "Sent",
+    "SentMany",
+    "Reader",
+    "Serde",
+    "JSON",
+    # errors
+    "PxrsError",
+    "InvalidRequest",
+    "ConfigError",
+    "MissingExtra",
+    "TopicNotFound",
+    "TopicExists",
+    "PartitionNotFound",
+    "OffsetOutOfRange",
+    "MessageTooLarge",
+    "StoreError",
+    "StoreBusy",
+    "StoreUnavailable",
+    "StoreFull",
+    "StoreReadOnly",
+    "StoreDamaged",
+    "SchemaMismatch",
+    "OutcomeUnknown",
+    "DamagedBatch",
+    "BufferFull",
+    "DeliveryFailed",
+    "ProducerFenced",
+    "SequenceGap",
+    "CommitConflict",
+    "TransactionConflict",
+    "Fenced",
+    "SessionLost",
+    "NotAtomic",
+    "InsideTransaction",
+    "Closed",
+]

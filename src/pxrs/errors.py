@@ -38,7 +38,7 @@ PxrsError
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from pxrs.types import Versioned
@@ -48,6 +48,11 @@ class PxrsError(Exception):
     """The root of the tree."""
 
     retryable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross processes: rebuild from text and attributes, not through __init__, which
+        # would take the finished text for its first argument.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class InvalidRequest(PxrsError, ValueError):

@@ -81,7 +81,6 @@ class Bounds(NamedTuple):
 
     start: int
     end: int
-    size: int
 
 
 class Versioned(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ Partitioner = Callable[[bytes, int], int]
 
 _MASK64 = (1 << 64) - 1
 _JUMP_MULTIPLIER = 2862933555777941757
+_JUMP_BUCKETS = (1 << 31) - 1
 
 
 def xxhash(key: bytes, partitions: int) -> int:
@@ -38,15 +39,16 @@ def jump(key: int, buckets: int) -> int:
 
     When `buckets` grows by one, one key in `buckets + 1` moves, always to the new bucket.
     """
-    if buckets < 1:
-        raise InvalidRequest(f"{buckets} buckets; at least 1 is needed")
+    if not 1 <= buckets <= _JUMP_BUCKETS:
+        raise InvalidRequest(f"{buckets} buckets; there can be 1 to {_JUMP_BUCKETS}")
     if not 0 <= key <= _MASK64:
         raise InvalidRequest(f"{key} is not an unsigned 64-bit number")
     bucket, candidate = -1, 0
     while candidate < buckets:
         bucket = candidate
         key = (key * _JUMP_MULTIPLIER + 1) & _MASK64
-        # The published code divides doubles: 2^31 / ((key >> 33) + 1), then truncates.
+        # As published: a quotient of doubles, then a product, then cut to an integer. With 31-bit
+        # bucket counts the product stays below 2^62, where a C int64 would hold the same.
         candidate = int((bucket + 1) * (float(1 << 31) / float((key >> 33) + 1)))
     return bucket
 

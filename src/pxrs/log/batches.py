@@ -7,21 +7,24 @@ made here are read by any Kafka tool, and the other way round.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from pxrs.errors import ConfigError, DamagedBatch
+from pxrs.errors import ConfigError, DamagedBatch, InvalidRequest, MessageTooLarge
 from pxrs.types import Batch, Fence, Header, Message, StoredBatch
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
-# A record costs at most this much beyond key, value and headers: five varints and a byte.
+# A record costs at most this much beyond key, value and headers: six varints and a byte.
 RECORD_OVERHEAD = 36
 HEADER_SIZE = 61
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _BASE_OFFSET = struct.Struct(">q")
 _MAGIC = 2
+_MAX_SIZE = 2**31 - 1
+_MAX_TIMESTAMP = 2**63 - 1
 
 
 class Builder(Protocol):
@@ -33,9 +36,13 @@ class Builder(Protocol):
         timestamp: int,
         key: bytes | None,
         value: bytes | None,
-        headers: Sequence[Header],
+        headers: list[Header],
     ) -> Any:
-        """Metadata with the record's `size`, or None when the batch is full."""
+        """Metadata with the record's `size`, or None when the batch is full.
+
+        The first record always fits. The timestamp must not be negative: the codec takes -1
+        for "none yet" and would shift the times of the records after it.
+        """
         ...
 
     def set_producer_state(self, producer_id: int, epoch: int, sequence: int) -> None: ...
@@ -60,13 +67,13 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    count: int  # type: ignore[assignment]  # this field, not tuple.count
 
 
 class _Codec(NamedTuple):
     builder: Any
     reader: Any
-    corrupt: type[Exception]
+    damage: tuple[type[Exception], ...]
 
 
 _codec: _Codec | None = None
@@ -75,10 +82,25 @@ _codec: _Codec | None = None
 def _load() -> _Codec:
     global _codec
     if _codec is None:
-        from aiokafka.errors import CorruptRecordException
-        from aiokafka.record._crecords import DefaultRecordBatch, DefaultRecordBatchBuilder
+        from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
+        from aiokafka.record._crecords import (  # type: ignore[import-untyped]
+            DefaultRecordBatch,
+            DefaultRecordBatchBuilder,
+        )
+        from cramjam import DecompressionError
 
-        _codec = _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, CorruptRecordException)
+        # What the codec and the decompressors under it raise on bytes that make no sense.
+        damage = (
+            KafkaError,
+            DecompressionError,
+            zlib.error,
+            struct.error,
+            EOFError,
+            OSError,
+            OverflowError,
+            ValueError,
+        )
+        _codec = _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, damage)
     return _codec
 
 
@@ -101,11 +123,16 @@ def new_builder(size: int, compression: int = 0) -> Builder:
 def seal(
     builder: Builder, producer_id: int = -1, producer_epoch: int = -1, base_sequence: int = -1
 ) -> Batch:
-    """Finish the batch, compress it and compute its checksum. The builder is used up."""
+    """Finish the batch, compress it and compute its checksum. The builder is used up.
+
+    A batch without messages has no offsets of its own, so it is refused.
+    """
     if producer_id >= 0:
         builder.set_producer_state(producer_id, producer_epoch, base_sequence)
     data = builder.build()
     header = read_header(data)
+    if header.count == 0:
+        raise InvalidRequest("a batch needs at least one message")
     return Batch(
         data=data,
         count=header.count,
@@ -117,7 +144,7 @@ def seal(
 
 
 def encode(
-    records: Iterable[tuple[bytes | None, bytes | None, Sequence[Header], int]],
+    records: Iterable[tuple[bytes | None, bytes | None, list[Header], int]],
     *,
     compression: str = "none",
     producer_id: int = -1,
@@ -125,9 +152,12 @@ def encode(
     base_sequence: int = -1,
 ) -> Batch:
     """One batch of all records, each (key, value, headers, timestamp in ms)."""
-    builder = new_builder(2**31 - 1, compression_code(compression))
+    builder = new_builder(_MAX_SIZE, compression_code(compression))
     for index, (key, value, headers, timestamp) in enumerate(records):
-        builder.append(index, timestamp, key, value, headers)
+        if not 0 <= timestamp <= _MAX_TIMESTAMP:
+            raise InvalidRequest(f"timestamp {timestamp} is not a 64-bit number of ms since 1970")
+        if builder.append(index, timestamp, key, value, headers) is None:
+            raise MessageTooLarge(f"message {index} would take the batch past {_MAX_SIZE} bytes")
     return seal(builder, producer_id, producer_epoch, base_sequence)
 
 
@@ -157,10 +187,12 @@ def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
         if not reader.validate_crc():
             raise _damaged(batch, fence, "the checksum is wrong")
         return [
-            Message(fence, record.offset, record.timestamp, record.key, record.value, record.headers)
+            Message(
+                fence, record.offset, record.timestamp, record.key, record.value, record.headers
+            )
             for record in reader
         ]
-    except (codec.corrupt, ValueError, struct.error, OSError, RuntimeError) as error:
+    except codec.damage as error:
         raise _damaged(batch, fence, str(error) or type(error).__name__) from error
 
 

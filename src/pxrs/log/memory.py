@@ -54,7 +54,7 @@ class MemoryLog:
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         with self._lock:
             partition = self.find(where)
-            start, end, _ = partition.bounds()
+            start, end = partition.bounds()
             if not start <= offset <= end:
                 raise OffsetOutOfRange(*where, offset, start, end)
             return Fetched(partition.read(offset, max_bytes), start, end)
@@ -63,6 +63,10 @@ class MemoryLog:
         with self._lock:
             held = self._find_topic(topic_id)
             return {number: partition.bounds() for number, partition in enumerate(held)}
+
+    def size(self, where: LogPartition) -> int:
+        with self._lock:
+            return self.find(where).size
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         with self._lock:
@@ -142,7 +146,7 @@ class MemoryPartition:
 
     def bounds(self) -> Bounds:
         start = self.batches[0].stored.base if self.batches else self.end
-        return Bounds(start, self.end, self.size)
+        return Bounds(start, self.end)
 
     def append(self, batch: Batch) -> Appended:
         """Add the batch at the end, unless its producer's state says otherwise."""

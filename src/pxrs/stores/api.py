@@ -146,6 +146,10 @@ class LogStore(Protocol):
         """What each partition of the topic holds."""
         ...
 
+    def size(self, where: LogPartition) -> int:
+        """How many bytes the partition's batches take."""
+        ...
+
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         """Base offset of the first batch that holds a message of `timestamp` (ms) or later."""
         ...

@@ -157,6 +157,8 @@ def check_unknown_partitions(lab: Lab) -> None:
         with raises(TopicNotFound, PartitionNotFound):
             log.fetch(where, 0, A_LOT)
         with raises(TopicNotFound, PartitionNotFound):
+            log.size(where)
+        with raises(TopicNotFound, PartitionNotFound):
             log.batch_at(where, 0)
         with raises(TopicNotFound, PartitionNotFound):
             log.trim(where, 0)
@@ -194,17 +196,30 @@ def check_one_bad_batch_fails_alone(lab: Lab) -> None:
 
 @suite
 def check_bounds(lab: Lab) -> None:
-    """`bounds` tells start, end and stored bytes of every partition of the topic, no other."""
+    """`bounds` tells start and end of every partition of the topic and of no other."""
     log = new_log(lab)
     log.create("t-2", 1)
     append(log, LogPartition("t-2", 0), batch(b"x"))
-    same(log.bounds("t-1"), {0: Bounds(0, 0, 0), 1: Bounds(0, 0, 0)}, "an empty topic's bounds")
+    same(log.bounds("t-1"), {0: Bounds(0, 0), 1: Bounds(0, 0)}, "an empty topic's bounds")
     append(log, BESIDE, batch(b"a", b"b"), batch(b"c"))
-    size = sum(len(stored.data) for stored in stored_in(log, BESIDE))
-    same(log.bounds("t-1"), {0: Bounds(0, 0, 0), 1: Bounds(0, 3, size)}, "the bounds")
-    first = len(stored_in(log, BESIDE)[0].data)
+    same(log.bounds("t-1"), {0: Bounds(0, 0), 1: Bounds(0, 3)}, "the bounds")
     log.trim(BESIDE, 2)
-    same(log.bounds("t-1")[1], Bounds(2, 3, size - first), "the bounds after a trim")
+    same(log.bounds("t-1"), {0: Bounds(0, 0), 1: Bounds(2, 3)}, "the bounds after a trim")
+
+
+@suite
+def check_size(lab: Lab) -> None:
+    """`size` tells the bytes of the batches that a partition holds."""
+    log = new_log(lab)
+    append(log, BESIDE, batch(b"beside"))
+    same(log.size(HERE), 0, "the size of an empty partition")
+    append(log, HERE, batch(b"a", b"b"), batch(b"c" * 1000))
+    sizes = [len(stored.data) for stored in stored_in(log, HERE)]
+    same(log.size(HERE), sum(sizes), "the size")
+    log.trim(HERE, 2)
+    same(log.size(HERE), sizes[1], "the size after a trim")
+    log.trim(HERE, 3)
+    same(log.size(HERE), 0, "the size of an emptied partition")
 
 
 @suite

@@ -13,8 +13,7 @@ suite = Suite()
 
 def bounds(log: LogStore, where: LogPartition = HERE) -> tuple[int, int]:
     """Start and end of a partition."""
-    held = log.bounds(where.topic_id)[where.partition]
-    return held.start, held.end
+    return log.bounds(where.topic_id)[where.partition]
 
 
 @suite

@@ -1,0 +1,1 @@
+"""Benchmarks: pxrs, its limit and its peers in one run, as ratios."""

@@ -1,0 +1,154 @@
+"""Settings, checked. URLs and the environment are read only here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pxrs.errors import ConfigError, InvalidRequest
+
+URL_VARIABLE = "PXRS_URL"
+_SCHEMES = ("memory", "sqlite")
+_LONGEST_TOPIC = 249
+_MOST_PARTITIONS = 100_000
+_TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A store's URL, taken apart. `place` is a path for `sqlite`, a name for `memory`."""
+
+    scheme: str
+    place: str
+    options: Mapping[str, str]
+
+
+def parse_url(url: str) -> StoreUrl:
+    """Take a store URL apart; `ConfigError` says what is wrong with it."""
+    if not isinstance(url, str) or "://" not in url:
+        raise ConfigError(
+            f"{url!r} is not a store URL; examples: sqlite:///app.db, sqlite:////var/lib/app.db, "
+            "memory://"
+        )
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise ConfigError(
+            f"unknown scheme {parts.scheme!r} in {url!r}; there are "
+            f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
+        )
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ConfigError(f"an option stands twice in {url!r}")
+    place = _sqlite_path(url) if parts.scheme == "sqlite" else parts.netloc + parts.path
+    return StoreUrl(parts.scheme, place, dict(pairs))
+
+
+def _sqlite_path(url: str) -> str:
+    """The path as SQLAlchemy counts slashes: three are relative, four are absolute."""
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.netloc:
+        raise ConfigError(
+            f"{url!r} names a host; a file is sqlite:///relative or sqlite:////absolute"
+        )
+    if path in ("", "/"):
+        raise ConfigError(f"{url!r} names no file; try sqlite:///app.db")
+    if path == "/:memory:":
+        raise ConfigError("a store in memory is memory://, with the same promises")
+    return path[1:]
+
+
+def default_url() -> str:
+    """The store that the command line uses when none is named."""
+    return os.environ.get(URL_VARIABLE, "sqlite:///pxrs.db")
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteSettings:
+    """`durability`: "full" syncs every commit, "relaxed" may lose the last ones in a power cut."""
+
+    durability: str = "full"
+    busy_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.durability not in ("full", "relaxed"):
+            raise ConfigError(f"durability {self.durability!r}; there are full and relaxed")
+        _at_least("busy_timeout", self.busy_timeout, 0.0)
+
+
+def sqlite_settings(options: Mapping[str, str]) -> SqliteSettings:
+    """Settings from a URL's options."""
+    known = {field.name for field in fields(SqliteSettings)}
+    refuse_unknown(options, known, "sqlite://")
+    settings: dict[str, object] = dict(options)
+    if "busy_timeout" in options:
+        settings["busy_timeout"] = _number("busy_timeout", options["busy_timeout"])
+    return SqliteSettings(**settings)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerSettings:
+    """How a producer batches, waits and gives up. Seconds and bytes."""
+
+    linger: float = 0.005
+    batch_bytes: int = 256 * 2**10
+    buffer_bytes: int = 4 * 2**20
+    max_message_bytes: int = 2**20
+    max_block: float = 60.0
+    delivery_timeout: float = 120.0
+    compression: str = "none"
+    partitioner: str = "xxhash"
+
+    def __post_init__(self) -> None:
+        _at_least("linger", self.linger, 0.0)
+        _at_least("batch_bytes", self.batch_bytes, 1)
+        _at_least("max_message_bytes", self.max_message_bytes, 1)
+        _at_least("buffer_bytes", self.buffer_bytes, self.max_message_bytes)
+        _at_least("max_block", self.max_block, 0.0)
+        _at_least("delivery_timeout", self.delivery_timeout, 0.0)
+
+
+def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
+    """Mistyped options are errors, not silence."""
+    for name in options:
+        if name not in known:
+            takes = ", ".join(sorted(known)) if known else "no options"
+            raise ConfigError(f"{where} does not know the option {name!r}; it takes {takes}")
+
+
+def check_topic_name(name: str) -> str:
+    """A topic name that any engine can carry."""
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_TOPIC:
+        raise InvalidRequest(
+            f"a topic name has 1 to {_LONGEST_TOPIC} characters, "
+            f"not {len(name) if isinstance(name, str) else type(name).__name__}"
+        )
+    if name in (".", "..") or not set(name) <= _TOPIC_CHARACTERS:
+        raise InvalidRequest(
+            f"{name!r} can't be a topic name: letters, digits, '.', '_' and '-' can be used"
+        )
+    return name
+
+
+def check_partitions(count: int) -> int:
+    """A number of partitions that a topic can have."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_PARTITIONS:
+        raise InvalidRequest(
+            f"{count!r} partitions; a topic has 1 to {_MOST_PARTITIONS}, for ever: choose as many "
+            "as the most consumers it will ever have"
+        )
+    return count
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a number") from None
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
+        raise ConfigError(f"{name}={value!r}; a number of at least {least:g} is needed")

@@ -1,0 +1,191 @@
+"""Topics: named records that point to a log by its id."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from pxrs.clock import Clock
+from pxrs.config import check_partitions, check_topic_name
+from pxrs.errors import InvalidRequest, StoreError, TopicExists, TopicNotFound
+from pxrs.stores.api import CoordStore, LogStore
+from pxrs.types import Bounds, Check, Committed, Delete, LogPartition, Put, Topic, Versioned
+
+_FOLDER = "topics/"
+_SCHEMA = 1
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic in the store, as JSON that an operator can read."""
+
+    schema: int
+    id: str
+    partitions: int
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    created_ms: int = 0
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    """What a partition holds: offsets `start` up to `end`, in `size` bytes."""
+
+    partition: int
+    start: int
+    end: int
+    size: int
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic and what its partitions hold."""
+
+    topic: Topic
+    partitions: list[PartitionInfo]
+
+    @property
+    def messages(self) -> int:
+        return sum(part.end - part.start for part in self.partitions)
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.partitions)
+
+
+class Topics:
+    """Create, find, describe and delete topics."""
+
+    def __init__(self, coord: CoordStore, log: LogStore, clock: Clock) -> None:
+        self._coord = coord
+        self._log = log
+        self._clock = clock
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+    ) -> Topic:
+        """Make a topic. One that exists just so is returned; `TopicExists` if it differs."""
+        check_topic_name(name)
+        check_partitions(partitions)
+        _check_retention(retention_ms, retention_bytes)
+        wanted = Topic(
+            name=name,
+            id=secrets.token_hex(8),
+            partitions=partitions,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            created_ms=self._clock.wall_ms(),
+        )
+        existing = self._look_up(name)
+        if existing is not None:
+            return _same_or_refuse(existing, wanted)
+        self._log.create(wanted.id, partitions)
+        key = _FOLDER + name
+        outcome = self._coord.commit([Check(key, 0)], [Put(key, _encode(wanted))])
+        if isinstance(outcome, Committed):
+            return wanted
+        self._log.drop(wanted.id)
+        current = outcome.current[key]
+        if current is None:
+            raise StoreError(f"the store refused topic {name!r} without saying why")
+        return _same_or_refuse(_decode(current), wanted)
+
+    def find(self, name: str) -> Topic:
+        """The topic of this name."""
+        topic = self._look_up(check_topic_name(name))
+        if topic is None:
+            raise TopicNotFound(name)
+        return topic
+
+    def list(self) -> list[Topic]:
+        """All topics, by name."""
+        return [_decode(record) for record in self._coord.list(_FOLDER)]
+
+    def describe(self, name: str) -> TopicInfo:
+        """The topic and what its partitions hold."""
+        topic = self.find(name)
+        return TopicInfo(
+            topic,
+            [
+                PartitionInfo(number, *held, self._log.size(LogPartition(topic.id, number)))
+                for number, held in self.bounds(topic).items()
+            ],
+        )
+
+    def bounds(self, topic: Topic) -> dict[int, Bounds]:
+        """First and next offset of each partition."""
+        try:
+            return self._log.bounds(topic.id)
+        except TopicNotFound:
+            raise TopicNotFound(topic.name) from None
+
+    def delete(self, name: str) -> None:
+        """Remove the topic and all its messages. A topic made again starts at offset 0."""
+        key = _FOLDER + check_topic_name(name)
+        while True:
+            record = self._coord.get(key)
+            if record is None:
+                raise TopicNotFound(name)
+            outcome = self._coord.commit([Check(key, record.version)], [Delete(key)])
+            if isinstance(outcome, Committed):
+                self._log.drop(_decode(record).id)
+                return
+
+    def retain(self, topic: Topic, partitions: Sequence[int] | None = None) -> None:
+        """Drop what the topic's retention no longer keeps. The newest batch always stays."""
+        if topic.retention_ms is None and topic.retention_bytes is None:
+            return
+        before = None
+        if topic.retention_ms is not None:
+            before = self._clock.wall_ms() - topic.retention_ms
+        for number in range(topic.partitions) if partitions is None else partitions:
+            self._log.expire(LogPartition(topic.id, number), before, topic.retention_bytes)
+
+    def _look_up(self, name: str) -> Topic | None:
+        record = self._coord.get(_FOLDER + name)
+        return None if record is None else _decode(record)
+
+
+def _encode(topic: Topic) -> bytes:
+    record = _Record(
+        schema=_SCHEMA,
+        id=topic.id,
+        partitions=topic.partitions,
+        retention_ms=topic.retention_ms,
+        retention_bytes=topic.retention_bytes,
+        created_ms=topic.created_ms,
+    )
+    return msgspec.json.encode(record)
+
+
+def _decode(record: Versioned) -> Topic:
+    stored = msgspec.json.decode(record.value, type=_Record)
+    return Topic(
+        name=record.key.removeprefix(_FOLDER),
+        id=stored.id,
+        partitions=stored.partitions,
+        retention_ms=stored.retention_ms,
+        retention_bytes=stored.retention_bytes,
+        created_ms=stored.created_ms,
+    )
+
+
+def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
+    for name in ("partitions", "retention_ms", "retention_bytes"):
+        has, asked = getattr(existing, name), getattr(wanted, name)
+        if has != asked:
+            raise TopicExists(
+                f"topic {wanted.name!r} exists with {name} = {has}, not {asked}; "
+                "use it as it is, or delete it first"
+            )
+    return existing
+
+
+def _check_retention(retention_ms: int | None, retention_bytes: int | None) -> None:
+    for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InvalidRequest(f"{name} = {value!r}; a positive whole number, or None for ever")

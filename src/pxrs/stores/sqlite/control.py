@@ -1,0 +1,114 @@
+"""The control file: a page of shared memory beside the database.
+
+It says who holds the writer and since when, how much the write-ahead log has grown, and it
+carries the bell: one counter per slot, raised by a writer after its commit. A watcher knows
+from its slots whether a commit concerns it. Counters are hints; nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+from zlib import crc32
+
+_SIZE = 8192
+_HOLDER = struct.Struct("=Qd")
+_WAL_BYTES_AT = 16
+_RINGS_AT = 24
+_SLOTS_AT = 4096
+_SLOTS = (_SIZE - _SLOTS_AT) // 8
+_COUNTER = struct.Struct("=Q")
+
+
+class Holder(NamedTuple):
+    """The process that holds the writer, and the host's monotonic time when it took it."""
+
+    pid: int
+    since: float
+
+
+def slot(name: str) -> int:
+    """The slot of a name, the same in every process."""
+    return crc32(name.encode()) % _SLOTS
+
+
+def key_slots(key: str) -> set[int]:
+    """What a change of the key rings: every folder above it, and each with two letters more."""
+    slots = set()
+    start = 0
+    while start >= 0:
+        slots.add(slot(key[:start]))
+        slots.add(slot(key[: start + 2]))
+        start = key.find("/", start) + 1 or -1
+    return slots
+
+
+def prefix_slot(prefix: str) -> int:
+    """A slot that rings for every key under the prefix, and for few others.
+
+    That is its folder, with two letters of what follows where it has them.
+    """
+    folder = prefix.rfind("/") + 1
+    return slot(prefix[: folder + 2] if len(prefix) >= folder + 2 else prefix[:folder])
+
+
+class Control:
+    """The mapped control file."""
+
+    def __init__(self, folder: str) -> None:
+        self._fd = os.open(
+            os.path.join(folder, "control"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
+        if os.fstat(self._fd).st_size < _SIZE:
+            os.ftruncate(self._fd, _SIZE)
+        self._map = mmap.mmap(self._fd, _SIZE)
+        self.bell_path = os.path.join(folder, "bell")
+        self._bell = os.open(self.bell_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    @property
+    def holder(self) -> Holder | None:
+        pid, since = _HOLDER.unpack_from(self._map, 0)
+        return Holder(pid, since) if pid else None
+
+    def set_holder(self, pid: int, since: float) -> None:
+        _HOLDER.pack_into(self._map, 0, pid, since)
+
+    @property
+    def wal_bytes(self) -> int:
+        """Bytes written since the write-ahead log was last started anew, roughly."""
+        value: int = _COUNTER.unpack_from(self._map, _WAL_BYTES_AT)[0]
+        return value
+
+    @wal_bytes.setter
+    def wal_bytes(self, value: int) -> None:
+        _COUNTER.pack_into(self._map, _WAL_BYTES_AT, value)
+
+    def counters(self, slots: Iterable[int]) -> tuple[int, ...]:
+        """The counters of the slots, to be compared with an earlier answer."""
+        return tuple(
+            [_COUNTER.unpack_from(self._map, _SLOTS_AT + 8 * number)[0] for number in slots]
+        )
+
+    @property
+    def rings(self) -> int:
+        """How often the bell has rung."""
+        value: int = _COUNTER.unpack_from(self._map, _RINGS_AT)[0]
+        return value
+
+    def ring(self, slots: Iterable[int]) -> None:
+        """Raise the slots' counters and wake the watchers. For the holder of the writer."""
+        for number in slots:
+            self._raise(_SLOTS_AT + 8 * number)
+        self._raise(_RINGS_AT)
+        os.pwrite(self._bell, b"!", 0)
+
+    def _raise(self, at: int) -> None:
+        _COUNTER.pack_into(self._map, at, (_COUNTER.unpack_from(self._map, at)[0] + 1) % 2**64)
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._fd)
+        os.close(self._bell)

@@ -1,0 +1,249 @@
+"""Wake-ups across processes: one listening thread per open store.
+
+Writers ring the bell file after their commit; inotify wakes the thread, and it sets the
+watches whose slots have changed. Behind it, every 250 ms: `PRAGMA data_version` for commits
+that rang no bell (a program that writes past pxrs, a lost event), and the deadlines of other
+processes' sessions. Without inotify the counters are looked at every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from pxrs.clock import Clock
+from pxrs.errors import PxrsError
+from pxrs.stores.sqlite.control import Control
+from pxrs.stores.sqlite.database import Database
+from pxrs.stores.sqlite.posix import (
+    IN_CLOSE_WRITE,
+    IN_DELETE,
+    IN_MODIFY,
+    IN_MOVED_FROM,
+    add_watch,
+    drain,
+    open_inotify,
+)
+from pxrs.stores.sqlite.sessions import SessionFiles
+
+TICK = 0.25
+_POLL = 0.004
+_PROBE_AGAIN = 0.0005
+_EVENT = struct.Struct("iIII")
+
+
+class SlotWatch:
+    """A watch on slots of the bell. See `pxrs.stores.api.Watch`."""
+
+    def __init__(self, ears: Ears, control: Control, slots: frozenset[int], sessions: bool) -> None:
+        self._ears = ears
+        self._control = control
+        self._slots = tuple(slots)
+        self.sessions = sessions
+        self._event = threading.Event()
+        self._seen = control.counters(self._slots)
+        self._closed = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._closed:
+            return True
+        woken = self.heard() or self._event.wait(timeout)
+        self._event.clear()
+        if not self._closed:
+            self._seen = self._control.counters(self._slots)
+        return woken
+
+    def heard(self) -> bool:
+        """Whether a slot has rung since the last wait."""
+        return self._control.counters(self._slots) != self._seen
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._ears.forget(self)
+        self._event.set()
+
+
+class Ears:
+    """Listens while anybody watches."""
+
+    def __init__(
+        self, database: Database, sessions: SessionFiles, clock: Clock, use_inotify: bool = True
+    ) -> None:
+        self._database = database
+        self._control = database.control
+        self._sessions = sessions
+        self._clock = clock
+        self._use_inotify = use_inotify
+        self._lock = threading.Lock()
+        self._watches: set[SlotWatch] = set()
+        self._thread: threading.Thread | None = None
+        self._stop_read = self._stop_write = -1
+        self._inotify: int | None = None
+        self._folder_watch: int | None = None
+        self._deadlines: dict[str, float] = {}
+        self._commits = CommitSpy(database)
+
+    def watch(self, slots: frozenset[int], *, sessions: bool) -> SlotWatch:
+        """A watch on the slots, armed; with `sessions` it wakes on any session's end too."""
+        self._database.check_open()
+        with self._lock:
+            watch = SlotWatch(self, self._control, slots, sessions)
+            self._watches.add(watch)
+            if self._thread is None:
+                self._start()
+        return watch
+
+    def forget(self, watch: SlotWatch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+
+    def close(self) -> None:
+        """Stop listening and wake everybody who waits."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            watches = list(self._watches)
+        if thread is not None:
+            os.write(self._stop_write, b"x")
+            thread.join()
+            for fd in (self._stop_read, self._stop_write, self._inotify):
+                if fd is not None:
+                    os.close(fd)
+        for watch in watches:
+            watch.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is gone, so is what it listened with."""
+        self._thread = None
+        self._watches = set()
+        if self._inotify is not None:
+            os.close(self._inotify)
+
+    def _start(self) -> None:
+        self._inotify = open_inotify() if self._use_inotify else None
+        if self._inotify is not None:
+            bell = add_watch(self._inotify, self._control.bell_path, IN_MODIFY)
+            self._folder_watch = add_watch(
+                self._inotify, self._sessions.path, IN_CLOSE_WRITE | IN_DELETE | IN_MOVED_FROM
+            )
+            if bell is None or self._folder_watch is None:
+                os.close(self._inotify)
+                self._inotify = None
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._note_sessions()
+        self._thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._stop_read, select.POLLIN)
+        if self._inotify is not None:
+            poll.register(self._inotify, select.POLLIN)
+        pause = TICK if self._inotify is not None else _POLL
+        next_tick = self._clock.monotonic() + TICK
+        while True:
+            ready = {fd for fd, _ in poll.poll(pause * 1000)}
+            if self._stop_read in ready:
+                self._commits.close()
+                return
+            if self._inotify in ready and self._inotify is not None:
+                self._hear(drain(self._inotify))
+            self._wake_rung()
+            if self._clock.monotonic() >= next_tick:
+                self._tick()
+                next_tick = self._clock.monotonic() + TICK
+
+    def _hear(self, events: bytes) -> None:
+        at = 0
+        while at + _EVENT.size <= len(events):
+            watch, _, _, length = _EVENT.unpack_from(events, at)
+            name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0").decode()
+            at += _EVENT.size + length
+            if watch == self._folder_watch and not name.startswith("."):
+                self._session_stirred(name)
+
+    def _session_stirred(self, name: str) -> None:
+        """The file was closed by a writer or removed. The event can precede the lock's release."""
+        if not self._sessions.alive(name):
+            self._session_ended(name)
+            return
+        time.sleep(_PROBE_AGAIN)
+        if not self._sessions.alive(name):
+            self._session_ended(name)
+
+    def _session_ended(self, name: str) -> None:
+        self._deadlines.pop(name, None)
+        self._wake(lambda watch: watch.sessions)
+
+    def _wake_rung(self) -> None:
+        self._wake(SlotWatch.heard)
+
+    def _wake(self, which: Callable[[SlotWatch], bool]) -> None:
+        with self._lock:
+            woken = [watch for watch in self._watches if which(watch)]
+        for watch in woken:
+            watch.wake()
+
+    def _tick(self) -> None:
+        if self._commits.unheard():
+            self._wake(lambda watch: True)
+        self._note_sessions()
+        now = self._clock.monotonic()
+        for name, deadline in list(self._deadlines.items()):
+            if deadline <= now or self._inotify is None:
+                if self._sessions.alive(name):
+                    self._deadlines[name] = self._sessions.deadline(name) or 0.0
+                else:
+                    self._session_ended(name)
+
+    def _note_sessions(self) -> None:
+        for name in self._sessions.names():
+            if name not in self._deadlines:
+                self._deadlines[name] = self._sessions.deadline(name) or 0.0
+
+
+class CommitSpy:
+    """Notices commits that rang no bell, a tick after they happened.
+
+    Between commits that did ring it can't tell, so then it speaks up at every fourth tick.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: sqlite3.Connection | None = None
+        self._version = 0
+        self._rings = 0
+        self._ticks = 0
+        self._changed = False
+
+    def unheard(self) -> bool:
+        """Whether everybody should look."""
+        self._ticks += 1
+        version = self._data_version()
+        self._changed = self._changed or version != self._version
+        self._version = version
+        silent = self._rings == self._database.control.rings
+        self._rings = self._database.control.rings
+        if self._changed and (silent or self._ticks % 4 == 0):
+            self._changed = False
+            return True
+        return False
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _data_version(self) -> int:
+        try:
+            if self._connection is None:
+                self._connection = self._database.connect()
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except (sqlite3.Error, PxrsError):
+            return self._version

@@ -1,0 +1,54 @@
+"""What SQLite's error codes mean to a user."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from pxrs.errors import (
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+
+_BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 6, 8, 10, 11, 13, 14, 26
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """The error's primary result code, 0 if it has none."""
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def is_io_error(error: sqlite3.Error) -> bool:
+    return primary_code(error) == _IOERR
+
+
+def translate(error: sqlite3.Error, path: str) -> StoreError:
+    """The typed error for what SQLite said about the file."""
+    code = primary_code(error)
+    if code in (_BUSY, _LOCKED):
+        return StoreBusy(
+            f"{path} is locked by a program that does not write through pxrs ({error}); "
+            "end its transaction, or raise busy_timeout"
+        )
+    if code == _FULL:
+        return StoreFull(f"no space left for {path}; nothing was written. Free space and retry")
+    if code == _READONLY:
+        return StoreReadOnly(
+            f"{path} can't be written ({error}); give this user write access to the file "
+            "and its folder"
+        )
+    if code in (_CORRUPT, _NOTADB):
+        return StoreDamaged(
+            f"{path} is not a whole SQLite database ({error}); restore it from a backup, or save "
+            "what can be saved with: sqlite3 FILE .recover"
+        )
+    if code == _CANTOPEN:
+        return StoreUnavailable(
+            f"{path} can't be opened ({error}); its folder must exist and be writable"
+        )
+    if code == _IOERR:
+        return StoreUnavailable(f"the disk failed under {path} ({error})")
+    return StoreError(f"SQLite refused a statement on {path}: {error}")

@@ -1,0 +1,64 @@
+"""Tables, and how an older file becomes a newer one.
+
+Everything pxrs keeps in a file has the prefix `pxrs_`, so it can live beside the caller's own
+tables. Plain rowid tables: WITHOUT ROWID on blobs is twice as slow to insert.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from pxrs.errors import SchemaMismatch
+
+VERSION = 1
+OLDEST_SQLITE = (3, 35, 0)
+
+_V1 = (
+    "CREATE TABLE pxrs_meta (name TEXT PRIMARY KEY, value)",
+    """CREATE TABLE pxrs_coord (
+        key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, session TEXT)""",
+    "CREATE INDEX pxrs_coord_session ON pxrs_coord (session) WHERE session IS NOT NULL",
+    # `start` and `floor` change only when old batches go: the end of a partition is the end of
+    # its last batch, or `floor` once there is none.
+    """CREATE TABLE pxrs_log_partitions (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
+        start INTEGER NOT NULL, floor INTEGER NOT NULL, UNIQUE (topic_id, partition))""",
+    """CREATE TABLE pxrs_log_batches (
+        part INTEGER NOT NULL, base INTEGER NOT NULL, next INTEGER NOT NULL,
+        max_timestamp INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL)""",
+    # Covering: retention, timestamps and bounds never touch the blobs.
+    """CREATE UNIQUE INDEX pxrs_log_index
+        ON pxrs_log_batches (part, base, next, max_timestamp, size)""",
+    """CREATE TABLE pxrs_log_producers (
+        part INTEGER NOT NULL, producer INTEGER NOT NULL, state BLOB NOT NULL,
+        used INTEGER NOT NULL, PRIMARY KEY (part, producer))""",
+    "INSERT INTO pxrs_meta VALUES ('schema', 1), ('revision', 0)",
+)
+
+# From version N to N+1. Each step runs in the transaction that records the new version.
+_MIGRATIONS: dict[int, tuple[str, ...]] = {0: _V1}
+
+
+def found_version(connection: sqlite3.Connection) -> int:
+    """The schema version of the file; 0 if pxrs has never used it."""
+    try:
+        row = connection.execute("SELECT value FROM pxrs_meta WHERE name = 'schema'").fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return 0
+        raise
+    return int(row[0]) if row else 0
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Bring the file to this version. Inside a write transaction; the caller commits."""
+    version = found_version(connection)
+    if version > VERSION:
+        raise SchemaMismatch(
+            f"{path} was written by a newer pxrs (schema {version}, this one knows {VERSION}); "
+            "upgrade pxrs to open it"
+        )
+    for step in range(version, VERSION):
+        for statement in _MIGRATIONS[step]:
+            connection.execute(statement)
+        connection.execute("UPDATE pxrs_meta SET value = ? WHERE name = 'schema'", (step + 1,))

@@ -1,0 +1,43 @@
+"""What a `sqlite://` URL opens."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.log.sqlite import SqliteLog
+from pxrs.stores.sqlite.atomic import SqliteAtomic
+from pxrs.stores.sqlite.coord import SqliteCoord
+from pxrs.stores.sqlite.database import Database
+from pxrs.stores.sqlite.ears import Ears
+from pxrs.stores.sqlite.sessions import SessionFiles
+
+
+class SqliteStores:
+    """See `pxrs.stores.api.Stores`."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        durability: str = "full",
+        busy_timeout: float = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
+        use_inotify: bool = True,
+    ) -> None:
+        self.database = Database(path, durability, busy_timeout, clock)
+        self.url = f"sqlite:///{self.database.path}"
+        sessions = SessionFiles(self.database.folder, clock)
+        self._ears = Ears(self.database, sessions, clock, use_inotify)
+        self.coord = SqliteCoord(self.database, sessions, self._ears)
+        self.log = SqliteLog(self.database, self._ears, clock)
+        self.database.on_fork(self._ears.abandon)
+
+    def atomic(self, connection: sqlite3.Connection | None = None) -> SqliteAtomic:
+        return SqliteAtomic(self.database, self.coord, self.log, connection)
+
+    def close(self) -> None:
+        self._ears.close()
+        self.coord.close()
+        self.log.close()
+        self.database.close()

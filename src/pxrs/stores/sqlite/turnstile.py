@@ -1,0 +1,67 @@
+"""A queue in front of the one writer that an SQLite file has.
+
+SQLite's own busy handler lets a writer in a tight loop starve the others. Here every writer
+takes lock A, then lock B, then releases A: whoever has just written has to pass A again,
+behind the one that already waits for B. At most one process waits for B, so it can look often;
+the others have a whole transaction's time to take A.
+
+Both are polled and not waited for: a wait in `flock` can't be ended by a timeout, and a
+frozen holder must become a `StoreBusy` that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pxrs.clock import Clock
+from pxrs.stores.sqlite.control import Control
+from pxrs.stores.sqlite.posix import try_lock, unlock
+
+_WAIT_FOR_A = 0.0005
+_WAIT_FOR_B = 0.00005
+_LONGEST_WAIT = 0.002
+
+
+class Turnstile:
+    """The two locks. One thread of a process uses it at a time; the caller sees to that."""
+
+    def __init__(self, folder: str, control: Control, clock: Clock) -> None:
+        self._a = _open_lock(folder, "queue.lock")
+        self._b = _open_lock(folder, "writer.lock")
+        self._control = control
+        self._clock = clock
+
+    def enter(self, timeout: float) -> bool:
+        """Take the writer's turn; false if it did not come in time."""
+        deadline = self._clock.monotonic() + timeout
+        if not self._poll(self._a, _WAIT_FOR_A, deadline):
+            return False
+        try:
+            if not self._poll(self._b, _WAIT_FOR_B, deadline):
+                return False
+        finally:
+            unlock(self._a)
+        self._control.set_holder(os.getpid(), self._clock.monotonic())
+        return True
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._control.set_holder(0, 0.0)
+        unlock(self._b)
+
+    def _poll(self, fd: int, pause: float, deadline: float) -> bool:
+        while not try_lock(fd):
+            if self._clock.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.1, _LONGEST_WAIT)
+        return True
+
+    def close(self) -> None:
+        os.close(self._a)
+        os.close(self._b)
+
+
+def _open_lock(folder: str, name: str) -> int:
+    return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
