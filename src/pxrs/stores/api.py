@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.log.batches import HEADER_SIZE
 from pxrs.types import (
     Append,
     Appended,
@@ -268,3 +269,18 @@ def refuse_session_check(record: Versioned | None, check: Check) -> None:
     """The version of a session-bound record says nothing: some engines start it again."""
     if record is not None and record.session is not None and check.version != 0:
         raise InvalidRequest(f"{check.key!r} is bound to a session; its version can't be checked")
+
+
+def validate_batch(batch: Batch) -> None:
+    """Refuse a batch that no log could place: empty, cut off, or with half a producer state."""
+    if batch.count < 1 or len(batch.data) < HEADER_SIZE:
+        raise InvalidRequest(
+            f"a batch of {batch.count} messages in {len(batch.data)} bytes can't be appended"
+        )
+    if batch.producer_id >= 0 and not (
+        0 <= batch.producer_epoch < 2**15 and 0 <= batch.base_sequence < 2**31
+    ):
+        raise InvalidRequest(
+            f"producer {batch.producer_id} needs an epoch and a sequence, "
+            f"not {batch.producer_epoch} and {batch.base_sequence}"
+        )

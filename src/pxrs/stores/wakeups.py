@@ -1,0 +1,105 @@
+"""Watches inside one process, under the lock of the store they belong to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
+
+from pxrs.clock import SYSTEM_CLOCK
+
+T = TypeVar("T")
+
+
+class Wakeups(Generic[T]):
+    """The watches of one store and what each of them waits for.
+
+    `settle` is called with the lock held before a watch goes to sleep: it does what has fallen
+    due and says in how many seconds something falls due again, or None.
+    """
+
+    def __init__(self, lock: threading.RLock, settle: Callable[[], float | None]) -> None:
+        self._lock = lock
+        self._settle = settle
+        self._watches: dict[LocalWatch, Callable[[T], bool]] = {}
+
+    def watch(self, wants: Callable[[T], bool]) -> LocalWatch:
+        """A watch that wakes on a change of whatever `wants` is true for."""
+        watch = LocalWatch(self._lock, self._settle, self._forget)
+        with self._lock:
+            self._watches[watch] = wants
+        return watch
+
+    def ring(self, changed: Collection[T]) -> None:
+        """Wake those who want one of the things that changed."""
+        with self._lock:
+            for watch, wants in self._watches.items():
+                if any(map(wants, changed)):
+                    watch.ring()
+
+    def reconsider(self) -> None:
+        """Let those who sleep ask again how long they may."""
+        with self._lock:
+            for watch in self._watches:
+                watch.reconsider()
+
+    def close(self) -> None:
+        """Close every watch."""
+        with self._lock:
+            for watch in list(self._watches):
+                watch.close()
+
+    def _forget(self, watch: LocalWatch) -> None:
+        self._watches.pop(watch, None)
+
+
+class LocalWatch:
+    """A `Watch` on a store in this process.
+
+    The timeout of `wait` is real time, whatever clock the store goes by: it bounds how long a
+    thread is blocked.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        settle: Callable[[], float | None],
+        forget: Callable[[LocalWatch], None],
+    ) -> None:
+        self._changed = threading.Condition(lock)
+        self._settle = settle
+        self._forget = forget
+        self._rung = False
+        self._closed = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        now = SYSTEM_CLOCK.monotonic
+        deadline = float("inf") if timeout is None else now() + timeout
+        with self._changed:
+            while True:
+                due = self._settle()
+                if self._rung or self._closed:
+                    self._rung = False
+                    return True
+                left = deadline - now()
+                if left <= 0:
+                    return False
+                limit = min(left, float("inf") if due is None else due)
+                self._changed.wait(None if limit > threading.TIMEOUT_MAX else limit)
+
+    def ring(self) -> None:
+        """Something it waits for changed."""
+        with self._changed:
+            self._rung = True
+            self._changed.notify_all()
+
+    def reconsider(self) -> None:
+        """The next thing may fall due earlier than it did."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._forget(self)
+            self._changed.notify_all()

@@ -1,0 +1,58 @@
+"""A clock that stands still until it is told to go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+
+
+class VirtualClock:
+    """A `Clock` moved by `advance`. Safe to share between threads.
+
+    Stores that know such clocks subscribe: a session expires, and those who watch it are
+    woken, before `advance` returns.
+    """
+
+    def __init__(self, monotonic: float = 0.0, wall_ms: int = 1_700_000_000_000) -> None:
+        self._lock = threading.Lock()
+        self._start = monotonic
+        self._now = monotonic
+        self._wall_start = wall_ms
+        self._numbers = count()
+        self._subscribers: dict[int, Callable[[], object]] = {}
+
+    @property
+    def subscribers(self) -> int:
+        """How many are told when it moves."""
+        return len(self._subscribers)
+
+    def monotonic(self) -> float:
+        with self._lock:
+            return self._now
+
+    def wall_ms(self) -> int:
+        with self._lock:
+            return self._wall_start + round((self._now - self._start) * 1000)
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass, then tell the subscribers, in the order they came."""
+        if seconds < 0:
+            raise ValueError(f"time can't go back by {-seconds} seconds")
+        with self._lock:
+            self._now += seconds
+            subscribers = list(self._subscribers.values())
+        for moved in subscribers:
+            moved()
+
+    def subscribe(self, moved: Callable[[], object]) -> Callable[[], None]:
+        """Have `moved` called after every `advance`; returns what ends that."""
+        with self._lock:
+            number = next(self._numbers)
+            self._subscribers[number] = moved
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscribers.pop(number, None)
+
+        return unsubscribe

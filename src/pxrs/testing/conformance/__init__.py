@@ -1,0 +1,63 @@
+"""Suites that every backend has to pass, ours and anybody's.
+
+With pytest:
+
+```python
+@pytest.mark.parametrize("check", coord_checks(), ids=lambda check: check.__name__)
+def test_coord(check):
+    with closing(MyLab()) as lab:
+        check(lab)
+```
+
+Without: `run_suite(coord_checks(), MyLab)` returns what failed. A check's docstring is the
+rule it stands for.
+"""
+
+from __future__ import annotations
+
+from pxrs.testing.conformance import (
+    atomic,
+    coord,
+    log,
+    producers,
+    retention,
+    sessions,
+    watches,
+)
+from pxrs.testing.conformance.lab import (
+    Failure,
+    Lab,
+    MemoryLab,
+    Rule,
+    Violation,
+    await_end,
+    run_suite,
+)
+
+__all__ = [
+    "Rule",
+    "Failure",
+    "Lab",
+    "MemoryLab",
+    "Violation",
+    "atomic_checks",
+    "await_end",
+    "coord_checks",
+    "log_checks",
+    "run_suite",
+]
+
+
+def coord_checks() -> tuple[Rule, ...]:
+    """What a `CoordStore` has to pass."""
+    return coord.suite.checks() + sessions.suite.checks() + watches.suite.checks()
+
+
+def log_checks() -> tuple[Rule, ...]:
+    """What a `LogStore` has to pass."""
+    return log.suite.checks() + producers.suite.checks() + retention.suite.checks()
+
+
+def atomic_checks() -> tuple[Rule, ...]:
+    """What `Stores.atomic` has to pass where a backend offers it."""
+    return atomic.suite.checks()

@@ -1,0 +1,243 @@
+"""One commit across the stores of a backend."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import cast
+
+from pxrs.errors import (
+    CommitConflict,
+    InvalidRequest,
+    PartitionNotFound,
+    SessionLost,
+    TopicNotFound,
+)
+from pxrs.stores.api import Stores
+from pxrs.testing.conformance.lab import Lab, Suite, Violation
+from pxrs.testing.conformance.log import BESIDE, HERE, must_wake
+from pxrs.testing.conformance.tools import (
+    append,
+    batch,
+    put,
+    raises,
+    same,
+    together,
+    value_of,
+    values_in,
+)
+from pxrs.types import Appended, Check, Delete, LogPartition, Put, Versioned
+
+suite = Suite()
+
+
+class ChangedMindError(Exception):
+    """Raised by a caller who wants nothing of the block to be kept."""
+
+
+def new_stores(lab: Lab) -> Stores:
+    """Stores with one topic of two empty partitions."""
+    stores = lab.open()
+    stores.log.create("t-1", 2)
+    return stores
+
+
+def require_untouched(lab: Lab) -> None:
+    """Nothing but the record `k` with the value `old` is there, and the next offset is 0."""
+    stores = lab.open()
+    found = [(record.key, record.value) for record in stores.coord.list("")]
+    same(found, [("k", b"old")], "the records")
+    for where in (HERE, BESIDE):
+        same(values_in(stores.log, where), {}, "the messages")
+        same(append(stores.log, where, batch(b"later")), [0], "the next base")
+
+
+@suite
+def check_everything_is_applied(lab: Lab) -> None:
+    """Leaving the block does all of it, and tells versions and offsets."""
+    stores, other = new_stores(lab), lab.open()
+    version = put(stores.coord, "k", b"old")
+    put(stores.coord, "gone")
+    append(stores.log, HERE, batch(b"before"))
+    with stores.atomic() as tx:
+        tx.check(Check("k", version), Check("new", 0))
+        tx.write(Put("k", b"new"), Put("new", b"1"))
+        tx.append(HERE, batch(b"a", b"b"))
+        tx.write(Delete("gone"))
+        tx.append(BESIDE, batch(b"c"))
+        tx.append(HERE, batch(b"d"))
+    same(tx.appended, [Appended(1), Appended(0), Appended(3)], "where the batches are")
+    versions = {record.key: record.version for record in other.coord.list("")}
+    same(dict(tx.versions), versions, "the versions")
+    same(value_of(other.coord, "k"), b"new", "the value")
+    same(values_in(other.log, HERE), dict(enumerate([b"before", b"a", b"b", b"d"])), "messages")
+    same(values_in(other.log, BESIDE), {0: b"c"}, "the other partition's messages")
+
+
+@suite
+def check_parts_may_be_left_out(lab: Lab) -> None:
+    """A block may only append, only write, only check or do nothing."""
+    stores = new_stores(lab)
+    with stores.atomic() as tx:
+        tx.append(HERE, batch(b"a"))
+    same((dict(tx.versions), tx.appended), ({}, [Appended(0)]), "what an append told")
+    with stores.atomic() as tx:
+        tx.write(Put("k", b"1"))
+    version = tx.versions["k"]
+    with stores.atomic() as tx:
+        tx.check(Check("k", version))
+    with stores.atomic() as tx:
+        pass
+    same((dict(tx.versions), tx.appended), ({}, []), "what nothing told")
+
+
+@suite
+def check_conflict_rolls_back(lab: Lab) -> None:
+    """A check that does not hold raises `CommitConflict` with what is there; nothing is done."""
+    stores = new_stores(lab)
+    stale = put(stores.coord, "k", b"older")
+    put(stores.coord, "k", b"old")
+    try:
+        with stores.atomic() as tx:
+            tx.append(HERE, batch(b"a"))
+            tx.check(Check("k", stale))
+            tx.write(Put("k", b"new"), Put("new", b"1"))
+            tx.append(BESIDE, batch(b"b"))
+    except CommitConflict as conflict:
+        same(dict(conflict.current), {"k": stores.coord.get("k")}, "what the conflict tells")
+    else:
+        raise Violation("a block was committed though its check did not hold")
+    require_untouched(lab)
+
+
+@suite
+def check_conflict_on_an_unwritten_record_rolls_back(lab: Lab) -> None:
+    """A check on a record that the block does not write counts too: that is the fence."""
+    stores = new_stores(lab)
+    stale = put(stores.coord, "k", b"older")
+    put(stores.coord, "k", b"old")
+    with raises(CommitConflict), stores.atomic() as tx:
+        tx.check(Check("k", stale))
+        tx.append(HERE, batch(b"a"))
+    require_untouched(lab)
+
+
+@suite
+def check_exception_rolls_back(lab: Lab) -> None:
+    """Leaving the block by an exception does nothing, and the exception goes on."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
+    with raises(ChangedMindError), stores.atomic() as tx:
+        tx.write(Put("k", b"new"), Put("new", b"1"))
+        tx.append(HERE, batch(b"a"))
+        raise ChangedMindError
+    same((dict(tx.versions), tx.appended), ({}, []), "what is told of it")
+    require_untouched(lab)
+
+
+@suite
+def check_bad_append_rolls_back(lab: Lab) -> None:
+    """One append that can't be done undoes the others and the writes."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
+    for where in (LogPartition("none", 0), LogPartition("t-1", 9)):
+        with raises(TopicNotFound, PartitionNotFound), stores.atomic() as tx:
+            tx.write(Put("k", b"new"), Put("new", b"1"))
+            tx.append(HERE, batch(b"a"))
+            tx.append(where, batch(b"lost"))
+            tx.append(BESIDE, batch(b"b"))
+    require_untouched(lab)
+
+
+@suite
+def check_dead_session_rolls_back(lab: Lab) -> None:
+    """A put with a session that has ended undoes the whole block."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
+    session = stores.coord.session(60.0)
+    session.close()
+    with raises(SessionLost), stores.atomic() as tx:
+        tx.append(HERE, batch(b"a"))
+        tx.write(Put("k", b"new"), Put("new", b"1", session.id))
+    require_untouched(lab)
+
+
+@suite
+def check_impossible_blocks_are_refused(lab: Lab) -> None:
+    """The rules of `commit` hold in a block: a key is written once and checked once."""
+    stores = new_stores(lab)
+    version = put(stores.coord, "k", b"old")
+    with raises(InvalidRequest), stores.atomic() as tx:
+        tx.append(HERE, batch(b"a"))
+        tx.write(Put("k", b"new"))
+        tx.write(Put("k", b"newer"))
+    with raises(InvalidRequest), stores.atomic() as tx:
+        tx.append(HERE, batch(b"a"))
+        tx.check(Check("k", version), Check("k", version))
+    with raises(InvalidRequest), stores.atomic() as tx:
+        tx.append(HERE, batch(b"a"))
+        tx.check(Check("none", 0))
+    require_untouched(lab)
+
+
+@suite
+def check_producer_ids_are_refused(lab: Lab) -> None:
+    """A batch with a producer id has no place in a block: a rollback would leave a gap."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
+    with raises(InvalidRequest), stores.atomic() as tx:
+        tx.write(Put("k", b"new"))
+        tx.append(HERE, batch(b"a"))
+        tx.append(HERE, batch(b"b", producer=(7, 0, 0)))
+    require_untouched(lab)
+
+
+@suite
+def check_nothing_is_seen_before_the_end(lab: Lab) -> None:
+    """Others see all of a block or nothing: nothing while it is open."""
+    stores, other = new_stores(lab), lab.open()
+    put(stores.coord, "k", b"old")
+    with stores.atomic() as tx:
+        tx.write(Put("k", b"new"))
+        tx.append(HERE, batch(b"a"))
+        same(value_of(other.coord, "k"), b"old", "the value while the block is open")
+        same(values_in(other.log, HERE), {}, "the messages while the block is open")
+        same((dict(tx.versions), tx.appended), ({}, []), "what is told while it is open")
+    same(value_of(other.coord, "k"), b"new", "the value")
+    same(values_in(other.log, HERE), {0: b"a"}, "the messages")
+
+
+@suite
+def check_blocks_wake(lab: Lab) -> None:
+    """What a block did wakes those who watch it."""
+    stores, other = new_stores(lab), lab.open()
+    records, messages = other.coord.watch("k"), other.log.watch(HERE)
+    with stores.atomic() as tx:
+        tx.write(Put("k", b"1"))
+        tx.append(HERE, batch(b"a"))
+    must_wake(lab, records, "a block's write")
+    must_wake(lab, messages, "a block's append")
+    records.close()
+    messages.close()
+
+
+@suite
+def check_every_effect_has_its_checkpoint(lab: Lab) -> None:
+    """Of blocks that race on one record one is done, with its message; the others leave nothing."""
+    handles = [new_stores(lab), lab.open()]
+    rounds = 10
+    put(handles[0].coord, "n", b"0")
+
+    def advance(stores: Stores, record: Versioned) -> None:
+        value = b"%d" % (int(record.value) + 1)
+        with suppress(CommitConflict), stores.atomic() as tx:
+            tx.check(Check("n", record.version))
+            tx.write(Put("n", value))
+            tx.append(HERE, batch(value))
+
+    for _ in range(rounds):
+        record = cast(Versioned, handles[0].coord.get("n"))
+        together(lab, *(partial(advance, handles[number % 2], record) for number in range(3)))
+    expected = {number: b"%d" % (number + 1) for number in range(rounds)}
+    same(values_in(handles[0].log, HERE), expected, "the messages")
+    same(value_of(handles[0].coord, "n"), b"%d" % rounds, "the record")

@@ -1,0 +1,362 @@
+"""Appending to and reading from a `LogStore`."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+from pxrs.errors import (
+    InvalidRequest,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    PxrsError,
+    TopicNotFound,
+)
+from pxrs.stores.api import LogStore, Watch
+from pxrs.testing.conformance.lab import Lab, Suite, Violation
+from pxrs.testing.conformance.tools import (
+    A_LOT,
+    append,
+    batch,
+    raises,
+    require,
+    same,
+    stored_in,
+    together,
+    values_in,
+)
+from pxrs.types import Append, Appended, Batch, Bounds, Fetched, LogPartition
+
+suite = Suite()
+
+HERE = LogPartition("t-1", 0)
+BESIDE = LogPartition("t-1", 1)
+
+
+def new_log(lab: Lab) -> LogStore:
+    """A log with one topic of two empty partitions."""
+    log = lab.open().log
+    log.create("t-1", 2)
+    return log
+
+
+@suite
+def check_offsets_are_dense(lab: Lab) -> None:
+    """Offsets start at 0 and go on without holes, in every partition by itself."""
+    log = new_log(lab)
+    same(append(log, HERE, batch(b"a", b"b"), batch(b"c")), [0, 2], "the bases")
+    same(append(log, BESIDE, batch(b"x")), [0], "the base in the other partition")
+    same(append(log, HERE, batch(b"d", b"e", b"f")), [3], "the base")
+    same(values_in(log, HERE), dict(enumerate([b"a", b"b", b"c", b"d", b"e", b"f"])), "all")
+    same(values_in(log, BESIDE), {0: b"x"}, "the other partition")
+
+
+@suite
+def check_one_call_fills_several_partitions(lab: Lab) -> None:
+    """Batches of one call go where they belong, in order, and are answered in order."""
+    log = new_log(lab)
+    log.create("t-2", 1)
+    elsewhere = LogPartition("t-2", 0)
+    outcomes = log.append(
+        [
+            Append(BESIDE, batch(b"b1", b"b2")),
+            Append(HERE, batch(b"a1")),
+            Append(elsewhere, batch(b"c1")),
+            Append(BESIDE, batch(b"b3")),
+            Append(HERE, batch(b"a2")),
+        ]
+    )
+    same(outcomes, [Appended(base) for base in (0, 0, 0, 2, 1)], "the outcomes")
+    same(values_in(log, HERE), {0: b"a1", 1: b"a2"}, "the first partition")
+    same(values_in(log, BESIDE), {0: b"b1", 1: b"b2", 2: b"b3"}, "the second partition")
+    same(values_in(log, elsewhere), {0: b"c1"}, "the other topic")
+    same(log.append([]), [], "the outcome of nothing")
+
+
+@suite
+def check_data_is_kept(lab: Lab) -> None:
+    """A batch is stored byte for byte, only its base offset is filled in; read as `bytes`."""
+    log = new_log(lab)
+    append(log, HERE, batch(b"first"))
+    sent = batch(b"\0\xff" * 50, b"", b"x" * 10_000)
+    given = bytes(sent.data)
+    append(log, HERE, sent)
+    sent.data[:] = bytes(len(sent.data))
+    stored = lab.open().log.fetch(HERE, 1, A_LOT).batches[0]
+    same(type(stored.data), bytes, "the type of the data")
+    same(stored.data[8:], given[8:], "the bytes after the base offset")
+    same(int.from_bytes(stored.data[:8], "big"), 1, "the base offset in the data")
+    same((stored.base, stored.next), (1, 4), "the place of the batch")
+
+
+@suite
+def check_same_batch_twice_is_two(lab: Lab) -> None:
+    """Without a producer id nothing is taken for a duplicate."""
+    log = new_log(lab)
+    sent = batch(b"a")
+    same(append(log, HERE, sent, sent), [0, 1], "the bases")
+    same(append(log, BESIDE, sent), [0], "the base in the other partition")
+    same(values_in(log, HERE), {0: b"a", 1: b"a"}, "the messages")
+
+
+@suite
+def check_fetch_finds_the_batch(lab: Lab) -> None:
+    """A fetch starts with the batch that holds the offset: its first, a middle or its last."""
+    log = new_log(lab)
+    append(log, HERE, batch(b"0", b"1", b"2"), batch(b"3"), batch(b"4", b"5"))
+    stored = stored_in(log, HERE)
+    same([(each.base, each.next) for each in stored], [(0, 3), (3, 4), (4, 6)], "the batches")
+    for offset, first in enumerate([0, 0, 0, 1, 2, 2]):
+        same(log.fetch(HERE, offset, A_LOT), Fetched(stored[first:], 0, 6), f"from {offset}")
+    same(log.fetch(HERE, 6, A_LOT), Fetched([], 0, 6), "a fetch at the end")
+    same(log.fetch(BESIDE, 0, A_LOT), Fetched([], 0, 0), "a fetch from an empty partition")
+
+
+@suite
+def check_fetch_keeps_to_the_size(lab: Lab) -> None:
+    """A fetch returns as many batches as fit, and one where not even that fits."""
+    log = new_log(lab)
+    append(log, HERE, *(batch(b"x" * 500) for _ in range(4)))
+    stored = stored_in(log, HERE)
+    size = len(stored[0].data)
+    for room, expected in [
+        (0, 1),
+        (1, 1),
+        (size, 1),
+        (2 * size - 1, 1),
+        (2 * size, 2),
+        (3 * size + 1, 3),
+        (4 * size, 4),
+        (A_LOT, 4),
+    ]:
+        same(log.fetch(HERE, 0, room).batches, stored[:expected], f"what fits into {room} bytes")
+
+
+@suite
+def check_offsets_out_of_range(lab: Lab) -> None:
+    """A fetch before the start or past the end is refused and tells the bounds."""
+    log = new_log(lab)
+    append(log, HERE, batch(b"a", b"b"), batch(b"c"))
+    log.trim(HERE, 2)
+    for offset in (-1, 0, 1, 4, 1000):
+        try:
+            log.fetch(HERE, offset, A_LOT)
+        except OffsetOutOfRange as error:
+            same((error.offset, error.start, error.end), (offset, 2, 3), "the error")
+        else:
+            raise Violation(f"offset {offset} was fetched from a partition that holds 2 only")
+    with raises(OffsetOutOfRange):
+        log.fetch(BESIDE, 1, A_LOT)
+
+
+@suite
+def check_unknown_partitions(lab: Lab) -> None:
+    """What is not there can't be read, trimmed or measured."""
+    log = new_log(lab)
+    for where in (LogPartition("none", 0), LogPartition("t-1", 2), LogPartition("t-1", -1)):
+        with raises(TopicNotFound, PartitionNotFound):
+            log.fetch(where, 0, A_LOT)
+        with raises(TopicNotFound, PartitionNotFound):
+            log.size(where)
+        with raises(TopicNotFound, PartitionNotFound):
+            log.batch_at(where, 0)
+        with raises(TopicNotFound, PartitionNotFound):
+            log.trim(where, 0)
+        with raises(TopicNotFound, PartitionNotFound):
+            log.expire(where, 0, 0)
+    with raises(TopicNotFound):
+        log.bounds("none")
+
+
+@suite
+def check_one_bad_batch_fails_alone(lab: Lab) -> None:
+    """A batch that can't be appended gets its error; the others of the call get their offset."""
+    log = new_log(lab)
+    empty = Batch(data=bytearray(61), count=0, max_timestamp=0)
+    cut_off = Batch(data=bytearray(10), count=1, max_timestamp=0)
+    half_a_producer = batch(b"x", producer=(7, -1, -1))
+    outcomes = log.append(
+        [
+            Append(HERE, batch(b"a")),
+            Append(LogPartition("none", 0), batch(b"lost")),
+            Append(LogPartition("t-1", 9), batch(b"lost")),
+            Append(HERE, empty),
+            Append(HERE, cut_off),
+            Append(HERE, half_a_producer),
+            Append(HERE, batch(b"b")),
+            Append(BESIDE, batch(b"c")),
+        ]
+    )
+    same([outcomes[0], *outcomes[6:]], [Appended(0), Appended(1), Appended(0)], "the good ones")
+    kinds: list[type[PxrsError]] = [TopicNotFound, InvalidRequest]
+    for outcome, kind in zip(outcomes[1:6], kinds + [InvalidRequest] * 3, strict=True):
+        require(isinstance(outcome, kind), f"a bad batch was answered with {outcome!r}")
+    same(values_in(log, HERE), {0: b"a", 1: b"b"}, "the messages")
+
+
+@suite
+def check_bounds(lab: Lab) -> None:
+    """`bounds` tells start and end of every partition of the topic and of no other."""
+    log = new_log(lab)
+    log.create("t-2", 1)
+    append(log, LogPartition("t-2", 0), batch(b"x"))
+    same(log.bounds("t-1"), {0: Bounds(0, 0), 1: Bounds(0, 0)}, "an empty topic's bounds")
+    append(log, BESIDE, batch(b"a", b"b"), batch(b"c"))
+    same(log.bounds("t-1"), {0: Bounds(0, 0), 1: Bounds(0, 3)}, "the bounds")
+    log.trim(BESIDE, 2)
+    same(log.bounds("t-1"), {0: Bounds(0, 0), 1: Bounds(2, 3)}, "the bounds after a trim")
+
+
+@suite
+def check_size(lab: Lab) -> None:
+    """`size` tells the bytes of the batches that a partition holds."""
+    log = new_log(lab)
+    append(log, BESIDE, batch(b"beside"))
+    same(log.size(HERE), 0, "the size of an empty partition")
+    append(log, HERE, batch(b"a", b"b"), batch(b"c" * 1000))
+    sizes = [len(stored.data) for stored in stored_in(log, HERE)]
+    same(log.size(HERE), sum(sizes), "the size")
+    log.trim(HERE, 2)
+    same(log.size(HERE), sizes[1], "the size after a trim")
+    log.trim(HERE, 3)
+    same(log.size(HERE), 0, "the size of an emptied partition")
+
+
+@suite
+def check_create_again_changes_nothing(lab: Lab) -> None:
+    """Making a topic's partitions a second time leaves what they hold."""
+    log = new_log(lab)
+    append(log, HERE, batch(b"a"))
+    lab.open().log.create("t-1", 2)
+    same(values_in(log, HERE), {0: b"a"}, "the messages")
+    same(append(log, HERE, batch(b"b")), [1], "the next base")
+    with raises(InvalidRequest):
+        log.create("t-0", 0)
+
+
+@suite
+def check_dropped_topic_is_gone(lab: Lab) -> None:
+    """A dropped topic holds nothing; made again, under any id, it starts at 0 with no past."""
+    log = new_log(lab)
+    log.create("t-2", 1)
+    append(log, LogPartition("t-2", 0), batch(b"kept"))
+    append(log, HERE, batch(b"a", b"b", producer=(7, 0, 0)))
+    log.drop("t-1")
+    log.drop("t-1")
+    with raises(TopicNotFound):
+        log.fetch(HERE, 0, A_LOT)
+    with raises(TopicNotFound):
+        log.bounds("t-1")
+    outcome = log.append([Append(HERE, batch(b"lost"))])[0]
+    require(isinstance(outcome, TopicNotFound), f"a dropped topic answered {outcome!r}")
+    for topic in ("t-1", "t-3"):
+        log.create(topic, 2)
+        again = LogPartition(topic, 0)
+        same(log.fetch(again, 0, A_LOT), Fetched([], 0, 0), "the new topic")
+        same(append(log, again, batch(b"x", b"y", producer=(7, 0, 0))), [0], "the base")
+    same(values_in(log, LogPartition("t-2", 0)), {0: b"kept"}, "the topic that was kept")
+
+
+@suite
+def check_concurrent_appends_are_all_kept(lab: Lab) -> None:
+    """Many appenders on several handles: no hole, no overlap, no batch lost, torn or misplaced."""
+    handles = [new_log(lab), lab.open().log]
+    threads, times = 4, 12
+    told: dict[int, bytes] = {}
+
+    def write(log: LogStore, name: int) -> None:
+        for number in range(times):
+            values = [b"%d/%d/%d" % (name, number, part) for part in range(1 + number % 3)]
+            (base,) = append(log, HERE, batch(*values))
+            told.update(enumerate(values, base))
+
+    together(lab, *(partial(write, handles[name % 2], name) for name in range(threads)))
+    found = values_in(handles[0], HERE)
+    total = threads * sum(1 + number % 3 for number in range(times))
+    same(sorted(found), list(range(total)), "the offsets")
+    same(found, told, "what lies where the appenders were told")
+    for name in range(threads):
+        mine = [value for _, value in sorted(found.items()) if value.startswith(b"%d/" % name)]
+        same(mine, sorted(mine, key=_in_order), f"the order of appender {name}")
+
+
+def _in_order(value: bytes) -> tuple[int, ...]:
+    return tuple(int(part) for part in value.split(b"/"))
+
+
+@suite
+def check_readers_miss_nothing(lab: Lab) -> None:
+    """Who reads while others append, and waits at the end, sees every batch in order."""
+    writer, reader = new_log(lab), lab.open().log
+    calls = 25
+
+    def write() -> None:
+        for _ in range(calls):
+            append(writer, HERE, batch(b"a", b"b"), batch(b"c"))
+
+    def read() -> None:
+        watch = reader.watch(HERE)
+        offset = 0
+        while offset < 3 * calls:
+            fetched = reader.fetch(HERE, offset, A_LOT)
+            for stored in fetched.batches:
+                same(stored.base, offset, "the next batch's base")
+                offset = stored.next
+            if not fetched.batches:
+                must_wake(lab, watch, "an append")
+        watch.close()
+
+    together(lab, write, read)
+
+
+def must_wake(lab: Lab, watch: Watch, why: str) -> None:
+    """The watch has something to tell, or is told in time."""
+    require(watch.wait(lab.patience), f"nobody was woken by {why}")
+
+
+@suite
+def check_appends_wake(lab: Lab) -> None:
+    """A watch is armed on return, wakes on each of its partitions and loses no append."""
+    here, there = new_log(lab), lab.open().log
+    watch = there.watch(HERE, BESIDE)
+    for log, where in [(here, HERE), (there, HERE), (here, BESIDE), (here, HERE)]:
+        append(log, where, batch(b"a"))
+        must_wake(lab, watch, f"an append to {where}")
+        watch.wait(0)
+    watch.close()
+
+
+@suite
+def check_every_log_watch_wakes(lab: Lab) -> None:
+    """One append wakes all who watch its partition; closing one watch leaves the others."""
+    here, there = new_log(lab), lab.open().log
+    watches = [log.watch(HERE) for log in (here, here, there)]
+    append(here, HERE, batch(b"a"))
+    for watch in watches:
+        must_wake(lab, watch, "an append that all of them watch")
+    watches[0].close()
+    append(there, HERE, batch(b"b"))
+    for watch in watches[1:]:
+        must_wake(lab, watch, "an append after the other watch was closed")
+        watch.close()
+
+
+@suite
+def check_close_wakes_a_log_sleeper(lab: Lab) -> None:
+    """Closing a watch ends a wait without a timeout; a closed watch never blocks."""
+    watch = new_log(lab).watch(HERE)
+    asleep, awake = threading.Event(), threading.Event()
+
+    def sleep() -> None:
+        asleep.set()
+        while not awake.is_set():
+            require(watch.wait(None), "a wait without a timeout timed out")
+
+    def wake() -> None:
+        require(asleep.wait(lab.patience), "the sleeper did not start")
+        awake.set()
+        watch.close()
+
+    together(lab, sleep, wake)
+    watch.close()
+    require(watch.wait(None) and watch.wait(0), "a closed watch says that nothing happened")

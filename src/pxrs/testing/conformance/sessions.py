@@ -1,0 +1,304 @@
+"""Sessions of a `CoordStore`: what vanishes with them and what a dead one can't do."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.stores.api import CoordStore
+from pxrs.testing.conformance.lab import Lab, Suite, Violation
+from pxrs.testing.conformance.tools import (
+    committed,
+    keys_of,
+    put,
+    raises,
+    refused,
+    require,
+    same,
+    together,
+    value_of,
+)
+from pxrs.types import Check, Delete, Put
+
+suite = Suite()
+
+# Longer than any check takes.
+LONG = 3600.0
+
+
+@suite
+def check_bound_record_is_a_record(lab: Lab) -> None:
+    """While its session lives a bound record is read like any other, on every handle."""
+    here, there = lab.open().coord, lab.open().coord
+    session = here.session(LONG)
+    version = put(here, "k", b"1", session.id)
+    for coord in (here, there):
+        record = coord.get("k")
+        require(record is not None, "the record is not there")
+        assert record is not None
+        same((record.value, record.version), (b"1", version), "the record")
+        same(record.session, session.id, "the record's session")
+        same(keys_of(coord, "k"), ["k"], "what is listed")
+
+
+@suite
+def check_sessions_differ(lab: Lab) -> None:
+    """No two sessions share an id, not even one after the other."""
+    here, there = lab.open().coord, lab.open().coord
+    sessions = [coord.session(LONG) for coord in (here, there, here)]
+    sessions[0].close()
+    sessions.append(there.session(LONG))
+    same(len({session.id for session in sessions}), 4, "the number of ids")
+
+
+@suite
+def check_ttl_has_to_be_positive(lab: Lab) -> None:
+    """A session that could not live is refused."""
+    coord = lab.open().coord
+    for ttl in (0.0, -1.0):
+        with raises(InvalidRequest):
+            coord.session(ttl)
+    same(coord.session(lab.ttl).ttl, lab.ttl, "the TTL")
+
+
+@suite
+def check_records_vanish_on_close(lab: Lab) -> None:
+    """When `close` returns, all records of the session are gone, for everybody."""
+    here, there = lab.open().coord, lab.open().coord
+    session = here.session(LONG)
+    committed(here.commit((), [Put(f"k/{n}", b"1", session.id) for n in range(3)]))
+    put(here, "k/kept", b"1")
+    session.close()
+    for coord in (there, here):
+        same(coord.get("k/1"), None, "a record of the closed session")
+        same(keys_of(coord, "k/"), ["k/kept"], "what is left")
+    session.close()
+
+
+@suite
+def check_records_vanish_on_expiry(lab: Lab) -> None:
+    """When a session is past its TTL all its records are gone, for everybody."""
+    here, there = lab.open().coord, lab.open().coord
+    session = here.session(lab.ttl)
+    committed(here.commit((), [Put(f"k/{n}", b"1", session.id) for n in range(3)]))
+    put(here, "k/kept", b"1")
+    lab.let_expire(session)
+    for coord in (there, here):
+        same([coord.get(f"k/{n}") for n in range(3)], [None] * 3, "the records")
+        same(keys_of(coord, "k/"), ["k/kept"], "what is left")
+
+
+@suite
+def check_records_vanish_all_at_once(lab: Lab) -> None:
+    """Whoever sees one record of a session gone sees all of them gone."""
+    here, there = lab.open().coord, lab.open().coord
+    for number in range(8):
+        session = here.session(LONG)
+        keys = [f"{number}/a", f"{number}/b"]
+        committed(here.commit((), [Put(key, b"1", session.id) for key in keys]))
+
+        def look(first: str, second: str) -> None:
+            gone = any(there.get(first) is None for _ in range(100_000))
+            same((gone, there.get(second)), (True, None), "whether both are gone")
+
+        together(lab, session.close, partial(look, *keys), partial(look, *keys[::-1]))
+
+
+@suite
+def check_other_sessions_stay(lab: Lab) -> None:
+    """The end of a session touches no record of another one."""
+    here, there = lab.open().coord, lab.open().coord
+    longer = there.session(LONG)
+    put(there, "k/longer", b"1", longer.id)
+    for name in ("expires", "closes"):
+        session = here.session(lab.ttl)
+        put(here, f"k/{name}", b"1", session.id)
+        if name == "expires":
+            lab.let_expire(session)
+        session.close()
+        same(keys_of(here, "k/"), ["k/longer"], "what is left")
+    longer.renew()
+
+
+@suite
+def check_expired_session_is_dead(lab: Lab) -> None:
+    """An expired session can't renew, can't write, and does not come back by trying."""
+    coord = lab.open().coord
+    session = coord.session(lab.ttl)
+    put(coord, "k", b"1", session.id)
+    lab.let_expire(session)
+    for _ in range(2):
+        with raises(SessionLost):
+            session.renew()
+        same(session.remaining(), 0.0, "the time that remains")
+        with raises(SessionLost):
+            put(coord, "k", b"2", session.id)
+        same(coord.list(""), [], "the records")
+
+
+@suite
+def check_late_renewal_is_refused(lab: Lab) -> None:
+    """A renewal that comes too late is refused even if nobody noticed the expiry before."""
+    coord = lab.open().coord
+    session = coord.session(lab.ttl)
+    put(coord, "k", b"1", session.id)
+    lab.let_expire(session)
+    with raises(SessionLost):
+        session.renew()
+    same(coord.get("k"), None, "the record of the expired session")
+
+
+@suite
+def check_expired_session_writes_nothing(lab: Lab) -> None:
+    """A commit that names an expired session writes none of its records."""
+    coord = lab.open().coord
+    session, other = coord.session(lab.ttl), coord.session(LONG)
+    version = put(coord, "k", b"1")
+    lab.let_expire(session)
+    with raises(SessionLost):
+        coord.commit(
+            (Check("k", version),),
+            (Put("k", b"2"), Put("mine", b"2", session.id), Put("its", b"2", other.id)),
+        )
+    same(keys_of(coord, ""), ["k"], "the records")
+    same(value_of(coord, "k"), b"1", "the value")
+
+
+@suite
+def check_closed_session_is_dead(lab: Lab) -> None:
+    """A closed session can't renew and can't write, and has no time left."""
+    coord = lab.open().coord
+    session = coord.session(LONG)
+    session.close()
+    same(session.remaining(), 0.0, "the time that remains")
+    with raises(SessionLost):
+        session.renew()
+    with raises(SessionLost):
+        put(coord, "k", b"1", session.id)
+    same(coord.list(""), [], "the records")
+
+
+@suite
+def check_unknown_session_is_dead(lab: Lab) -> None:
+    """A session id that never was can't be written with."""
+    coord = lab.open().coord
+    with raises(SessionLost):
+        put(coord, "k", b"1", "never-was")
+    same(coord.list(""), [], "the records")
+
+
+@suite
+def check_renewal_extends(lab: Lab) -> None:
+    """A session that is renewed outlives its first TTL, and its records with it."""
+    here, there = lab.open().coord, lab.open().coord
+    session = here.session(2 * lab.ttl)
+    put(here, "k", b"1", session.id)
+    for _ in range(3):
+        lab.let_expire(there.session(lab.ttl))
+        session.renew()
+    same(value_of(there, "k"), b"1", "the record of the renewed session")
+    put(here, "k2", b"1", session.id)
+    lab.let_expire(session)
+    same(keys_of(there, "k"), [], "the records after the last renewal's TTL")
+
+
+@suite
+def check_remaining_time(lab: Lab) -> None:
+    """`remaining` is at most one TTL, never rises but by renewal, and is 0 at the end."""
+    coord = lab.open().coord
+    session = coord.session(2 * lab.ttl)
+    first = session.remaining()
+    require(0 < first <= session.ttl, f"{first} s remain of a new session of {session.ttl} s")
+    lab.let_expire(coord.session(lab.ttl))
+    second = session.remaining()
+    require(0 < second <= first - lab.ttl / 2, f"{second} s remain after half of {first} s")
+    session.renew()
+    third = session.remaining()
+    require(second < third <= session.ttl, f"{third} s remain after a renewal")
+    lab.let_expire(session)
+    same(session.remaining(), 0.0, "what remains of an expired session")
+
+
+@suite
+def check_persistent_put_unbinds(lab: Lab) -> None:
+    """A bound record that is put again without a session outlives the session."""
+    coord = lab.open().coord
+    expiring, closing = coord.session(lab.ttl), coord.session(LONG)
+    for session in (expiring, closing):
+        put(coord, f"k/{session.id}", b"1", session.id)
+        put(coord, f"k/{session.id}", b"2")
+    lab.let_expire(expiring)
+    closing.close()
+    found = [(record.value, record.session) for record in coord.list("k/")]
+    same(found, [(b"2", None), (b"2", None)], "the records put again")
+
+
+@suite
+def check_other_sessions_put_rebinds(lab: Lab) -> None:
+    """A record belongs to the session that wrote it last, deleted in between or not."""
+    coord = lab.open().coord
+    first, second = coord.session(lab.ttl), coord.session(LONG)
+    committed(coord.commit((), [Put(key, b"1", first.id) for key in ("k/a", "k/b")]))
+    put(coord, "k/a", b"2", second.id)
+    committed(coord.commit((), (Delete("k/b"),)))
+    put(coord, "k/b", b"2", second.id)
+    lab.let_expire(first)
+    same(keys_of(coord, "k/"), ["k/a", "k/b"], "the records of the living session")
+    second.close()
+    same(keys_of(coord, "k/"), [], "the records of the closed session")
+
+
+@suite
+def check_persistent_record_can_be_bound(lab: Lab) -> None:
+    """A record that is put again with a session goes with it."""
+    coord = lab.open().coord
+    session = coord.session(LONG)
+    version = put(coord, "k", b"1")
+    committed(coord.commit((Check("k", version),), (Put("k", b"2", session.id),)))
+    session.close()
+    same(coord.get("k"), None, "the record")
+
+
+@suite
+def check_dead_record_is_absent(lab: Lab) -> None:
+    """Where only a dead session's record was, a record that must be absent can be made."""
+    here, there = lab.open().coord, lab.open().coord
+    session = here.session(lab.ttl)
+    put(here, "k", b"1", session.id)
+    refused(there.commit((Check("k", 0),), (Put("k", b"2"),)))
+    lab.let_expire(session)
+    committed(there.commit((Check("k", 0),), (Put("k", b"3"),)))
+    session.close()
+    same(value_of(here, "k"), b"3", "the record made after the session's end")
+
+
+@suite
+def check_bound_versions_are_not_checked(lab: Lab) -> None:
+    """A check of a session-bound record's version is refused: engines restart such versions."""
+    coord = lab.open().coord
+    session = coord.session(LONG)
+    version = put(coord, "k", b"1", session.id)
+    with raises(InvalidRequest):
+        coord.commit((Check("k", version),), (Put("k", b"2"), Put("other", b"2")))
+    same(keys_of(coord, ""), ["k"], "the records")
+    same(value_of(coord, "k"), b"1", "the value")
+
+
+@suite
+def check_death_races_with_a_write(lab: Lab) -> None:
+    """A write that races with its session's end is refused, or is gone with the session."""
+    here, there = lab.open().coord, lab.open().coord
+
+    def write(coord: CoordStore, key: str, session_id: str) -> None:
+        try:
+            for _ in range(20_000):
+                put(coord, key, b"1", session_id)
+        except SessionLost:
+            return
+        raise Violation("the closed session went on writing")
+
+    for number in range(5):
+        session = here.session(LONG)
+        put(here, f"k/{number}", b"1", session.id)
+        together(lab, partial(write, here, f"k/{number}", session.id), session.close)
+        same(there.get(f"k/{number}"), None, "the record of the closed session")

@@ -1,0 +1,163 @@
+"""What checks are written with."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from pxrs.log.batches import decode, encode
+from pxrs.stores.api import CoordStore, LogStore
+from pxrs.testing.conformance.lab import Lab, Violation
+from pxrs.types import (
+    Append,
+    Appended,
+    Batch,
+    Committed,
+    Conflict,
+    Fence,
+    LogPartition,
+    Put,
+    StoredBatch,
+)
+
+A_LOT = 1 << 30
+
+# So often does who meets a conflict try again before giving up.
+ATTEMPTS = 10_000
+
+
+def require(condition: bool, rule: str) -> None:
+    """Raise `Violation` unless the condition holds."""
+    if not condition:
+        raise Violation(rule)
+
+
+def same(actual: Any, expected: Any, what: str) -> None:
+    """Raise `Violation` unless the two are equal."""
+    if actual != expected:
+        raise Violation(f"{what}: got {actual!r}, not {expected!r}")
+
+
+class raises:  # noqa: N801 - reads as a statement
+    """Raise `Violation` unless the block raises one of these."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if kind is None:
+            wanted = " or ".join(each.__name__ for each in self._kinds)
+            raise Violation(f"{wanted} was not raised")
+        return issubclass(kind, self._kinds)
+
+
+def together(lab: Lab, *jobs: Callable[[], object]) -> None:
+    """Run the jobs in threads that start at once; raises what the first to fail raised."""
+    start = threading.Barrier(len(jobs))
+    ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run(job: Callable[[], object]) -> None:
+        try:
+            start.wait(lab.patience)
+            job()
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            ends.put(error)
+        else:
+            ends.put(None)
+
+    for job in jobs:
+        threading.Thread(target=run, args=(job,), daemon=True).start()
+    for _ in jobs:
+        try:
+            error = ends.get(timeout=lab.patience)
+        except queue.Empty:
+            raise Violation("the threads came to no end") from None
+        if error is not None:
+            raise error
+
+
+def put(coord: CoordStore, key: str, value: bytes = b"v", session: str | None = None) -> int:
+    """Write one record without a check; its version."""
+    return committed(coord.commit((), (Put(key, value, session),))).versions[key]
+
+
+def committed(outcome: Committed | Conflict) -> Committed:
+    """The outcome, which has to be a success."""
+    if isinstance(outcome, Conflict):
+        raise Violation(f"the commit met a conflict: {outcome.current!r}")
+    return outcome
+
+
+def refused(outcome: Committed | Conflict) -> Conflict:
+    """The outcome, which has to be a conflict."""
+    if isinstance(outcome, Committed):
+        raise Violation(f"the commit was carried out though a check did not hold: {outcome!r}")
+    return outcome
+
+
+def value_of(coord: CoordStore, key: str) -> bytes | None:
+    """The value of a record, None if there is none."""
+    record = coord.get(key)
+    return None if record is None else record.value
+
+
+def keys_of(coord: CoordStore, prefix: str) -> list[str]:
+    """The keys under a prefix, as listed."""
+    return [record.key for record in coord.list(prefix)]
+
+
+def batch(
+    *values: bytes, timestamps: Sequence[int] = (), producer: tuple[int, int, int] = (-1, -1, -1)
+) -> Batch:
+    """A batch of these values; `producer` is id, epoch and sequence."""
+    stamps = timestamps or [1_000] * len(values)
+    producer_id, epoch, sequence = producer
+    return encode(
+        [(b"key", value, [], stamp) for value, stamp in zip(values, stamps, strict=True)],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+
+
+def append(log: LogStore, where: LogPartition, *batches: Batch) -> list[int]:
+    """Append in one call; the base offsets of batches that all have to be new."""
+    bases = []
+    for outcome in log.append([Append(where, each) for each in batches]):
+        require(isinstance(outcome, Appended), f"a good batch was refused: {outcome!r}")
+        assert isinstance(outcome, Appended)
+        require(not outcome.duplicate, "a new batch was taken for a duplicate")
+        bases.append(outcome.base)
+    return bases
+
+
+def stored_in(log: LogStore, where: LogPartition) -> list[StoredBatch]:
+    """Every batch of a partition, fetched one by one."""
+    found: list[StoredBatch] = []
+    offset = log.bounds(where.topic_id)[where.partition].start
+    while fetched := log.fetch(where, offset, 0).batches:
+        require(fetched[-1].next > offset, "a fetch returned what ends before the offset")
+        found += fetched
+        offset = found[-1].next
+    return found
+
+
+def values_in(log: LogStore, where: LogPartition) -> dict[int, bytes]:
+    """Every message's value by its offset, checksums checked."""
+    fence = Fence(*where, 0)
+    return {
+        message.offset: message.value
+        for stored in stored_in(log, where)
+        for message in decode(stored, fence)
+    }

@@ -1,0 +1,152 @@
+"""Atomic blocks with one rule broken each: the atomic suite finds every one of them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import pytest
+
+from pxrs.errors import CommitConflict, PxrsError
+from pxrs.stores.memory import MemoryAtomic, MemoryStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.conformance import MemoryLab, atomic_checks, run_suite
+from pxrs.types import Append, Batch, Check, LogPartition, Put, Write
+
+pytestmark = pytest.mark.engine("memory")
+
+
+class AppendsDespiteAConflict(MemoryAtomic):
+    def _apply(self) -> None:
+        try:
+            super()._apply()
+        except CommitConflict:
+            self._log.append(self._appends)
+            raise
+
+
+class WritesDespiteABadAppend(MemoryAtomic):
+    def _apply(self) -> None:
+        try:
+            super()._apply()
+        except CommitConflict:
+            raise
+        except PxrsError:
+            self._coord.apply(self._writes)
+            raise
+
+
+class AppliesDespiteAnException(MemoryAtomic):
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._apply()
+
+
+class SwallowsConflicts(MemoryAtomic):
+    def _apply(self) -> None:
+        try:
+            super()._apply()
+        except CommitConflict:
+            return
+
+
+class SkipsUnwrittenKeys(MemoryAtomic):
+    def _apply(self) -> None:
+        written = {write.key for write in self._writes}
+        self._checks = [check for check in self._checks if check.key in written]
+        super()._apply()
+
+
+class SkipsChecks(MemoryAtomic):
+    def check(self, *checks: Check) -> None:
+        pass
+
+
+class TakesProducerIds(MemoryAtomic):
+    def append(self, where: LogPartition, batch: Batch) -> None:
+        self._appends.append(Append(where, batch))
+
+
+class LetsTheDeadWrite(MemoryAtomic):
+    def write(self, *writes: Write) -> None:
+        super().write(
+            *(Put(each.key, each.value) if isinstance(each, Put) else each for each in writes)
+        )
+
+
+class WritesAtOnce(MemoryAtomic):
+    def write(self, *writes: Write) -> None:
+        self._coord.commit((), writes)
+
+
+class AppendsAtOnce(MemoryAtomic):
+    def append(self, where: LogPartition, batch: Batch) -> None:
+        super().append(where, batch)
+        self._log.append([self._appends.pop()])
+
+
+class TakesTheLastWrite(MemoryAtomic):
+    def _apply(self) -> None:
+        self._writes = list({write.key: write for write in self._writes}.values())
+        super()._apply()
+
+
+class TellsNothing(MemoryAtomic):
+    @property
+    def versions(self) -> dict[str, int]:
+        return {}
+
+
+class WorksInSilence(MemoryAtomic):
+    def _apply(self) -> None:
+        coord, log = self._coord._wakeups, self._log._wakeups
+        watches = dict(coord._watches), dict(log._watches)
+        coord._watches.clear()
+        log._watches.clear()
+        super()._apply()
+        coord._watches.update(watches[0])
+        log._watches.update(watches[1])
+
+
+BROKEN: list[tuple[type[MemoryAtomic], str]] = [
+    (AppendsDespiteAConflict, "check_conflict_rolls_back"),
+    (AppendsDespiteAConflict, "check_every_effect_has_its_checkpoint"),
+    (WritesDespiteABadAppend, "check_bad_append_rolls_back"),
+    (AppliesDespiteAnException, "check_exception_rolls_back"),
+    (SwallowsConflicts, "check_conflict_rolls_back"),
+    (SkipsUnwrittenKeys, "check_conflict_on_an_unwritten_record_rolls_back"),
+    (SkipsChecks, "check_conflict_rolls_back"),
+    (TakesProducerIds, "check_producer_ids_are_refused"),
+    (LetsTheDeadWrite, "check_dead_session_rolls_back"),
+    (WritesAtOnce, "check_nothing_is_seen_before_the_end"),
+    (AppendsAtOnce, "check_nothing_is_seen_before_the_end"),
+    (TakesTheLastWrite, "check_impossible_blocks_are_refused"),
+    (TellsNothing, "check_everything_is_applied"),
+    (TellsNothing, "check_parts_may_be_left_out"),
+    (WorksInSilence, "check_blocks_wake"),
+]
+
+
+def lab_of(broken: type[MemoryAtomic]) -> MemoryLab:
+    class BrokenStores(MemoryStores):
+        def __init__(self, clock: VirtualClock) -> None:
+            super().__init__(clock=clock)
+
+        def atomic(self, connection: object = None) -> MemoryAtomic:
+            return broken(self._lock, self._coord, self._log)
+
+    return MemoryLab(BrokenStores, patience=0.3)
+
+
+def name_of(parameter: type[MemoryAtomic] | str) -> str:
+    return parameter if isinstance(parameter, str) else parameter.__name__
+
+
+@pytest.mark.parametrize(("broken", "check"), BROKEN, ids=name_of)
+def test_is_caught(broken: type[MemoryAtomic], check: str) -> None:
+    rules = [rule for rule in atomic_checks() if rule.__name__ == check]
+    failures = run_suite(rules, lambda: lab_of(broken))
+    assert [failure.check for failure in failures] == [check]
