@@ -58,6 +58,8 @@ class MemoryCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"a limit of {limit}; at least 1 is needed")
         with self._lock:
             self._begin()
             first = bisect_left(self._keys, prefix)
