@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from pxrs.errors import ConfigError, InvalidRequest
 
@@ -16,8 +17,7 @@ _MOST_PARTITIONS = 100_000
 _TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreUrl:
+class StoreUrl(msgspec.Struct, frozen=True):
     """A store's URL, taken apart. `place` is a path for `sqlite`, a name for `memory`."""
 
     scheme: str
@@ -65,8 +65,7 @@ def default_url() -> str:
     return os.environ.get(URL_VARIABLE, "sqlite:///pxrs.db")
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteSettings:
+class SqliteSettings(msgspec.Struct, frozen=True):
     """`durability`: "full" syncs every commit, "relaxed" may lose the last ones in a power cut."""
 
     durability: str = "full"
@@ -80,16 +79,15 @@ class SqliteSettings:
 
 def sqlite_settings(options: Mapping[str, str]) -> SqliteSettings:
     """Settings from a URL's options."""
-    known = {field.name for field in fields(SqliteSettings)}
-    refuse_unknown(options, known, "sqlite://")
-    settings: dict[str, object] = dict(options)
-    if "busy_timeout" in options:
-        settings["busy_timeout"] = _number("busy_timeout", options["busy_timeout"])
-    return SqliteSettings(**settings)  # type: ignore[arg-type]
+    refuse_unknown(options, set(SqliteSettings.__struct_fields__), "sqlite://")
+    defaults = SqliteSettings()
+    return SqliteSettings(
+        durability=options.get("durability", defaults.durability),
+        busy_timeout=_number(options, "busy_timeout", defaults.busy_timeout),
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProducerSettings:
+class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a producer batches, waits and gives up. Seconds and bytes."""
 
     linger: float = 0.005
@@ -142,11 +140,11 @@ def check_partitions(count: int) -> int:
     return count
 
 
-def _number(name: str, text: str) -> float:
+def _number(options: Mapping[str, str], name: str, default: float) -> float:
     try:
-        return float(text)
+        return float(options.get(name, default))
     except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a number") from None
+        raise ConfigError(f"{name}={options[name]!r} is not a number") from None
 
 
 def _at_least(name: str, value: float, least: float) -> None:

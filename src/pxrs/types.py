@@ -46,7 +46,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     timestamp: int
     key: Any
     value: Any
-    headers: list[Header]
+    headers: tuple[Header, ...]
 
     @property
     def topic(self) -> str:

@@ -42,7 +42,7 @@ def stored(data: bytes | bytearray, count: int = len(RECORDS), base: int = BASE)
 
 def messages(records: list[Record], base: int = BASE) -> list[Message]:
     return [
-        Message(FENCE, base + index, timestamp, key, value, headers)
+        Message(FENCE, base + index, timestamp, key, value, tuple(headers))
         for index, (key, value, headers, timestamp) in enumerate(records)
     ]
 

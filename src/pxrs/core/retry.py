@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+
+class Backoff(msgspec.Struct, frozen=True):
     """Exponential, with full jitter in its upper half: many who failed together spread out."""
 
     first: float = 0.1

@@ -188,7 +188,13 @@ def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
             raise _damaged(batch, fence, "the checksum is wrong")
         return [
             Message(
-                fence, record.offset, record.timestamp, record.key, record.value, record.headers
+                fence,
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                # The codec makes a list per record; millions of them would keep the collector busy.
+                tuple(headers) if (headers := record.headers) else (),
             )
             for record in reader
         ]

@@ -15,6 +15,8 @@ from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.types import Topic
 
+_DEFAULTS = ProducerSettings()
+
 
 def connect(url: str) -> Pxrs:
     """Open a store, creating it if need be.
@@ -75,14 +77,14 @@ class Pxrs:
     def producer(
         self,
         *,
-        linger: float = ProducerSettings.linger,
-        batch_bytes: int = ProducerSettings.batch_bytes,
-        buffer_bytes: int = ProducerSettings.buffer_bytes,
-        max_message_bytes: int = ProducerSettings.max_message_bytes,
-        max_block: float = ProducerSettings.max_block,
-        delivery_timeout: float = ProducerSettings.delivery_timeout,
-        compression: str = ProducerSettings.compression,
-        partitioner: str = ProducerSettings.partitioner,
+        linger: float = _DEFAULTS.linger,
+        batch_bytes: int = _DEFAULTS.batch_bytes,
+        buffer_bytes: int = _DEFAULTS.buffer_bytes,
+        max_message_bytes: int = _DEFAULTS.max_message_bytes,
+        max_block: float = _DEFAULTS.max_block,
+        delivery_timeout: float = _DEFAULTS.delivery_timeout,
+        compression: str = _DEFAULTS.compression,
+        partitioner: str = _DEFAULTS.partitioner,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Producer:

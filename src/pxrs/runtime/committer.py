@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.retry import Backoff
 from pxrs.errors import DeliveryFailed, OutcomeUnknown, PxrsError, TopicNotFound
-from pxrs.log.batches import HEADER_SIZE, seal
+from pxrs.log.batches import seal
 from pxrs.log.sequences import SEQUENCES
 from pxrs.runtime.outbox import Outbox
 from pxrs.runtime.sent import Parcel
@@ -112,7 +112,7 @@ class Committer:
         appends = []
         size = 0
         for parcel in parcels:
-            size += parcel.builder.size() - HEADER_SIZE
+            size += parcel.weight
             sequence = self._sequences.get(parcel.where, 0)
             batch = seal(parcel.builder, self._id, self._epoch, sequence)
             self._sequences[parcel.where] = (sequence + parcel.count) % SEQUENCES

@@ -1,14 +1,19 @@
 """The producer's buffer: a lane per thread and topic, filled without waiting for each other.
 
-Every thread fills batches of its own under a lock that only the committer shares, and only for
-the moment in which it takes them away. So order is kept per thread and partition, which is all
-that a caller can know.
+Every thread fills batches of its own, so order is kept per thread and partition, which is all
+that a caller can know. A lock per message would cost as much as encoding it. Instead the owner
+says `busy` before it looks at its box and takes that back when it is done with it; the committer
+puts an empty box in its place, then waits until the owner is not busy. If the owner saw the old
+box it was busy before the exchange, so the committer waits for it; if not, it saw the new one.
+Either way nobody writes to what was taken.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from pxrs.clock import Clock
 from pxrs.errors import BufferFull
@@ -21,30 +26,48 @@ from pxrs.types import LogPartition, Topic
 BATCHES_PER_COMMIT = 5
 # How much a thread adds before it looks at the buffer that all share.
 REPORT_BYTES = 16 * 2**10
+_BUSY_PAUSE = 1e-5
+
+
+class Box:
+    """Batches that one thread fills: the open one of each partition, and those that are full."""
+
+    __slots__ = ("full", "open")
+
+    def __init__(self, partitions: int) -> None:
+        self.open: list[Parcel | None] = [None] * partitions
+        self.full: list[Parcel] = []
+
+    def parcels(self) -> list[Parcel]:
+        """All that hold messages, each partition's in order."""
+        return self.full + [parcel for parcel in self.open if parcel is not None and parcel.count]
 
 
 class Lane:
-    """One thread's open batches of one topic, a place for each partition."""
+    """One thread's way to one topic."""
 
     __slots__ = (
-        "full", "lock", "open", "partitions", "stale", "sticky", "thread", "topic", "unreported",
+        "box", "busy", "hash", "left", "partitions", "stale", "sticky", "thread", "topic",
+        "unreported",
     )  # fmt: skip
 
-    def __init__(self, topic: Topic, sticky: int) -> None:
+    def __init__(self, topic: Topic, hash_key: Callable[[bytes], int], sticky: int) -> None:
         self.topic = topic
         self.partitions = topic.partitions
-        self.lock = threading.Lock()
-        self.open: list[Parcel | None] = [None] * topic.partitions
-        self.full: list[Parcel] = []
+        self.hash = hash_key
+        self.box = Box(topic.partitions)
+        self.busy = False
         self.sticky = sticky
         self.unreported = 0
         self.stale = False
         self.thread = threading.current_thread()
+        # Taken from a box and not fitting into the commit at hand. The committer's own.
+        self.left: list[Parcel] = []
 
     @property
     def finished(self) -> bool:
         """Whether nothing is here and nobody will put anything here."""
-        return not self.thread.is_alive() and not self.full and not any(self.open)
+        return not self.thread.is_alive() and not self.left and not self.box.parcels()
 
 
 class Outbox:
@@ -81,15 +104,15 @@ class Outbox:
         """Bytes reported and not yet settled."""
         return self._held
 
-    def open_parcel(self, lane: Lane, partition: int) -> Parcel:
-        """A new batch for the partition; the one before, if any, is full. Under the lane's lock."""
-        before = lane.open[partition]
+    def open_parcel(self, lane: Lane, box: Box, partition: int) -> Parcel:
+        """A new batch for the partition; the one before, if any, is full. By a busy owner."""
+        before = box.open[partition]
         if before is not None:
-            lane.full.append(before)
+            box.full.append(before)
         now = self._clock.monotonic()
         builder = new_builder(self._batch_bytes, self._compression)
         parcel = Parcel(lane.topic, partition, builder, self._driver, now)
-        lane.open[partition] = parcel
+        box.open[partition] = parcel
         if self.oldest is None:
             self.oldest = now
         return parcel
@@ -102,27 +125,31 @@ class Outbox:
                     f"{self._held} bytes wait to be written and none went for "
                     f"{self._max_block:g} s; is the store busy? This message was not kept"
                 )
-            with lane.lock:
-                self._held += lane.unreported
-                lane.unreported = 0
+            self._held += lane.unreported
+            lane.unreported = 0
 
     def take(self) -> list[Parcel]:
         """All batches that may go into one commit, in order; they count until `release`."""
-        with self._room:
-            lanes = list(self._lanes)
+        self._drop_finished_lanes()
         self.oldest = None
         taken: list[Parcel] = []
         counts: Counter[LogPartition] = Counter()
-        unreported = 0
-        for lane in lanes:
-            with lane.lock:
-                self._empty(lane, taken, counts)
-                unreported += lane.unreported
-                lane.unreported = 0
-        with self._room:
-            self._held += unreported
-            self._lanes = [lane for lane in self._lanes if not lane.finished]
+        for lane in self._lanes.copy():
+            waiting = lane.left + self._empty(lane)
+            lane.left = []
+            for parcel in waiting:
+                counts[parcel.where] += 1
+                fits = counts[parcel.where] <= BATCHES_PER_COMMIT
+                (taken if fits else lane.left).append(parcel)
+            if lane.left:
+                self.oldest = lane.left[0].born
         return taken
+
+    def release(self, size: int) -> None:
+        """These bytes are settled: there is room again."""
+        with self._room:
+            self._held -= size
+            self._room.notify_all()
 
     def mark_stale(self, topic: Topic) -> None:
         """The topic is gone: look it up again before anything more is put."""
@@ -131,23 +158,14 @@ class Outbox:
                 if lane.topic.id == topic.id:
                     lane.stale = True
 
-    def release(self, size: int) -> None:
-        """These bytes are settled: there is room again."""
-        with self._room:
-            self._held -= size
-            self._room.notify_all()
+    def _empty(self, lane: Lane) -> list[Parcel]:
+        box, lane.box = lane.box, Box(lane.partitions)
+        while lane.busy:
+            time.sleep(_BUSY_PAUSE)
+        return box.parcels()
 
-    def _empty(self, lane: Lane, taken: list[Parcel], counts: Counter[LogPartition]) -> None:
-        waiting = lane.full
-        for partition, parcel in enumerate(lane.open):
-            if parcel is not None and parcel.count:
-                lane.open[partition] = None
-                waiting.append(parcel)
-        lane.full = []
-        for parcel in waiting:
-            counts[parcel.where] += 1
-            if counts[parcel.where] <= BATCHES_PER_COMMIT:
-                taken.append(parcel)
-            else:
-                lane.full.append(parcel)
-                self.oldest = parcel.born
+    def _drop_finished_lanes(self) -> None:
+        with self._room:
+            finished = [lane for lane in self._lanes if lane.finished]
+            self._held += sum(lane.unreported for lane in finished)
+            self._lanes = [lane for lane in self._lanes if lane not in finished]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
+from time import time_ns
 from types import TracebackType
 from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ProducerSettings
-from pxrs.core.routing import partitioner
+from pxrs.core.routing import hasher, partitioner
 from pxrs.errors import (
     Closed,
     InvalidRequest,
@@ -23,17 +25,20 @@ from pxrs.errors import (
 )
 from pxrs.log.batches import compression_code
 from pxrs.runtime.committer import Committer
-from pxrs.runtime.outbox import REPORT_BYTES, Lane, Outbox
+from pxrs.runtime.outbox import REPORT_BYTES, Box, Lane, Outbox
 from pxrs.runtime.sent import Parcel, Sent, SentMany
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde, to_bytes
 from pxrs.stores.api import LogStore
 from pxrs.types import Header, Topic
 
-_Record = tuple[int, bytes | None, bytes | None, Sequence[Header]]
+_Record = tuple[int, bytes | None, bytes | None, list[Header]]
 _NO_HEADERS: list[Header] = []
 # Long enough for the committing thread to get the interpreter, short enough not to be felt.
 _YIELD = 1e-5
+# How many messages `send_many` adds before the committer may take what is there.
+_BUSY_MESSAGES = 128
+_ITERATOR_CHUNK = 4096
 _RETENTION_EVERY = 10.0
 # How many empty looks the background thread takes before it goes to sleep.
 _LOOKS = 20
@@ -54,7 +59,8 @@ class Producer:
         self._topics = topics
         self._clock = clock
         self._settings = settings
-        self._route = partitioner(settings.partitioner)
+        partitioner(settings.partitioner)
+        self._serdes = key_serde is not None or value_serde is not None
         self._key_serde = key_serde
         self._value_serde = value_serde
         self._most = settings.max_message_bytes
@@ -91,7 +97,7 @@ class Producer:
         key: Any = None,
         *,
         partition: int | None = None,
-        headers: Sequence[Header] | None = None,
+        headers: list[Header] | None = None,
         timestamp: int | None = None,
     ) -> Sent:
         """Hand a message over; `Sent.result()` waits until it is durable.
@@ -103,70 +109,109 @@ class Producer:
             lane: Lane = self._local.lanes[topic]
         except (AttributeError, KeyError):
             lane = self._open_lane(topic)
-        if lane.unreported > REPORT_BYTES or self._closed:
-            self._report(lane)
-        if type(value) is not bytes or self._value_serde is not None:
-            value = self._encode_value(value)
-        if key is not None and (type(key) is not bytes or self._key_serde is not None):
-            key = self._encode_key(key)
+        if lane.unreported > REPORT_BYTES or lane.busy or self._closed:
+            lane = self._attend(lane)
+        if self._serdes:
+            key, value = self._encode(key, value)
+        else:
+            if type(value) is not bytes:
+                value = _plain(value, "value")
+            if type(key) is str:
+                key = key.encode()
+            elif type(key) is not bytes:
+                key = _plain(key, "key")
         loose = False
         if partition is not None:
             if not 0 <= partition < lane.partitions:
                 raise PartitionNotFound(topic, partition, lane.partitions)
         elif key is not None:
-            partition = self._route(key, lane.partitions)
+            partition = lane.hash(key) % lane.partitions
         else:
             partition, loose = lane.sticky, True
         if timestamp is None:
-            timestamp = time.time_ns() // 1_000_000
-        if headers or value is None or len(value) + (len(key) if key else 0) > self._most:
-            self._check_size(key, value, headers or _NO_HEADERS)
-        record = (timestamp, key, value, headers or _NO_HEADERS)
-        with lane.lock:
-            parcel = lane.open[partition]
-            kept = None
-            if parcel is not None:
-                kept = parcel.append(parcel.count, *record)
-            if parcel is None or kept is None:
-                parcel, kept = self._open_and_append(lane, partition, loose, record)
+            timestamp = time_ns() // 1_000_000
+        elif type(timestamp) is not int or timestamp < 0:
+            raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
+        if headers or key is None or value is None or len(value) + len(key) > self._most:
+            size, headers = self._check_size(key, value, headers)
+        else:
+            size, headers = len(value) + len(key), _NO_HEADERS
+        lane.busy = True
+        try:
+            box = lane.box
+            parcel = box.open[partition]
+            if (
+                parcel is None
+                or parcel.append(parcel.count, timestamp, key, value, headers) is None
+            ):
+                record = (timestamp, key, value, headers)
+                parcel = self._open_and_append(lane, box, partition, loose, record)
             index = parcel.count
             parcel.count = index + 1
-            lane.unreported += kept.size
+            parcel.weight += size
+        finally:
+            lane.busy = False
+        lane.unreported += size
         return Sent(parcel, index)
 
     def send_many(self, topic: str, messages: Iterable[tuple[Any, Any]]) -> SentMany:
-        """Hand over (key, value) pairs; cheaper than `send` for each."""
-        lane = self._lane(topic)
-        route, partitions, most = self._route, lane.partitions, self._most
-        raw = self._key_serde is None and self._value_serde is None
-        places, lock = lane.open, lane.lock
-        timestamp = self._clock.wall_ms()
-        parcels: list[Parcel] = []
-        indexes: list[int] = []
-        for key, value in messages:
-            if type(value) is not bytes or type(key) is not bytes or not raw:
-                value = self._encode_value(value)
-                key = None if key is None else self._encode_key(key)
-            if value is None or len(value) + (len(key) if key else 0) > most:
-                self._check_size(key, value, _NO_HEADERS)
+        """Hand over (key, value) pairs; cheaper than `send` for each.
+
+        A list is checked whole before anything is taken over. From an iterator, messages are
+        taken a few thousand at a time: on bad input those before it are sent.
+        """
+        sent = SentMany([], [])
+        for chunk in _chunks(messages):
+            self._send_chunk(self._attend(self._lane(topic)), self._ready(chunk), sent)
+        return sent
+
+    def _ready(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[bytes | None, bytes | None]]:
+        """The pairs as bytes, checked."""
+        ready = []
+        most, serdes = self._most, self._serdes
+        for key, value in pairs:
+            if type(key) is str and not serdes:
+                key = key.encode()
+            if type(value) is not bytes or type(key) is not bytes or serdes:
+                key, value = self._encode(key, value)
+                self._check_size(key, value, None)
+            elif len(value) + len(key) > most:
+                self._check_size(key, value, None)
+            ready.append((key, value))
+        return ready
+
+    def _send_chunk(
+        self, lane: Lane, pairs: list[tuple[bytes | None, bytes | None]], sent: SentMany
+    ) -> None:
+        hash_key, partitions, headers = lane.hash, lane.partitions, _NO_HEADERS
+        add_parcel, add_index = sent.parcels.append, sent.indexes.append
+        for start in range(0, len(pairs), _BUSY_MESSAGES):
             if lane.unreported > REPORT_BYTES:
-                self._report(lane)
-                timestamp = self._clock.wall_ms()
-            partition = lane.sticky if key is None else route(key, partitions)
-            with lock:
-                parcel = places[partition]
-                kept = None
-                if parcel is not None:
-                    kept = parcel.append(parcel.count, timestamp, key, value, _NO_HEADERS)
-                if parcel is None or kept is None:
-                    record = (timestamp, key, value, _NO_HEADERS)
-                    parcel, kept = self._open_and_append(lane, partition, key is None, record)
-                index = parcel.count
-                parcel.count = index + 1
-                lane.unreported += kept.size
-            parcels.append(parcel)
-            indexes.append(index)
-        return SentMany(parcels, indexes)
+                lane = self._attend(lane)
+            timestamp = time_ns() // 1_000_000
+            added = 0
+            lane.busy = True
+            try:
+                box = lane.box
+                places = box.open
+                for key, value in pairs[start : start + _BUSY_MESSAGES]:
+                    partition = lane.sticky if key is None else hash_key(key) % partitions
+                    parcel = places[partition]
+                    if (
+                        parcel is None
+                        or parcel.append(parcel.count, timestamp, key, value, headers) is None
+                    ):
+                        record = (timestamp, key, value, headers)
+                        parcel = self._open_and_append(lane, box, partition, key is None, record)
+                    size = (0 if key is None else len(key)) + (0 if value is None else len(value))
+                    add_parcel(parcel)
+                    add_index(parcel.count)
+                    parcel.count += 1
+                    parcel.weight += size
+                    added += size
+            finally:
+                lane.busy = False
+                lane.unreported += added
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
@@ -217,36 +262,53 @@ class Producer:
             lane: Lane = self._local.lanes[topic]
         except (AttributeError, KeyError):
             lane = self._open_lane(topic)
-        self._report(lane)
         return lane
 
     def _open_lane(self, topic: str) -> Lane:
         self._refuse_closed()
         found = self._topics.find(topic)
-        lane = Lane(found, sticky=time.monotonic_ns() % found.partitions)
-        self._outbox.add_lane(lane)
+        lane = self._new_lane(found)
         if not hasattr(self._local, "lanes"):
             self._local.lanes = {}
         self._local.lanes[topic] = lane
         return lane
 
+    def _new_lane(self, topic: Topic) -> Lane:
+        hash_key = hasher(self._settings.partitioner, topic.partitions)
+        lane = Lane(topic, hash_key, sticky=time.monotonic_ns() % topic.partitions)
+        self._outbox.add_lane(lane)
+        return lane
+
+    def _attend(self, lane: Lane) -> Lane:
+        """Every few hundred messages: look at the shared buffer, and let the committer run."""
+        self._refuse_closed()
+        if lane.busy:
+            # A signal handler or destructor sends while this very thread is inside `send`.
+            return self._new_lane(lane.topic)
+        self._outbox.report(lane)
+        if self._outbox.held >= self._commit_at and not self._due.is_set():
+            self._due.set()
+        if self._committer.busy:
+            time.sleep(_YIELD)
+        return lane
+
     def _open_and_append(
-        self, lane: Lane, partition: int, loose: bool, record: _Record
-    ) -> tuple[Parcel, Any]:
+        self, lane: Lane, box: Box, partition: int, loose: bool, record: _Record
+    ) -> Parcel:
         """Append where there is no batch, or a full one. Messages without a key move on."""
         if lane.stale:
             self._renew_lane(lane)
         if loose:
             partition = lane.sticky = (lane.sticky + 1) % lane.partitions
-            parcel = lane.open[partition]
-            kept = None if parcel is None else parcel.append(parcel.count, *record)
-            if parcel is not None and kept is not None:
-                return parcel, kept
-        parcel = self._outbox.open_parcel(lane, partition)
+            parcel = box.open[partition]
+            if parcel is not None and parcel.append(parcel.count, *record) is not None:
+                return parcel
+        parcel = self._outbox.open_parcel(lane, box, partition)
         if not self._awake:
             self._awake = True
             self._wake.set()
-        return parcel, parcel.append(0, *record)
+        parcel.append(0, *record)
+        return parcel
 
     def _renew_lane(self, lane: Lane) -> None:
         """The topic was deleted under us. Made again just so, it goes on; else it is an error."""
@@ -260,42 +322,30 @@ class Producer:
         lane.topic = found
         lane.stale = False
 
-    def _report(self, lane: Lane) -> None:
-        """Every few hundred messages: look at the shared buffer, and let the committer run."""
-        self._refuse_closed()
-        self._outbox.report(lane)
-        if self._outbox.held >= self._commit_at and not self._due.is_set():
-            self._due.set()
-        if self._committer.busy:
-            time.sleep(_YIELD)
-
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the producer was closed")
 
-    def _encode_value(self, value: Any) -> bytes | None:
-        if self._value_serde is not None:
-            return self._value_serde.encode(value)
-        return None if value is None else to_bytes(value, "value")
-
-    def _encode_key(self, key: Any) -> bytes:
-        if self._key_serde is not None:
-            return self._key_serde.encode(key)
-        return to_bytes(key, "key")
+    def _encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
+        if self._key_serde is None or key is None:
+            key = _plain(key, "key")
+        else:
+            key = self._key_serde.encode(key)
+        if self._value_serde is None:
+            return key, _plain(value, "value")
+        return key, self._value_serde.encode(value)
 
     def _check_size(
-        self, key: bytes | None, value: bytes | None, headers: Sequence[Header]
-    ) -> None:
-        size = len(key or b"") + len(value or b"")
-        for name, content in headers:
-            if not isinstance(name, str) or not (content is None or isinstance(content, bytes)):
-                raise InvalidRequest("headers are pairs of a str and bytes (or None)")
-            size += len(name.encode()) + len(content or b"")
+        self, key: bytes | None, value: bytes | None, headers: list[Header] | None
+    ) -> tuple[int, list[Header]]:
+        """The message's size and headers, if it is not too large."""
+        size = len(key or b"") + len(value or b"") + _size_of_headers(headers or _NO_HEADERS)
         if size > self._most:
             raise MessageTooLarge(
                 f"a message of {size} bytes; the limit is {self._most} "
                 "(max_message_bytes of the producer)"
             )
+        return size, list(headers) if headers else _NO_HEADERS
 
     # The background thread
 
@@ -341,3 +391,24 @@ class Producer:
                 # Retention is housekeeping: what fails now is done the next time.
                 with suppress(PxrsError):
                     self._topics.retain(topic)
+
+
+def _plain(value: object, what: str) -> bytes | None:
+    return None if value is None else to_bytes(value, what)
+
+
+def _chunks(messages: Iterable[tuple[Any, Any]]) -> Iterable[Iterable[tuple[Any, Any]]]:
+    """A list in one piece, an iterator in pieces that need not be kept in memory together."""
+    if isinstance(messages, list | tuple):
+        yield messages
+        return
+    rest = iter(messages)
+    while chunk := list(islice(rest, _ITERATOR_CHUNK)):
+        yield chunk
+
+
+def _size_of_headers(headers: list[Header]) -> int:
+    try:
+        return sum(len(name.encode()) + len(content or b"") for name, content in headers)
+    except (TypeError, ValueError, AttributeError):
+        raise InvalidRequest("headers are a list of pairs: a str and bytes (or None)") from None

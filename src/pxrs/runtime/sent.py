@@ -28,7 +28,7 @@ class Parcel:
 
     __slots__ = (
         "append", "base", "batch", "born", "builder", "callbacks", "count", "driver", "error",
-        "partition", "settled", "topic", "where",
+        "partition", "settled", "topic", "weight", "where",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,7 @@ class Parcel:
         self.driver = driver
         self.born = born
         self.count = 0
+        self.weight = 0
         self.batch: Batch | None = None
         self.base = -1
         self.error: PxrsError | None = None
@@ -92,22 +93,22 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 class SentMany(Sequence[Sent]):
     """The handles of a `send_many`, in the order of its messages."""
 
-    __slots__ = ("_indexes", "_parcels")
+    __slots__ = ("indexes", "parcels")
 
     def __init__(self, parcels: list[Parcel], indexes: list[int]) -> None:
-        self._parcels = parcels
-        self._indexes = indexes
+        self.parcels = parcels
+        self.indexes = indexes
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self.parcels)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return SentMany(self._parcels[at], self._indexes[at])
-        return Sent(self._parcels[at], self._indexes[at])
+            return SentMany(self.parcels[at], self.indexes[at])
+        return Sent(self.parcels[at], self.indexes[at])
 
     def __iter__(self) -> Iterator[Sent]:
-        return map(Sent, self._parcels, self._indexes)
+        return map(Sent, self.parcels, self.indexes)
 
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable; where each was written."""
