@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from support.child import Child, say
 
 import pxrs
 from pxrs import Message
+from support.child import Child
+from support.inside import say
 
 KILLS = 50
 PARTITIONS = 4
@@ -62,7 +64,7 @@ def test_every_acknowledged_message_is_there_once_and_in_order(tmp_path: Path) -
                 words = [child.read() for _ in range(rng.randrange(1, 12))]
                 child.kill()
                 words += child.rest()
-            for kind, number, partition, offset in sum(words, []):
+            for kind, number, partition, offset in chain.from_iterable(words):
                 assert (partition, offset) not in acknowledged
                 acknowledged[partition, offset] = _value(run, kind, number)
         stored = _read_everything(px)

@@ -6,8 +6,6 @@ said something, and fails when it does not within its patience.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import json
 import os
 import queue
@@ -21,7 +19,7 @@ from typing import Any
 
 PATIENCE = 30.0
 _TESTS = Path(__file__).parents[1]
-_PR_SET_PDEATHSIG = 1
+_START = "from support.inside import main; main()"
 
 
 class Child:
@@ -32,10 +30,9 @@ class Child:
         # A pipe for what it says: its stdout stays free for what it prints by accident.
         read_end, write_end = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.child", target, str(write_end), json.dumps(args)],
+            [sys.executable, "-c", _START, target, str(write_end), json.dumps(args)],
             stdin=subprocess.PIPE,
             pass_fds=(write_end,),
-            preexec_fn=_die_with_parent,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), str(_TESTS.parent)])},
         )
         os.close(write_end)
@@ -99,30 +96,3 @@ class Child:
 
 
 _END = object()
-_voice = -1
-
-
-def say(word: Any) -> None:
-    """In the child: tell the parent. One write, so a killed child says it whole or not at all."""
-    os.write(_voice, (json.dumps(word) + "\n").encode())
-
-
-def wait_for_parent() -> None:
-    """In the child: block until the parent tells it to go on."""
-    sys.stdin.buffer.readline()
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _main() -> None:
-    from support import child
-
-    target, child._voice = sys.argv[1], int(sys.argv[2])
-    module, name = target.split(":")
-    getattr(importlib.import_module(module), name)(*json.loads(sys.argv[3]))
-
-
-if __name__ == "__main__":
-    _main()
