@@ -2,7 +2,8 @@
 
 Only one round runs at a time and nothing overtakes it, so a partition's batches keep their
 order under retry. Batches carry (producer id, epoch, sequence): a round whose outcome is
-unknown is simply repeated, and the log recognises what it already has.
+unknown is simply repeated, and the log recognises what it already has. A round that was
+interrupted at any point is unknown too; every step can be done twice.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core.retry import Backoff
-from pxrs.errors import DeliveryFailed, OutcomeUnknown, PxrsError, TopicNotFound
+from pxrs.errors import (
+    DeliveryFailed,
+    InsideTransaction,
+    OutcomeUnknown,
+    PxrsError,
+    TopicNotFound,
+)
 from pxrs.log.batches import seal
 from pxrs.log.sequences import SEQUENCES
 from pxrs.runtime.outbox import Outbox
@@ -25,12 +31,6 @@ from pxrs.stores.api import LogStore
 from pxrs.types import Append, Appended, LogPartition
 
 _LAST_EPOCH = 2**15 - 1
-
-
-class _Round(NamedTuple):
-    parcels: list[Parcel]
-    appends: list[Append]
-    size: int
 
 
 class Committer:
@@ -50,88 +50,144 @@ class Committer:
         self._clock = clock
         self._delivery_timeout = delivery_timeout
         self._on_settled = on_settled
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._owner: int | None = None
         self._backoff = Backoff(first=0.01, longest=1.0)
         self._random = random.Random(secrets.randbits(64))
+        # The round at hand, how often it failed, and whether one of those may have been done.
+        self._round: list[Parcel] = []
         self._failures = 0
-        self._pending: _Round | None = None
+        self._unsure = False
         self._sequences: dict[LogPartition, int] = {}
         self._new_identity()
         # True while a commit runs: senders then give up the interpreter now and then.
         self.busy = False
+
+    def drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Commit until `done()`; false if that takes longer than the timeout.
+
+        Time is looked at between commits: one that has begun is not left.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while not done():
+            left = None if deadline is None else deadline - self._clock.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self.run(left, unless=done)
+        return True
 
     def run(self, timeout: float | None = None, unless: Callable[[], bool] | None = None) -> bool:
         """Commit once what there is, unless `unless()` holds by then; false if the turn never came.
 
         A failure that may pass leaves the round pending; the next call repeats it.
         """
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            return False
+        self.refuse_nested()
+        me = threading.get_ident()
+        longest = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         try:
+            if not self._lock.acquire(timeout=longest):
+                return False
+            self._owner = me
             if unless is None or not unless():
-                self._one_round()
+                self._one_round(timeout)
+            return True
         finally:
-            self._lock.release()
-        return True
+            # An interrupt may have come before the lock did, or just after: only the lock knows.
+            if self._owner == me:
+                self._owner = None
+            try:  # noqa: SIM105 - a call before the release could be interrupted
+                self._lock.release()
+            except RuntimeError:
+                pass
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits to be committed."""
-        return self._pending is None and self._outbox.oldest is None and not self._lock.locked()
+    def refuse_nested(self) -> None:
+        """Raise if this very thread sends or commits right now."""
+        if self._owner == threading.get_ident():
+            raise InsideTransaction(
+                "this thread is committing, and a signal handler or destructor can't wait for "
+                "it to finish; let it set a flag and do this afterwards"
+            )
+        self._outbox.refuse_own_sender()
 
-    def _one_round(self) -> None:
-        if self._pending is None:
-            parcels = self._outbox.take()
-            if not parcels:
+    def _one_round(self, patience: float | None) -> None:
+        if not self._round:
+            self._round = self._outbox.take()
+            if not self._round:
                 return
-            self._pending = self._seal(parcels)
-        else:
-            time.sleep(self._backoff.delay(self._failures, self._random))
-        current = self._pending
+        elif self._failures:
+            delay = self._backoff.delay(self._failures, self._random)
+            time.sleep(delay if patience is None else min(delay, patience))
+        appends = self._sealed()
         self.busy = True
         try:
-            results = self._log.append(current.appends)
-            self._failures = 0
-        except Exception as error:  # noqa: BLE001 - whatever it was, the messages' owners are told
-            self._failures += 1
-            if self._give_up(error, current):
-                self._finish(current, [_delivery_failed(error)] * len(current.parcels))
-        else:
-            self._finish(current, results)
+            results = self._attempt(appends) if appends else []
+            if results is not None:
+                self._finish(results)
         finally:
             self.busy = False
 
-    def _give_up(self, error: Exception, current: _Round) -> bool:
+    def _sealed(self) -> list[Append]:
+        """The round's batches that are not settled. One that can't be sealed fails alone."""
+        appends = []
+        for parcel in self._round:
+            if parcel.settled:
+                continue
+            batch = parcel.batch
+            if batch is None:
+                sequence = self._sequences.get(parcel.where, 0)
+                try:
+                    batch = seal(parcel.builder, self._id, self._epoch, sequence)
+                    parcel.batch = batch
+                except BaseException as error:
+                    # A builder is used up by the first try: there is no second one.
+                    parcel.settle(-1, _delivery_failed(error))
+                    if not isinstance(error, Exception):
+                        raise
+                    continue
+            self._sequences[parcel.where] = (batch.base_sequence + batch.count) % SEQUENCES
+            appends.append(Append(parcel.where, batch))
+        return appends
+
+    def _attempt(self, appends: list[Append]) -> list[Appended | PxrsError] | None:
+        """What became of each batch; None if the round is to be repeated."""
+        try:
+            results = self._log.append(appends)
+            if len(results) != len(appends):
+                raise OutcomeUnknown(f"{len(results)} answers to {len(appends)} batches")
+            return results
+        except InsideTransaction:
+            # This thread holds the store's writer. Others, or it later, will get the round done.
+            raise
+        except BaseException as error:
+            self._failures += 1
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, PxrsError):
+                self._unsure = True
+            if not isinstance(error, Exception):
+                raise
+            if not self._give_up(error):
+                return None
+            failed = _maybe_delivered(error) if self._unsure else _delivery_failed(error)
+            return [failed] * len(appends)
+
+    def _give_up(self, error: Exception) -> bool:
         may_pass = isinstance(error, OutcomeUnknown) or getattr(error, "retryable", False)
         if not may_pass:
             return True
-        oldest = min(parcel.born for parcel in current.parcels)
+        oldest = min(parcel.born for parcel in self._round)
         return self._clock.monotonic() - oldest >= self._delivery_timeout
 
-    def _seal(self, parcels: list[Parcel]) -> _Round:
-        appends = []
-        size = 0
-        for parcel in parcels:
-            size += parcel.weight
-            sequence = self._sequences.get(parcel.where, 0)
-            batch = seal(parcel.builder, self._id, self._epoch, sequence)
-            self._sequences[parcel.where] = (sequence + parcel.count) % SEQUENCES
-            appends.append(Append(parcel.where, batch))
-        return _Round(parcels, appends, size)
-
-    def _finish(self, current: _Round, results: list[Appended | PxrsError]) -> None:
-        self._pending = None
-        failed = False
-        for parcel, result in zip(current.parcels, results, strict=True):
+    def _finish(self, results: list[Appended | PxrsError]) -> None:
+        if any(not isinstance(result, Appended) for result in results):
+            self._raise_epoch()
+        parcels = [parcel for parcel in self._round if not parcel.settled]
+        for parcel, result in zip(parcels, results, strict=True):
             if isinstance(result, Appended):
                 parcel.settle(result.base, None)
             else:
-                failed = True
                 parcel.settle(-1, _named(result, parcel))
-        if failed:
-            self._raise_epoch()
-        self._outbox.release(current.size)
-        self._on_settled(current.parcels)
+        self._outbox.release(self._round)
+        self._on_settled(self._round)
+        self._round, self._failures, self._unsure = [], 0, False
 
     def _raise_epoch(self) -> None:
         """After a failure that stays: what comes next must not look like its successor."""
@@ -152,7 +208,20 @@ def _named(error: PxrsError, parcel: Parcel) -> PxrsError:
     return TopicNotFound(parcel.topic.name) if isinstance(error, TopicNotFound) else error
 
 
-def _delivery_failed(cause: Exception) -> PxrsError:
-    error = DeliveryFailed(f"not appended, and given up: {cause}")
+def _delivery_failed(cause: BaseException) -> PxrsError:
+    error = DeliveryFailed(f"not appended, and given up: {_text(cause)}")
     error.__cause__ = cause
     return error
+
+
+def _maybe_delivered(cause: BaseException) -> PxrsError:
+    error = OutcomeUnknown(
+        f"given up, and nobody can tell whether it was appended: {_text(cause)}; "
+        "look for the message in the topic before you send it again"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -6,6 +6,11 @@ says `busy` before it looks at its box and takes that back when it is done with 
 puts an empty box in its place, then waits until the owner is not busy. If the owner saw the old
 box it was busy before the exchange, so the committer waits for it; if not, it saw the new one.
 Either way nobody writes to what was taken.
+
+A batch moves one way: from the lane's box to `taking` to the outbox's `_waiting`, where it stays
+until it is settled. Each move leaves it in one place at least, at every point where Python may
+raise what comes from outside (Ctrl-C): after a call and at a loop's end. Whoever looks for
+a batch in this order finds it, without a lock.
 """
 
 from __future__ import annotations
@@ -13,10 +18,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pxrs.clock import Clock
-from pxrs.errors import BufferFull
+from pxrs.errors import BufferFull, InsideTransaction
 from pxrs.log.batches import new_builder
 from pxrs.runtime.sent import Driver, Parcel
 from pxrs.types import LogPartition, Topic
@@ -24,6 +29,8 @@ from pxrs.types import LogPartition, Topic
 # A log recognises the last five batches of a producer when they come again: a commit whose
 # outcome is unknown is repeated whole, so it must not carry more of one partition.
 BATCHES_PER_COMMIT = 5
+# Engines limit how many values a statement can carry.
+MOST_BATCHES = 1000
 # How much a thread adds before it looks at the buffer that all share.
 REPORT_BYTES = 16 * 2**10
 _BUSY_PAUSE = 1e-5
@@ -42,13 +49,22 @@ class Box:
         """All that hold messages, each partition's in order."""
         return self.full + [parcel for parcel in self.open if parcel is not None and parcel.count]
 
+    def retire(self) -> None:
+        """Add nothing more to what is open.
+
+        After an interrupt a batch may hold a message that was not counted; one more would then
+        get the same number.
+        """
+        retired = self.parcels()
+        self.open, self.full = [None] * len(self.open), retired
+
 
 class Lane:
     """One thread's way to one topic."""
 
     __slots__ = (
-        "box", "busy", "hash", "left", "partitions", "stale", "sticky", "thread", "topic",
-        "unreported",
+        "box", "busy", "hash", "left_behind", "owner", "partitions", "spare", "stale", "sticky",
+        "taking", "thread", "topic", "unreported",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, hash_key: Callable[[bytes], int], sticky: int) -> None:
@@ -60,14 +76,20 @@ class Lane:
         self.sticky = sticky
         self.unreported = 0
         self.stale = False
+        self.left_behind = False
         self.thread = threading.current_thread()
-        # Taken from a box and not fitting into the commit at hand. The committer's own.
-        self.left: list[Parcel] = []
+        self.owner = threading.get_ident()
+        # For a signal handler or destructor that sends while this very thread is inside `send`.
+        self.spare: Lane | None = None
+        # The box that the committer has exchanged. The committer's own.
+        self.taking: Box | None = None
 
     @property
     def finished(self) -> bool:
         """Whether nothing is here and nobody will put anything here."""
-        return not self.thread.is_alive() and not self.left and not self.box.parcels()
+        if self.thread.is_alive() and not self.left_behind:
+            return False
+        return self.taking is None and not self.box.parcels()
 
 
 class Outbox:
@@ -92,7 +114,9 @@ class Outbox:
         self._room = threading.Condition()
         self._lanes: list[Lane] = []
         self._held = 0
-        # When the oldest message that nobody has taken away was put, roughly; None if none is.
+        # Taken from the lanes and not settled, first come, first served. The committer's own.
+        self._waiting: list[Parcel] = []
+        # When the first batch since the last `take` was opened; None if none was.
         self.oldest: float | None = None
 
     def add_lane(self, lane: Lane) -> None:
@@ -104,15 +128,33 @@ class Outbox:
         """Bytes reported and not yet settled."""
         return self._held
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something was taken from the lanes and is not settled."""
+        return any(not parcel.settled for parcel in self._waiting)
+
+    def holds(self, before: float) -> bool:
+        """Whether anything put up to then is not settled."""
+        return any(
+            parcel.born <= before and not parcel.settled for parcel in self._from_box_to_waiting()
+        )
+
+    def _from_box_to_waiting(self) -> Iterator[Parcel]:
+        for lane in self._lanes:
+            yield from lane.box.parcels()
+            if (taking := lane.taking) is not None:
+                yield from taking.parcels()
+        yield from self._waiting
+
     def open_parcel(self, lane: Lane, box: Box, partition: int) -> Parcel:
         """A new batch for the partition; the one before, if any, is full. By a busy owner."""
-        before = box.open[partition]
-        if before is not None:
-            box.full.append(before)
         now = self._clock.monotonic()
         builder = new_builder(self._batch_bytes, self._compression)
         parcel = Parcel(lane.topic, partition, builder, self._driver, now)
+        before = box.open[partition]
         box.open[partition] = parcel
+        if before is not None:
+            box.full.append(before)
         if self.oldest is None:
             self.oldest = now
         return parcel
@@ -128,28 +170,45 @@ class Outbox:
             self._held += lane.unreported
             lane.unreported = 0
 
+    def refuse_own_sender(self) -> None:
+        """Raise if this very thread is inside `send`: nobody can wait for itself to finish."""
+        me = threading.get_ident()
+        if any(lane.busy and lane.owner == me for lane in self._lanes):
+            raise InsideTransaction(
+                "this thread is inside send(), and a signal handler or destructor can't wait for "
+                "it to come out; let it set a flag and do this afterwards"
+            )
+
+    def await_senders(self) -> None:
+        """Return when everybody who is inside `send` now has come out."""
+        for lane in self._lanes.copy():
+            while lane.busy:
+                time.sleep(_BUSY_PAUSE)
+
     def take(self) -> list[Parcel]:
         """All batches that may go into one commit, in order; they count until `release`."""
         self._drop_finished_lanes()
         self.oldest = None
+        for lane in self._lanes.copy():
+            self._empty(lane)
         taken: list[Parcel] = []
         counts: Counter[LogPartition] = Counter()
-        for lane in self._lanes.copy():
-            waiting = lane.left + self._empty(lane)
-            lane.left = []
-            for parcel in waiting:
-                counts[parcel.where] += 1
-                fits = counts[parcel.where] <= BATCHES_PER_COMMIT
-                (taken if fits else lane.left).append(parcel)
-            if lane.left:
-                self.oldest = lane.left[0].born
+        for parcel in self._waiting:
+            counts[parcel.where] += 1
+            if counts[parcel.where] <= BATCHES_PER_COMMIT and not parcel.settled:
+                taken.append(parcel)
+                if len(taken) == MOST_BATCHES:
+                    break
         return taken
 
-    def release(self, size: int) -> None:
-        """These bytes are settled: there is room again."""
+    def release(self, parcels: list[Parcel]) -> None:
+        """These are settled: there is room again. Once more changes nothing."""
         with self._room:
-            self._held -= size
+            for parcel in parcels:
+                self._held -= parcel.weight
+                parcel.weight = 0
             self._room.notify_all()
+        self._waiting = [parcel for parcel in self._waiting if not parcel.settled]
 
     def mark_stale(self, topic: Topic) -> None:
         """The topic is gone: look it up again before anything more is put."""
@@ -158,14 +217,24 @@ class Outbox:
                 if lane.topic.id == topic.id:
                     lane.stale = True
 
-    def _empty(self, lane: Lane) -> list[Parcel]:
-        box, lane.box = lane.box, Box(lane.partitions)
+    def _empty(self, lane: Lane) -> None:
+        """Move what the lane holds to those that wait."""
+        if lane.taking is None:
+            empty = Box(lane.partitions)
+            lane.taking, lane.box = lane.box, empty
         while lane.busy:
             time.sleep(_BUSY_PAUSE)
-        return box.parcels()
+        waiting = self._waiting + lane.taking.parcels()
+        self._waiting, lane.taking = waiting, None
 
     def _drop_finished_lanes(self) -> None:
         with self._room:
-            finished = [lane for lane in self._lanes if lane.finished]
-            self._held += sum(lane.unreported for lane in finished)
-            self._lanes = [lane for lane in self._lanes if lane not in finished]
+            lanes = [lane for lane in self._lanes if not lane.finished]
+            if len(lanes) == len(self._lanes):
+                return
+            kept = set(map(id, lanes))
+            for lane in self._lanes:
+                if id(lane) not in kept:
+                    self._held += lane.unreported
+                    lane.unreported = 0
+            self._lanes = lanes

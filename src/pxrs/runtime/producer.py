@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
@@ -19,7 +22,6 @@ from pxrs.errors import (
     InvalidRequest,
     MessageTooLarge,
     PartitionNotFound,
-    PxrsError,
     TopicExists,
     TopicNotFound,
 )
@@ -42,6 +44,9 @@ _ITERATOR_CHUNK = 4096
 _RETENTION_EVERY = 10.0
 # How many empty looks the background thread takes before it goes to sleep.
 _LOOKS = 20
+_SHORTEST_WAIT = 0.001
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 class Producer:
@@ -82,6 +87,9 @@ class Producer:
         self._local = threading.local()
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
+        self._stopped = False
+        self._forked = False
+        self._closing = threading.RLock()
         self._awake = False
         self._wake = threading.Event()
         self._due = threading.Event()
@@ -89,6 +97,7 @@ class Producer:
         self._retained: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
         self._thread.start()
+        _producers.add(self)
 
     def send(
         self,
@@ -109,7 +118,7 @@ class Producer:
             lane: Lane = self._local.lanes[topic]
         except (AttributeError, KeyError):
             lane = self._open_lane(topic)
-        if lane.unreported > REPORT_BYTES or lane.busy or self._closed:
+        if lane.unreported > REPORT_BYTES or lane.busy:
             lane = self._attend(lane)
         if self._serdes:
             key, value = self._encode(key, value)
@@ -137,8 +146,10 @@ class Producer:
         else:
             size, headers = len(value) + len(key), _NO_HEADERS
         lane.busy = True
+        box = lane.box
         try:
-            box = lane.box
+            if self._closed:
+                self._refuse_closed()
             parcel = box.open[partition]
             if (
                 parcel is None
@@ -149,9 +160,12 @@ class Producer:
             index = parcel.count
             parcel.count = index + 1
             parcel.weight += size
+            lane.unreported += size
+        except BaseException:
+            box.retire()
+            raise
         finally:
             lane.busy = False
-        lane.unreported += size
         return Sent(parcel, index)
 
     def send_many(self, topic: str, messages: Iterable[tuple[Any, Any]]) -> SentMany:
@@ -191,8 +205,10 @@ class Producer:
             timestamp = time_ns() // 1_000_000
             added = 0
             lane.busy = True
+            box = lane.box
             try:
-                box = lane.box
+                if self._closed:
+                    self._refuse_closed()
                 places = box.open
                 for key, value in pairs[start : start + _BUSY_MESSAGES]:
                     partition = lane.sticky if key is None else hash_key(key) % partitions
@@ -209,40 +225,49 @@ class Producer:
                     parcel.count += 1
                     parcel.weight += size
                     added += size
+            except BaseException:
+                box.retire()
+                raise
             finally:
-                lane.busy = False
                 lane.unreported += added
+                lane.busy = False
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
 
         Failures are not raised here but by the `Sent` they belong to.
         """
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
-        while not self._committer.idle:
-            left = None if deadline is None else deadline - self._clock.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(f"not everything was appended within {timeout:g} s")
-            self._committer.run(left)
+        self._refuse_after_fork()
+        now = self._clock.monotonic()
+        if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
+            raise TimeoutError(f"not everything was appended within {timeout:g} s")
 
     def deliver(self, parcel: Parcel, timeout: float | None) -> None:
         """See `pxrs.runtime.sent.Driver`. The calling thread becomes the committer."""
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
-        while not parcel.settled:
-            left = None if deadline is None else deadline - self._clock.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
-            self._committer.run(left, unless=lambda: parcel.settled)
+        self._refuse_after_fork()
+        if not self._committer.drive(lambda: parcel.settled, timeout):
+            raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
 
     def close(self) -> None:
-        """Flush and stop. Sending afterwards raises `Closed`."""
-        if self._closed:
+        """Flush and stop. Sending afterwards raises `Closed`.
+
+        Whoever calls it returns when the producer is closed, the second one too. What can't be
+        flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again.
+        """
+        if self._forked:
             return
+        self._committer.refuse_nested()
+        # A sender looks at this once it is busy: either it sees it, or it is waited for below.
         self._closed = True
-        self.flush()
-        self._due.set()
-        self._wake.set()
-        self._thread.join()
+        with self._closing:
+            if self._stopped:
+                return
+            self._outbox.await_senders()
+            self.flush()
+            self._stopped = True
+            self._due.set()
+            self._wake.set()
+            self._thread.join()
 
     def __enter__(self) -> Producer:
         return self
@@ -282,9 +307,12 @@ class Producer:
     def _attend(self, lane: Lane) -> Lane:
         """Every few hundred messages: look at the shared buffer, and let the committer run."""
         self._refuse_closed()
-        if lane.busy:
-            # A signal handler or destructor sends while this very thread is inside `send`.
-            return self._new_lane(lane.topic)
+        while lane.busy:
+            # A signal handler or destructor sends while this very thread is inside `send`: what
+            # it sends is in order by itself, not with what it interrupted.
+            if lane.spare is None:
+                lane.spare = self._new_lane(lane.topic)
+            lane = lane.spare
         self._outbox.report(lane)
         if self._outbox.held >= self._commit_at and not self._due.is_set():
             self._due.set()
@@ -314,7 +342,8 @@ class Producer:
         """The topic was deleted under us. Made again just so, it goes on; else it is an error."""
         found = self._topics.find(lane.topic.name)
         if found.partitions != lane.partitions:
-            del self._local.lanes[lane.topic.name]
+            self._local.lanes.pop(lane.topic.name, None)
+            lane.left_behind = True
             raise TopicExists(
                 f"topic {found.name!r} was made again with {found.partitions} partitions instead "
                 f"of {lane.partitions}; send again"
@@ -323,8 +352,17 @@ class Producer:
         lane.stale = False
 
     def _refuse_closed(self) -> None:
+        self._refuse_after_fork()
         if self._closed:
             raise Closed("the producer was closed")
+
+    def _refuse_after_fork(self) -> None:
+        if self._forked:
+            raise Closed("this producer was made before a fork; make another in the child")
+
+    def abandon(self) -> None:
+        """In a forked child: its thread is not here, and what it holds is the parent's to send."""
+        self._forked = self._closed = True
 
     def _encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
         if self._key_serde is None or key is None:
@@ -350,27 +388,31 @@ class Producer:
     # The background thread
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._stopped:
             self._wake.wait()
             self._wake.clear()
             looks = 0
-            while looks < _LOOKS and not self._closed:
+            while looks < _LOOKS and not self._stopped:
                 looks = 0 if self._commit_what_is_due() else looks + 1
                 self._retain()
+            # Whoever opens a batch does so before it looks at this: one of us sees the other.
             self._awake = False
-            if not self._committer.idle:
+            if self._outbox.holds(math.inf):
                 self._wake.set()
 
     def _commit_what_is_due(self) -> bool:
-        urgent = self._due.wait(self._settings.linger or 0.001)
+        """Commit what has waited long enough; false if there is nothing at all."""
+        linger = self._settings.linger
+        # What has failed or did not fit into a commit has waited already.
+        wait = 0.0 if self._outbox.waiting else linger or _SHORTEST_WAIT
+        urgent = self._due.wait(wait)
         self._due.clear()
         oldest = self._outbox.oldest
-        if oldest is None:
-            if self._committer.idle:
-                return False
+        if urgent or self._outbox.waiting:
             self._committer.run()
-            return True
-        if urgent or self._clock.monotonic() - oldest >= self._settings.linger:
+        elif oldest is None:
+            return self._outbox.holds(math.inf)
+        elif self._clock.monotonic() - oldest >= linger:
             self._committer.run()
         return True
 
@@ -388,9 +430,18 @@ class Producer:
             if now - self._retained.get(topic.id, -_RETENTION_EVERY) >= _RETENTION_EVERY:
                 self._retained[topic.id] = now
                 self._grown.discard(topic)
-                # Retention is housekeeping: what fails now is done the next time.
-                with suppress(PxrsError):
+                # Retention is housekeeping: what fails now, however, is done the next time.
+                with suppress(Exception):
                     self._topics.retain(topic)
+
+
+def _after_fork_in_child() -> None:
+    for producer in list(_producers):
+        producer.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _plain(value: object, what: str) -> bytes | None:

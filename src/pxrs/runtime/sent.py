@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import PxrsError
 from pxrs.log.batches import Builder
 from pxrs.types import Batch, LogPartition, Position, Topic
@@ -23,7 +24,7 @@ class Driver(Protocol):
 class Parcel:
     """A batch being filled, then under way, then settled: `base` or `error` is set.
 
-    Filled under its lane's lock; settled by whoever holds the producer's commit lock.
+    Filled by its lane's owner; sealed and settled by whoever holds the producer's commit lock.
     """
 
     __slots__ = (
@@ -50,19 +51,22 @@ class Parcel:
         self.callbacks: list[Callable[[], None]] = []
 
     def settle(self, base: int, error: PxrsError | None) -> None:
-        """Say how it ended. The buffers go at once: handles may be kept for long."""
+        """Say how it ended, once. The buffers go at once: handles may be kept for long."""
+        if self.settled:
+            return
         self.base = base
         self.error = error
+        self.settled = True
         self.batch = None
         del self.builder, self.append
-        self.settled = True
         for callback in self.callbacks:
             callback()
 
     def offset(self, index: int) -> int:
         """The offset of the message at `index`; raises what went wrong."""
         if self.error is not None:
-            raise self.error
+            # All messages of the batch share it, and its traceback would grow with each.
+            raise self.error.with_traceback(None)
         return self.base + index
 
 
@@ -81,8 +85,10 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     def result(self, timeout: float | None = None) -> Position:
         """Wait until the message is durable.
 
-        The calling thread commits by itself if nobody else is at it. Raises what kept the
-        message from being appended, or `TimeoutError`; then it may still be appended later.
+        The calling thread commits by itself if nobody else is at it, so the timeout is looked
+        at between commits. Raises what kept the message from being appended, `OutcomeUnknown`
+        if nobody can tell, or `TimeoutError` or `InsideTransaction` (this thread holds a write
+        transaction): after these two it is still being tried.
         """
         parcel: Parcel = self._parcel
         if not parcel.settled:
@@ -111,5 +117,8 @@ class SentMany(Sequence[Sent]):
         return map(Sent, self.parcels, self.indexes)
 
     def result(self, timeout: float | None = None) -> list[Position]:
-        """Wait until all are durable; where each was written."""
-        return [sent.result(timeout) for sent in self]
+        """Wait until all are durable, `timeout` seconds in all; where each was written."""
+        if timeout is None:
+            return [sent.result() for sent in self]
+        deadline = SYSTEM_CLOCK.monotonic() + timeout
+        return [sent.result(deadline - SYSTEM_CLOCK.monotonic()) for sent in self]
