@@ -30,7 +30,10 @@ def to_bytes(value: object, what: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a {what} that is not valid text ({error}); pass bytes") from None
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     raise InvalidRequest(

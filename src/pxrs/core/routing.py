@@ -95,7 +95,7 @@ def partitioner(name: str) -> Partitioner:
     """A partitioner by its name."""
     try:
         return PARTITIONERS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise InvalidRequest(
             f"unknown partitioner {name!r}; there are {', '.join(PARTITIONERS)}"
         ) from None

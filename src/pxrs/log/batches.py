@@ -19,12 +19,12 @@ COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 # A record costs at most this much beyond key, value and headers: six varints and a byte.
 RECORD_OVERHEAD = 36
 HEADER_SIZE = 61
+MAX_TIMESTAMP = 2**63 - 1
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _BASE_OFFSET = struct.Struct(">q")
 _MAGIC = 2
 _MAX_SIZE = 2**31 - 1
-_MAX_TIMESTAMP = 2**63 - 1
 
 
 class Builder(Protocol):
@@ -108,7 +108,7 @@ def compression_code(name: str) -> int:
     """The code of a compression by its name."""
     try:
         return COMPRESSIONS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise ConfigError(
             f"unknown compression {name!r}; there are {', '.join(COMPRESSIONS)}"
         ) from None
@@ -154,7 +154,7 @@ def encode(
     """One batch of all records, each (key, value, headers, timestamp in ms)."""
     builder = new_builder(_MAX_SIZE, compression_code(compression))
     for index, (key, value, headers, timestamp) in enumerate(records):
-        if not 0 <= timestamp <= _MAX_TIMESTAMP:
+        if not 0 <= timestamp <= MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp {timestamp} is not a 64-bit number of ms since 1970")
         if builder.append(index, timestamp, key, value, headers) is None:
             raise MessageTooLarge(f"message {index} would take the batch past {_MAX_SIZE} bytes")

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from time import time_ns
@@ -25,9 +25,9 @@ from pxrs.errors import (
     TopicExists,
     TopicNotFound,
 )
-from pxrs.log.batches import compression_code
+from pxrs.log.batches import MAX_TIMESTAMP, compression_code
 from pxrs.runtime.committer import Committer
-from pxrs.runtime.outbox import REPORT_BYTES, Box, Lane, Outbox
+from pxrs.runtime.outbox import RECORD_BYTES, REPORT_BYTES, Box, Lane, Outbox
 from pxrs.runtime.sent import Parcel, Sent, SentMany
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde, to_bytes
@@ -116,7 +116,7 @@ class Producer:
         """
         try:
             lane: Lane = self._local.lanes[topic]
-        except (AttributeError, KeyError):
+        except (AttributeError, KeyError, TypeError):
             lane = self._open_lane(topic)
         if lane.unreported > REPORT_BYTES or lane.busy:
             lane = self._attend(lane)
@@ -125,13 +125,13 @@ class Producer:
         else:
             if type(value) is not bytes:
                 value = _plain(value, "value")
-            if type(key) is str:
+            if type(key) is str and key.isascii():
                 key = key.encode()
             elif type(key) is not bytes:
                 key = _plain(key, "key")
         loose = False
         if partition is not None:
-            if not 0 <= partition < lane.partitions:
+            if type(partition) is not int or not 0 <= partition < lane.partitions:
                 raise PartitionNotFound(topic, partition, lane.partitions)
         elif key is not None:
             partition = lane.hash(key) % lane.partitions
@@ -139,12 +139,12 @@ class Producer:
             partition, loose = lane.sticky, True
         if timestamp is None:
             timestamp = time_ns() // 1_000_000
-        elif type(timestamp) is not int or timestamp < 0:
+        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
         if headers or key is None or value is None or len(value) + len(key) > self._most:
             size, headers = self._check_size(key, value, headers)
         else:
-            size, headers = len(value) + len(key), _NO_HEADERS
+            size, headers = len(value) + len(key) + RECORD_BYTES, _NO_HEADERS
         lane.busy = True
         box = lane.box
         try:
@@ -183,9 +183,15 @@ class Producer:
         """The pairs as bytes, checked."""
         ready = []
         most, serdes = self._most, self._serdes
-        for key, value in pairs:
+        for pair in pairs:
+            try:
+                key, value = pair
+            except (TypeError, ValueError):
+                raise InvalidRequest(
+                    f"send_many takes pairs (key, value), not {type(pair).__name__}"
+                ) from None
             if type(key) is str and not serdes:
-                key = key.encode()
+                key = _plain(key, "key")
             if type(value) is not bytes or type(key) is not bytes or serdes:
                 key, value = self._encode(key, value)
                 self._check_size(key, value, None)
@@ -220,6 +226,7 @@ class Producer:
                         record = (timestamp, key, value, headers)
                         parcel = self._open_and_append(lane, box, partition, key is None, record)
                     size = (0 if key is None else len(key)) + (0 if value is None else len(value))
+                    size += RECORD_BYTES
                     add_parcel(parcel)
                     add_index(parcel.count)
                     parcel.count += 1
@@ -285,7 +292,7 @@ class Producer:
     def _lane(self, topic: str) -> Lane:
         try:
             lane: Lane = self._local.lanes[topic]
-        except (AttributeError, KeyError):
+        except (AttributeError, KeyError, TypeError):
             lane = self._open_lane(topic)
         return lane
 
@@ -368,22 +375,24 @@ class Producer:
         if self._key_serde is None or key is None:
             key = _plain(key, "key")
         else:
-            key = self._key_serde.encode(key)
+            key = _encoded(self._key_serde, key, "key")
         if self._value_serde is None:
             return key, _plain(value, "value")
-        return key, self._value_serde.encode(value)
+        return key, _encoded(self._value_serde, value, "value")
 
     def _check_size(
         self, key: bytes | None, value: bytes | None, headers: list[Header] | None
     ) -> tuple[int, list[Header]]:
-        """The message's size and headers, if it is not too large."""
-        size = len(key or b"") + len(value or b"") + _size_of_headers(headers or _NO_HEADERS)
+        """What the message takes in the buffer, and its headers, if it is not too large."""
+        checked = _checked(headers) if headers else _NO_HEADERS
+        size = len(key or b"") + len(value or b"")
+        size += sum(len(name.encode()) + len(content or b"") for name, content in checked)
         if size > self._most:
             raise MessageTooLarge(
                 f"a message of {size} bytes; the limit is {self._most} "
                 "(max_message_bytes of the producer)"
             )
-        return size, list(headers) if headers else _NO_HEADERS
+        return size + RECORD_BYTES, checked
 
     # The background thread
 
@@ -448,18 +457,41 @@ def _plain(value: object, what: str) -> bytes | None:
     return None if value is None else to_bytes(value, what)
 
 
+def _encoded(serde: Serde, value: object, what: str) -> bytes:
+    data = serde.encode(value)
+    if not isinstance(data, bytes):
+        raise InvalidRequest(f"the serde made a {type(data).__name__} of a {what}, not bytes")
+    return data
+
+
 def _chunks(messages: Iterable[tuple[Any, Any]]) -> Iterable[Iterable[tuple[Any, Any]]]:
     """A list in one piece, an iterator in pieces that need not be kept in memory together."""
     if isinstance(messages, list | tuple):
         yield messages
         return
+    if isinstance(messages, Mapping | str | bytes) or not isinstance(messages, Iterable):
+        raise InvalidRequest(
+            f"send_many takes pairs (key, value), not a {type(messages).__name__}; "
+            "of a dict that would be its items()"
+        )
     rest = iter(messages)
     while chunk := list(islice(rest, _ITERATOR_CHUNK)):
         yield chunk
 
 
-def _size_of_headers(headers: list[Header]) -> int:
-    try:
-        return sum(len(name.encode()) + len(content or b"") for name, content in headers)
-    except (TypeError, ValueError, AttributeError):
-        raise InvalidRequest("headers are a list of pairs: a str and bytes (or None)") from None
+def _checked(headers: object) -> list[Header]:
+    """The headers as the codec needs them."""
+    if not isinstance(headers, list | tuple):
+        raise InvalidRequest(
+            f"headers are a list of pairs, a str and bytes (or None), not {type(headers).__name__}"
+        )
+    for header in headers:
+        if (
+            not isinstance(header, list | tuple)
+            or len(header) != 2
+            or not isinstance(header[0], str)
+            or not isinstance(header[1], bytes | None)
+        ):
+            raise InvalidRequest(f"a header is a pair of a str and bytes (or None), not {header!r}")
+        to_bytes(header[0], "header name")
+    return [(name, content) for name, content in headers]
