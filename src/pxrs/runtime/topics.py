@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
 from pxrs.clock import Clock
 from pxrs.config import check_partitions, check_topic_name
-from pxrs.errors import InvalidRequest, StoreError, TopicExists, TopicNotFound
+from pxrs.errors import (
+    InvalidRequest,
+    OutcomeUnknown,
+    PxrsError,
+    StoreError,
+    TopicExists,
+    TopicNotFound,
+)
 from pxrs.stores.api import CoordStore, LogStore
 from pxrs.types import Bounds, Check, Committed, Delete, LogPartition, Put, Topic, Versioned
 
 _FOLDER = "topics/"
 _SCHEMA = 1
+_LONGEST_RETENTION = 2**62
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,7 +94,15 @@ class Topics:
             return _same_or_refuse(existing, wanted)
         self._log.create(wanted.id, partitions)
         key = _FOLDER + name
-        outcome = self._coord.commit([Check(key, 0)], [Put(key, _encode(wanted))])
+        try:
+            outcome = self._coord.commit([Check(key, 0)], [Put(key, _encode(wanted))])
+        except OutcomeUnknown:
+            raise
+        except PxrsError:
+            # Nothing points to the log, and nothing will.
+            with suppress(PxrsError):
+                self._log.drop(wanted.id)
+            raise
         if isinstance(outcome, Committed):
             return wanted
         self._log.drop(wanted.id)
@@ -108,20 +125,19 @@ class Topics:
     def describe(self, name: str) -> TopicInfo:
         """The topic and what its partitions hold."""
         topic = self.find(name)
-        return TopicInfo(
-            topic,
-            [
-                PartitionInfo(number, *held, self._log.size(LogPartition(topic.id, number)))
-                for number, held in self.bounds(topic).items()
-            ],
-        )
+        with _named(topic):
+            return TopicInfo(
+                topic,
+                [
+                    PartitionInfo(number, *held, self._log.size(LogPartition(topic.id, number)))
+                    for number, held in self._log.bounds(topic.id).items()
+                ],
+            )
 
     def bounds(self, topic: Topic) -> dict[int, Bounds]:
         """First and next offset of each partition."""
-        try:
+        with _named(topic):
             return self._log.bounds(topic.id)
-        except TopicNotFound:
-            raise TopicNotFound(topic.name) from None
 
     def delete(self, name: str) -> None:
         """Remove the topic and all its messages. A topic made again starts at offset 0."""
@@ -142,12 +158,22 @@ class Topics:
         before = None
         if topic.retention_ms is not None:
             before = self._clock.wall_ms() - topic.retention_ms
-        for number in range(topic.partitions) if partitions is None else partitions:
-            self._log.expire(LogPartition(topic.id, number), before, topic.retention_bytes)
+        with _named(topic):
+            for number in range(topic.partitions) if partitions is None else partitions:
+                self._log.expire(LogPartition(topic.id, number), before, topic.retention_bytes)
 
     def _look_up(self, name: str) -> Topic | None:
         record = self._coord.get(_FOLDER + name)
         return None if record is None else _decode(record)
+
+
+@contextmanager
+def _named(topic: Topic) -> Iterator[None]:
+    """The log knows topics by their id only; people know them by their name."""
+    try:
+        yield
+    except TopicNotFound:
+        raise TopicNotFound(topic.name) from None
 
 
 def _encode(topic: Topic) -> bytes:
@@ -187,5 +213,9 @@ def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
 
 def _check_retention(retention_ms: int | None, retention_bytes: int | None) -> None:
     for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise InvalidRequest(f"{name} = {value!r}; a positive whole number, or None for ever")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and 1 <= value <= _LONGEST_RETENTION):
+            raise InvalidRequest(
+                f"{name} = {value!r}; a whole number from 1 to {_LONGEST_RETENTION}, "
+                "or None for ever"
+            )
