@@ -14,6 +14,9 @@ URL_VARIABLE = "PXRS_URL"
 _SCHEMES = ("memory", "sqlite")
 _LONGEST_TOPIC = 249
 _MOST_PARTITIONS = 100_000
+# A year, and half of what a batch or a value in SQLite can hold.
+_MOST_SECONDS = 365 * 24 * 3600
+_MOST_BYTES = 2**29
 _TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -32,12 +35,17 @@ def parse_url(url: str) -> StoreUrl:
             f"{url!r} is not a store URL; examples: sqlite:///app.db, sqlite:////var/lib/app.db, "
             "memory://"
         )
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is not a store URL: {error}") from None
     if parts.scheme not in _SCHEMES:
         raise ConfigError(
             f"unknown scheme {parts.scheme!r} in {url!r}; there are "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
         )
+    if "#" in url or "\0" in unquote(url):
+        raise ConfigError(f"{url!r}: a # is written %23 in a URL, and a path has no NUL")
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     if len({name for name, _ in pairs}) < len(pairs):
         raise ConfigError(f"an option stands twice in {url!r}")
@@ -74,7 +82,7 @@ class SqliteSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.durability not in ("full", "relaxed"):
             raise ConfigError(f"durability {self.durability!r}; there are full and relaxed")
-        _at_least("busy_timeout", self.busy_timeout, 0.0)
+        _seconds("busy_timeout", self.busy_timeout)
 
 
 def sqlite_settings(options: Mapping[str, str]) -> SqliteSettings:
@@ -100,12 +108,17 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     partitioner: str = "xxhash"
 
     def __post_init__(self) -> None:
-        _at_least("linger", self.linger, 0.0)
-        _at_least("batch_bytes", self.batch_bytes, 1)
-        _at_least("max_message_bytes", self.max_message_bytes, 1)
-        _at_least("buffer_bytes", self.buffer_bytes, self.max_message_bytes)
-        _at_least("max_block", self.max_block, 0.0)
-        _at_least("delivery_timeout", self.delivery_timeout, 0.0)
+        _seconds("linger", self.linger)
+        _seconds("max_block", self.max_block)
+        _seconds("delivery_timeout", self.delivery_timeout)
+        _bytes("batch_bytes", self.batch_bytes)
+        _bytes("max_message_bytes", self.max_message_bytes)
+        _bytes("buffer_bytes", self.buffer_bytes, most=2**40)
+        if self.buffer_bytes < self.max_message_bytes:
+            raise ConfigError(
+                f"buffer_bytes={self.buffer_bytes}; it has to hold a message of "
+                f"max_message_bytes={self.max_message_bytes}"
+            )
 
 
 def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
@@ -147,6 +160,15 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
         raise ConfigError(f"{name}={options[name]!r} is not a number") from None
 
 
-def _at_least(name: str, value: float, least: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
-        raise ConfigError(f"{name}={value!r}; a number of at least {least:g} is needed")
+def _seconds(name: str, value: float) -> None:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not 0 <= value <= _MOST_SECONDS
+    ):
+        raise ConfigError(f"{name}={value!r}; a number of seconds from 0 to {_MOST_SECONDS}")
+
+
+def _bytes(name: str, value: int, most: int = _MOST_BYTES) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{name}={value!r}; a whole number of bytes from 1 to {most}")

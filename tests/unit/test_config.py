@@ -1,0 +1,122 @@
+"""URLs and settings, taken apart and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pxrs.config import (
+    ProducerSettings,
+    StoreUrl,
+    check_partitions,
+    check_topic_name,
+    default_url,
+    parse_url,
+    sqlite_settings,
+)
+from pxrs.errors import ConfigError, InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "place", "options"),
+    [
+        ("sqlite:///app.db", "sqlite", "app.db", {}),
+        ("sqlite:////var/lib/app.db", "sqlite", "/var/lib/app.db", {}),
+        ("SQLite:///App.db", "sqlite", "App.db", {}),
+        ("sqlite:///a%20b%23c%3F.db", "sqlite", "a b#c?.db", {}),
+        (
+            "sqlite:///sub/app.db?durability=relaxed",
+            "sqlite",
+            "sub/app.db",
+            {"durability": "relaxed"},
+        ),
+        ("memory://", "memory", "", {}),
+        ("memory://name", "memory", "name", {}),
+    ],
+)
+def test_urls(url: str, scheme: str, place: str, options: dict[str, str]) -> None:
+    assert parse_url(url) == StoreUrl(scheme, place, options)
+
+
+@given(st.text())
+def test_any_text_is_a_url_or_a_config_error(text: str) -> None:
+    try:
+        parse_url(text)
+    except ConfigError as error:
+        assert str(error)  # noqa: PT017 - most texts are refused, some are not
+
+
+@given(st.text(max_size=30).map("sqlite:///".__add__))
+def test_any_path_is_a_url_or_a_config_error(text: str) -> None:
+    try:
+        assert parse_url(text).place
+    except ConfigError as error:
+        assert str(error)  # noqa: PT017 - most texts are refused, some are not
+
+
+def test_sqlite_settings() -> None:
+    assert sqlite_settings({}).durability == "full"
+    assert sqlite_settings({"busy_timeout": "2.5"}).busy_timeout == 2.5
+    assert sqlite_settings({"busy_timeout": "0"}).busy_timeout == 0
+
+
+def test_the_default_store_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PXRS_URL", raising=False)
+    assert default_url() == "sqlite:///pxrs.db"
+    monkeypatch.setenv("PXRS_URL", "memory://")
+    assert default_url() == "memory://"
+
+
+@given(st.text(alphabet="abcXYZ019._-", min_size=1, max_size=249))
+def test_topic_names(name: str) -> None:
+    if name in (".", ".."):
+        with pytest.raises(InvalidRequest):
+            check_topic_name(name)
+    else:
+        assert check_topic_name(name) == name
+
+
+@given(st.text())
+def test_other_topic_names_are_refused(name: str) -> None:
+    fine = 1 <= len(name) <= 249 and all(c.isascii() and (c.isalnum() or c in "._-") for c in name)
+    if fine and name not in (".", ".."):
+        assert check_topic_name(name) == name
+    else:
+        with pytest.raises(InvalidRequest):
+            check_topic_name(name)
+
+
+@given(st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text()))
+def test_partitions(count: Any) -> None:
+    if type(count) is int and 1 <= count <= 100_000:
+        assert check_partitions(count) == count
+    else:
+        with pytest.raises(InvalidRequest, match="1 to 100000"):
+            check_partitions(count)
+
+
+def test_a_buffer_smaller_than_a_message_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_message_bytes=1000"):
+        ProducerSettings(buffer_bytes=999, max_message_bytes=1000)
+    ProducerSettings(buffer_bytes=1000, max_message_bytes=1000, batch_bytes=1)
+
+
+_BYTES = ("batch_bytes", "buffer_bytes", "max_message_bytes")
+_SECONDS = ("linger", "max_block", "delivery_timeout")
+
+
+@given(
+    st.sampled_from(_BYTES + _SECONDS),
+    st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=3)),
+)
+def test_settings_are_taken_or_refused_by_name(name: str, value: Any) -> None:
+    try:
+        settings = ProducerSettings(**{name: value})
+    except ConfigError as error:
+        assert name in str(error)  # noqa: PT017 - most values are refused, some are not
+    else:
+        assert type(value) is int or (name in _SECONDS and type(value) is float)
+        assert getattr(settings, name) == value >= 0
