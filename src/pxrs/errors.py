@@ -217,7 +217,11 @@ class NotAtomic(PxrsError):
 
 
 class InsideTransaction(PxrsError):
-    """The call needs a write transaction of its own while this thread already holds one."""
+    """The call would wait for this very thread.
+
+    It needs a write transaction of its own while this thread holds one, or it came from a
+    signal handler or destructor that has interrupted the producer in this thread.
+    """
 
 
 class Closed(PxrsError):

@@ -280,6 +280,22 @@ class TestSendMany:
             producer.send_many(TOPIC, pairs())
         assert values_by_key(px, TOPIC) == {b"k": list(range(4096))}
 
+    def test_cut_short_by_a_full_buffer_says_how_many_are_sent(
+        self, faulty: Pxrs, log: FaultyLog
+    ) -> None:
+        faulty.create_topic(TOPIC, partitions=1)
+        log.before = times(10**6, StoreBusy("held"))
+        with faulty.producer(
+            buffer_bytes=50_000, max_message_bytes=1000, max_block=0.0
+        ) as producer:
+            pairs = [("k", str(number).zfill(100)) for number in range(5000)]
+            with pytest.raises(BufferFull) as caught:
+                producer.send_many(TOPIC, pairs)
+            log.heal()
+        (taken,) = values_by_key(faulty, TOPIC).values()
+        assert taken == list(range(len(taken)))
+        assert f"the first {len(taken)} messages" in caught.value.__notes__[0]
+
 
 class TestThreads:
     def test_each_keeps_its_order(self, px: Pxrs) -> None:

@@ -22,6 +22,7 @@ from pxrs import (
     TopicNotFound,
 )
 from pxrs.log.batches import Builder, seal
+from pxrs.testing.clock import VirtualClock
 from pxrs.types import Append, Batch
 from support.child import PATIENCE
 from support.faults import FaultyLog, FaultyStores, times
@@ -268,18 +269,21 @@ def test_result_of_a_message_whose_round_another_thread_runs(faulty: Pxrs, log: 
         other.join()
 
 
-def test_the_timeout_of_many_is_for_all_of_them(faulty: Pxrs, log: FaultyLog) -> None:
-    """Ten batches that never settle: one timeout passes, not ten."""
-    clock = faulty._clock
-    with faulty.producer(linger=600, batch_bytes=1, delivery_timeout=600) as producer:
-        log.before = times(10**6, StoreBusy("held"))
-        sent = producer.send_many(TOPIC, [("k", str(number)) for number in range(10)])
-        started = clock.monotonic()
+def test_the_timeout_of_many_is_for_all_of_them(
+    stores: FaultyStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three commits of a second each: two fit into a timeout of one and a half."""
+    clock = VirtualClock()
+    monkeypatch.setattr("pxrs.runtime.sent.SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(Producer, "_run", lambda self: None)
+    with Pxrs(stores, clock) as px, px.producer(linger=600, batch_bytes=1) as producer:
+        px.create_topic(TOPIC, partitions=2)
+        stores.log.after = lambda _: clock.advance(1)
+        sent = producer.send_many(TOPIC, [("k", str(number)) for number in range(15)])
         with pytest.raises(TimeoutError):
-            sent.result(timeout=0)
-        log.heal()
-        assert [position.offset for position in sent.result(timeout=PATIENCE)] == list(range(10))
-        assert clock.monotonic() - started < 10 * PATIENCE
+            sent.result(timeout=1.5)
+        assert [one.done for one in sent] == [True] * 10 + [False] * 5
+        assert [position.offset for position in sent.result(timeout=1.5)] == list(range(15))
 
 
 def test_a_store_closed_under_the_producer(faulty: Pxrs, stores: FaultyStores) -> None:
@@ -328,6 +332,28 @@ def test_a_batch_that_cant_be_sealed_fails_alone(
         good.result(timeout=PATIENCE)
         producer.send(TOPIC, "2", partition=0).result(timeout=PATIENCE)
     assert [message.value for message in read_all(faulty, TOPIC)] == [b"2", b"1"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_producer_whose_thread_ended_refuses_but_loses_nothing(
+    faulty: Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error nobody thought of. Silence until the buffer is full would be worse."""
+    producer = faulty.producer(linger=0.0)
+    thread = producer._thread
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(producer._outbox, "take", fail)
+    producer.send(TOPIC, "0", key="k")
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    monkeypatch.undo()
+    with pytest.raises(Closed, match="ended by an error"):
+        producer.send(TOPIC, "1", key="k")
+    producer.close()
+    assert values_by_key(faulty, TOPIC) == {b"k": [0]}
 
 
 @pytest.mark.engine("sqlite")

@@ -7,9 +7,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
 from time import time_ns
 from types import TracebackType
 from typing import Any
@@ -22,15 +21,17 @@ from pxrs.errors import (
     InvalidRequest,
     MessageTooLarge,
     PartitionNotFound,
+    PxrsError,
     TopicExists,
     TopicNotFound,
 )
 from pxrs.log.batches import MAX_TIMESTAMP, compression_code
+from pxrs.runtime.checks import checked_headers, chunks, encoded, plain
 from pxrs.runtime.committer import Committer
 from pxrs.runtime.outbox import RECORD_BYTES, REPORT_BYTES, Box, Lane, Outbox
 from pxrs.runtime.sent import Parcel, Sent, SentMany
 from pxrs.runtime.topics import Topics
-from pxrs.serde import Serde, to_bytes
+from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
 from pxrs.types import Header, Topic
 
@@ -40,7 +41,6 @@ _NO_HEADERS: list[Header] = []
 _YIELD = 1e-5
 # How many messages `send_many` adds before the committer may take what is there.
 _BUSY_MESSAGES = 128
-_ITERATOR_CHUNK = 4096
 _RETENTION_EVERY = 10.0
 # How many empty looks the background thread takes before it goes to sleep.
 _LOOKS = 20
@@ -89,6 +89,7 @@ class Producer:
         self._closed = False
         self._stopped = False
         self._forked = False
+        self._broken = False
         self._closing = threading.RLock()
         self._awake = False
         self._wake = threading.Event()
@@ -124,11 +125,11 @@ class Producer:
             key, value = self._encode(key, value)
         else:
             if type(value) is not bytes:
-                value = _plain(value, "value")
+                value = plain(value, "value")
             if type(key) is str and key.isascii():
                 key = key.encode()
             elif type(key) is not bytes:
-                key = _plain(key, "key")
+                key = plain(key, "key")
         loose = False
         if partition is not None:
             if type(partition) is not int or not 0 <= partition < lane.partitions:
@@ -172,11 +173,17 @@ class Producer:
         """Hand over (key, value) pairs; cheaper than `send` for each.
 
         A list is checked whole before anything is taken over. From an iterator, messages are
-        taken a few thousand at a time: on bad input those before it are sent.
+        taken a few thousand at a time: on bad input those before it are sent. So are those
+        before a `BufferFull` or `Closed` in the middle; a note on the error says how many.
         """
         sent = SentMany([], [])
-        for chunk in _chunks(messages):
-            self._send_chunk(self._attend(self._lane(topic)), self._ready(chunk), sent)
+        try:
+            for chunk in chunks(messages):
+                self._send_chunk(self._attend(self._lane(topic)), self._ready(chunk), sent)
+        except PxrsError as error:
+            if sent:
+                error.add_note(f"the first {len(sent)} messages of this send_many are sent")
+            raise
         return sent
 
     def _ready(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[bytes | None, bytes | None]]:
@@ -191,7 +198,7 @@ class Producer:
                     f"send_many takes pairs (key, value), not {type(pair).__name__}"
                 ) from None
             if type(key) is str and not serdes:
-                key = _plain(key, "key")
+                key = plain(key, "key")
             if type(value) is not bytes or type(key) is not bytes or serdes:
                 key, value = self._encode(key, value)
                 self._check_size(key, value, None)
@@ -360,6 +367,8 @@ class Producer:
 
     def _refuse_closed(self) -> None:
         self._refuse_after_fork()
+        if self._broken:
+            raise Closed("the producer's thread was ended by an error; flush it and make another")
         if self._closed:
             raise Closed("the producer was closed")
 
@@ -373,18 +382,18 @@ class Producer:
 
     def _encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
         if self._key_serde is None or key is None:
-            key = _plain(key, "key")
+            key = plain(key, "key")
         else:
-            key = _encoded(self._key_serde, key, "key")
+            key = encoded(self._key_serde, key, "key")
         if self._value_serde is None:
-            return key, _plain(value, "value")
-        return key, _encoded(self._value_serde, value, "value")
+            return key, plain(value, "value")
+        return key, encoded(self._value_serde, value, "value")
 
     def _check_size(
         self, key: bytes | None, value: bytes | None, headers: list[Header] | None
     ) -> tuple[int, list[Header]]:
         """What the message takes in the buffer, and its headers, if it is not too large."""
-        checked = _checked(headers) if headers else _NO_HEADERS
+        checked = checked_headers(headers) if headers else _NO_HEADERS
         size = len(key or b"") + len(value or b"")
         size += sum(len(name.encode()) + len(content or b"") for name, content in checked)
         if size > self._most:
@@ -397,6 +406,14 @@ class Producer:
     # The background thread
 
     def _run(self) -> None:
+        try:
+            self._commit_until_stopped()
+        except BaseException:
+            # Nobody would commit any more, so nobody may send any more.
+            self._broken = self._closed = True
+            raise
+
+    def _commit_until_stopped(self) -> None:
         while not self._stopped:
             self._wake.wait()
             self._wake.clear()
@@ -451,47 +468,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _plain(value: object, what: str) -> bytes | None:
-    return None if value is None else to_bytes(value, what)
-
-
-def _encoded(serde: Serde, value: object, what: str) -> bytes:
-    data = serde.encode(value)
-    if not isinstance(data, bytes):
-        raise InvalidRequest(f"the serde made a {type(data).__name__} of a {what}, not bytes")
-    return data
-
-
-def _chunks(messages: Iterable[tuple[Any, Any]]) -> Iterable[Iterable[tuple[Any, Any]]]:
-    """A list in one piece, an iterator in pieces that need not be kept in memory together."""
-    if isinstance(messages, list | tuple):
-        yield messages
-        return
-    if isinstance(messages, Mapping | str | bytes) or not isinstance(messages, Iterable):
-        raise InvalidRequest(
-            f"send_many takes pairs (key, value), not a {type(messages).__name__}; "
-            "of a dict that would be its items()"
-        )
-    rest = iter(messages)
-    while chunk := list(islice(rest, _ITERATOR_CHUNK)):
-        yield chunk
-
-
-def _checked(headers: object) -> list[Header]:
-    """The headers as the codec needs them."""
-    if not isinstance(headers, list | tuple):
-        raise InvalidRequest(
-            f"headers are a list of pairs, a str and bytes (or None), not {type(headers).__name__}"
-        )
-    for header in headers:
-        if (
-            not isinstance(header, list | tuple)
-            or len(header) != 2
-            or not isinstance(header[0], str)
-            or not isinstance(header[1], bytes | None)
-        ):
-            raise InvalidRequest(f"a header is a pair of a str and bytes (or None), not {header!r}")
-        to_bytes(header[0], "header name")
-    return [(name, content) for name, content in headers]
