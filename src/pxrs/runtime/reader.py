@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
+from pxrs.errors import (
+    DamagedBatch,
+    InvalidRequest,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    TopicNotFound,
+)
 from pxrs.log.batches import decode
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
@@ -43,7 +49,8 @@ class Reader:
         """Messages from `offset` on, at most `max_records`; none at the end, it does not wait.
 
         `OffsetOutOfRange` before the start or past the end. `DamagedBatch` where a stored
-        batch fails its checksum; its `next_offset` is where to go on without it.
+        batch fails its checksum; its `next_offset` is where to go on without it. What comes
+        before that batch is returned first.
         """
         where = self._partition(partition)
         if max_records < 1:
@@ -54,7 +61,12 @@ class Reader:
             if not batches:
                 break
             for batch in batches:
-                found += self._cut(partition, batch, offset + len(found))
+                try:
+                    found += self._cut(partition, batch, offset + len(found))
+                except DamagedBatch:
+                    if found:
+                        return found
+                    raise
                 if len(found) >= max_records:
                     break
         return found[:max_records]
