@@ -39,3 +39,8 @@ def test_what_comes_before_a_damaged_batch_is_returned_first(px: pxrs.Pxrs) -> N
         reader.read(0, 2)
     assert caught.value.next_offset == 4
     assert [message.value for message in reader.read(0, 4)] == [b"e", b"f"]
+
+
+def test_following_goes_on_where_each_partition_is_told(px: pxrs.Pxrs) -> None:
+    found = px.reader("t").follow(start={0: 4}, timeout=0)
+    assert [message.value for message in found] == [b"e", b"f"]

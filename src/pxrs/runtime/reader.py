@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pxrs.clock import Clock
@@ -94,16 +94,22 @@ class Reader:
     def follow(
         self,
         partitions: Sequence[int] | None = None,
-        start: Start = "latest",
+        start: Start | Mapping[int, Start] = "latest",
         timeout: float | None = None,
     ) -> Iterator[Message]:
         """Messages as they come, of all partitions unless some are named; blocks in between.
 
         Ends when nothing has come for `timeout` seconds, never by default. Positions are fixed
-        when this is called: what is sent after that is seen.
+        when this is called: what is sent after that is seen. A `start` for each partition names
+        the partitions too.
         """
-        numbers = range(self.topic.partitions) if partitions is None else partitions
-        positions = {number: self._start(number, start) for number in numbers}
+        if isinstance(start, Mapping):
+            if partitions is not None:
+                raise InvalidRequest("name the partitions either in `start` or in `partitions`")
+            positions = {number: self._start(number, where) for number, where in start.items()}
+        else:
+            numbers = range(self.topic.partitions) if partitions is None else partitions
+            positions = {number: self._start(number, start) for number in numbers}
         return self._follow(positions, timeout)
 
     def _follow(self, positions: dict[int, int], timeout: float | None) -> Iterator[Message]:
