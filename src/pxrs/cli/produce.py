@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pxrs.runtime.producer import Producer
 
 _DEFAULTS = ProducerSettings()
+# Fewer say more about starting up than about writing.
+_WORTH_A_RATE = 1000
 _STDIN = ((), ("-",))
 
 
@@ -134,13 +136,12 @@ class Sender:
             if len(pairs) < len(fitting):
                 raise InvalidRequest(
                     f"{self._here()} has no {readable(self._separator or b'')!r} between key and "
-                    "value; what comes before it is written"
+                    f"value; {self._before()}"
                 )
             if len(fitting) < len(lines):
                 raise MessageTooLarge(
                     f"{self._here()} is too long: key, value and headers may have {self._most:,} "
-                    "bytes together; what comes before it is written. Split it, or raise "
-                    "--max-message-bytes"
+                    f"bytes together; {self._before()}. Split it, or raise --max-message-bytes"
                 )
             if self._tally.error is not None:
                 return
@@ -161,6 +162,9 @@ class Sender:
 
     def _here(self) -> str:
         return f"{self._what} {self._sent + 1:,}"
+
+    def _before(self) -> str:
+        return f"the {self._sent:,} before it are written" if self._sent else "nothing was written"
 
     def _pairs(self, lines: list[bytes]) -> list[Pair]:
         if self._separator is None:
@@ -234,9 +238,8 @@ def _show(topic: str, written: Tally, seconds: float, *, as_json: bool) -> None:
         ((number, it),) = written.partitions.items()
         out.print(f"1 message to {topic}: partition {number}, offset {it.first:,}")
         return
-    out.print(
-        f"{count(written.messages, 'message')} to {topic} in {seconds:.2f} s, {rate:,.0f} msg/s"
-    )
+    speed = f" in {seconds:.2f} s, {rate:,.0f} msg/s" if written.messages >= _WORTH_A_RATE else ""
+    out.print(f"{count(written.messages, 'message')} to {topic}{speed}")
     if written.messages:
         rows = table("partition", "offsets", "messages")
         for number, it in sorted(written.partitions.items()):

@@ -55,7 +55,7 @@ def create(
     if settings.json:
         print_json(topic)
     else:
-        click.echo(f"{topic.name}: {count(topic.partitions, 'partition')}, {_retention(topic)}")
+        click.echo(f"{topic.name}: {count(topic.partitions, 'partition')}, keeps {_keeps(topic)}")
 
 
 @topics.command("list")
@@ -71,9 +71,9 @@ def list_topics(settings: Settings) -> None:
     elif not found:
         click.echo(f"no topics in {where}", err=True)
     else:
-        rows = table("topic", "partitions", "retention", left=("topic", "retention"))
+        rows = table("topic", "partitions", "keeps", left=("topic", "keeps"))
         for topic in found:
-            rows.add_row(topic.name, f"{topic.partitions:,}", _retention(topic))
+            rows.add_row(topic.name, f"{topic.partitions:,}", _keeps(topic))
         console().print(rows)
 
 
@@ -115,7 +115,9 @@ def describe(settings: Settings, name: str) -> None:
         rows.add_row(*(f"{n:,}" for n in (part.partition, part.start, part.end, held, part.size)))
     out = console()
     out.print(topic.name, style="bold", end="")
-    out.print(f": {count(info.messages, 'message')}, {human_size(info.size)}, {_retention(topic)}")
+    out.print(
+        f": {count(info.messages, 'message')}, {human_size(info.size)}, keeps {_keeps(topic)}"
+    )
     out.print(f"id {topic.id}, made {human_time(topic.created_ms)}", style="dim")
     out.print(rows)
 
@@ -142,10 +144,10 @@ def delete(settings: Settings, name: str, yes: bool) -> None:
         click.echo(f"{name} deleted")
 
 
-def _retention(topic: Topic) -> str:
+def _keeps(topic: Topic) -> str:
     kept = []
     if topic.retention_ms is not None:
         kept.append(human_duration(topic.retention_ms))
     if topic.retention_bytes is not None:
         kept.append(f"{human_size(topic.retention_bytes)} per partition")
-    return f"keeps {', '.join(kept)}" if kept else "keeps everything"
+    return ", ".join(kept) or "everything"

@@ -13,7 +13,7 @@ from pxrs.cli.options import Settings, shared
 @click.command()
 @click.option("--engine", metavar="URL", help="Where to run.  [default: SQLite in a temp folder]")
 @click.option("--plain", is_flag=True, help="Lines for a log instead of a live table.")
-@click.option("--messages", type=click.IntRange(min=200), default=300_000, hidden=True)
+@click.option("--messages", type=click.IntRange(min=200), default=400_000, hidden=True)
 @click.option("--seconds", type=click.FloatRange(min=0.5, max=30), default=10.0, hidden=True)
 @shared
 @click.pass_obj

@@ -157,7 +157,9 @@ class Act:
     def _hear(self, report: Report) -> None:
         number = self._numbers.get(report.who)
         if report.words is None:
-            if (number != VICTIM and report.who in self._running) or self.killed_at is None:
+            finished = number is not None and report.who not in self._running
+            killed = number == VICTIM and self.killed_at is not None
+            if not finished and not killed:
                 raise self._cast.failure(report.who)
             self._running.discard(report.who)
         elif number is None:

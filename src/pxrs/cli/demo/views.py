@@ -124,7 +124,7 @@ class LiveView:
         who = table("process", "messages", "", left=("process", ""))
         for number, acked in enumerate(scene.acked):
             dead = scene.killed and number == VICTIM
-            state = Text("killed", style="red") if dead else Text("acknowledged", style="dim")
+            state = Text("killed", style="red") if dead else Text("acked", style="dim")
             who.add_row(producer_name(number), f"{acked:,}", state)
         who.add_row("follower", f"{scene.seen:,}", Text("seen", style="dim"))
         side = table("", "", left=("", ""))
