@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 import pytest
 
 from pxrs.clock import Clock
-from pxrs.stores import memory
 from pxrs.stores.api import Watch
-from pxrs.stores.memory import MemoryCoord, MemorySession, MemoryStores
+from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory_coord import Lease, MemoryCoord, MemorySession
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, coord_checks, run_suite
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
@@ -168,7 +168,7 @@ class StopsAtAMissingDelete(MemoryCoord):
 class RenewsTheDead(MemoryCoord):
     def renew(self, session_id: str, ttl: float) -> None:
         end = self._clock.monotonic() + ttl
-        self._leases.setdefault(session_id, memory.Lease(session_id, end)).end = end
+        self._leases.setdefault(session_id, Lease(session_id, end)).end = end
 
 
 class RenewsUntilSomebodyLooks(MemoryCoord):

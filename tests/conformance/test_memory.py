@@ -9,7 +9,7 @@ import pytest
 
 from pxrs.errors import Closed, InvalidRequest, NotAtomic, TopicExists
 from pxrs.stores.api import Session, Stores
-from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory import MemoryStores, open_memory
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import (
     MemoryLab,
@@ -142,3 +142,26 @@ def test_a_session_has_to_end() -> None:
     for ttl in (float("inf"), float("nan")):
         with pytest.raises(InvalidRequest):
             MemoryStores().coord.session(ttl)
+
+
+def test_stores_of_one_name_are_shared_until_the_last_closes() -> None:
+    first, second, other = open_memory("a"), open_memory("a"), open_memory("b")
+    first.coord.commit((), (Put("k", b"1"),))
+    assert second.coord.get("k") is not None
+    assert other.coord.get("k") is None
+    first.close()
+    first.close()
+    with pytest.raises(Closed):
+        _ = first.coord
+    assert second.coord.get("k") is not None
+    second.close()
+    third = open_memory("a")
+    assert third.coord.get("k") is None
+    third.close()
+    other.close()
+
+
+def test_stores_without_a_name_are_not_shared() -> None:
+    first, second = open_memory(""), open_memory("")
+    first.coord.commit((), (Put("k", b"1"),))
+    assert second.coord.get("k") is None

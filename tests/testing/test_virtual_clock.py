@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from pxrs.stores.memory import MemoryStores, SteppedClock
+from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory_coord import SteppedClock
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import Put
 

@@ -11,7 +11,7 @@ import pytest
 from pxrs import types
 from pxrs.types import Batch, Fence, Message, Position, Topic, TopicPartition, Versioned
 
-MESSAGE = Message(Fence("orders", 3, 9), 42, 1_700_000_000_000, b"key", b"value", [("a", None)])
+MESSAGE = Message(Fence("orders", 3, 9), 42, 1_700_000_000_000, b"key", b"value", (("a", None),))
 
 CLASSES = [
     found

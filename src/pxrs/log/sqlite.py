@@ -18,10 +18,12 @@ from pxrs.errors import (
     OffsetOutOfRange,
     PartitionNotFound,
     PxrsError,
+    TopicExists,
     TopicNotFound,
 )
 from pxrs.log.batches import set_base_offset
 from pxrs.log.sequences import Duplicate, Fresh, ProducerState, judge, pack, unpack
+from pxrs.stores.api import validate_batch
 from pxrs.stores.sqlite.control import slot
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
@@ -66,10 +68,17 @@ class SqliteLog:
         self._places: dict[LogPartition, _Place] = {}
 
     def create(self, topic_id: str, partitions: int) -> None:
+        if partitions < 1:
+            raise InvalidRequest(f"a log of {partitions} partitions")
         self._sweep_deleted()
         rows = [(topic_id, number) for number in range(partitions)]
 
         def work(turn: Turn) -> None:
+            held: int = turn.connection.execute(
+                "SELECT count(*) FROM pxrs_log_partitions WHERE topic_id = ?", (topic_id,)
+            ).fetchone()[0]
+            if held not in (0, partitions):
+                raise TopicExists(f"log {topic_id} has {held} partitions, not {partitions}")
             turn.connection.executemany(
                 "INSERT OR IGNORE INTO pxrs_log_partitions (topic_id, partition, start, floor) "
                 "VALUES (?, ?, 0, 0)",
@@ -225,6 +234,8 @@ class _Heads:
         self._states: dict[tuple[int, int], ProducerState] = {}
         self._changed: dict[tuple[int, int], ProducerState] = {}
         self._rows: list[tuple[int, int, int, int, int, bytearray]] = []
+        # The same batch twice is two rows: each needs its own base offset in its bytes.
+        self._placed: set[int] = set()
         parts = [place.id for place in places.values() if isinstance(place, _Place)]
         for producer in {append.batch.producer_id for append in appends}:
             self._load(producer, parts)
@@ -242,6 +253,10 @@ class _Heads:
         place = self._places[where]
         if not isinstance(place, _Place):
             return place
+        try:
+            validate_batch(batch)
+        except InvalidRequest as error:
+            return error
         base = self._ends.get(place.id)
         if base is None:
             return TopicNotFound(where.topic_id)
@@ -253,10 +268,14 @@ class _Heads:
             if not isinstance(verdict, Fresh):
                 return verdict
             self._states[key] = self._changed[key] = verdict.state
-        set_base_offset(batch.data, base)
-        size = len(batch.data)
+        data = batch.data
+        if id(data) in self._placed:
+            data = bytearray(data)
+        self._placed.add(id(data))
+        set_base_offset(data, base)
+        size = len(data)
         end = self._ends[place.id] = base + batch.count
-        self._rows.append((place.id, base, end, batch.max_timestamp, size, batch.data))
+        self._rows.append((place.id, base, end, batch.max_timestamp, size, data))
         self._turn.slots.add(place.slot)
         self._turn.weight += size
         return Appended(base)

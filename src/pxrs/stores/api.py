@@ -92,7 +92,8 @@ class CoordStore(Protocol):
     ) -> list[Versioned]:
         """Records whose key starts with `prefix`, sorted by key; each linearizable by itself.
 
-        `after` leaves out keys up to and including that one.
+        `after` leaves out keys up to and including that one; `limit` is at least 1. Keys sort
+        by their code points.
         """
         ...
 
@@ -137,8 +138,8 @@ class LogStore(Protocol):
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         """Batches from the one that holds `offset`, at most `max_bytes` but at least one.
 
-        Empty at the end. Raises `OffsetOutOfRange` outside of it, `TopicNotFound` if there is
-        no such partition.
+        Empty at the end. Raises `OffsetOutOfRange` outside of it, `TopicNotFound` or
+        `PartitionNotFound` if there is no such partition.
         """
         ...
 

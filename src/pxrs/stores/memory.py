@@ -6,43 +6,27 @@ several stores needs no machinery of its own.
 
 from __future__ import annotations
 
-import math
 import threading
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
-from itertools import count, islice, takewhile
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.errors import Closed, CommitConflict, InvalidRequest, NotAtomic, SessionLost
+from pxrs.errors import Closed, CommitConflict, InvalidRequest, NotAtomic
 from pxrs.log.memory import MemoryLog
-from pxrs.stores.api import Watch, refuse_session_check, validate_batch, validate_commit
-from pxrs.stores.wakeups import Wakeups
-from pxrs.types import (
-    Append,
-    Appended,
-    Batch,
-    Check,
-    Committed,
-    Conflict,
-    Limits,
-    LogPartition,
-    Put,
-    Versioned,
-    Write,
-)
-
-LIMITS = Limits(operations=128, value_bytes=512 * 1024)
+from pxrs.stores.api import Stores, validate_batch, validate_commit
+from pxrs.stores.memory_coord import LIMITS, MemoryCoord
+from pxrs.types import Append, Appended, Batch, Check, LogPartition, Write
 
 
-@runtime_checkable
-class SteppedClock(Clock, Protocol):
-    """A clock that is moved by hand and tells when it was."""
+def open_memory(name: str) -> Stores:
+    """Stores of this process: new ones without a name, else those that all of the name share.
 
-    def subscribe(self, moved: Callable[[], object]) -> Callable[[], None]:
-        """Have `moved` called after every move; returns what ends that."""
-        ...
+    Named stores are gone when the last who opened them has closed.
+    """
+    return _NAMED.open(name) if name else MemoryStores()
 
 
 class MemoryStores:
@@ -74,214 +58,6 @@ class MemoryStores:
     def close(self) -> None:
         self._coord.close()
         self._log.close()
-
-
-class MemoryCoord:
-    """A `CoordStore`. Versions are one revision that rises with every commit."""
-
-    def __init__(self, lock: threading.RLock, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._lock = lock
-        self._clock = clock
-        self._records: dict[str, Versioned] = {}
-        self._keys: list[str] = []
-        self._revision = 0
-        self._leases: dict[str, Lease] = {}
-        self._session_numbers = count(1)
-        # No lease ends before this; renewals only move their ends away from it.
-        self._next_end = math.inf
-        self._wakeups: Wakeups[str] = Wakeups(lock, self.settle)
-        self._unsubscribe = (
-            clock.subscribe(self.settle) if isinstance(clock, SteppedClock) else None
-        )
-        self._closed = False
-
-    @property
-    def limits(self) -> Limits:
-        return LIMITS
-
-    def get(self, key: str) -> Versioned | None:
-        with self._lock:
-            self._begin()
-            return self._records.get(key)
-
-    def list(
-        self, prefix: str, after: str | None = None, limit: int | None = None
-    ) -> list[Versioned]:
-        with self._lock:
-            self._begin()
-            first = bisect_left(self._keys, prefix)
-            if after is not None:
-                first = max(first, bisect_right(self._keys, after))
-            rest = (self._keys[index] for index in range(first, len(self._keys)))
-            found = takewhile(lambda key: key.startswith(prefix), rest)
-            return [self._records[key] for key in islice(found, limit)]
-
-    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
-        validate_commit(checks, writes, LIMITS)
-        with self._lock:
-            current = self.examine(checks, writes)
-            if current:
-                return Conflict(current)
-            return Committed(self.apply(writes))
-
-    def watch(self, *prefixes: str) -> Watch:
-        with self._lock:
-            self._begin()
-            return self._wakeups.watch(lambda key: key.startswith(prefixes))
-
-    def session(self, ttl: float) -> MemorySession:
-        if not 0 < ttl < math.inf:
-            raise InvalidRequest(f"a session can't live {ttl} seconds")
-        with self._lock:
-            now = self._begin()
-            lease = Lease(f"s{next(self._session_numbers)}", now + ttl)
-            self._leases[lease.id] = lease
-            if lease.end < self._next_end:
-                self._next_end = lease.end
-                self._wakeups.reconsider()
-            return MemorySession(self, self._clock, lease.id, ttl, now)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._wakeups.close()
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-
-    def renew(self, session_id: str, ttl: float) -> None:
-        """Let the session end `ttl` seconds from now; raises `SessionLost` if it has ended."""
-        with self._lock:
-            now = self._begin()
-            self._lease(session_id).end = now + ttl
-
-    def end(self, session_id: str) -> None:
-        """End the session, if it has not ended, and everything written with it."""
-        with self._lock:
-            lease = self._leases.pop(session_id, None)
-            if lease is not None:
-                for key in lease.keys:
-                    self._remove(key)
-                self._wakeups.ring(lease.keys)
-
-    def settle(self) -> float | None:
-        """End sessions that are past their time; the seconds until there may be another.
-
-        None if there is nothing to wait for, or if the clock itself will call again.
-        """
-        with self._lock:
-            now = self._clock.monotonic()
-            if now >= self._next_end:
-                for lease in [each for each in self._leases.values() if each.end <= now]:
-                    self.end(lease.id)
-                self._next_end = min((each.end for each in self._leases.values()), default=math.inf)
-            if self._unsubscribe is not None or not self._leases:
-                return None
-            return self._next_end - now
-
-    def examine(
-        self, checks: Sequence[Check], writes: Sequence[Write]
-    ) -> dict[str, Versioned | None]:
-        """The checked records that are not as expected. Under the lock.
-
-        Raises `SessionLost` when a put names a session that has ended.
-        """
-        self._begin()
-        for write in writes:
-            if isinstance(write, Put) and write.session is not None:
-                self._lease(write.session)
-        current: dict[str, Versioned | None] = {}
-        for check in checks:
-            record = self._records.get(check.key)
-            refuse_session_check(record, check)
-            if check.version != (0 if record is None else record.version):
-                current[check.key] = record
-        return current
-
-    def apply(self, writes: Sequence[Write]) -> dict[str, int]:
-        """Do the writes, which `examine` let pass; the new versions. Under the lock."""
-        self._revision += 1
-        versions = {}
-        for write in writes:
-            self._remove(write.key)
-            if isinstance(write, Put):
-                self._insert(write)
-                versions[write.key] = self._revision
-        self._wakeups.ring([write.key for write in writes])
-        return versions
-
-    def _insert(self, put: Put) -> None:
-        record = Versioned(put.key, bytes(put.value), self._revision, put.session)
-        self._records[put.key] = record
-        insort(self._keys, put.key)
-        if put.session is not None:
-            self._leases[put.session].keys.add(put.key)
-
-    def _remove(self, key: str) -> None:
-        record = self._records.pop(key, None)
-        if record is None:
-            return
-        del self._keys[bisect_left(self._keys, key)]
-        if record.session in self._leases:
-            self._leases[record.session].keys.discard(key)
-
-    def _lease(self, session_id: str) -> Lease:
-        try:
-            return self._leases[session_id]
-        except KeyError:
-            raise SessionLost(f"session {session_id} has ended") from None
-
-    def _begin(self) -> float:
-        if self._closed:
-            raise Closed("the store was closed")
-        self.settle()
-        return self._clock.monotonic()
-
-
-class Lease:
-    """What the store knows of a session: when it ends and which records go with it."""
-
-    def __init__(self, session_id: str, end: float) -> None:
-        self.id = session_id
-        self.end = end
-        self.keys: set[str] = set()
-
-
-class MemorySession:
-    """A `Session`: the holder's side of a lease."""
-
-    def __init__(
-        self, coord: MemoryCoord, clock: Clock, session_id: str, ttl: float, sent: float
-    ) -> None:
-        self._coord = coord
-        self._clock = clock
-        self._id = session_id
-        self._ttl = ttl
-        self._safe_until = sent + ttl
-        self._over = False
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def ttl(self) -> float:
-        return self._ttl
-
-    def renew(self) -> None:
-        sent = self._clock.monotonic()
-        try:
-            self._coord.renew(self._id, self._ttl)
-        except SessionLost:
-            self._over = True
-            raise
-        self._safe_until = sent + self._ttl
-
-    def remaining(self) -> float:
-        return 0.0 if self._over else max(0.0, self._safe_until - self._clock.monotonic())
-
-    def close(self) -> None:
-        self._coord.end(self._id)
-        self._over = True
 
 
 class MemoryAtomic:
@@ -343,3 +119,62 @@ class MemoryAtomic:
                 self._log.find(where)
             self._versions = self._coord.apply(self._writes)
             self._appended = [self._log.place(where, batch) for where, batch in self._appends]
+
+
+class _Register:
+    """The named stores that somebody has open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[str, MemoryStores] = {}
+        self._handles: Counter[str] = Counter()
+
+    def open(self, name: str) -> NamedStores:
+        with self._lock:
+            if not self._handles[name]:
+                self._stores[name] = MemoryStores(name)
+            self._handles[name] += 1
+            return NamedStores(self._stores[name], partial(self._release, name))
+
+    def _release(self, name: str) -> None:
+        with self._lock:
+            self._handles[name] -= 1
+            if not self._handles[name]:
+                self._stores.pop(name).close()
+
+
+_NAMED = _Register()
+
+
+class NamedStores:
+    """One of several handles on the memory stores of a name."""
+
+    def __init__(self, stores: MemoryStores, release: Callable[[], None]) -> None:
+        self._stores = stores
+        self._release = release
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        return self._stores.url
+
+    @property
+    def coord(self) -> MemoryCoord:
+        return self._held().coord
+
+    @property
+    def log(self) -> MemoryLog:
+        return self._held().log
+
+    def atomic(self, connection: Any = None) -> MemoryAtomic:
+        return self._held().atomic(connection)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def _held(self) -> MemoryStores:
+        if self._closed:
+            raise Closed("the store was closed")
+        return self._stores

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
-from pxrs.stores.api import validate_commit
+from pxrs.stores.api import validate_batch, validate_commit
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import translate
@@ -58,6 +58,7 @@ class SqliteAtomic:
         self._running()
         if batch.producer_id >= 0:
             raise InvalidRequest("a batch inside a transaction carries no producer id")
+        validate_batch(batch)
         self._appends.append(Append(where, batch))
 
     def __enter__(self) -> SqliteAtomic:

@@ -123,6 +123,8 @@ class Database:
             raise translate(error, self.path) from error
         with self._taking_turn():
             try:
+                # Only a new file takes it: batches in larger pages are a quarter faster to write.
+                self._writer.execute("PRAGMA page_size=8192")
                 self._writer.execute("PRAGMA journal_mode=WAL")
                 self._writer.execute("BEGIN IMMEDIATE")
                 schema.migrate(self._writer, self.path)

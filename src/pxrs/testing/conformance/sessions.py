@@ -18,7 +18,7 @@ from pxrs.testing.conformance.tools import (
     together,
     value_of,
 )
-from pxrs.types import Check, Delete, Put
+from pxrs.types import Check, Delete, Put, Versioned
 
 suite = Suite()
 
@@ -33,11 +33,7 @@ def check_bound_record_is_a_record(lab: Lab) -> None:
     session = here.session(LONG)
     version = put(here, "k", b"1", session.id)
     for coord in (here, there):
-        record = coord.get("k")
-        require(record is not None, "the record is not there")
-        assert record is not None
-        same((record.value, record.version), (b"1", version), "the record")
-        same(record.session, session.id, "the record's session")
+        same(coord.get("k"), Versioned("k", b"1", version, session.id), "the record")
         same(keys_of(coord, "k"), ["k"], "what is listed")
 
 

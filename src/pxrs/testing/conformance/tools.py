@@ -135,8 +135,8 @@ def append(log: LogStore, where: LogPartition, *batches: Batch) -> list[int]:
     """Append in one call; the base offsets of batches that all have to be new."""
     bases = []
     for outcome in log.append([Append(where, each) for each in batches]):
-        require(isinstance(outcome, Appended), f"a good batch was refused: {outcome!r}")
-        assert isinstance(outcome, Appended)
+        if not isinstance(outcome, Appended):
+            raise Violation(f"a good batch was refused: {outcome!r}")
         require(not outcome.duplicate, "a new batch was taken for a duplicate")
         bases.append(outcome.base)
     return bases

@@ -1,0 +1,232 @@
+"""One writer per file: they queue, nobody waits for itself, and who holds it is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
+from pxrs.log.batches import encode
+from pxrs.stores.sqlite.database import WAL_LIMIT
+from pxrs.stores.sqlite.stores import SqliteStores
+from pxrs.types import Append, Check, LogPartition, Put
+from support.child import Child
+from support.inside import say, wait_for_parent
+
+pytestmark = pytest.mark.engine("sqlite")
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[SqliteStores]:
+    stores = SqliteStores(str(tmp_path / "s.db"), busy_timeout=0.2)
+    yield stores
+    stores.close()
+
+
+def count_up(path: str, times: int) -> None:
+    """Raise a counter by compare-and-set, as often as told."""
+    coord = SqliteStores(path).coord
+    say("ready")
+    wait_for_parent()
+    done = 0
+    while done < times:
+        record = coord.get("counter")
+        version, value = (record.version, int(record.value)) if record else (0, 0)
+        outcome = coord.commit([Check("counter", version)], [Put("counter", b"%d" % (value + 1))])
+        done += type(outcome).__name__ == "Committed"
+    say("done")
+
+
+def hold_the_writer(path: str) -> None:
+    """Freeze inside a write transaction."""
+    stores = SqliteStores(path)
+    with stores.atomic():
+        say("inside")
+        wait_for_parent()
+
+
+def test_processes_that_count_together_lose_nothing(stores: SqliteStores, tmp_path: Path) -> None:
+    children = [Child(count_up, str(tmp_path / "s.db"), 100) for _ in range(4)]
+    for child in children:
+        child.read()
+    for child in children:
+        child.tell()
+    for child in children:
+        assert child.read() == "done"
+        child.join()
+    record = stores.coord.get("counter")
+    assert record is not None
+    assert record.value == b"400"
+
+
+def test_a_busy_store_names_who_holds_it(stores: SqliteStores, tmp_path: Path) -> None:
+    with Child(hold_the_writer, str(tmp_path / "s.db")) as child:
+        child.read()
+        child.signal(signal.SIGSTOP)
+        with pytest.raises(StoreBusy, match=f"pid {child.pid} .*python") as caught:
+            stores.coord.commit((), (Put("k", b""),))
+        assert caught.value.retryable
+        child.signal(signal.SIGCONT)
+        child.tell()
+        child.join()
+    stores.coord.commit((), (Put("k", b""),))
+
+
+def test_a_killed_holder_frees_the_writer(stores: SqliteStores, tmp_path: Path) -> None:
+    with Child(hold_the_writer, str(tmp_path / "s.db")) as child:
+        child.read()
+        child.kill()
+    stores.coord.commit((), (Put("k", b""),))
+
+
+def test_a_program_that_writes_past_pxrs_is_a_busy_store_too(
+    stores: SqliteStores, tmp_path: Path
+) -> None:
+    other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="does not write through pxrs"):
+        stores.coord.commit((), (Put("k", b""),))
+    assert stores.coord.get("k") is None
+    other.execute("ROLLBACK")
+    other.close()
+    stores.coord.commit((), (Put("k", b""),))
+
+
+def test_a_thread_of_the_same_process_is_a_busy_store_too(stores: SqliteStores) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with stores.atomic():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    with pytest.raises(StoreBusy, match="another thread"):
+        stores.coord.commit((), (Put("k", b""),))
+    leave.set()
+    thread.join()
+
+
+def test_nobody_waits_for_itself(stores: SqliteStores) -> None:
+    with stores.atomic() as tx:
+        tx.write(Put("k", b"1"))
+        with pytest.raises(InsideTransaction):
+            stores.coord.commit((), (Put("k", b"2"),))
+    record = stores.coord.get("k")
+    assert record is not None
+    assert record.value == b"1"
+
+
+def test_writers_wait_their_turn_and_none_starves(tmp_path: Path) -> None:
+    """Nobody's share is measured in time: all have to finish, though all write without pause."""
+    children = [Child(count_alone, str(tmp_path / "s.db"), 150) for _ in range(4)]
+    for child in children:
+        child.read()
+    for child in children:
+        child.tell()
+    for child in children:
+        assert child.read() == "done"
+        child.join()
+
+
+def count_alone(path: str, times: int) -> None:
+    coord = SqliteStores(path).coord
+    key = f"counters/{os.getpid()}"
+    say("ready")
+    wait_for_parent()
+    for number in range(times):
+        coord.commit((), (Put(key, b"%d" % number),))
+    say("done")
+
+
+def test_the_write_ahead_log_stays_short_beside_a_reader(
+    stores: SqliteStores, tmp_path: Path
+) -> None:
+    where = LogPartition("t", 0)
+    stores.log.create("t", 1)
+    stop = threading.Event()
+
+    def replay() -> None:
+        while not stop.is_set():
+            offset = 0
+            while batches := stores.log.fetch(where, offset, 2**20).batches:
+                offset = batches[-1].next
+
+    thread = threading.Thread(target=replay)
+    thread.start()
+    for _ in range(6 * WAL_LIMIT // 2**20):
+        stores.log.append([Append(where, encode([(None, bytes(2**20), [], 0)]))])
+    stop.set()
+    thread.join()
+    assert os.path.getsize(tmp_path / "s.db-wal") < 3 * WAL_LIMIT
+
+
+def test_the_callers_own_statements_commit_with_ours(stores: SqliteStores, tmp_path: Path) -> None:
+    with stores.atomic() as tx:
+        tx.connection.execute("CREATE TABLE orders (id)")
+        tx.connection.execute("INSERT INTO orders VALUES (1)")
+        tx.write(Put("k", b""))
+    with pytest.raises(ZeroDivisionError), stores.atomic() as tx:
+        tx.connection.execute("INSERT INTO orders VALUES (2)")
+        tx.write(Put("other", b""))
+        _ = 1 / 0
+    with stores.database.reading() as connection:
+        assert connection.execute("SELECT id FROM orders").fetchall() == [(1,)]
+    assert [record.key for record in stores.coord.list("")] == ["k"]
+
+
+def test_on_the_callers_connection(stores: SqliteStores, tmp_path: Path) -> None:
+    mine = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    mine.execute("CREATE TABLE orders (id)")
+    with stores.atomic(mine) as tx:
+        assert tx.connection is mine
+        mine.execute("INSERT INTO orders VALUES (1)")
+        tx.write(Put("k", b""))
+    assert not mine.in_transaction
+    assert stores.coord.get("k") is not None
+    mine.close()
+
+
+def test_inside_the_callers_transaction(stores: SqliteStores, tmp_path: Path) -> None:
+    mine = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    watch = stores.coord.watch("k")
+    mine.execute("BEGIN IMMEDIATE")
+    with stores.atomic(mine) as tx:
+        tx.write(Put("k", b""))
+    assert stores.coord.get("k") is None
+    mine.execute("COMMIT")
+    assert stores.coord.get("k") is not None
+    assert watch.wait(10)
+    mine.close()
+
+
+def test_what_fails_inside_the_callers_transaction_leaves_it_as_it_was(
+    stores: SqliteStores, tmp_path: Path
+) -> None:
+    mine = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    mine.execute("CREATE TABLE orders (id)")
+    mine.execute("BEGIN IMMEDIATE")
+    mine.execute("INSERT INTO orders VALUES (1)")
+    block = stores.atomic(mine)
+    with pytest.raises(Exception, match="topic 'none'"), block as tx:
+        tx.write(Put("k", b""))
+        tx.append(LogPartition("none", 0), encode([(None, b"v", [], 0)]))
+    mine.execute("COMMIT")
+    assert mine.execute("SELECT id FROM orders").fetchall() == [(1,)]
+    assert stores.coord.get("k") is None
+    mine.close()
+
+
+def test_a_connection_to_another_file_is_refused(stores: SqliteStores, tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "other.db")
+    with pytest.raises(NotAtomic), stores.atomic(other):
+        pass
+    other.close()
