@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 import pxrs
 from pxrs.cli.main import cli
-
-PATIENCE = 60.0
+from support.command import Run, Shell
 
 
 @pytest.fixture
@@ -30,9 +24,6 @@ def px(url: str) -> Iterator[pxrs.Pxrs]:
         yield px
 
 
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def run(url: str) -> Run:
     """`run("topics", "list")`, in this process."""
@@ -44,42 +35,6 @@ def run(url: str) -> Run:
         return result
 
     return run
-
-
-def parsed(result: Result) -> Any:
-    """The one JSON document on stdout."""
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-class Shell:
-    """Real processes of the command; none is left behind."""
-
-    def __init__(self, url: str) -> None:
-        self.environment = {**os.environ, "PXRS_URL": url}
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pxrs.cli.main", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **{"env": self.environment, **options},
-        )
-        self._started.append(process)
-        return process
-
-    def run(
-        self, *arguments: str, stdin: bytes = b"", **options: Any
-    ) -> subprocess.CompletedProcess[bytes]:
-        process = self.start(*arguments, stdin=subprocess.PIPE, **options)
-        out, err = process.communicate(stdin, timeout=PATIENCE)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
-
-    def close(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.communicate()
 
 
 @pytest.fixture

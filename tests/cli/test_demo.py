@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 import pxrs
-from cli.conftest import PATIENCE, Run, Shell
 from pxrs.cli.demo.check import check
 from pxrs.cli.demo.script import KEYS, PRODUCERS, key_of, number_in, value_of
+from support.child import PATIENCE
+from support.command import Run, Shell
 
 pytestmark = pytest.mark.engine("sqlite")
 

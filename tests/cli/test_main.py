@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pxrs
-from cli.conftest import Run, Shell
+from support.command import Run, Shell
 
 pytestmark = pytest.mark.engine("sqlite")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pxrs
-from cli.conftest import Run, Shell, parsed
 from pxrs.cli.lines import BLOCK, blocks_of_lines
+from support.command import Run, Shell, parsed
 
 pytestmark = pytest.mark.engine("sqlite")
 

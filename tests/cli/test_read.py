@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import pxrs
-from cli.conftest import PATIENCE, Run, Shell
+from support.child import PATIENCE
+from support.command import Run, Shell
 
 pytestmark = pytest.mark.engine("sqlite")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import pxrs
-from cli.conftest import Run, parsed
+from support.command import Run, parsed
 
 pytestmark = pytest.mark.engine("sqlite")
 
