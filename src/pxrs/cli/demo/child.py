@@ -63,7 +63,7 @@ def follow(url: str, topic: str) -> None:
         seen = ended = 0
         for message in source:
             if message.key == PING:
-                tell(ping=int(message.value), at=time.monotonic_ns())
+                tell(ping=int(message.value), at=time.monotonic_ns(), seen=seen)
             elif message.key == END:
                 ended += 1
                 if ended == len(digests):
