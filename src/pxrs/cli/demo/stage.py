@@ -155,7 +155,7 @@ class Act:
             if now >= stop_at:
                 self._stop_all()
                 stop_at = now + _PATIENCE
-            if now >= self._kill_at:
+            if now >= self._kill_at and self.sending[VICTIM] > self.acked[VICTIM]:
                 self._kill()
             report = self._cast.next_report(min(scene_at, stop_at, self._kill_at) - now)
             if report is not None:
