@@ -87,7 +87,8 @@ class Ears:
         self._sessions = sessions
         self._clock = clock
         self._use_inotify = use_inotify
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close a watch in the middle of making another.
+        self._lock = threading.RLock()
         self._watches: set[SlotWatch] = set()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -196,9 +197,10 @@ class Ears:
 
     def _wake(self, which: Callable[[SlotWatch], bool]) -> None:
         with self._lock:
-            woken = [watch for watch in self._watches if which(watch)]
-        for watch in woken:
-            watch.wake()
+            watches = list(self._watches)
+        for watch in watches:
+            if which(watch):
+                watch.wake()
 
     def _tick(self) -> None:
         if self._commits.unheard():
