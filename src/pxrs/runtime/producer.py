@@ -252,9 +252,10 @@ class Producer:
 
     def close(self) -> None:
         """Flush and stop. Sending afterwards raises `Closed`."""
-        if self._closed:
-            return
         self._closed = True
+        # A round after that, even if there seems to be nothing: it takes away the boxes, waiting
+        # for whoever is filling one, and new ones are refused.
+        self._committer.run()
         self.flush()
         self._due.set()
         self._wake.set()
@@ -297,6 +298,7 @@ class Producer:
         self, lane: Lane, box: Box, partition: int, loose: bool, record: _Record
     ) -> Parcel:
         """Append where there is no batch, or a full one. Messages without a key move on."""
+        self._refuse_closed()
         if lane.stale:
             self.lanes.renew(lane, self.lanes.find(lane.topic.name))
         if loose:
