@@ -156,19 +156,24 @@ class Ears:
         poll.register(self._stop_read, select.POLLIN)
         if self._inotify is not None:
             poll.register(self._inotify, select.POLLIN)
-        pause = TICK if self._inotify is not None else _POLL
         next_tick = self._clock.monotonic() + TICK
         while True:
-            ready = {fd for fd, _ in poll.poll(pause * 1000)}
+            ready = {fd for fd, _ in poll.poll(self._pause(next_tick) * 1000)}
             if self._stop_read in ready:
                 self._commits.close()
                 return
             if self._inotify in ready and self._inotify is not None:
                 self._hear(drain(self._inotify))
             self._wake_rung()
-            if self._clock.monotonic() >= next_tick:
+            if self._pause(next_tick) <= 0:
                 self._tick()
                 next_tick = self._clock.monotonic() + TICK
+
+    def _pause(self, next_tick: float) -> float:
+        """Seconds until the next tick, or until a session's time is over."""
+        due = min(next_tick, *self._deadlines.values(), next_tick)
+        left = max(0.0, due - self._clock.monotonic())
+        return left if self._inotify is not None else min(left, _POLL)
 
     def _hear(self, events: bytes) -> None:
         at = 0
