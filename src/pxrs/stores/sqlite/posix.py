@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN
 
 IN_MODIFY = 0x2
@@ -18,6 +20,23 @@ IN_MOVED_FROM = 0x40
 IN_DELETE = 0x200
 
 _libc = ctypes.PyDLL(None, use_errno=True)
+
+
+@contextmanager
+def closing_on_failure() -> Iterator[Callable[[int], int]]:
+    """Hands out a function that notes descriptors; they are closed if the block fails."""
+    noted: list[int] = []
+
+    def opened(fd: int) -> int:
+        noted.append(fd)
+        return fd
+
+    try:
+        yield opened
+    except BaseException:
+        for fd in noted:
+            os.close(fd)
+        raise
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
