@@ -35,7 +35,7 @@ class Holder(NamedTuple):
 
 def slot(name: str) -> int:
     """The slot of a name, the same in every process."""
-    return crc32(name.encode()) % _SLOTS
+    return crc32(name.encode(errors="surrogatepass")) % _SLOTS
 
 
 def key_slots(key: str) -> set[int]:

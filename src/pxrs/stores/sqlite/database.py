@@ -38,7 +38,13 @@ from pxrs.errors import (
 )
 from pxrs.stores.sqlite import schema
 from pxrs.stores.sqlite.control import Control
-from pxrs.stores.sqlite.failures import is_io_error, is_old_snapshot, translate, translate_os
+from pxrs.stores.sqlite.failures import (
+    DRIVER_ERRORS,
+    is_io_error,
+    is_old_snapshot,
+    translate,
+    translate_os,
+)
 from pxrs.stores.sqlite.turnstile import Turnstile
 
 S = TypeVar("S")
@@ -91,6 +97,8 @@ class Database:
         self._running: weakref.ref[Turn] | None = None
         self._running_on: sqlite3.Connection | None = None
         self._writing_thread: int | None = None
+        # Threads inside a transaction of their own: a second one would wait for the first.
+        self._joined: set[int] = set()
         self._closed = ""
         self._in_fork: list[Callable[[], None]] = []
         self._next_look = math.inf
@@ -231,7 +239,7 @@ class Database:
             connection = self.connect()
         try:
             yield connection
-        except sqlite3.Error as error:
+        except DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
         finally:
             self._readers.append(connection)
@@ -250,7 +258,7 @@ class Database:
             result = work(turn)
         except BaseException as error:
             self.rollback(turn)
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self.path) from error
             raise
         self.commit(turn)
@@ -367,8 +375,19 @@ class Database:
             self._turn.release()
             raise
 
+    def join(self) -> None:
+        """From now on this thread works inside a transaction that its caller began."""
+        self.check_open()
+        self._refuse_second_turn()
+        self._joined.add(threading.get_ident())
+
+    def part(self) -> None:
+        """The end of what `join` began."""
+        self._joined.discard(threading.get_ident())
+
     def _refuse_second_turn(self) -> None:
-        if self._writing_thread == threading.get_ident():
+        me = threading.get_ident()
+        if self._writing_thread == me or me in self._joined:
             raise InsideTransaction(
                 "this thread already holds a write transaction on this store; "
                 "finish it first, or use the transaction's own methods"

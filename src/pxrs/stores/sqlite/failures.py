@@ -6,6 +6,7 @@ import errno
 import sqlite3
 
 from pxrs.errors import (
+    InvalidRequest,
     PxrsError,
     StoreBusy,
     StoreDamaged,
@@ -23,22 +24,29 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def primary_code(error: sqlite3.Error) -> int:
+# A number or text that SQLite has no column for never reaches it: the driver refuses it.
+DRIVER_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
+
+
+def primary_code(error: Exception) -> int:
     """The error's primary result code, 0 if it has none."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
 def is_io_error(error: sqlite3.Error) -> bool:
+    """Whether the disk failed."""
     return primary_code(error) == _IOERR
 
 
-def is_old_snapshot(error: sqlite3.Error) -> bool:
+def is_old_snapshot(error: Exception) -> bool:
     """Whether the transaction has read what somebody else has changed since."""
     return getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT
 
 
-def translate(error: sqlite3.Error, path: str) -> PxrsError:
-    """The typed error for what SQLite said about the file."""
+def translate(error: Exception, path: str) -> PxrsError:
+    """The typed error for what SQLite said about the file, or its driver about a value."""
+    if not isinstance(error, sqlite3.Error):
+        return InvalidRequest(f"{path} can't hold such a value: {error}")
     if is_old_snapshot(error):
         return TransactionConflict(
             f"the transaction on {path} has read what others have changed since; roll it back and "
