@@ -222,7 +222,7 @@ class Database:
         """In a forked child: SQLite's connections must not cross a fork, not even to be closed."""
         self._closed = "this store was opened before a fork; open it again in the child"
         self._running = None
-        _abandoned.append((self._writer, *self._readers))
+        leave_to_parent(self._writer, *self._readers)
         self._turnstile.close()
         for release in self._in_fork:
             release()
@@ -456,7 +456,12 @@ def in_chunks(values: Sequence[S]) -> Iterator[Sequence[S]]:
         yield values[start : start + _CHUNK]
 
 
-_abandoned: list[tuple[sqlite3.Connection, ...]] = []
+_abandoned: list[sqlite3.Connection] = []
+
+
+def leave_to_parent(*connections: sqlite3.Connection) -> None:
+    """In a forked child: keep them from being closed by the garbage collector."""
+    _abandoned.extend(connections)
 
 
 def _after_fork_in_child() -> None:

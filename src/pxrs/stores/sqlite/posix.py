@@ -18,6 +18,7 @@ IN_MODIFY = 0x2
 IN_CLOSE_WRITE = 0x8
 IN_MOVED_FROM = 0x40
 IN_DELETE = 0x200
+IN_Q_OVERFLOW = 0x4000
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 

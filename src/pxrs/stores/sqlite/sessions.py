@@ -36,6 +36,11 @@ _STAMP = struct.Struct("=d")
 _NAME = re.compile("[0-9a-f]{24}")
 
 
+def is_session_name(name: str) -> bool:
+    """Whether a session can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 class SessionFiles:
     """The folder of sessions, as observers see it."""
 
@@ -79,7 +84,7 @@ class SessionFiles:
     def names(self) -> list[str]:
         """The sessions that may be alive."""
         with _typed_errors(self.path):
-            return [name for name in os.listdir(self.path) if _NAME.fullmatch(name)]
+            return [name for name in os.listdir(self.path) if is_session_name(name)]
 
     def deadline(self, name: str) -> float | None:
         """When the session will expire unless it is renewed; None if it is over."""
@@ -89,7 +94,7 @@ class SessionFiles:
     def sweep_unborn(self) -> None:
         """Remove files whose process died before it could name them."""
         with _typed_errors(self.path):
-            names = [name for name in os.listdir(self.path) if _NAME.fullmatch(name[1:])]
+            names = [name for name in os.listdir(self.path) if name.startswith(".")]
         for name in names:
             with self._opened(name, hidden=True) as fd:
                 if fd is not None and os.fstat(fd).st_size > 0 and try_lock(fd, shared=True):
@@ -102,7 +107,7 @@ class SessionFiles:
         Names come from callers and from the folder: one with a slash in it would be a file
         that is none of ours, to be opened, judged and removed.
         """
-        if not _NAME.fullmatch(name[1:] if hidden else name):
+        if not is_session_name(name[1:] if hidden else name):
             yield None
             return
         path = os.path.join(self.path, name)
