@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
-from pxrs.stores.sqlite.posix import closing_on_failure
+from pxrs.stores.sqlite.posix import closing_on_failure, open_beside
 
 _SIZE = 8192
 _HOLDER = struct.Struct("=Qd")
@@ -61,13 +61,12 @@ def prefix_slot(prefix: str) -> int:
 class Control:
     """The mapped control file."""
 
-    def __init__(self, folder: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    def __init__(self, folder: str, database: str) -> None:
         self.path = os.path.join(folder, "control")
         self.bell_path = os.path.join(folder, "bell")
         with closing_on_failure() as opened:
-            self._fd = opened(os.open(self.path, flags, 0o666))
-            self._bell = opened(os.open(self.bell_path, flags, 0o666))
+            self._fd = opened(open_beside(self.path, database))
+            self._bell = opened(open_beside(self.bell_path, database))
             # A full disk has to be an error here: in a mapped hole it would be a SIGBUS later.
             os.posix_fallocate(self._fd, 0, _SIZE)
             os.posix_fallocate(self._bell, 0, 1)

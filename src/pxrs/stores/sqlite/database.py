@@ -45,6 +45,7 @@ from pxrs.stores.sqlite.failures import (
     translate,
     translate_os,
 )
+from pxrs.stores.sqlite.posix import make_folder_beside
 from pxrs.stores.sqlite.turnstile import Turnstile
 
 S = TypeVar("S")
@@ -135,10 +136,10 @@ class Database:
 
     def _open_folder(self, opened: ExitStack) -> None:
         try:
-            os.makedirs(self.folder, exist_ok=True)
-            self.control = Control(self.folder)
+            make_folder_beside(self.folder, self.path)
+            self.control = Control(self.folder, self.path)
             opened.callback(self.control.close)
-            self._turnstile = Turnstile(self.folder, self.control, self._clock)
+            self._turnstile = Turnstile(self.folder, self.path, self.control, self._clock)
             opened.callback(self._turnstile.close)
         except OSError as error:
             raise translate_os(error, self.folder) from error

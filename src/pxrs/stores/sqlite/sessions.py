@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, SessionLost
 from pxrs.stores.sqlite.failures import translate_os
-from pxrs.stores.sqlite.posix import try_lock
+from pxrs.stores.sqlite.posix import make_folder_beside, open_beside, try_lock
 
 _STAMP = struct.Struct("=d")
 _NAME = re.compile("[0-9a-f]{24}")
@@ -44,10 +44,11 @@ def is_session_name(name: str) -> bool:
 class SessionFiles:
     """The folder of sessions, as observers see it."""
 
-    def __init__(self, folder: str, clock: Clock) -> None:
+    def __init__(self, folder: str, database: str, clock: Clock) -> None:
         self.path = os.path.join(folder, "sessions")
         with _typed_errors(self.path):
-            os.makedirs(self.path, exist_ok=True)
+            make_folder_beside(self.path, database)
+        self._database = database
         self._clock = clock
 
     def open(self, ttl: float, on_end: Callable[[FileSession], None]) -> FileSession:
@@ -57,7 +58,7 @@ class SessionFiles:
         name = secrets.token_hex(12)
         path, hidden = os.path.join(self.path, name), os.path.join(self.path, f".{name}")
         with _typed_errors(self.path):
-            fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = open_beside(hidden, self._database, os.O_EXCL)
             try:
                 try_lock(fd)
                 deadline = self._clock.monotonic() + ttl

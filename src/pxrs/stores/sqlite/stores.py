@@ -28,7 +28,7 @@ class SqliteStores:
         self.database = Database(path, durability, busy_timeout, clock)
         self.url = f"sqlite:///{self.database.path}"
         try:
-            sessions = SessionFiles(self.database.folder, clock)
+            sessions = SessionFiles(self.database.folder, self.database.path, clock)
         except BaseException:
             self.database.close()
             raise

@@ -19,7 +19,7 @@ import time
 
 from pxrs.clock import Clock
 from pxrs.stores.sqlite.control import Control
-from pxrs.stores.sqlite.posix import closing_on_failure, try_lock, unlock
+from pxrs.stores.sqlite.posix import closing_on_failure, open_beside, try_lock, unlock
 
 _WAIT_FOR_A = 0.0005
 _WAIT_FOR_B = 0.00005
@@ -30,10 +30,10 @@ _LONGEST_QUEUE = 1.0
 class Turnstile:
     """The two locks. One thread of a process uses it at a time; the caller sees to that."""
 
-    def __init__(self, folder: str, control: Control, clock: Clock) -> None:
+    def __init__(self, folder: str, database: str, control: Control, clock: Clock) -> None:
         with closing_on_failure() as opened:
-            self._a = opened(_open_lock(folder, "queue.lock"))
-            self._b = opened(_open_lock(folder, "writer.lock"))
+            self._a = opened(open_beside(os.path.join(folder, "queue.lock"), database))
+            self._b = opened(open_beside(os.path.join(folder, "writer.lock"), database))
         self._control = control
         self._clock = clock
 
@@ -71,7 +71,3 @@ class Turnstile:
     def close(self) -> None:
         os.close(self._a)
         os.close(self._b)
-
-
-def _open_lock(folder: str, name: str) -> int:
-    return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
