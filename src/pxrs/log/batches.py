@@ -7,6 +7,7 @@ made here are read by any Kafka tool, and the other way round.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -77,11 +78,15 @@ class _Codec(NamedTuple):
 
 
 _codec: _Codec | None = None
+_loading = threading.Lock()
 
 
 def _load() -> _Codec:
+    """The codec. Two threads may not import it at once: its modules import each other."""
     global _codec
-    if _codec is None:
+    if _codec is not None:
+        return _codec
+    with _loading:
         from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
         from aiokafka.record._crecords import (  # type: ignore[import-untyped]
             DefaultRecordBatch,
