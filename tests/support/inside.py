@@ -8,15 +8,21 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _voice = -1
+_speaking = threading.Lock()
 
 
 def say(word: Any) -> None:
-    """Tell the parent. One write, so a killed child says it whole or not at all."""
-    os.write(_voice, (json.dumps(word) + "\n").encode())
+    """Tell the parent. A killed child says it whole or without the line's end.
+
+    One at a time: a pipe keeps only short writes in one piece.
+    """
+    with _speaking:
+        os.write(_voice, (json.dumps(word) + "\n").encode())
 
 
 def wait_for_parent() -> None:
