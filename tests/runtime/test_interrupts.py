@@ -110,6 +110,28 @@ def assert_nothing_was_lost(px: Pxrs, taken: Taken) -> None:
     assert places[-1] == max(place for place in places if place[0] == places[-1][0])
 
 
+def test_an_interrupt_between_a_failure_and_its_neighbours(px: Pxrs) -> None:
+    """The round is repeated: everybody is told once, and the new epoch starts at its start."""
+    px.create_topic("gone", partitions=1)
+    px.create_topic(TOPIC, partitions=1)
+    told: list[str] = []
+    with px.producer(linger=600) as producer:
+        producer.send("gone", b"x")
+        producer.send(TOPIC, b"0").result()
+        lost, kept = producer.send("gone", b"x"), producer.send(TOPIC, b"1")
+        px.delete_topic("gone")
+        for callback in (lambda: told.append("lost"), strike):
+            lost._parcel.when_settled(callback)  # the last one is called first
+        kept._parcel.when_settled(lambda: told.append("kept"))
+        with pytest.raises(Interrupted):
+            producer.flush()
+        assert (lost.done, kept.done, told) == (True, False, [])
+        assert kept.result(timeout=PATIENCE).offset == 1
+        assert told == ["lost", "kept"]
+        assert producer.send(TOPIC, b"2").result(timeout=PATIENCE).offset == 2
+    assert [message.value for message in read_all(px, TOPIC)] == [b"0", b"1", b"2"]
+
+
 class ReentrantClock(SystemClock):
     """Calls something, once, from inside: `send` looks at the clock when it opens a batch."""
 

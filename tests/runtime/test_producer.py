@@ -296,6 +296,19 @@ class TestSendMany:
         assert taken == list(range(len(taken)))
         assert f"the first {len(taken)} messages" in caught.value.__notes__[0]
 
+    def test_of_large_messages_passes_the_limit_of_the_buffer_by_little(
+        self, faulty: Pxrs, log: FaultyLog
+    ) -> None:
+        faulty.create_topic(TOPIC, partitions=1)
+        log.before = times(10**6, StoreBusy("held"))
+        limit, size = 200_000, 10_000
+        with faulty.producer(buffer_bytes=limit, max_message_bytes=size, max_block=0.0) as producer:
+            with pytest.raises(BufferFull):
+                producer.send_many(TOPIC, [(None, b"x" * size)] * 1000)
+            # What is reported at the limit, and one step more.
+            assert held(producer) < limit + 2 * (64 * 2**10 + size)
+            log.heal()
+
 
 class TestThreads:
     def test_each_keeps_its_order(self, px: Pxrs) -> None:

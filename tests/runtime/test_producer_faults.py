@@ -346,12 +346,14 @@ def test_a_producer_whose_thread_ended_refuses_but_loses_nothing(
         raise MemoryError
 
     monkeypatch.setattr(producer._outbox, "take", fail)
-    producer.send(TOPIC, "0", key="k")
+    sent = producer.send(TOPIC, "0", key="k")
     thread.join(PATIENCE)
     assert not thread.is_alive()
     monkeypatch.undo()
     with pytest.raises(Closed, match="ended by an error"):
         producer.send(TOPIC, "1", key="k")
+    with pytest.raises(Closed, match="ended by an error"):
+        sent.when_done(lambda: None)  # nobody else would get on with it
     producer.close()
     assert values_by_key(faulty, TOPIC) == {b"k": [0]}
 

@@ -21,6 +21,7 @@ from pxrs import (
     PxrsError,
     StoreUnavailable,
 )
+from pxrs.runtime.reader import Follower
 from pxrs.types import LogPartition
 from support.child import PATIENCE
 from support.faults import FaultyLog
@@ -149,9 +150,24 @@ class TestSerdes:
         assert [message.value for message in reader.read(0, 3)] == [3, 4]
         follower = reader.follow(start=1)
         assert next(follower).value == 1
-        with pytest.raises(msgspec.DecodeError):
+        with pytest.raises(msgspec.DecodeError) as caught:
             next(follower)
+        assert "read from offset 3" in caught.value.__notes__[0]
         assert next(reader.follow(start=3)).value == 3
+
+    def test_a_follower_stays_at_what_it_cant_decode(self, px: Pxrs) -> None:
+        """Whoever takes again gets the error again: nothing twice, nothing passed over."""
+        px.create_topic(TOPIC, partitions=1)
+        with px.producer(linger=600) as producer:
+            producer.send_many(TOPIC, [(None, text) for text in ("0", "1", "{", "3")])
+        follower = Follower(px.reader(TOPIC, serde=JSON()), None, "earliest", timeout=0)
+        assert [message.value for message in follower.take() or ()] == [0, 1]
+        for _ in range(2):
+            with pytest.raises(msgspec.DecodeError):
+                follower.take()
+            follower.interrupt()
+            follower.resume()
+        follower.interrupt()
 
     def test_a_type_is_checked(self, px: Pxrs) -> None:
         px.create_topic(TOPIC, partitions=1)

@@ -6,11 +6,70 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, MessageTooLarge
+from pxrs.runtime.outbox import RECORD_BYTES
 from pxrs.serde import Serde, to_bytes
 from pxrs.types import Header
 
+NO_HEADERS: list[Header] = []
 _CHUNK = 4096
+
+
+class Checks:
+    """What one producer takes: what its serdes can encode, up to a size."""
+
+    def __init__(self, most: int, key_serde: Serde | None, value_serde: Serde | None) -> None:
+        self._most = most
+        self._key_serde = key_serde
+        self._value_serde = value_serde
+        self._serdes = key_serde is not None or value_serde is not None
+
+    def ready(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[bytes | None, bytes | None]]:
+        """The pairs as bytes, checked."""
+        ready = []
+        most, serdes = self._most, self._serdes
+        for pair in pairs:
+            try:
+                key, value = pair
+                if type(key) is str and not serdes:
+                    key = key.encode()
+            except UnicodeEncodeError:
+                key = plain(key, "key")
+            except (TypeError, ValueError):
+                raise InvalidRequest(
+                    f"send_many takes pairs (key, value), not {type(pair).__name__}"
+                ) from None
+            if type(value) is not bytes or type(key) is not bytes or serdes:
+                key, value = self.encode(key, value)
+                self.size(key, value, None)
+            elif len(value) + len(key) > most:
+                self.size(key, value, None)
+            ready.append((key, value))
+        return ready
+
+    def encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
+        """Key and value as bytes."""
+        if self._key_serde is None or key is None:
+            key = plain(key, "key")
+        else:
+            key = encoded(self._key_serde, key, "key")
+        if self._value_serde is None:
+            return key, plain(value, "value")
+        return key, encoded(self._value_serde, value, "value")
+
+    def size(
+        self, key: bytes | None, value: bytes | None, headers: list[Header] | None
+    ) -> tuple[int, list[Header]]:
+        """What the message takes in the buffer, and its headers, if it is not too large."""
+        checked = checked_headers(headers) if headers else NO_HEADERS
+        size = len(key or b"") + len(value or b"")
+        size += sum(len(name.encode()) + len(content or b"") for name, content in checked)
+        if size > self._most:
+            raise MessageTooLarge(
+                f"a message of {size} bytes; the limit is {self._most} "
+                "(max_message_bytes of the producer)"
+            )
+        return size + RECORD_BYTES, checked
 
 
 def plain(value: object, what: str) -> bytes | None:

@@ -43,13 +43,13 @@ class Committer:
         clock: Clock,
         *,
         delivery_timeout: float,
-        on_settled: Callable[[list[Parcel]], None],
+        before_settling: Callable[[Parcel, PxrsError | None], None],
     ) -> None:
         self._log = log
         self._outbox = outbox
         self._clock = clock
         self._delivery_timeout = delivery_timeout
-        self._on_settled = on_settled
+        self._before_settling = before_settling
         self._lock = threading.RLock()
         self._owner: int | None = None
         self._backoff = Backoff(first=0.01, longest=1.0)
@@ -131,6 +131,8 @@ class Committer:
         appends = []
         for parcel in self._round:
             if parcel.settled:
+                # By a round that was interrupted, perhaps before everybody was told.
+                parcel.call_back()
                 continue
             batch = parcel.batch
             if batch is None:
@@ -144,7 +146,8 @@ class Committer:
                     if not isinstance(error, Exception):
                         raise
                     continue
-            self._sequences[parcel.where] = (batch.base_sequence + batch.count) % SEQUENCES
+            if (batch.producer_id, batch.producer_epoch) == (self._id, self._epoch):
+                self._sequences[parcel.where] = (batch.base_sequence + batch.count) % SEQUENCES
             appends.append(Append(parcel.where, batch))
         return appends
 
@@ -181,13 +184,17 @@ class Committer:
             self._raise_epoch()
         parcels = [parcel for parcel in self._round if not parcel.settled]
         for parcel, result in zip(parcels, results, strict=True):
-            if isinstance(result, Appended):
-                parcel.settle(result.base, None)
-            else:
-                parcel.settle(-1, _named(result, parcel))
+            self._settle(parcel, result)
         self._outbox.release(self._round)
-        self._on_settled(self._round)
         self._round, self._failures, self._unsure = [], 0, False
+
+    def _settle(self, parcel: Parcel, result: Appended | PxrsError) -> None:
+        if isinstance(result, Appended):
+            base, error = result.base, None
+        else:
+            base, error = -1, _named(result, parcel)
+        self._before_settling(parcel, error)
+        parcel.settle(base, error)
 
     def _raise_epoch(self) -> None:
         """After a failure that stays: what comes next must not look like its successor."""

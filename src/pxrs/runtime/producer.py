@@ -7,41 +7,32 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from time import time_ns
 from types import TracebackType
 from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ProducerSettings
-from pxrs.core.routing import hasher, partitioner
-from pxrs.errors import (
-    Closed,
-    InvalidRequest,
-    MessageTooLarge,
-    PartitionNotFound,
-    PxrsError,
-    TopicExists,
-    TopicNotFound,
-)
+from pxrs.errors import Closed, InvalidRequest, PartitionNotFound, PxrsError, TopicNotFound
 from pxrs.log.batches import MAX_TIMESTAMP, compression_code
-from pxrs.runtime.checks import checked_headers, chunks, encoded, plain
+from pxrs.runtime.checks import NO_HEADERS, Checks, chunks, plain
 from pxrs.runtime.committer import Committer
+from pxrs.runtime.lanes import Lanes
 from pxrs.runtime.outbox import RECORD_BYTES, REPORT_BYTES, Box, Lane, Outbox
-from pxrs.runtime.sent import Parcel, Sent, SentMany
+from pxrs.runtime.retention import Retention
+from pxrs.runtime.sent import Parcel, Sent, SentMany, counted
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
-from pxrs.types import Header, Topic
+from pxrs.types import Header
 
 _Record = tuple[int, bytes | None, bytes | None, list[Header]]
-_NO_HEADERS: list[Header] = []
 # Long enough for the committing thread to get the interpreter, short enough not to be felt.
 _YIELD = 1e-5
-# How many messages `send_many` adds before the committer may take what is there.
+# How many messages or bytes `send_many` adds before the committer may take what is there.
 _BUSY_MESSAGES = 128
-_RETENTION_EVERY = 10.0
+_BUSY_BYTES = 64 * 2**10
 # How many empty looks the background thread takes before it goes to sleep.
 _LOOKS = 20
 _SHORTEST_WAIT = 0.001
@@ -61,14 +52,11 @@ class Producer:
         key_serde: Serde | None = None,
         value_serde: Serde | None = None,
     ) -> None:
-        self._topics = topics
         self._clock = clock
         self._settings = settings
-        partitioner(settings.partitioner)
         self._serdes = key_serde is not None or value_serde is not None
-        self._key_serde = key_serde
-        self._value_serde = value_serde
         self._most = settings.max_message_bytes
+        self._checks = Checks(self._most, key_serde, value_serde)
         self._outbox = Outbox(
             self,
             clock,
@@ -82,9 +70,10 @@ class Producer:
             self._outbox,
             clock,
             delivery_timeout=settings.delivery_timeout,
-            on_settled=self._after_round,
+            before_settling=self._learn,
         )
-        self._local = threading.local()
+        self.lanes = Lanes(topics, self._outbox, settings.partitioner)
+        self._local = self.lanes.local
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
         self._stopped = False
@@ -94,8 +83,7 @@ class Producer:
         self._awake = False
         self._wake = threading.Event()
         self._due = threading.Event()
-        self._grown: set[Topic] = set()
-        self._retained: dict[str, float] = {}
+        self._retention = Retention(topics, clock)
         self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
         self._thread.start()
         _producers.add(self)
@@ -118,16 +106,19 @@ class Producer:
         try:
             lane: Lane = self._local.lanes[topic]
         except (AttributeError, KeyError, TypeError):
-            lane = self._open_lane(topic)
+            lane = self._lane(topic)
         if lane.unreported > REPORT_BYTES or lane.busy:
             lane = self._attend(lane)
         if self._serdes:
-            key, value = self._encode(key, value)
+            key, value = self._checks.encode(key, value)
         else:
             if type(value) is not bytes:
                 value = plain(value, "value")
-            if type(key) is str and key.isascii():
-                key = key.encode()
+            if type(key) is str:
+                try:
+                    key = key.encode()
+                except UnicodeEncodeError:
+                    key = plain(key, "key")
             elif type(key) is not bytes:
                 key = plain(key, "key")
         loose = False
@@ -143,9 +134,9 @@ class Producer:
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
         if headers or key is None or value is None or len(value) + len(key) > self._most:
-            size, headers = self._check_size(key, value, headers)
+            size, headers = self._checks.size(key, value, headers)
         else:
-            size, headers = len(value) + len(key) + RECORD_BYTES, _NO_HEADERS
+            size, headers = len(value) + len(key) + RECORD_BYTES, NO_HEADERS
         lane.busy = True
         box = lane.box
         try:
@@ -177,74 +168,65 @@ class Producer:
         before a `BufferFull` or `Closed` in the middle; a note on the error says how many.
         """
         sent = SentMany([], [])
-        try:
-            for chunk in chunks(messages):
-                self._send_chunk(self._attend(self._lane(topic)), self._ready(chunk), sent)
-        except PxrsError as error:
-            if sent:
-                error.add_note(f"the first {len(sent)} messages of this send_many are sent")
-            raise
+        with counted(sent):
+            for _ in self.sending(topic, messages, sent):
+                pass
         return sent
 
-    def _ready(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[bytes | None, bytes | None]]:
-        """The pairs as bytes, checked."""
-        ready = []
-        most, serdes = self._most, self._serdes
-        for pair in pairs:
-            try:
-                key, value = pair
-            except (TypeError, ValueError):
-                raise InvalidRequest(
-                    f"send_many takes pairs (key, value), not {type(pair).__name__}"
-                ) from None
-            if type(key) is str and not serdes:
-                key = plain(key, "key")
-            if type(value) is not bytes or type(key) is not bytes or serdes:
-                key, value = self._encode(key, value)
-                self._check_size(key, value, None)
-            elif len(value) + len(key) > most:
-                self._check_size(key, value, None)
-            ready.append((key, value))
-        return ready
+    def sending(
+        self, topic: str, messages: Iterable[tuple[Any, Any]], sent: SentMany
+    ) -> Iterator[None]:
+        """`send_many` in steps, adding to `sent`: between them others can have their turn."""
+        self._refuse_closed()
+        self._lane(topic)
+        for chunk in chunks(messages):
+            ready = self._checks.ready(chunk)
+            before = len(sent)
+            while (done := len(sent) - before) < len(ready):
+                lane = self._lane(topic)
+                if lane.unreported > REPORT_BYTES or lane.busy:
+                    lane = self._attend(lane)
+                self._put_many(lane, ready[done : done + _BUSY_MESSAGES], sent)
+                yield
 
-    def _send_chunk(
+    def _put_many(
         self, lane: Lane, pairs: list[tuple[bytes | None, bytes | None]], sent: SentMany
     ) -> None:
-        hash_key, partitions, headers = lane.hash, lane.partitions, _NO_HEADERS
+        """Add the first of the pairs: as many as a busy owner may."""
+        hash_key, partitions, headers = lane.hash, lane.partitions, NO_HEADERS
         add_parcel, add_index = sent.parcels.append, sent.indexes.append
-        for start in range(0, len(pairs), _BUSY_MESSAGES):
-            if lane.unreported > REPORT_BYTES:
-                lane = self._attend(lane)
-            timestamp = time_ns() // 1_000_000
-            added = 0
-            lane.busy = True
-            box = lane.box
-            try:
-                if self._closed:
-                    self._refuse_closed()
-                places = box.open
-                for key, value in pairs[start : start + _BUSY_MESSAGES]:
-                    partition = lane.sticky if key is None else hash_key(key) % partitions
-                    parcel = places[partition]
-                    if (
-                        parcel is None
-                        or parcel.append(parcel.count, timestamp, key, value, headers) is None
-                    ):
-                        record = (timestamp, key, value, headers)
-                        parcel = self._open_and_append(lane, box, partition, key is None, record)
-                    size = (0 if key is None else len(key)) + (0 if value is None else len(value))
-                    size += RECORD_BYTES
-                    add_parcel(parcel)
-                    add_index(parcel.count)
-                    parcel.count += 1
-                    parcel.weight += size
-                    added += size
-            except BaseException:
-                box.retire()
-                raise
-            finally:
-                lane.unreported += added
-                lane.busy = False
+        timestamp = time_ns() // 1_000_000
+        added = 0
+        lane.busy = True
+        box = lane.box
+        try:
+            if self._closed:
+                self._refuse_closed()
+            places = box.open
+            for key, value in pairs:
+                partition = lane.sticky if key is None else hash_key(key) % partitions
+                parcel = places[partition]
+                if (
+                    parcel is None
+                    or parcel.append(parcel.count, timestamp, key, value, headers) is None
+                ):
+                    record = (timestamp, key, value, headers)
+                    parcel = self._open_and_append(lane, box, partition, key is None, record)
+                size = (0 if key is None else len(key)) + (0 if value is None else len(value))
+                size += RECORD_BYTES
+                add_parcel(parcel)
+                add_index(parcel.count)
+                parcel.count += 1
+                parcel.weight += size
+                added += size
+                if added >= _BUSY_BYTES:
+                    break
+        except BaseException:
+            box.retire()
+            raise
+        finally:
+            lane.unreported += added
+            lane.busy = False
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
@@ -261,6 +243,13 @@ class Producer:
         self._refuse_after_fork()
         if not self._committer.drive(lambda: parcel.settled, timeout):
             raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
+
+    def hurry(self) -> None:
+        """See `pxrs.runtime.sent.Driver`. The background thread does not wait for company."""
+        if self._broken or self._forked:
+            self._refuse_closed()
+        if not self._due.is_set():
+            self._due.set()
 
     def close(self) -> None:
         """Flush and stop. Sending afterwards raises `Closed`.
@@ -297,25 +286,10 @@ class Producer:
     # Filling
 
     def _lane(self, topic: str) -> Lane:
-        try:
-            lane: Lane = self._local.lanes[topic]
-        except (AttributeError, KeyError, TypeError):
-            lane = self._open_lane(topic)
-        return lane
-
-    def _open_lane(self, topic: str) -> Lane:
-        self._refuse_closed()
-        found = self._topics.find(topic)
-        lane = self._new_lane(found)
-        if not hasattr(self._local, "lanes"):
-            self._local.lanes = {}
-        self._local.lanes[topic] = lane
-        return lane
-
-    def _new_lane(self, topic: Topic) -> Lane:
-        hash_key = hasher(self._settings.partitioner, topic.partitions)
-        lane = Lane(topic, hash_key, sticky=time.monotonic_ns() % topic.partitions)
-        self._outbox.add_lane(lane)
+        lane = self.lanes.get(topic)
+        if lane is None:
+            self._refuse_closed()
+            lane = self.lanes.use(self.lanes.find(topic))
         return lane
 
     def _attend(self, lane: Lane) -> Lane:
@@ -325,7 +299,7 @@ class Producer:
             # A signal handler or destructor sends while this very thread is inside `send`: what
             # it sends is in order by itself, not with what it interrupted.
             if lane.spare is None:
-                lane.spare = self._new_lane(lane.topic)
+                lane.spare = self.lanes.extra(lane.topic)
             lane = lane.spare
         self._outbox.report(lane)
         if self._outbox.held >= self._commit_at and not self._due.is_set():
@@ -339,7 +313,7 @@ class Producer:
     ) -> Parcel:
         """Append where there is no batch, or a full one. Messages without a key move on."""
         if lane.stale:
-            self._renew_lane(lane)
+            self.lanes.renew(lane, self.lanes.find(lane.topic.name))
         if loose:
             partition = lane.sticky = (lane.sticky + 1) % lane.partitions
             parcel = box.open[partition]
@@ -352,19 +326,6 @@ class Producer:
         parcel.append(0, *record)
         return parcel
 
-    def _renew_lane(self, lane: Lane) -> None:
-        """The topic was deleted under us. Made again just so, it goes on; else it is an error."""
-        found = self._topics.find(lane.topic.name)
-        if found.partitions != lane.partitions:
-            self._local.lanes.pop(lane.topic.name, None)
-            lane.left_behind = True
-            raise TopicExists(
-                f"topic {found.name!r} was made again with {found.partitions} partitions instead "
-                f"of {lane.partitions}; send again"
-            )
-        lane.topic = found
-        lane.stale = False
-
     def _refuse_closed(self) -> None:
         self._refuse_after_fork()
         if self._broken:
@@ -376,32 +337,9 @@ class Producer:
         if self._forked:
             raise Closed("this producer was made before a fork; make another in the child")
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: its thread is not here, and what it holds is the parent's to send."""
         self._forked = self._closed = True
-
-    def _encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
-        if self._key_serde is None or key is None:
-            key = plain(key, "key")
-        else:
-            key = encoded(self._key_serde, key, "key")
-        if self._value_serde is None:
-            return key, plain(value, "value")
-        return key, encoded(self._value_serde, value, "value")
-
-    def _check_size(
-        self, key: bytes | None, value: bytes | None, headers: list[Header] | None
-    ) -> tuple[int, list[Header]]:
-        """What the message takes in the buffer, and its headers, if it is not too large."""
-        checked = checked_headers(headers) if headers else _NO_HEADERS
-        size = len(key or b"") + len(value or b"")
-        size += sum(len(name.encode()) + len(content or b"") for name, content in checked)
-        if size > self._most:
-            raise MessageTooLarge(
-                f"a message of {size} bytes; the limit is {self._most} "
-                "(max_message_bytes of the producer)"
-            )
-        return size + RECORD_BYTES, checked
 
     # The background thread
 
@@ -420,7 +358,7 @@ class Producer:
             looks = 0
             while looks < _LOOKS and not self._stopped:
                 looks = 0 if self._commit_what_is_due() else looks + 1
-                self._retain()
+                self._retention.keep_up()
             # Whoever opens a batch does so before it looks at this: one of us sees the other.
             self._awake = False
             if self._outbox.holds(math.inf):
@@ -434,36 +372,28 @@ class Producer:
         urgent = self._due.wait(wait)
         self._due.clear()
         oldest = self._outbox.oldest
-        if urgent or self._outbox.waiting:
+        if urgent:
             self._committer.run()
+        elif self._outbox.waiting:
+            # It may be another thread's round: what came after it still has time.
+            self._committer.run(unless=lambda: not self._outbox.waiting)
         elif oldest is None:
             return self._outbox.holds(math.inf)
         elif self._clock.monotonic() - oldest >= linger:
             self._committer.run()
         return True
 
-    def _after_round(self, parcels: list[Parcel]) -> None:
-        for parcel in parcels:
-            if isinstance(parcel.error, TopicNotFound):
-                self._outbox.mark_stale(parcel.topic)
-            elif parcel.topic.retention_ms is not None or parcel.topic.retention_bytes is not None:
-                self._grown.add(parcel.topic)
-
-    def _retain(self) -> None:
-        """Now and then, drop what the topics that have grown no longer keep."""
-        now = self._clock.monotonic()
-        for topic in list(self._grown):
-            if now - self._retained.get(topic.id, -_RETENTION_EVERY) >= _RETENTION_EVERY:
-                self._retained[topic.id] = now
-                self._grown.discard(topic)
-                # Retention is housekeeping: what fails now, however, is done the next time.
-                with suppress(Exception):
-                    self._topics.retain(topic)
+    def _learn(self, parcel: Parcel, error: PxrsError | None) -> None:
+        """Before anybody is told, so that who sends again then finds the topic gone or anew."""
+        if isinstance(error, TopicNotFound):
+            self._outbox.mark_stale(parcel.topic)
+        else:
+            self._retention.note(parcel.topic)
 
 
 def _after_fork_in_child() -> None:
     for producer in list(_producers):
-        producer.abandon()
+        producer._abandon()
 
 
 if hasattr(os, "register_at_fork"):

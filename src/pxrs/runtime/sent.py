@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +19,10 @@ class Driver(Protocol):
 
     def deliver(self, parcel: Parcel, timeout: float | None) -> None:
         """Return when the parcel is settled; `TimeoutError` if that takes too long."""
+        ...
+
+    def hurry(self) -> None:
+        """Have all parcels delivered now, by another thread; does not wait."""
         ...
 
 
@@ -59,7 +64,22 @@ class Parcel:
         self.settled = True
         self.batch = None
         del self.builder, self.append
-        for callback in self.callbacks:
+        self.call_back()
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once this is settled, by whoever settles it; at once if it is."""
+        self.callbacks.append(callback)
+        if self.settled:
+            self.call_back()
+
+    def call_back(self) -> None:
+        """Tell those who wait and were not told yet. It is settled."""
+        # Settling and registering may meet here: each callback is called by whoever pops it.
+        while self.callbacks:
+            try:
+                callback = self.callbacks.pop()
+            except IndexError:
+                return
             callback()
 
     def offset(self, index: int) -> int:
@@ -95,6 +115,16 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
             parcel.driver.deliver(parcel, timeout)
         return Position(parcel.topic.name, parcel.partition, parcel.offset(self._index))
 
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the outcome is known, at once if it is; and get on with it.
+
+        It runs in the thread that commits and holds up all others: no waiting, no exceptions.
+        """
+        parcel: Parcel = self._parcel
+        parcel.when_settled(callback)
+        if not parcel.settled:
+            parcel.driver.hurry()
+
 
 class SentMany(Sequence[Sent]):
     """The handles of a `send_many`, in the order of its messages."""
@@ -122,3 +152,14 @@ class SentMany(Sequence[Sent]):
             return [sent.result() for sent in self]
         deadline = SYSTEM_CLOCK.monotonic() + timeout
         return [sent.result(deadline - SYSTEM_CLOCK.monotonic()) for sent in self]
+
+
+@contextmanager
+def counted(sent: SentMany) -> Iterator[None]:
+    """What is raised in the middle of a `send_many` says how many messages went before."""
+    try:
+        yield
+    except Exception as error:
+        if sent:
+            error.add_note(f"the first {len(sent)} messages of this send_many are sent")
+        raise
