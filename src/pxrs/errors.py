@@ -26,9 +26,13 @@ PxrsError
 ├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
 ├── TransactionConflict       ↻ the engine chose this transaction as the victim of a deadlock
 ├── Fenced                      somebody else owns this now; stop working on it
+│   └── Displaced               another process joined under this static member's name
+├── NoCheckpoint                a partition has no checkpoint, and `start="error"` was asked for
+├── HandlerFailed               a handler gave up on a message, and the group was to stop then
 ├── SessionLost                 the session expired; everything written with it is gone
 ├── NotAtomic                   these stores can't commit together
 ├── InsideTransaction           this call needs a write transaction of its own
+├── IllegalMove                 a bug in pxrs: an event that the state does not know
 └── Closed                      the object was closed, or belongs to the parent process of a fork
 ```
 
@@ -208,6 +212,18 @@ class Fenced(PxrsError):
     """Somebody else owns this now. Normal control flow: stop working on it."""
 
 
+class Displaced(Fenced):
+    """Another process joined the group under the same static name; this one has to end."""
+
+
+class NoCheckpoint(PxrsError):
+    """The group never committed a checkpoint in this partition, and none was to be assumed."""
+
+
+class HandlerFailed(PxrsError):
+    """A handler failed for the last time on a message; the group stops there. See its cause."""
+
+
 class SessionLost(PxrsError):
     """The session expired or was ended; it never comes back, open a new one."""
 
@@ -218,6 +234,10 @@ class NotAtomic(PxrsError):
 
 class InsideTransaction(PxrsError):
     """The call needs a write transaction of its own while this thread already holds one."""
+
+
+class IllegalMove(PxrsError):
+    """An event came that a state machine's state does not know. Nothing was changed."""
 
 
 class Closed(PxrsError):

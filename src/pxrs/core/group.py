@@ -1,0 +1,289 @@
+"""The group machine: what a member sees, and the time → what it should do.
+
+Every member runs it over the same records; there is no coordinator to lose. Whoever notices
+that the members are not those of the target computes the next one and proposes it by
+compare-and-set; exactly one wins. Nothing here reads a clock or a store.
+
+States of a partition in the eyes of one member (`MOVES` is the table, the diagram in
+`docs/groups.md` is drawn from it):
+
+    away      not ours, and not meant to be
+    wanted    meant to be ours; somebody else may still be working on it
+    owned     ours
+    leaving   ours, but meant for another: finish, commit, release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from pxrs.core.assign import Assignor
+from pxrs.core.claims import free_or_dead
+from pxrs.core.records import Claim, GroupTopic, Head, MemberRecord, Move
+from pxrs.errors import IllegalMove
+from pxrs.types import TopicPartition
+
+PartState = Literal["away", "wanted", "owned", "leaving"]
+PartEvent = Literal["gained", "given up", "claimed", "released", "fenced"]
+
+MOVES: dict[tuple[PartState, PartEvent], PartState] = {
+    ("away", "gained"): "wanted",
+    ("wanted", "given up"): "away",
+    ("wanted", "claimed"): "owned",
+    ("owned", "given up"): "leaving",
+    ("owned", "fenced"): "wanted",
+    ("leaving", "gained"): "owned",
+    ("leaving", "released"): "away",
+    ("leaving", "fenced"): "away",
+}
+
+GroupState = Literal["EMPTY", "PREPARING_REBALANCE", "REBALANCING", "STABLE"]
+
+_RANK_DELAY = 0.02
+
+
+def move(state: PartState, event: PartEvent) -> PartState:
+    """The state after the event."""
+    try:
+        return MOVES[state, event]
+    except KeyError:
+        raise IllegalMove(f"a partition that is {state} can't be {event}") from None
+
+
+class View(msgspec.Struct, frozen=True):
+    """What a member saw of its group, in one look.
+
+    `claims` holds the claims of partitions that it waits for; None where there is no record.
+    """
+
+    head: Head
+    members: Mapping[str, MemberRecord]
+    topics: Mapping[str, GroupTopic]
+    claims: Mapping[TopicPartition, Claim | None]
+
+
+class Me(NamedTuple):
+    """This member: its name in the target and the id of this very start."""
+
+    name: str
+    id: str
+
+
+class Rules(NamedTuple):
+    """How long to wait for what, in seconds."""
+
+    debounce: float
+    revoke_timeout: float | None
+    assign: Assignor
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What a member remembers between two looks: since when things are as they are."""
+
+    mismatch_since: float | None = None
+    wanted_since: Mapping[TopicPartition, float] = {}
+    gone_since: Mapping[str, float] = {}
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What to do now, and when to look again at the latest.
+
+    `claim` are partitions that nobody can be working on; `force` those whose owner has not let
+    go in time. `revoke` are ours and meant for another.
+    """
+
+    memory: Memory
+    propose: Head | None
+    revoke: frozenset[TopicPartition]
+    claim: frozenset[TopicPartition]
+    force: frozenset[TopicPartition]
+    look_again_at: float | None
+
+
+def decide(
+    view: View, memory: Memory, me: Me, held: frozenset[TopicPartition], now: float, rules: Rules
+) -> Decision:
+    """One look of one member at its group."""
+    present, gone_since, grace_ends = _present(view, memory, now)
+    subscriptions = {name: tuple(sorted(topics)) for name, topics in present.items()}
+    propose, mismatch_since, propose_at = _proposal(view, memory, me, subscriptions, now, rules)
+    target = view.head.target_of(me.name)
+    claim, force, wanted_since, force_at = _wanted(view, memory, me, target - held, now, rules)
+    times = [at for at in (grace_ends, propose_at, force_at) if at is not None]
+    return Decision(
+        memory=Memory(mismatch_since, wanted_since, gone_since),
+        propose=propose,
+        revoke=frozenset(held - target),
+        claim=claim,
+        force=force,
+        look_again_at=min(times) if times else None,
+    )
+
+
+def _present(
+    view: View, memory: Memory, now: float
+) -> tuple[dict[str, tuple[str, ...]], dict[str, float], float | None]:
+    """Members that count, with their topics: those that are there, and static ones in grace."""
+    present = {name: member.topics for name, member in view.members.items()}
+    gone_since: dict[str, float] = {}
+    grace_ends: list[float] = []
+    for name, timeout in view.head.static.items():
+        if name in view.members or name not in view.head.subscriptions:
+            continue
+        since = memory.gone_since.get(name, now)
+        gone_since[name] = since
+        if now < since + timeout:
+            present[name] = view.head.subscriptions[name]
+            grace_ends.append(since + timeout)
+    return present, gone_since, min(grace_ends, default=None)
+
+
+def _proposal(
+    view: View,
+    memory: Memory,
+    me: Me,
+    subscriptions: dict[str, tuple[str, ...]],
+    now: float,
+    rules: Rules,
+) -> tuple[Head | None, float | None, float | None]:
+    """The next head if it is time, since when one is needed, and when it will be time."""
+    if me.name not in view.members or not needs_target(view, subscriptions):
+        return None, None, None
+    since = memory.mismatch_since if memory.mismatch_since is not None else now
+    rank = sorted(view.members).index(me.name)
+    due = since + rules.debounce + rank * _RANK_DELAY
+    if now < due:
+        return None, since, due
+    return next_head(view, subscriptions, me.name, rules.assign), since, None
+
+
+def needs_target(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether the target was computed for other members, topics or partition counts."""
+    return subscriptions != view.head.subscriptions or _topics(view, subscriptions) != (
+        view.head.topics
+    )
+
+
+def next_head(
+    view: View, subscriptions: Mapping[str, tuple[str, ...]], coordinator: str, assign: Assignor
+) -> Head:
+    """The target for these members, as the next generation. Time stamps are the caller's."""
+    topics = _topics(view, subscriptions)
+    counts = {name: topic.partitions for name, topic in topics.items()}
+    kept = {
+        part: owner
+        for part, owner in view.head.owner_of().items()
+        if view.head.topics.get(part.topic) == topics.get(part.topic)
+    }
+    target: dict[str, dict[str, list[int]]] = {name: {} for name in subscriptions}
+    for part, owner in sorted(assign(subscriptions, counts, kept).items()):
+        target[owner].setdefault(part.topic, []).append(part.partition)
+    return Head(
+        generation=view.head.generation + 1,
+        reason=_reason(view, subscriptions, topics),
+        coordinator=coordinator,
+        target={
+            name: {topic: tuple(numbers) for topic, numbers in parts.items()}
+            for name, parts in target.items()
+        },
+        topics=topics,
+        subscriptions=dict(subscriptions),
+        static={
+            name: member.rejoin_timeout
+            for name, member in view.members.items()
+            if member.rejoin_timeout is not None
+        }
+        | {name: wait for name, wait in view.head.static.items() if name in subscriptions},
+        touched=view.head.touched,
+    )
+
+
+def moves_between(before: Head, after: Head) -> Move:
+    """What a generation changed, for the history."""
+    old, new = before.owner_of(), after.owner_of()
+    return Move(
+        generation=after.generation,
+        reason=after.reason,
+        coordinator=after.coordinator,
+        at_ms=after.at_ms,
+        members=tuple(sorted(after.subscriptions)),
+        moves=tuple(
+            (part.topic, part.partition, old.get(part), new.get(part))
+            for part in sorted(old.keys() | new.keys())
+            if old.get(part) != new.get(part)
+        ),
+    )
+
+
+def _topics(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> dict[str, GroupTopic]:
+    wanted = {topic for topics in subscriptions.values() for topic in topics}
+    return {name: topic for name, topic in view.topics.items() if name in wanted}
+
+
+def _reason(
+    view: View, subscriptions: Mapping[str, tuple[str, ...]], topics: dict[str, GroupTopic]
+) -> str:
+    before = view.head.subscriptions
+    words = [f"{name} joined" for name in sorted(subscriptions.keys() - before.keys())]
+    words += [
+        f"{name} {'left' if name in view.head.left else 'is gone'}"
+        for name in sorted(before.keys() - subscriptions.keys())
+    ]
+    words += [
+        f"{name} changed its topics"
+        for name in sorted(before.keys() & subscriptions.keys())
+        if before[name] != subscriptions[name]
+    ]
+    for name in sorted(view.head.topics.keys() | topics.keys()):
+        if view.head.topics.get(name) != topics.get(name) and before:
+            words.append(f"topic {name} {'changed' if name in topics else 'is gone'}")
+    return ", ".join(words) or "asked for"
+
+
+def _wanted(
+    view: View,
+    memory: Memory,
+    me: Me,
+    wanted: set[TopicPartition],
+    now: float,
+    rules: Rules,
+) -> tuple[
+    frozenset[TopicPartition], frozenset[TopicPartition], dict[TopicPartition, float], float | None
+]:
+    """Of the partitions meant for us: which to claim, to take by force, and when to look again."""
+    living = {member.id for member in view.members.values()}
+    since = {part: memory.wanted_since.get(part, now) for part in wanted}
+    claim, force = set(), set()
+    force_at: list[float] = []
+    for part in wanted:
+        if part not in view.claims:
+            continue
+        if free_or_dead(view.claims[part], me.name, living):
+            claim.add(part)
+        elif rules.revoke_timeout is not None:
+            due = since[part] + rules.revoke_timeout
+            if now >= due:
+                force.add(part)
+            else:
+                force_at.append(due)
+    return frozenset(claim), frozenset(force), since, min(force_at, default=None)
+
+
+def group_state(
+    head: Head | None, members: Mapping[str, MemberRecord], claims: Mapping[TopicPartition, Claim]
+) -> GroupState:
+    """The state of a group, as its records tell it."""
+    if head is None or not members:
+        return "EMPTY"
+    if {name: tuple(sorted(member.topics)) for name, member in members.items()} != dict(
+        head.subscriptions
+    ):
+        return "PREPARING_REBALANCE"
+    for part, name in head.owner_of().items():
+        claim = claims.get(part)
+        if claim is None or claim.owner != members[name].id:
+            return "REBALANCING"
+    return "STABLE"
