@@ -103,6 +103,14 @@ def release(holding: Holding, checkpoint: int | None, done: Runs, stamp: Stamp) 
     return _step(holding.part, holding.key, holding.version, claim)
 
 
+def seek(holding: Holding, checkpoint: int, stamp: Stamp) -> Step:
+    """Set the checkpoint, forward or back, by its owner's explicit wish."""
+    claim = msgspec.structs.replace(
+        holding.claim, checkpoint=checkpoint, done=(), write=stamp.write, at_ms=stamp.at_ms
+    )
+    return _step(holding.part, holding.key, holding.version, claim)
+
+
 def rewind(
     part: TopicPartition, key: str, found: Versioned | None, checkpoint: int | None, stamp: Stamp
 ) -> Step:
