@@ -12,9 +12,9 @@ from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
 _SCHEMES = ("memory", "sqlite")
-_LONGEST_TOPIC = 249
+_LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
-_TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 class StoreUrl(msgspec.Struct, frozen=True):
@@ -108,6 +108,39 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("delivery_timeout", self.delivery_timeout, 0.0)
 
 
+class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a consumer takes part in its group. Seconds.
+
+    `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
+    the checkpoint points to messages that retention has removed.
+    """
+
+    group: str
+    member_name: str
+    instance: bool = False
+    client: str = ""
+    auto_commit: bool = True
+    auto_commit_interval: float = 1.0
+    start: str = "earliest"
+    on_trimmed: str = "error"
+    session_ttl: float = 10.0
+    debounce: float = 0.1
+    revoke_timeout: float | None = 30.0
+    rejoin_timeout: float = 30.0
+    strategy: str = "sticky"
+
+    def __post_init__(self) -> None:
+        check_group_name(self.group)
+        _one_of("start", self.start, ("earliest", "latest", "error"))
+        _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
+        _at_least("session_ttl", self.session_ttl, 0.2)
+        _at_least("debounce", self.debounce, 0.0)
+        _at_least("rejoin_timeout", self.rejoin_timeout, 0.0)
+        _at_least("auto_commit_interval", self.auto_commit_interval, 0.001)
+        if self.revoke_timeout is not None:
+            _at_least("revoke_timeout", self.revoke_timeout, 0.0)
+
+
 def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
     """Mistyped options are errors, not silence."""
     for name in options:
@@ -118,14 +151,28 @@ def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> N
 
 def check_topic_name(name: str) -> str:
     """A topic name that any engine can carry."""
-    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_TOPIC:
+    return _check_name("topic", name)
+
+
+def check_group_name(name: str) -> str:
+    """A group name that any engine can carry."""
+    return _check_name("group", name)
+
+
+def check_member_name(name: str) -> str:
+    """A static member's name that any engine can carry."""
+    return _check_name("member", name)
+
+
+def _check_name(kind: str, name: str) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME:
         raise InvalidRequest(
-            f"a topic name has 1 to {_LONGEST_TOPIC} characters, "
+            f"a {kind} name has 1 to {_LONGEST_NAME} characters, "
             f"not {len(name) if isinstance(name, str) else type(name).__name__}"
         )
-    if name in (".", "..") or not set(name) <= _TOPIC_CHARACTERS:
+    if name in (".", "..") or not set(name) <= _NAME_CHARACTERS:
         raise InvalidRequest(
-            f"{name!r} can't be a topic name: letters, digits, '.', '_' and '-' can be used"
+            f"{name!r} can't be a {kind} name: letters, digits, '.', '_' and '-' can be used"
         )
     return name
 
@@ -150,3 +197,8 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
 def _at_least(name: str, value: float, least: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
         raise ConfigError(f"{name}={value!r}; a number of at least {least:g} is needed")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}={value!r}; there are {', '.join(known)}")

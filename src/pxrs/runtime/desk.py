@@ -9,7 +9,7 @@ happens outside of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pxrs.core.claims import Holding
@@ -24,8 +24,8 @@ class Seat:
     """One partition at the desk."""
 
     __slots__ = (
-        "at", "buffer", "checkpoint", "done", "epoch", "fence", "handed", "part", "paused",
-        "position", "progress", "state", "where",
+        "at", "buffer", "checkpoint", "done", "epoch", "fence", "goodbye", "handed", "part",
+        "paused", "position", "progress", "state", "where",
     )  # fmt: skip
 
     def __init__(self, holding: Holding, topic: GroupTopic) -> None:
@@ -37,6 +37,8 @@ class Seat:
         self.checkpoint = holding.claim.checkpoint
         self.done = holding.claim.done
         self.paused = False
+        # Whether the caller has been told that it goes, or need not be.
+        self.goodbye = True
         # Known once the start is: a claim without a checkpoint has to ask the log first.
         self.progress: Progress | None = None
         self.position = -1
@@ -91,11 +93,6 @@ class Seat:
             return None
         return Mark(self.progress.checkpoint, self.progress.runs)
 
-    @property
-    def in_hand(self) -> bool:
-        """Whether messages were handed out and not handled yet."""
-        return self.progress is not None and self.progress.checkpoint < self.handed
-
 
 class Change(NamedTuple):
     """What happened to the assignment, for the callbacks."""
@@ -107,12 +104,21 @@ class Change(NamedTuple):
 class ConsumerDesk:
     """All seats. See `pxrs.runtime.membership.Desk` for what the group's thread asks of it."""
 
-    def __init__(self, *, commits_handled: bool) -> None:
+    def __init__(
+        self,
+        *,
+        in_hand: Callable[[Seat], bool],
+        commits_handled: bool,
+        asks_before_release: bool = False,
+    ) -> None:
+        # Whether somebody works on messages of the seat at this moment. Asked under the lock.
+        self._in_hand = in_hand
         self.lock = threading.RLock()
         self.seats: dict[TopicPartition, Seat] = {}
         # Kept across rebalances: a partition that comes back is still paused.
         self.paused: set[TopicPartition] = set()
         self._commits_handled = commits_handled
+        self._asks = asks_before_release
         self._order: list[Seat] = []
         self._changes: list[Change] = []
         # Raised with every change: whoever waits for messages looks again.
@@ -135,6 +141,7 @@ class ConsumerDesk:
             for part, seat in self.seats.items():
                 if part in parts and seat.state == "owned":
                     seat.state = move(seat.state, "given up")
+                    seat.goodbye = not self._asks
                     seat.position = seat.handed
                     seat.buffer, seat.at = [], 0
                     self._changed("leaving", {part: None})
@@ -147,7 +154,7 @@ class ConsumerDesk:
             return {
                 part: self._final(seat)
                 for part, seat in self.seats.items()
-                if seat.state == "leaving" and not seat.in_hand
+                if seat.state == "leaving" and seat.goodbye and not self._in_hand(seat)
             }
 
     def final_marks(self) -> dict[TopicPartition, Mark | None]:
@@ -170,11 +177,60 @@ class ConsumerDesk:
 
     # For the consumer
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._changes)
+
     def changes(self) -> list[Change]:
         """What has happened since the last call, in order."""
         with self.lock:
             changes, self._changes = self._changes, []
             return changes
+
+    def said_goodbye(self, parts: Iterable[TopicPartition]) -> None:
+        """The caller knows that these go."""
+        with self.lock:
+            for part in parts:
+                if part in self.seats:
+                    self.seats[part].goodbye = True
+
+    def start(self, seat: Seat, offset: int) -> None:
+        """Begin a seat at this offset."""
+        with self.lock:
+            seat.start(offset)
+
+    def restart(self, part: TopicPartition, offset: int) -> None:
+        """Go on from another offset, forgetting what was done above it."""
+        with self.lock:
+            seat = self.seats.get(part)
+            if seat is not None:
+                seat.checkpoint, seat.done = offset, ()
+                seat.start(offset)
+                self.version += 1
+
+    def fill(self, seat: Seat, messages: list[Message], position: int) -> bool:
+        """Put fetched messages at a seat, unless it went in the meantime."""
+        with self.lock:
+            if self.seats.get(seat.part) is not seat or seat.state != "owned":
+                return False
+            seat.fill(messages, position)
+            return seat.waiting > 0
+
+    def give_back(self, seat: Seat, handed: int) -> None:
+        """What was handed out from this offset on was not looked at."""
+        with self.lock:
+            seat.handed = min(seat.handed, handed)
+            seat.position = seat.handed
+            seat.buffer, seat.at = [], 0
+
+    def pause(self, parts: Iterable[TopicPartition], *, paused: bool) -> None:
+        """Hand out nothing of these, or go on."""
+        with self.lock:
+            for part in parts:
+                (self.paused.add if paused else self.paused.discard)(part)
+                if part in self.seats:
+                    self.seats[part].paused = paused
+            self.version += 1
 
     def marks(self) -> dict[TopicPartition, Mark]:
         """How far everything was handled that has moved since it was claimed or committed."""
