@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engine("sqlite")
 class SqliteLab:
     """A file in a folder of its own; every handle is opened as another process would."""
 
-    ttl = 0.3
+    ttl = 0.5
     patience = 10.0
 
     def __init__(self, *, use_inotify: bool) -> None:

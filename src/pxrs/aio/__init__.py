@@ -1,1 +1,22 @@
-"""The same verbs for asyncio."""
+"""The same verbs for asyncio: `pxrs.aio.connect` is `pxrs.connect`, awaited.
+
+Topics, messages and errors are those of `pxrs`.
+"""
+
+from pxrs.aio.app import Connecting, Pxrs, connect
+from pxrs.aio.producer import Producer
+from pxrs.aio.reader import Follow, Reader
+from pxrs.aio.sent import Sent, SentMany
+
+__all__ = [
+    # opening
+    "connect",
+    "Connecting",
+    "Pxrs",
+    # sending and reading
+    "Producer",
+    "Sent",
+    "SentMany",
+    "Reader",
+    "Follow",
+]

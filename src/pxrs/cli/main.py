@@ -1,1 +1,66 @@
-def main() -> None: ...
+"""`pxrs`: topics, producing and reading from a shell."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from pxrs._version import __version__
+from pxrs.cli.demo.command import demo
+from pxrs.cli.failures import exit_code
+from pxrs.cli.options import Settings, shared
+from pxrs.cli.produce import produce
+from pxrs.cli.read import read
+from pxrs.cli.topics import topics
+
+
+class Root(click.Group):
+    """Turns what went wrong into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (Exception, KeyboardInterrupt) as error:
+            code = exit_code(error, as_json=ctx.ensure_object(Settings).json)
+            if code is None:
+                raise
+            ctx.exit(code)
+        return result
+
+
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Try it:
+  pxrs topics create orders --partitions 8
+  echo 'account-42:{"total": 12}' | pxrs produce orders --key-separator :
+  pxrs read orders""",
+)
+@click.version_option(__version__, "-V", "--version", message="pxrs %(version)s")
+@shared
+def cli() -> None:
+    """Partitioned, ordered topics on the store you already run.
+
+    --url and --json can stand before or after the command. Exit codes: 0 done, 1 it failed,
+    2 wrong usage, 130 interrupted.
+    """
+
+
+for command in (topics, produce, read, demo):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Where `pxrs` starts."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a character gets something else, not a crash.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    cli(prog_name="pxrs")
+
+
+if __name__ == "__main__":
+    main()

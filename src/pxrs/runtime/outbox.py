@@ -88,8 +88,9 @@ class Outbox:
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
         self._compression = compression
-        self._max_block = max_block
+        self.max_block = max_block
         self._room = threading.Condition()
+        self._want_room: list[Callable[[], None]] = []
         self._lanes: list[Lane] = []
         self._held = 0
         # When the oldest message that nobody has taken away was put, roughly; None if none is.
@@ -103,6 +104,11 @@ class Outbox:
     def held(self) -> int:
         """Bytes reported and not yet settled."""
         return self._held
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `report` would not block."""
+        return self._held <= self._buffer_bytes
 
     def open_parcel(self, lane: Lane, box: Box, partition: int) -> Parcel:
         """A new batch for the partition; the one before, if any, is full. By a busy owner."""
@@ -120,13 +126,25 @@ class Outbox:
     def report(self, lane: Lane) -> None:
         """Count what the lane has added; blocks while the buffer is full, then raises."""
         with self._room:
-            if not self._room.wait_for(lambda: self._held <= self._buffer_bytes, self._max_block):
-                raise BufferFull(
-                    f"{self._held} bytes wait to be written and none went for "
-                    f"{self._max_block:g} s; is the store busy? This message was not kept"
-                )
+            if not self._room.wait_for(lambda: self.has_room, self.max_block):
+                raise self.full()
             self._held += lane.unreported
             lane.unreported = 0
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once there is room, by whoever makes it; at once if there is."""
+        with self._room:
+            if not self.has_room:
+                self._want_room.append(callback)
+                return
+        callback()
+
+    def full(self) -> BufferFull:
+        """What to raise when there was no room for `max_block` seconds."""
+        return BufferFull(
+            f"{self._held} bytes wait to be written and none went for "
+            f"{self.max_block:g} s; is the store busy? This message was not kept"
+        )
 
     def take(self) -> list[Parcel]:
         """All batches that may go into one commit, in order; they count until `release`."""
@@ -150,6 +168,11 @@ class Outbox:
         with self._room:
             self._held -= size
             self._room.notify_all()
+            if not self.has_room:
+                return
+            wanted, self._want_room = self._want_room, []
+        for callback in wanted:
+            callback()
 
     def mark_stale(self, topic: Topic) -> None:
         """The topic is gone: look it up again before anything more is put."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from time import time_ns
@@ -13,18 +13,17 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ProducerSettings
-from pxrs.core.routing import hasher, partitioner
 from pxrs.errors import (
     Closed,
     InvalidRequest,
     MessageTooLarge,
     PartitionNotFound,
     PxrsError,
-    TopicExists,
     TopicNotFound,
 )
 from pxrs.log.batches import compression_code
 from pxrs.runtime.committer import Committer
+from pxrs.runtime.lanes import Lanes
 from pxrs.runtime.outbox import REPORT_BYTES, Box, Lane, Outbox
 from pxrs.runtime.sent import Parcel, Sent, SentMany
 from pxrs.runtime.topics import Topics
@@ -59,7 +58,6 @@ class Producer:
         self._topics = topics
         self._clock = clock
         self._settings = settings
-        partitioner(settings.partitioner)
         self._serdes = key_serde is not None or value_serde is not None
         self._key_serde = key_serde
         self._value_serde = value_serde
@@ -79,7 +77,8 @@ class Producer:
             delivery_timeout=settings.delivery_timeout,
             on_settled=self._after_round,
         )
-        self._local = threading.local()
+        self.lanes = Lanes(topics, self._outbox, settings.partitioner)
+        self._local = self.lanes.local
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
         self._awake = False
@@ -108,7 +107,7 @@ class Producer:
         try:
             lane: Lane = self._local.lanes[topic]
         except (AttributeError, KeyError):
-            lane = self._open_lane(topic)
+            lane = self._lane(topic)
         if lane.unreported > REPORT_BYTES or lane.busy or self._closed:
             lane = self._attend(lane)
         if self._serdes:
@@ -161,9 +160,24 @@ class Producer:
         taken a few thousand at a time: on bad input those before it are sent.
         """
         sent = SentMany([], [])
-        for chunk in _chunks(messages):
-            self._send_chunk(self._attend(self._lane(topic)), self._ready(chunk), sent)
+        for _ in self.sending(topic, messages, sent):
+            pass
         return sent
+
+    def sending(
+        self, topic: str, messages: Iterable[tuple[Any, Any]], sent: SentMany
+    ) -> Iterator[None]:
+        """`send_many` in steps, adding to `sent`: between them others can have their turn."""
+        self._refuse_closed()
+        self._lane(topic)
+        for chunk in _chunks(messages):
+            ready = self._ready(chunk)
+            for start in range(0, len(ready), _BUSY_MESSAGES):
+                lane = self._lane(topic)
+                if lane.unreported > REPORT_BYTES or lane.busy or self._closed:
+                    lane = self._attend(lane)
+                self._put_many(lane, ready[start : start + _BUSY_MESSAGES], sent)
+                yield
 
     def _ready(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[bytes | None, bytes | None]]:
         """The pairs as bytes, checked."""
@@ -180,38 +194,35 @@ class Producer:
             ready.append((key, value))
         return ready
 
-    def _send_chunk(
+    def _put_many(
         self, lane: Lane, pairs: list[tuple[bytes | None, bytes | None]], sent: SentMany
     ) -> None:
         hash_key, partitions, headers = lane.hash, lane.partitions, _NO_HEADERS
         add_parcel, add_index = sent.parcels.append, sent.indexes.append
-        for start in range(0, len(pairs), _BUSY_MESSAGES):
-            if lane.unreported > REPORT_BYTES:
-                lane = self._attend(lane)
-            timestamp = time_ns() // 1_000_000
-            added = 0
-            lane.busy = True
-            try:
-                box = lane.box
-                places = box.open
-                for key, value in pairs[start : start + _BUSY_MESSAGES]:
-                    partition = lane.sticky if key is None else hash_key(key) % partitions
-                    parcel = places[partition]
-                    if (
-                        parcel is None
-                        or parcel.append(parcel.count, timestamp, key, value, headers) is None
-                    ):
-                        record = (timestamp, key, value, headers)
-                        parcel = self._open_and_append(lane, box, partition, key is None, record)
-                    size = (0 if key is None else len(key)) + (0 if value is None else len(value))
-                    add_parcel(parcel)
-                    add_index(parcel.count)
-                    parcel.count += 1
-                    parcel.weight += size
-                    added += size
-            finally:
-                lane.busy = False
-                lane.unreported += added
+        timestamp = time_ns() // 1_000_000
+        added = 0
+        lane.busy = True
+        try:
+            box = lane.box
+            places = box.open
+            for key, value in pairs:
+                partition = lane.sticky if key is None else hash_key(key) % partitions
+                parcel = places[partition]
+                if (
+                    parcel is None
+                    or parcel.append(parcel.count, timestamp, key, value, headers) is None
+                ):
+                    record = (timestamp, key, value, headers)
+                    parcel = self._open_and_append(lane, box, partition, key is None, record)
+                size = (0 if key is None else len(key)) + (0 if value is None else len(value))
+                add_parcel(parcel)
+                add_index(parcel.count)
+                parcel.count += 1
+                parcel.weight += size
+                added += size
+        finally:
+            lane.busy = False
+            lane.unreported += added
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
@@ -234,11 +245,17 @@ class Producer:
                 raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
             self._committer.run(left, unless=lambda: parcel.settled)
 
+    def hurry(self) -> None:
+        """See `pxrs.runtime.sent.Driver`. The background thread does not wait for company."""
+        if not self._due.is_set():
+            self._due.set()
+
     def close(self) -> None:
         """Flush and stop. Sending afterwards raises `Closed`."""
-        if self._closed:
-            return
         self._closed = True
+        # A round after that, even if there seems to be nothing: it takes away the boxes, waiting
+        # for whoever is filling one, and new ones are refused.
+        self._committer.run()
         self.flush()
         self._due.set()
         self._wake.set()
@@ -258,25 +275,10 @@ class Producer:
     # Filling
 
     def _lane(self, topic: str) -> Lane:
-        try:
-            lane: Lane = self._local.lanes[topic]
-        except (AttributeError, KeyError):
-            lane = self._open_lane(topic)
-        return lane
-
-    def _open_lane(self, topic: str) -> Lane:
-        self._refuse_closed()
-        found = self._topics.find(topic)
-        lane = self._new_lane(found)
-        if not hasattr(self._local, "lanes"):
-            self._local.lanes = {}
-        self._local.lanes[topic] = lane
-        return lane
-
-    def _new_lane(self, topic: Topic) -> Lane:
-        hash_key = hasher(self._settings.partitioner, topic.partitions)
-        lane = Lane(topic, hash_key, sticky=time.monotonic_ns() % topic.partitions)
-        self._outbox.add_lane(lane)
+        lane = self.lanes.get(topic)
+        if lane is None:
+            self._refuse_closed()
+            lane = self.lanes.use(self.lanes.find(topic))
         return lane
 
     def _attend(self, lane: Lane) -> Lane:
@@ -284,7 +286,7 @@ class Producer:
         self._refuse_closed()
         if lane.busy:
             # A signal handler or destructor sends while this very thread is inside `send`.
-            return self._new_lane(lane.topic)
+            return self.lanes.extra(lane.topic)
         self._outbox.report(lane)
         if self._outbox.held >= self._commit_at and not self._due.is_set():
             self._due.set()
@@ -296,8 +298,9 @@ class Producer:
         self, lane: Lane, box: Box, partition: int, loose: bool, record: _Record
     ) -> Parcel:
         """Append where there is no batch, or a full one. Messages without a key move on."""
+        self._refuse_closed()
         if lane.stale:
-            self._renew_lane(lane)
+            self.lanes.renew(lane, self.lanes.find(lane.topic.name))
         if loose:
             partition = lane.sticky = (lane.sticky + 1) % lane.partitions
             parcel = box.open[partition]
@@ -309,18 +312,6 @@ class Producer:
             self._wake.set()
         parcel.append(0, *record)
         return parcel
-
-    def _renew_lane(self, lane: Lane) -> None:
-        """The topic was deleted under us. Made again just so, it goes on; else it is an error."""
-        found = self._topics.find(lane.topic.name)
-        if found.partitions != lane.partitions:
-            del self._local.lanes[lane.topic.name]
-            raise TopicExists(
-                f"topic {found.name!r} was made again with {found.partitions} partitions instead "
-                f"of {lane.partitions}; send again"
-            )
-        lane.topic = found
-        lane.stale = False
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
+from pxrs.errors import (
+    DamagedBatch,
+    InvalidRequest,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    TopicNotFound,
+)
 from pxrs.log.batches import decode
 from pxrs.serde import Serde
-from pxrs.stores.api import LogStore
+from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic
 
 FETCH_BYTES = 2**20
+# How many messages `follow` decodes at a time, give or take a batch.
+_FOLLOW_RECORDS = 500
 _CAREFUL_WAIT = 1.0
 
 Start = int | Literal["earliest", "latest"]
 
 
 class Reader:
-    """Reads a topic. Not thread-safe: one reader per thread."""
+    """Reads a topic. Thread-safe."""
 
     def __init__(
         self,
@@ -43,7 +52,8 @@ class Reader:
         """Messages from `offset` on, at most `max_records`; none at the end, it does not wait.
 
         `OffsetOutOfRange` before the start or past the end. `DamagedBatch` where a stored
-        batch fails its checksum; its `next_offset` is where to go on without it.
+        batch fails its checksum; its `next_offset` is where to go on without it. What comes
+        before that batch is returned first.
         """
         where = self._partition(partition)
         if max_records < 1:
@@ -54,7 +64,12 @@ class Reader:
             if not batches:
                 break
             for batch in batches:
-                found += self._cut(partition, batch, offset + len(found))
+                try:
+                    found += self._cut(partition, batch, offset + len(found))
+                except DamagedBatch:
+                    if found:
+                        return found
+                    raise
                 if len(found) >= max_records:
                     break
         return found[:max_records]
@@ -82,42 +97,16 @@ class Reader:
     def follow(
         self,
         partitions: Sequence[int] | None = None,
-        start: Start = "latest",
+        start: Start | Mapping[int, Start] = "latest",
         timeout: float | None = None,
     ) -> Iterator[Message]:
         """Messages as they come, of all partitions unless some are named; blocks in between.
 
         Ends when nothing has come for `timeout` seconds, never by default. Positions are fixed
-        when this is called: what is sent after that is seen.
+        when this is called: what is sent after that is seen. A `start` for each partition names
+        the partitions too.
         """
-        numbers = range(self.topic.partitions) if partitions is None else partitions
-        positions = {number: self._start(number, start) for number in numbers}
-        return self._follow(positions, timeout)
-
-    def _follow(self, positions: dict[int, int], timeout: float | None) -> Iterator[Message]:
-        watch = self._log.watch(*(self._where[number] for number in positions))
-        try:
-            quiet_since = self._clock.monotonic()
-            while True:
-                came = False
-                for number in positions:
-                    for batch in self._fetch(self._where[number], positions[number]):
-                        came = True
-                        messages = self._cut(number, batch, positions[number])
-                        positions[number] = batch.next
-                        yield from messages
-                if came:
-                    quiet_since = self._clock.monotonic()
-                    continue
-                wait = _CAREFUL_WAIT
-                if timeout is not None:
-                    left = quiet_since + timeout - self._clock.monotonic()
-                    if left <= 0:
-                        return
-                    wait = min(wait, left)
-                watch.wait(wait)
-        finally:
-            watch.close()
+        return Follower(self, partitions, start, timeout).messages()
 
     def _start(self, partition: int, start: Start) -> int:
         held = self.bounds(partition)
@@ -171,6 +160,122 @@ class Reader:
         if not isinstance(partition, int) or not 0 <= partition < self.topic.partitions:
             raise PartitionNotFound(self.topic.name, partition, self.topic.partitions)
         return self._where[partition]
+
+
+class Follower:
+    """What `follow` is made of: positions, and a watch on what comes after them."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        partitions: Sequence[int] | None,
+        start: Start | Mapping[int, Start],
+        timeout: float | None,
+    ) -> None:
+        self._reader = reader
+        self._positions = {
+            number: reader._start(number, where)
+            for number, where in _starts(reader.topic, partitions, start).items()
+        }
+        # Whose turn it is to be fetched: a busy partition must not keep the others waiting.
+        self._turns = deque(self._positions)
+        self._timeout = timeout
+        self._fetched: deque[tuple[int, StoredBatch]] = deque()
+        self._watch: Watch | None = None
+        self._interrupted = False
+        self._quiet_since: float | None = None
+
+    def messages(self) -> Iterator[Message]:
+        """Messages as they come."""
+        try:
+            while (found := self.take()) is not None:
+                yield from found
+        finally:
+            self.interrupt()
+
+    def take(self) -> list[Message] | None:
+        """Wait for the next messages; None when nothing came for `timeout` seconds.
+
+        Empty if it was interrupted.
+        """
+        if self._watch is None:
+            self._watch = self._reader._log.watch(
+                *(self._reader._where[number] for number in self._positions)
+            )
+        while not self._interrupted:
+            if found := self._look():
+                self._quiet_since = None
+                return found
+            if not self._wait():
+                return None
+        self.interrupt()  # again: the watch may have been made since
+        return []
+
+    def interrupt(self) -> None:
+        """End a `take` that waits in another thread, and all later ones until `resume`."""
+        self._interrupted = True
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def resume(self) -> None:
+        """Allow `take` again. Nothing is lost in between."""
+        self._interrupted = False
+
+    def _look(self) -> list[Message]:
+        """Some of what there is, in order per partition."""
+        if not self._fetched:
+            self._fetch()
+        found: list[Message] = []
+        while self._fetched and len(found) < _FOLLOW_RECORDS:
+            number, batch = self._fetched[0]
+            try:
+                found += self._reader._cut(number, batch, self._positions[number])
+            except Exception:
+                # A damaged batch stays where it is; what stands before it is handed out first.
+                if found:
+                    break
+                raise
+            self._positions[number] = batch.next
+            self._fetched.popleft()
+        return found
+
+    def _fetch(self) -> None:
+        for _ in range(len(self._turns)):
+            number = self._turns[0]
+            self._turns.rotate(-1)
+            batches = self._reader._fetch(self._reader._where[number], self._positions[number])
+            if batches:
+                self._fetched.extend((number, batch) for batch in batches)
+                return
+
+    def _wait(self) -> bool:
+        """Until something may have come; false when it has been quiet for too long."""
+        now = self._reader._clock.monotonic()
+        if self._quiet_since is None:
+            self._quiet_since = now
+        wait = _CAREFUL_WAIT
+        if self._timeout is not None:
+            left = self._quiet_since + self._timeout - now
+            if left <= 0:
+                return False
+            wait = min(wait, left)
+        watch = self._watch
+        if watch is not None:
+            watch.wait(wait)
+        return True
+
+
+def _starts(
+    topic: Topic, partitions: Sequence[int] | None, start: Start | Mapping[int, Start]
+) -> Mapping[int, Start]:
+    """Where to start, for each partition wanted."""
+    if not isinstance(start, Mapping):
+        numbers = range(topic.partitions) if partitions is None else partitions
+        return dict.fromkeys(numbers, start)
+    if partitions is not None:
+        raise InvalidRequest("name the partitions either in `start` or in `partitions`")
+    return start
 
 
 def _decoded(serde: Serde | None, data: Any) -> Any:

@@ -19,6 +19,10 @@ class Driver(Protocol):
         """Return when the parcel is settled; `TimeoutError` if that takes too long."""
         ...
 
+    def hurry(self) -> None:
+        """Have all parcels delivered now, by another thread; does not wait."""
+        ...
+
 
 class Parcel:
     """A batch being filled, then under way, then settled: `base` or `error` is set.
@@ -56,7 +60,21 @@ class Parcel:
         self.batch = None
         del self.builder, self.append
         self.settled = True
-        for callback in self.callbacks:
+        self._call_back()
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once this is settled, by whoever settles it; at once if it is."""
+        self.callbacks.append(callback)
+        if self.settled:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        # Settling and registering may meet here: each callback is called by whoever pops it.
+        while self.callbacks:
+            try:
+                callback = self.callbacks.pop()
+            except IndexError:
+                return
             callback()
 
     def offset(self, index: int) -> int:
@@ -88,6 +106,16 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         if not parcel.settled:
             parcel.driver.deliver(parcel, timeout)
         return Position(parcel.topic.name, parcel.partition, parcel.offset(self._index))
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the outcome is known, at once if it is; and get on with it.
+
+        It runs in the thread that commits and holds up all others: no waiting, no exceptions.
+        """
+        parcel: Parcel = self._parcel
+        parcel.when_settled(callback)
+        if not parcel.settled:
+            parcel.driver.hurry()
 
 
 class SentMany(Sequence[Sent]):

@@ -52,8 +52,8 @@ class SqliteCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        if limit is not None and limit < 0:
-            raise InvalidRequest(f"a limit of {limit} records")
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
         found: list[Versioned] = []
         with self._database.reading() as connection:
             while True:

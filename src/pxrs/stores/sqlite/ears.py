@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from pxrs.clock import Clock
-from pxrs.errors import PxrsError
+from pxrs.errors import Closed, PxrsError
 from pxrs.stores.sqlite.control import Control
 from pxrs.stores.sqlite.database import Database
 from pxrs.stores.sqlite.posix import (
@@ -52,10 +52,15 @@ class SlotWatch:
     def wait(self, timeout: float | None = None) -> bool:
         if self._closed:
             return True
-        woken = self.heard() or self._event.wait(timeout)
-        self._event.clear()
-        if not self._closed:
+        try:
+            woken = self.heard() or self._event.wait(timeout)
+            self._event.clear()
             self._seen = self._control.counters(self._slots)
+        except ValueError:
+            # The store was closed meanwhile, and with it the file that the counters are in.
+            if not self._closed:
+                raise
+            return True
         return woken
 
     def heard(self) -> bool:
@@ -82,9 +87,11 @@ class Ears:
         self._sessions = sessions
         self._clock = clock
         self._use_inotify = use_inotify
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may close a watch in the middle of making another.
+        self._lock = threading.RLock()
         self._watches: set[SlotWatch] = set()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._stop_read = self._stop_write = -1
         self._inotify: int | None = None
         self._folder_watch: int | None = None
@@ -95,6 +102,8 @@ class Ears:
         """A watch on the slots, armed; with `sessions` it wakes on any session's end too."""
         self._database.check_open()
         with self._lock:
+            if self._closed:
+                raise Closed("the store was closed")
             watch = SlotWatch(self, self._control, slots, sessions)
             self._watches.add(watch)
             if self._thread is None:
@@ -108,6 +117,7 @@ class Ears:
     def close(self) -> None:
         """Stop listening and wake everybody who waits."""
         with self._lock:
+            self._closed = True
             thread, self._thread = self._thread, None
             watches = list(self._watches)
         if thread is not None:
@@ -146,19 +156,24 @@ class Ears:
         poll.register(self._stop_read, select.POLLIN)
         if self._inotify is not None:
             poll.register(self._inotify, select.POLLIN)
-        pause = TICK if self._inotify is not None else _POLL
         next_tick = self._clock.monotonic() + TICK
         while True:
-            ready = {fd for fd, _ in poll.poll(pause * 1000)}
+            ready = {fd for fd, _ in poll.poll(self._pause(next_tick) * 1000)}
             if self._stop_read in ready:
                 self._commits.close()
                 return
             if self._inotify in ready and self._inotify is not None:
                 self._hear(drain(self._inotify))
             self._wake_rung()
-            if self._clock.monotonic() >= next_tick:
+            if self._pause(next_tick) <= 0:
                 self._tick()
                 next_tick = self._clock.monotonic() + TICK
+
+    def _pause(self, next_tick: float) -> float:
+        """Seconds until the next tick, or until a session's time is over."""
+        due = min(next_tick, *self._deadlines.values(), next_tick)
+        left = max(0.0, due - self._clock.monotonic())
+        return left if self._inotify is not None else min(left, _POLL)
 
     def _hear(self, events: bytes) -> None:
         at = 0
@@ -187,9 +202,10 @@ class Ears:
 
     def _wake(self, which: Callable[[SlotWatch], bool]) -> None:
         with self._lock:
-            woken = [watch for watch in self._watches if which(watch)]
-        for watch in woken:
-            watch.wake()
+            watches = list(self._watches)
+        for watch in watches:
+            if which(watch):
+                watch.wake()
 
     def _tick(self) -> None:
         if self._commits.unheard():

@@ -1,0 +1,176 @@
+"""`connect` for asyncio, and what it opens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from pxrs.aio.producer import Producer
+from pxrs.aio.reader import Reader
+from pxrs.aio.threads import Threads, outcome
+from pxrs.config import ProducerSettings
+from pxrs.runtime import app as blocking
+from pxrs.runtime.topics import TopicInfo
+from pxrs.serde import Serde
+from pxrs.types import Topic
+
+_DEFAULTS = ProducerSettings()
+
+
+def connect(url: str) -> Connecting:
+    """Open a store: `px = await connect(url)` or `async with connect(url) as px`.
+
+    For the URLs see `pxrs.connect`.
+    """
+    return Connecting(url)
+
+
+class Connecting:
+    """A store about to be opened, by awaiting it or by entering it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._opened: Pxrs | None = None
+
+    def __await__(self) -> Generator[Any, None, Pxrs]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Pxrs:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def _open(self) -> Pxrs:
+        threads = Threads()
+        opening = threads.start(partial(blocking.connect, self._url))
+        try:
+            return Pxrs(await outcome(opening), threads)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+
+
+class Pxrs:
+    """An open store. Bound to no event loop; `await` its `close`, or use it with `async with`.
+
+    Every method is that of `pxrs.Pxrs`, awaited. Cancelling a call does not undo it.
+    """
+
+    def __init__(self, px: blocking.Pxrs, threads: Threads) -> None:
+        self._px = px
+        self._threads = threads
+        self._closing: Future[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return self._px.url
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+    ) -> Topic:
+        """Make a topic with a fixed number of partitions. See `pxrs.Pxrs.create_topic`."""
+        return await self._threads.call(
+            partial(
+                self._px.create_topic,
+                name,
+                partitions,
+                retention_ms=retention_ms,
+                retention_bytes=retention_bytes,
+            )
+        )
+
+    async def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return await self._threads.call(self._px.topics)
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        """A topic and what its partitions hold."""
+        return await self._threads.call(partial(self._px.describe_topic, name))
+
+    async def delete_topic(self, name: str) -> None:
+        """Remove a topic and all its messages."""
+        await self._threads.call(partial(self._px.delete_topic, name))
+
+    async def apply_retention(self, name: str) -> None:
+        """Drop now what the topic's retention no longer keeps; producers do it as they go."""
+        await self._threads.call(partial(self._px.apply_retention, name))
+
+    def producer(
+        self,
+        *,
+        linger: float = _DEFAULTS.linger,
+        batch_bytes: int = _DEFAULTS.batch_bytes,
+        buffer_bytes: int = _DEFAULTS.buffer_bytes,
+        max_message_bytes: int = _DEFAULTS.max_message_bytes,
+        max_block: float = _DEFAULTS.max_block,
+        delivery_timeout: float = _DEFAULTS.delivery_timeout,
+        compression: str = _DEFAULTS.compression,
+        partitioner: str = _DEFAULTS.partitioner,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> Producer:
+        """A producer, for `async with`. See `pxrs.Pxrs.producer`."""
+        producer = self._px.producer(
+            linger=linger,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            max_message_bytes=max_message_bytes,
+            max_block=max_block,
+            delivery_timeout=delivery_timeout,
+            compression=compression,
+            partitioner=partitioner,
+            serde=serde,
+            key_serde=key_serde,
+        )
+        return Producer(producer, self._threads)
+
+    async def reader(
+        self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None
+    ) -> Reader:
+        """Read a topic without a group."""
+        reader = await self._threads.call(
+            partial(self._px.reader, topic, serde=serde, key_serde=key_serde)
+        )
+        return Reader(reader, self._threads)
+
+    async def close(self) -> None:
+        """Flush and close every producer, then the store. Whoever follows gets a `Closed`."""
+        if self._closing is None:
+            self._closing = self._threads.start(self._px.close)
+            self._threads.close()
+        await outcome(self._closing)
+
+    async def __aenter__(self) -> Pxrs:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _close_unwanted(opening: Future[blocking.Pxrs]) -> None:
+    """Nobody waited for this store to open."""
+    if opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,129 @@
+"""The reader for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Generator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from pxrs.aio.threads import Threads, outcome
+from pxrs.runtime import reader as blocking
+from pxrs.runtime.reader import Start
+from pxrs.types import Bounds, Message, Topic
+
+
+class Reader:
+    """Reads a topic. See `pxrs.Reader`."""
+
+    def __init__(self, reader: blocking.Reader, threads: Threads) -> None:
+        self._reader = reader
+        self._threads = threads
+
+    @property
+    def topic(self) -> Topic:
+        """The topic that is read."""
+        return self._reader.topic
+
+    async def read(self, partition: int, offset: int, max_records: int = 1000) -> list[Message]:
+        """Messages from `offset` on, at most `max_records`. See `pxrs.Reader.read`."""
+        return await self._threads.call(partial(self._reader.read, partition, offset, max_records))
+
+    async def bounds(self, partition: int) -> Bounds:
+        """The partition's first offset, and the one its next message will get."""
+        return await self._threads.call(partial(self._reader.bounds, partition))
+
+    async def offset_at(self, partition: int, timestamp: int) -> int | None:
+        """Offset of the first message of `timestamp` (ms) or later; None if there is none yet."""
+        return await self._threads.call(partial(self._reader.offset_at, partition, timestamp))
+
+    def follow(
+        self,
+        partitions: Sequence[int] | None = None,
+        start: Start = "latest",
+        timeout: float | None = None,
+    ) -> Follow:
+        """Messages as they come. See `pxrs.Reader.follow`.
+
+        `async for message in reader.follow()` fixes its positions when it begins to iterate:
+        finding them asks the store, which a call that is not awaited can't do. To have them
+        fixed at a point of your choosing, `messages = await reader.follow()` and iterate later.
+        """
+        return Follow(self._threads, self._reader, partitions, start, timeout)
+
+
+class Follow(AsyncIterator[Message]):
+    """Messages as they come: an asynchronous iterator that can be awaited first.
+
+    A step that is cancelled loses nothing: its thread is let go at once, and the next step,
+    if there is one, goes on where it was. For one task at a time.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        reader: blocking.Reader,
+        partitions: Sequence[int] | None,
+        start: Start,
+        timeout: float | None,
+    ) -> None:
+        self._threads = threads
+        self._open_follower = partial(blocking.Follower, reader, partitions, start, timeout)
+        self._follower: blocking.Follower | None = None
+        self._taking: Future[list[Message] | None] | None = None
+        self._ready: deque[Message] = deque()
+        self._over = False
+
+    def __await__(self) -> Generator[Any, None, Follow]:
+        return self._opened().__await__()
+
+    async def _opened(self) -> Follow:
+        await self._open()
+        return self
+
+    async def _open(self) -> blocking.Follower:
+        if self._follower is None:
+            self._follower = await self._threads.call(self._open_follower)
+            weakref.finalize(self, self._follower.interrupt)
+        return self._follower
+
+    def __aiter__(self) -> Follow:
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._ready:
+            if self._over:
+                raise StopAsyncIteration
+            found = await self._take(self._follower or await self._open())
+            if found is None:
+                await self.aclose()
+            else:
+                self._ready.extend(found)
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """End it: stop watching. Messages that were read and not handed out are dropped."""
+        self._over = True
+        self._ready.clear()
+        if self._follower is not None:
+            self._follower.interrupt()
+
+    async def _take(self, follower: blocking.Follower) -> list[Message] | None:
+        if self._taking is None:
+            follower.resume()
+            self._taking = self._threads.start(follower.take)
+        try:
+            found = await outcome(self._taking)
+        except asyncio.CancelledError:
+            # The thread comes back with what it has; the next step picks that up.
+            follower.interrupt()
+            raise
+        except BaseException:
+            self._taking = None
+            follower.interrupt()
+            raise
+        self._taking = None
+        return found

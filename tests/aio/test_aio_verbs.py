@@ -1,0 +1,71 @@
+"""The asynchronous classes have the methods of the blocking ones, with the same parameters."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import pxrs
+from pxrs import aio
+
+# What only the library itself calls, and what awaiting stands for.
+ONLY_BLOCKING = {
+    "Producer": {"deliver", "hurry", "sending"},
+    "Sent": {"when_done"},
+}
+ONLY_ASYNC = {"Follow", "Connecting"}
+PAIRS = [
+    (pxrs.Pxrs, aio.Pxrs),
+    (pxrs.Producer, aio.Producer),
+    (pxrs.Reader, aio.Reader),
+    (pxrs.Sent, aio.Sent),
+    (pxrs.SentMany, aio.SentMany),
+]
+
+
+def verbs(kind: type) -> dict[str, list[tuple[str, object, object]]]:
+    """Public methods and their parameters: name, kind and default; properties have none."""
+    found: dict[str, list[tuple[str, object, object]]] = {}
+    for name, member in vars(kind).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            found[name] = []
+        elif inspect.isfunction(member):
+            parameters = inspect.signature(member).parameters.values()
+            found[name] = [(each.name, each.kind, each.default) for each in parameters]
+    return found
+
+
+@pytest.mark.parametrize(("blocking", "awaited"), PAIRS, ids=lambda kind: kind.__name__)
+def test_same_verbs(blocking: type, awaited: type) -> None:
+    expected = verbs(blocking)
+    for name in ONLY_BLOCKING.get(blocking.__name__, ()):
+        del expected[name]
+    found = verbs(awaited)
+    if awaited is aio.Reader:
+        assert found.pop("topic") == []  # an attribute of the other
+    assert found == expected
+
+
+def test_same_types() -> None:
+    for blocking, awaited in PAIRS:
+        for name in verbs(awaited).keys() & verbs(blocking).keys():
+            mine, theirs = getattr(awaited, name), getattr(blocking, name)
+            if not inspect.isfunction(mine) or name in ("producer", "reader", "follow"):
+                continue  # these return the classes of their own side
+            expected = dict(theirs.__annotations__)
+            if name in ("send", "send_many"):
+                del expected["return"]
+            assert expected.items() <= mine.__annotations__.items(), name
+
+
+def test_connect_takes_the_same_parameters() -> None:
+    blocking = inspect.signature(pxrs.connect).parameters
+    assert inspect.signature(aio.connect).parameters == blocking
+
+
+def test_exported_names() -> None:
+    assert {kind.__name__ for _, kind in PAIRS} | ONLY_ASYNC | {"connect"} == set(aio.__all__)
+    assert all(hasattr(aio, name) for name in aio.__all__)

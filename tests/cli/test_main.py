@@ -1,0 +1,37 @@
+"""The command as a whole."""
+
+from __future__ import annotations
+
+import pytest
+
+import pxrs
+from support.command import Run, Shell
+
+pytestmark = pytest.mark.engine("sqlite")
+
+
+def test_version_and_help(shell: Shell) -> None:
+    assert shell.run("--version").stdout == f"pxrs {pxrs.__version__}\n".encode()
+    shown = shell.run("--help")
+    assert shown.returncode == 0
+    assert b"produce" in shown.stdout
+
+
+@pytest.mark.parametrize("command", ["topics", "produce", "read", "demo"])
+def test_every_command_has_help_with_the_shared_options(run: Run, command: str) -> None:
+    shown = run(command, "--help")
+    assert shown.exit_code == 0
+    assert "--url" in shown.stdout
+    assert "--json" in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_help_does_not_load_what_it_does_not_need(shell: Shell) -> None:
+    imported = shell.run("--help", env={**shell.environment, "PYTHONPROFILEIMPORTTIME": "1"}).stderr
+    for heavy in (b"rich.", b"aiokafka", b"asyncio", b"pxrs.stores.sqlite", b"subprocess"):
+        assert heavy not in imported, heavy
+
+
+def test_an_unknown_command_is_wrong_usage(shell: Shell) -> None:
+    result = shell.run("consume")
+    assert (result.returncode, result.stdout) == (2, b"")
