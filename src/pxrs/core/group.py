@@ -238,8 +238,10 @@ def _reason(
         if before[name] != subscriptions[name]
     ]
     for name in sorted(view.head.topics.keys() | topics.keys()):
-        if view.head.topics.get(name) != topics.get(name) and before:
-            words.append(f"topic {name} {'changed' if name in topics else 'is gone'}")
+        if name not in view.topics:
+            words.append(f"topic {name} is gone")
+        elif name in topics and view.head.topics.get(name, topics[name]) != topics[name]:
+            words.append(f"topic {name} was made again")
     return ", ".join(words) or "asked for"
 
 

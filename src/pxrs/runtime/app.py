@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
+import socket
 import weakref
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import ProducerSettings
+from pxrs.config import ConsumerSettings, ProducerSettings, check_member_name
+from pxrs.runtime.consumer import Callbacks, Consumer
+from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
+from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
-from pxrs.types import Topic
+from pxrs.types import Topic, TopicPartition
 
 _DEFAULTS = ProducerSettings()
+_CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
 def connect(url: str) -> Pxrs:
@@ -34,6 +43,7 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._topics = Topics(stores.coord, stores.log, clock)
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @property
@@ -107,10 +117,67 @@ class Pxrs:
         self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None
     ) -> Reader:
         """Read a topic without a group."""
-        return Reader(self._topics.find(topic), self.stores.log, self._clock, key_serde, serde)
+        decoder = Decoder(key_serde, serde)
+        return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
+
+    def consumer(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        *,
+        instance: str | None = None,
+        auto_commit: bool = _CONSUMER.auto_commit,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: str = _CONSUMER.start,
+        on_trimmed: str = _CONSUMER.on_trimmed,
+        session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: str = _CONSUMER.strategy,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        on_assigned: Callable[[dict[TopicPartition, int | None]], None] | None = None,
+        on_revoked: Callable[[set[TopicPartition]], None] | None = None,
+        on_lost: Callable[[set[TopicPartition]], None] | None = None,
+    ) -> Consumer:
+        """Consume topics as a member of a group: a name, several, or a compiled pattern.
+
+        With `instance` the member is static: it keeps its partitions across a quick restart.
+        """
+        client = f"{socket.gethostname()}:{os.getpid()}"
+        name = check_member_name(instance) if instance is not None else _new_member_name()
+        settings = ConsumerSettings(
+            group=group,
+            member_name=name,
+            instance=instance is not None,
+            client=client,
+            auto_commit=auto_commit,
+            auto_commit_interval=auto_commit_interval,
+            start=start,
+            on_trimmed=on_trimmed,
+            session_ttl=session_ttl,
+            debounce=debounce,
+            revoke_timeout=revoke_timeout,
+            rejoin_timeout=rejoin_timeout,
+            strategy=strategy,
+        )
+        consumer = Consumer(
+            self.stores,
+            self._topics,
+            self._clock,
+            Subscription(topics, self._topics),
+            settings,
+            Decoder(key_serde, serde),
+            Callbacks(on_assigned, on_revoked, on_lost),
+        )
+        self._consumers.add(consumer)
+        return consumer
 
     def close(self) -> None:
-        """Flush and close every producer, then the store."""
+        """Close every consumer, flush and close every producer, then close the store."""
+        for consumer in list(self._consumers):
+            consumer.close()
         for producer in list(self._producers):
             producer.close()
         self.stores.close()
@@ -125,3 +192,8 @@ class Pxrs:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _new_member_name() -> str:
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40] or "member"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"

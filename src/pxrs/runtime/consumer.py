@@ -27,10 +27,11 @@ from pxrs.errors import (
     SessionLost,
     TopicNotFound,
 )
+from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.reader import FETCH_BYTES, Decoder
+from pxrs.runtime.reader import FETCH_BYTES
 from pxrs.runtime.seeking import record_of_seek
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import Topics
@@ -393,7 +394,7 @@ class Consumer:
         messages: list[Message] = []
         position = seat.position
         for batch in batches:
-            messages += self._decoder.decode(batch, seat.fence, position)
+            messages += cut(self._decoder.decode(batch, seat.fence), position)
             position = batch.next
         return self._desk.fill(seat, messages, position)
 

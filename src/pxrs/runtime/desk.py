@@ -138,16 +138,19 @@ class ConsumerDesk:
 
     def leaving(self, parts: frozenset[TopicPartition]) -> None:
         with self.lock:
+            going: dict[TopicPartition, int | None] = {}
             for part, seat in self.seats.items():
                 if part in parts and seat.state == "owned":
                     seat.state = move(seat.state, "given up")
                     seat.goodbye = not self._asks
                     seat.position = seat.handed
                     seat.buffer, seat.at = [], 0
-                    self._changed("leaving", {part: None})
+                    going[part] = None
                 elif part not in parts and seat.state == "leaving":
                     seat.state = move(seat.state, "gained")
                     self.version += 1
+            if going:
+                self._changed("leaving", going)
 
     def releasable(self) -> dict[TopicPartition, Mark | None]:
         with self.lock:

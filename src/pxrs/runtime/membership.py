@@ -254,8 +254,10 @@ class Membership:
 
     def release_what_is_finished(self) -> None:
         """Release the partitions that are to be given away and that nobody works on."""
-        marks = self._desk.releasable()
-        if marks:
+        with self._holdings.lock:
+            marks = self._desk.releasable()
+            if not marks:
+                return
             applied = self._holdings.release(marks)
             self._desk.gone([holding.part for holding in applied.written], lost=False)
             self._desk.gone(applied.lost, lost=True)

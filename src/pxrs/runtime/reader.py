@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pxrs.clock import Clock
 from pxrs.errors import (
@@ -14,8 +14,7 @@ from pxrs.errors import (
     PartitionNotFound,
     TopicNotFound,
 )
-from pxrs.log.batches import decode
-from pxrs.serde import Serde
+from pxrs.runtime.decoding import Decoder, cut
 from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic
 
@@ -35,14 +34,12 @@ class Reader:
         topic: Topic,
         log: LogStore,
         clock: Clock,
-        key_serde: Serde | None = None,
-        value_serde: Serde | None = None,
+        decoder: Decoder,
     ) -> None:
         self.topic = topic
         self._log = log
         self._clock = clock
-        self._key_serde = key_serde
-        self._value_serde = value_serde
+        self._decoder = decoder
         self._where = [LogPartition(topic.id, number) for number in range(topic.partitions)]
         self._fences = [Fence(topic.name, number, 0) for number in range(topic.partitions)]
         # The batch decoded last: small reads walk through it without decoding it again.
@@ -85,14 +82,7 @@ class Reader:
     def offset_at(self, partition: int, timestamp: int) -> int | None:
         """Offset of the first message of `timestamp` (ms) or later; None if there is none yet."""
         where = self._partition(partition)
-        base = self._log.batch_at(where, timestamp)
-        if base is None:
-            return None
-        for batch in self._fetch(where, base)[:1]:
-            for message in self._decode(partition, batch):
-                if message.timestamp >= timestamp:
-                    return message.offset
-        return None
+        return self._decoder.offset_at(self._log, where, self._fences[partition], timestamp)
 
     def follow(
         self,
@@ -132,29 +122,13 @@ class Reader:
 
     def _cut(self, partition: int, batch: StoredBatch, offset: int) -> list[Message]:
         """The batch's messages from `offset` on."""
-        messages = self._decode(partition, batch)
+        messages = self._decoder.decode(batch, self._fences[partition])
         self._last[partition] = (batch.base, batch.next, messages)
-        return messages[offset - batch.base :] if offset > batch.base else messages
+        return cut(messages, offset)
 
     def _from_last(self, partition: int, offset: int, most: int) -> list[Message]:
         base, end, messages = self._last.get(partition, (0, 0, []))
         return messages[offset - base : offset - base + most] if base <= offset < end else []
-
-    def _decode(self, partition: int, batch: StoredBatch) -> list[Message]:
-        messages = decode(batch, self._fences[partition])
-        if self._key_serde is None and self._value_serde is None:
-            return messages
-        return [self._deserialize(message) for message in messages]
-
-    def _deserialize(self, message: Message) -> Message:
-        return Message(
-            message.fence,
-            message.offset,
-            message.timestamp,
-            _decoded(self._key_serde, message.key),
-            _decoded(self._value_serde, message.value),
-            message.headers,
-        )
 
     def _partition(self, partition: int) -> LogPartition:
         if not isinstance(partition, int) or not 0 <= partition < self.topic.partitions:
@@ -276,7 +250,3 @@ def _starts(
     if partitions is not None:
         raise InvalidRequest("name the partitions either in `start` or in `partitions`")
     return start
-
-
-def _decoded(serde: Serde | None, data: Any) -> Any:
-    return data if serde is None or data is None else serde.decode(data)
