@@ -1,6 +1,7 @@
 """Safe parallel consumption of ordered messages on the store you already run."""
 
 from pxrs._version import __version__
+from pxrs.core.retry import Backoff
 from pxrs.errors import (
     BufferFull,
     Closed,
@@ -8,11 +9,15 @@ from pxrs.errors import (
     ConfigError,
     DamagedBatch,
     DeliveryFailed,
+    Displaced,
     Fenced,
+    HandlerFailed,
+    IllegalMove,
     InsideTransaction,
     InvalidRequest,
     MessageTooLarge,
     MissingExtra,
+    NoCheckpoint,
     NotAtomic,
     OffsetOutOfRange,
     OutcomeUnknown,
@@ -33,10 +38,13 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.app import Pxrs, connect
+from pxrs.runtime.consumer import Consumer
+from pxrs.runtime.failure import DeadLetter, Stop
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.sent import Sent, SentMany
 from pxrs.runtime.topics import PartitionInfo, TopicInfo
+from pxrs.runtime.transaction import Transaction
 from pxrs.serde import JSON, Serde
 from pxrs.types import Bounds, Fence, Message, Position, Topic, TopicPartition
 
@@ -61,6 +69,12 @@ __all__ = [
     "Reader",
     "Serde",
     "JSON",
+    # consuming
+    "Consumer",
+    "Transaction",
+    "Backoff",
+    "DeadLetter",
+    "Stop",
     # errors
     "PxrsError",
     "InvalidRequest",
@@ -87,6 +101,10 @@ __all__ = [
     "CommitConflict",
     "TransactionConflict",
     "Fenced",
+    "Displaced",
+    "NoCheckpoint",
+    "HandlerFailed",
+    "IllegalMove",
     "SessionLost",
     "NotAtomic",
     "InsideTransaction",

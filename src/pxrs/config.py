@@ -141,6 +141,26 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
             _at_least("revoke_timeout", self.revoke_timeout, 0.0)
 
 
+class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How `run` spreads messages over workers.
+
+    `parallel`: "partition" handles one message of a partition at a time, "key" one of a key.
+    """
+
+    group: str
+    workers: int = 1
+    parallel: str = "partition"
+    max_in_flight: int = 1000
+    max_handler_time: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("workers", self.workers, 1)
+        _at_least("max_in_flight", self.max_in_flight, 1)
+        _one_of("parallel", self.parallel, ("partition", "key"))
+        if self.max_handler_time is not None:
+            _at_least("max_handler_time", self.max_handler_time, 0.001)
+
+
 def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
     """Mistyped options are errors, not silence."""
     for name in options:

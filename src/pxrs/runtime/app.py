@@ -9,21 +9,28 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import ConsumerSettings, ProducerSettings, check_member_name
+from pxrs.config import ConsumerSettings, ProducerSettings, RunnerSettings, check_member_name
+from pxrs.core.retry import Backoff
 from pxrs.runtime.consumer import Callbacks, Consumer
 from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.desk import Seat
+from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
+from pxrs.runtime.runner import Runner
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
-from pxrs.types import Topic, TopicPartition
+from pxrs.types import Message, Topic, TopicPartition
 
 _DEFAULTS = ProducerSettings()
+_RETRY = Backoff(attempts=5)
+_DEAD_LETTER = DeadLetter()
 _CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
@@ -145,13 +152,11 @@ class Pxrs:
 
         With `instance` the member is static: it keeps its partitions across a quick restart.
         """
-        client = f"{socket.gethostname()}:{os.getpid()}"
-        name = check_member_name(instance) if instance is not None else _new_member_name()
         settings = ConsumerSettings(
             group=group,
-            member_name=name,
+            member_name=_member_name(instance),
             instance=instance is not None,
-            client=client,
+            client=_client(),
             auto_commit=auto_commit,
             auto_commit_interval=auto_commit_interval,
             start=start,
@@ -162,14 +167,77 @@ class Pxrs:
             rejoin_timeout=rejoin_timeout,
             strategy=strategy,
         )
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        return self._new_consumer(topics, settings, Decoder(key_serde, serde), callbacks)
+
+    def run(
+        self,
+        handler: Callable[[Message], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        workers: int = 1,
+        parallel: str = "partition",
+        retry: Backoff = _RETRY,
+        on_failure: OnFailure = _DEAD_LETTER,
+        max_in_flight: int = 1000,
+        max_handler_time: float | None = None,
+        instance: str | None = None,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: str = _CONSUMER.start,
+        session_ttl: float = _CONSUMER.session_ttl,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> None:
+        """Call `handler(message)` for every message of the group's share, until stopped.
+
+        SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
+        kept per partition, or with `parallel="key"` per key. A handler that raises is called
+        again after `retry`'s delays, while other keys go on; then `on_failure` decides.
+        """
+        settings = RunnerSettings(
+            group=group,
+            workers=workers,
+            parallel=parallel,
+            max_in_flight=max_in_flight,
+            max_handler_time=max_handler_time,
+        )
+        consuming = ConsumerSettings(
+            group=group,
+            member_name=_member_name(instance),
+            instance=instance is not None,
+            client=_client(),
+            auto_commit_interval=auto_commit_interval,
+            start=start,
+            session_ttl=session_ttl,
+            revoke_timeout=revoke_timeout,
+        )
+        letters = None
+        if isinstance(on_failure, DeadLetter):
+            letters = DeadLetters(on_failure, self._topics, self.producer())
+        decoder = Decoder(key_serde, serde)
+        runner = Runner(handler, settings, retry, self._clock, decoder, letters)
+        nothing = Callbacks(None, None, None)
+        runner.run(self._new_consumer(topic, consuming, Decoder(), nothing, runner.in_hand))
+
+    def _new_consumer(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        settings: ConsumerSettings,
+        decoder: Decoder,
+        callbacks: Callbacks,
+        in_hand: Callable[[Seat], bool] | None = None,
+    ) -> Consumer:
         consumer = Consumer(
             self.stores,
             self._topics,
             self._clock,
             Subscription(topics, self._topics),
             settings,
-            Decoder(key_serde, serde),
-            Callbacks(on_assigned, on_revoked, on_lost),
+            decoder,
+            callbacks,
+            in_hand,
         )
         self._consumers.add(consumer)
         return consumer
@@ -194,6 +262,13 @@ class Pxrs:
         self.close()
 
 
-def _new_member_name() -> str:
+def _client() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _member_name(instance: str | None) -> str:
+    """A static member's own name, or a new one."""
+    if instance is not None:
+        return check_member_name(instance)
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40] or "member"
     return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -86,7 +86,7 @@ class Committer:
                 return
             self._pending = self._seal(parcels)
         else:
-            time.sleep(self._backoff.delay(self._failures, self._random))
+            time.sleep(self._backoff.delay(self._failures, self._random) or 0.0)
         current = self._pending
         self.busy = True
         try:

@@ -16,6 +16,7 @@ from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
+from pxrs.core.progress import Progress
 from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
     Closed,
@@ -26,6 +27,7 @@ from pxrs.errors import (
     PxrsError,
     SessionLost,
     TopicNotFound,
+    TransactionConflict,
 )
 from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk, Seat
@@ -35,6 +37,7 @@ from pxrs.runtime.reader import FETCH_BYTES
 from pxrs.runtime.seeking import record_of_seek
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import Topics
+from pxrs.runtime.transaction import Transaction
 from pxrs.stores.api import Stores, Watch
 from pxrs.types import Message, TopicPartition
 
@@ -67,10 +70,11 @@ class Run:
     The caller's loop counts up without a lock; whoever reads takes the desk's.
     """
 
-    __slots__ = ("handled", "messages", "seat", "seen")
+    __slots__ = ("handled", "messages", "seat", "seen", "turn")
 
     def __init__(self, seat: Seat, messages: list[Message]) -> None:
         self.seat = seat
+        self.turn = seat.turn
         self.messages = messages
         self.seen = 0
         self.handled = 0
@@ -180,7 +184,7 @@ class Consumer:
         self._finish_runs()
         while True:
             for run in self._next(max_records, None):
-                if run.seat.state == "owned":
+                if run.seat.turn == run.turn:
                     run.seen = len(run.messages)
                     yield run.messages
                     run.handled = len(run.messages)
@@ -201,6 +205,29 @@ class Consumer:
         self._marks_handed()
         self._commit_soon.set()
         self._wake_steward()
+
+    def transaction(self, connection: Any = None) -> Transaction:
+        """Commit the checkpoint of what the last poll returned together with the caller's writes.
+
+        In a loop: of everything up to the current message. On a connection of the caller's, if
+        one is given; pxrs commits it. A block left by an exception is rolled back, and its
+        messages are handed out again. `Fenced` if somebody else owns a partition now;
+        `NotAtomic` where the store can't do it.
+        """
+        return self._transaction(connection, keep_on_conflict=False)
+
+    def run_transaction(
+        self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
+    ) -> Any:
+        """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
+        for left in reversed(range(attempts)):
+            try:
+                with self._transaction(connection, keep_on_conflict=left > 0) as tx:
+                    return work(tx)
+            except TransactionConflict:
+                if not left:
+                    raise
+        raise InvalidRequest(f"{attempts} attempts; at least 1 is needed")
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
@@ -263,6 +290,27 @@ class Consumer:
     ) -> None:
         self.close()
 
+    # For `Runner`, which keeps its own account of what is in hand
+
+    @property
+    def desk(self) -> ConsumerDesk:
+        return self._desk
+
+    def take(self, most: int, timeout: float) -> list[Run]:
+        """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
+        runs = self._next(most, timeout)
+        with self._desk.lock:
+            self._runs = []
+        return runs
+
+    def wake(self) -> None:
+        """End a wait for messages."""
+        self._wake_consumer()
+
+    def wake_steward(self) -> None:
+        """Let the group be looked at now."""
+        self._wake_steward()
+
     # Handing out and handling
 
     def _next(self, most: int, timeout: float | None) -> list[Run]:
@@ -286,10 +334,10 @@ class Consumer:
 
     def _iterate(self, run: Run) -> Iterator[Message]:
         """Yield a run's messages; those before `handled` are handled, whoever asks."""
-        seat, number = run.seat, 0
+        seat, turn, number = run.seat, run.turn, 0
         try:
             for message in run.messages:
-                if seat.state != "owned":
+                if seat.turn != turn:
                     break
                 number += 1
                 run.seen = number
@@ -303,7 +351,7 @@ class Consumer:
         with self._desk.lock:
             self._runs = [other for other in self._runs if other is not run]
             run.count(run.handled)
-            if run.handled < len(run.messages):
+            if run.handled < len(run.messages) and run.seat.turn == run.turn:
                 self._desk.give_back(run.seat, run.messages[run.handled].offset)
 
     def _in_hand(self, seat: Seat) -> bool:
@@ -423,6 +471,17 @@ class Consumer:
 
     # Committing
 
+    def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
+        return Transaction(
+            self._stores,
+            self._topics,
+            self._clock,
+            self._holdings,
+            _Work(self),
+            connection,
+            keep_on_conflict=keep_on_conflict,
+        )
+
     def _commit(self, marks: dict[TopicPartition, Mark]) -> frozenset[TopicPartition]:
         if not marks:
             return frozenset()
@@ -501,6 +560,43 @@ class Consumer:
         watch = self._log_watch
         if watch is not None:
             watch.wake()
+
+
+class _Work:
+    """See `pxrs.runtime.transaction.Work`: the runs that are with the caller."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._desk = consumer._desk
+        self._runs: list[Run] = []
+
+    def marks(self) -> dict[TopicPartition, Mark]:
+        with self._desk.lock:
+            self._runs = [run for run in self._consumer._runs if run.seen]
+            marks: dict[TopicPartition, Mark] = {}
+            for run in self._runs:
+                before = run.seat.mark()
+                if before is None:
+                    continue
+                progress = Progress(before.checkpoint, before.done)
+                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
+                marks[run.seat.part] = Mark(progress.checkpoint, progress.runs)
+            return marks
+
+    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
+        with self._desk.lock:
+            for run in self._runs:
+                run.count(run.seen)
+        self._desk.committed(marks)
+
+    def rolled_back(self) -> None:
+        with self._desk.lock:
+            self._consumer._runs = [run for run in self._consumer._runs if run not in self._runs]
+            self._desk.rewind(run.seat for run in self._runs)
+
+    def lost(self, parts: frozenset[TopicPartition]) -> None:
+        self._desk.gone(parts, lost=True)
+        self._consumer._wake_steward()
 
 
 def _names(parts: frozenset[TopicPartition]) -> str:

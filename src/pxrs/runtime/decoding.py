@@ -21,7 +21,7 @@ class Decoder:
     def decode(self, batch: StoredBatch, fence: Fence) -> list[Message]:
         """All messages of the batch; `DamagedBatch` if it is not whole."""
         messages = decode(batch, fence)
-        return messages if self._plain else [self._deserialize(message) for message in messages]
+        return messages if self._plain else [self.deserialize(message) for message in messages]
 
     def offset_at(
         self, log: LogStore, where: LogPartition, fence: Fence, timestamp: int
@@ -36,7 +36,10 @@ class Decoder:
                     return message.offset
         return None
 
-    def _deserialize(self, message: Message) -> Message:
+    def deserialize(self, message: Message) -> Message:
+        """The message with its key and value as the serdes make them."""
+        if self._plain:
+            return message
         return Message(
             message.fence,
             message.offset,

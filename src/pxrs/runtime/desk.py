@@ -24,8 +24,22 @@ class Seat:
     """One partition at the desk."""
 
     __slots__ = (
-        "at", "buffer", "checkpoint", "done", "epoch", "fence", "goodbye", "handed", "part",
-        "paused", "position", "progress", "state", "where",
+        "at",
+        "buffer",
+        "checkpoint",
+        "done",
+        "epoch",
+        "fence",
+        "goodbye",
+        "handed",
+        "origin",
+        "part",
+        "paused",
+        "position",
+        "progress",
+        "state",
+        "turn",
+        "where",
     )  # fmt: skip
 
     def __init__(self, holding: Holding, topic: GroupTopic) -> None:
@@ -37,10 +51,13 @@ class Seat:
         self.checkpoint = holding.claim.checkpoint
         self.done = holding.claim.done
         self.paused = False
+        # Raised whenever what was handed out before is not to be worked on any more.
+        self.turn = 0
         # Whether the caller has been told that it goes, or need not be.
         self.goodbye = True
         # Known once the start is: a claim without a checkpoint has to ask the log first.
         self.progress: Progress | None = None
+        self.origin = -1
         self.position = -1
         self.handed = -1
         self.buffer: list[Message] = []
@@ -53,14 +70,23 @@ class Seat:
     def start(self, offset: int) -> None:
         """Begin at this offset."""
         self.progress = Progress(offset, self.done)
+        self.origin = offset
+        self.go_to(offset)
+
+    def go_to(self, offset: int) -> None:
+        """Fetch from this offset next; what was fetched or handed out before is void."""
         self.position = self.handed = offset
-        self.buffer = []
-        self.at = 0
+        self.buffer, self.at = [], 0
+        self.turn += 1
 
     def fill(self, messages: list[Message], position: int) -> None:
         """Put fetched messages into the buffer, without those that are done already."""
         progress = self.progress
-        if progress is not None and progress.runs:
+        if (
+            messages
+            and progress is not None
+            and (progress.runs or messages[0].offset < progress.checkpoint)
+        ):
             messages = [message for message in messages if not progress.is_done(message.offset)]
         self.buffer = messages
         self.at = 0
@@ -143,11 +169,12 @@ class ConsumerDesk:
                 if part in parts and seat.state == "owned":
                     seat.state = move(seat.state, "given up")
                     seat.goodbye = not self._asks
-                    seat.position = seat.handed
-                    seat.buffer, seat.at = [], 0
+                    seat.go_to(seat.handed)
                     going[part] = None
                 elif part not in parts and seat.state == "leaving":
                     seat.state = move(seat.state, "gained")
+                    if seat.progress is not None:
+                        seat.go_to(seat.progress.checkpoint)
                     self.version += 1
             if going:
                 self._changed("leaving", going)
@@ -166,9 +193,14 @@ class ConsumerDesk:
 
     def gone(self, parts: Iterable[TopicPartition], *, lost: bool) -> None:
         with self.lock:
-            gone = {part: None for part in parts if self.seats.pop(part, None) is not None}
+            gone: dict[TopicPartition, int | None] = {}
+            for part in parts:
+                seat = self.seats.pop(part, None)
+                if seat is not None:
+                    seat.turn += 1
+                    gone[part] = None
             if gone:
-                self._changed("lost" if lost else "revoked", dict(gone))
+                self._changed("lost" if lost else "revoked", gone)
 
     def _final(self, seat: Seat) -> Mark | None:
         return seat.mark() if self._commits_handled else None
@@ -222,9 +254,15 @@ class ConsumerDesk:
     def give_back(self, seat: Seat, handed: int) -> None:
         """What was handed out from this offset on was not looked at."""
         with self.lock:
-            seat.handed = min(seat.handed, handed)
-            seat.position = seat.handed
-            seat.buffer, seat.at = [], 0
+            seat.go_to(min(seat.handed, handed))
+
+    def rewind(self, seats: Iterable[Seat]) -> None:
+        """Go back to what was committed: what was handed out since has to be handled again."""
+        with self.lock:
+            for seat in seats:
+                if self.seats.get(seat.part) is seat:
+                    seat.start(seat.origin if seat.checkpoint is None else seat.checkpoint)
+                    self.version += 1
 
     def pause(self, parts: Iterable[TopicPartition], *, paused: bool) -> None:
         """Hand out nothing of these, or go on."""

@@ -68,6 +68,11 @@ class Holdings:
             self._held = {}
 
     @property
+    def owner(self) -> str:
+        """The id under which this member owns."""
+        return self._me.id
+
+    @property
     def parts(self) -> frozenset[TopicPartition]:
         """The partitions held, as far as this member knows."""
         return frozenset(self._held)
