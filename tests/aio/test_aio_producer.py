@@ -129,7 +129,7 @@ def test_a_failed_send_raises_what_happened(store: Store) -> None:
 
 def test_a_topic_made_again_with_other_partitions(store: Store) -> None:
     async def main() -> None:
-        async with opened(store) as px, px.producer() as producer:
+        async with opened(store) as px, px.producer(linger=1000) as producer:
             lost = await producer.send("orders", b"1")
             await px.delete_topic("orders")
             await px.create_topic("orders", 2)

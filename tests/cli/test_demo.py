@@ -47,8 +47,12 @@ def test_the_follower_and_producers_are_no_use_in_one_process(run: Run) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_nobody_outlives_the_parent(shell: Shell, how: signal.Signals) -> None:
-    demo = shell.start("demo", "--plain", "--seconds", "30", "--messages", "100000000")
+def test_nobody_outlives_the_parent(shell: Shell, tmp_path: Path, how: signal.Signals) -> None:
+    # A parent that is killed can't remove its folder: let it be one that goes by itself.
+    environment = {**shell.environment, "TMPDIR": str(tmp_path)}
+    demo = shell.start(
+        "demo", "--plain", "--seconds", "30", "--messages", "100000000", env=environment
+    )
     assert demo.stdout is not None
     family: list[psutil.Process] = []
     for line in demo.stdout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -43,7 +43,7 @@ class Reader:
     def follow(
         self,
         partitions: Sequence[int] | None = None,
-        start: Start = "latest",
+        start: Start | Mapping[int, Start] = "latest",
         timeout: float | None = None,
     ) -> Follow:
         """Messages as they come. See `pxrs.Reader.follow`.
@@ -67,7 +67,7 @@ class Follow(AsyncIterator[Message]):
         threads: Threads,
         reader: blocking.Reader,
         partitions: Sequence[int] | None,
-        start: Start,
+        start: Start | Mapping[int, Start],
         timeout: float | None,
     ) -> None:
         self._threads = threads

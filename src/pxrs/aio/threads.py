@@ -92,6 +92,7 @@ class _Alarm:
             except RuntimeError:
                 # The loop was closed: nobody is left who waits.
                 self._called.clear()
+                self._ringing = False
 
     def _wake(self) -> None:
         self._ringing = False  # first: who comes from here on rings again

@@ -43,13 +43,13 @@ class Committer:
         clock: Clock,
         *,
         delivery_timeout: float,
-        on_settled: Callable[[list[Parcel]], None],
+        before_settling: Callable[[Parcel, PxrsError | None], None],
     ) -> None:
         self._log = log
         self._outbox = outbox
         self._clock = clock
         self._delivery_timeout = delivery_timeout
-        self._on_settled = on_settled
+        self._before_settling = before_settling
         self._lock = threading.Lock()
         self._backoff = Backoff(first=0.01, longest=1.0)
         self._random = random.Random(secrets.randbits(64))
@@ -124,14 +124,15 @@ class Committer:
         failed = False
         for parcel, result in zip(current.parcels, results, strict=True):
             if isinstance(result, Appended):
-                parcel.settle(result.base, None)
+                base, error = result.base, None
             else:
+                base, error = -1, _named(result, parcel)
                 failed = True
-                parcel.settle(-1, _named(result, parcel))
+            self._before_settling(parcel, error)
+            parcel.settle(base, error)
         if failed:
             self._raise_epoch()
         self._outbox.release(current.size)
-        self._on_settled(current.parcels)
 
     def _raise_epoch(self) -> None:
         """After a failure that stays: what comes next must not look like its successor."""

@@ -75,7 +75,7 @@ class Producer:
             self._outbox,
             clock,
             delivery_timeout=settings.delivery_timeout,
-            on_settled=self._after_round,
+            before_settling=self._learn,
         )
         self.lanes = Lanes(topics, self._outbox, settings.partitioner)
         self._local = self.lanes.local
@@ -365,12 +365,12 @@ class Producer:
             self._committer.run()
         return True
 
-    def _after_round(self, parcels: list[Parcel]) -> None:
-        for parcel in parcels:
-            if isinstance(parcel.error, TopicNotFound):
-                self._outbox.mark_stale(parcel.topic)
-            elif parcel.topic.retention_ms is not None or parcel.topic.retention_bytes is not None:
-                self._grown.add(parcel.topic)
+    def _learn(self, parcel: Parcel, error: PxrsError | None) -> None:
+        """Before anybody is told, so that who sends again then finds the topic gone or anew."""
+        if isinstance(error, TopicNotFound):
+            self._outbox.mark_stale(parcel.topic)
+        elif parcel.topic.retention_ms is not None or parcel.topic.retention_bytes is not None:
+            self._grown.add(parcel.topic)
 
     def _retain(self) -> None:
         """Now and then, drop what the topics that have grown no longer keep."""

@@ -39,13 +39,14 @@ def mind_parent() -> threading.Event:
 
 
 def produce(url: str, topic: str, producer: int, messages: int) -> None:
-    """Send in rounds; report a round once every message of it is acknowledged."""
+    """Send in rounds; report a round before, and once every message of it is acknowledged."""
     stop = mind_parent()
     with connect(url) as px, px.producer() as sender:
         number = 0
         while number < messages and not stop.is_set():
             last = min(number + ROUND, messages)
             pairs = [(key_of(producer, n), value_of(n)) for n in range(number, last)]
+            tell(sending=last)
             sender.send_many(topic, pairs).result()
             number = last
             tell(acked=number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import statistics
 import tempfile
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -26,6 +28,7 @@ FOLLOWER = "follower"
 VICTIM = 1
 _PINGS = 60
 _PATIENCE = 30.0
+_KILL_WITHIN = 0.02
 # The victim would never finish by itself, so it is always killed in the middle.
 _ENDLESS = 10**12
 
@@ -51,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     follower_saw: int
     follower_saw_the_same: bool
     killed_after: int
+    killed_with_under_way: int
     others_after_kill: int
     seconds: float
     messages_per_second: float
@@ -126,9 +130,12 @@ class Act:
         self._numbers = {producer_name(number): number for number in range(PRODUCERS)}
         self._running = set(self._numbers)
         self._past: deque[tuple[float, list[int]]] = deque(maxlen=max(2, round(1 / view.every) + 1))
+        self.sending = [0] * PRODUCERS
         self.acked = [0] * PRODUCERS
         self.seen = 0
         self.killed_at: list[int] | None = None
+        self._kill_at = inf
+        self._first_send: float | None = None
         self.seconds = 0.0
         self.bytes = 0
         self.scene: Scene = self._look(0.0)
@@ -148,13 +155,17 @@ class Act:
             if now >= stop_at:
                 self._stop_all()
                 stop_at = now + _PATIENCE
-            report = self._cast.next_report(min(scene_at, stop_at) - now)
+            if now >= self._kill_at and self.sending[VICTIM] > self.acked[VICTIM]:
+                self._kill()
+            report = self._cast.next_report(min(scene_at, stop_at, self._kill_at) - now)
             if report is not None:
                 self._hear(report)
-            if self.killed_at is None and self._half_way(now - started):
-                self._kill()
-        self.seconds = time.monotonic() - started
-        self.scene = self._look(self.seconds)
+            if self.killed_at is None and self._kill_at == inf and self._half_way(now - started):
+                # Right after an acknowledgement it would be between two commits every time.
+                self._kill_at = now + random.uniform(0, _KILL_WITHIN)
+        ended = time.monotonic()
+        self.seconds = ended - (self._first_send or started)
+        self.scene = self._look(ended - started)
 
     def _hear(self, report: Report) -> None:
         number = self._numbers.get(report.who)
@@ -168,8 +179,12 @@ class Act:
             self.seen = report.words.get("seen", self.seen)
         elif "done" in report.words:
             self._running.discard(report.who)
-        else:
+        elif "acked" in report.words:
             self.acked[number] = report.words["acked"]
+        else:
+            # Figures leave out how long processes take to start.
+            self._first_send = self._first_send or time.monotonic()
+            self.sending[number] = report.words["sending"]
 
     def _half_way(self, seconds: float) -> bool:
         enough = seconds >= self._plan.seconds / 2 and self.acked[VICTIM] > 0
@@ -178,6 +193,7 @@ class Act:
     def _kill(self) -> None:
         self._cast.kill(producer_name(VICTIM))
         self.killed_at = self.acked.copy()
+        self._kill_at = inf
         self._view.say(
             f"{producer_name(VICTIM)} killed (SIGKILL) after {self.acked[VICTIM]:,} "
             "acknowledged messages"
@@ -252,6 +268,7 @@ def _judge(act: Act, findings: Findings, saw: object, digests: object, wakeups: 
         follower_saw=int(str(saw)),
         follower_saw_the_same=same,
         killed_after=act.acked[VICTIM],
+        killed_with_under_way=act.sending[VICTIM] - act.acked[VICTIM],
         others_after_kill=after,
         seconds=round(act.seconds, 3),
         messages_per_second=round(findings.messages / act.seconds, 1),

@@ -164,7 +164,8 @@ def _print_outcome(out: Console, outcome: Outcome) -> None:
             outcome.torn == 0,
             "nothing torn, though a writer was killed",
             (
-                f"killed after {outcome.killed_after:,} acknowledged, the others wrote "
+                f"killed with {outcome.killed_with_under_way:,} under way ("
+                f"{outcome.in_log - outcome.acknowledged:,} got in); the others wrote "
                 f"{outcome.others_after_kill:,} more; {outcome.torn:,} torn"
             ),
         ),
