@@ -12,7 +12,12 @@ from types import TracebackType
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import ConsumerSettings, ProducerSettings, RunnerSettings, check_member_name
+from pxrs.config import (
+    ConsumerSettings,
+    ProducerSettings,
+    RunnerSettings,
+    check_member_name,
+)
 from pxrs.core.retry import Backoff
 from pxrs.runtime.consumer import Callbacks, Consumer
 from pxrs.runtime.decoding import Decoder
@@ -177,6 +182,7 @@ class Pxrs:
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
         workers: int = 1,
+        processes: int = 0,
         parallel: str = "partition",
         retry: Backoff = _RETRY,
         on_failure: OnFailure = _DEAD_LETTER,
@@ -195,7 +201,35 @@ class Pxrs:
         SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
         again after `retry`'s delays, while other keys go on; then `on_failure` decides.
+
+        `workers` are threads. With `processes` so many processes do the same, each with its
+        threads and a member of its own; the handler has to be importable, not a closure.
         """
+        if processes:
+            # Worker processes are rare, and multiprocessing is slow to import.
+            from pxrs.runtime.processes import Job, run_in_processes
+
+            job = Job(
+                url=self.stores.url,
+                handler=handler,
+                topic=topic,
+                group=group,
+                workers=workers,
+                parallel=parallel,
+                retry=retry,
+                on_failure=on_failure,
+                max_in_flight=max_in_flight,
+                max_handler_time=max_handler_time,
+                instance=instance,
+                auto_commit_interval=auto_commit_interval,
+                start=start,
+                session_ttl=session_ttl,
+                revoke_timeout=revoke_timeout,
+                serde=serde,
+                key_serde=key_serde,
+            )
+            run_in_processes(job, processes)
+            return
         settings = RunnerSettings(
             group=group,
             workers=workers,

@@ -89,7 +89,7 @@ class Runner:
         for worker in workers:
             worker.start()
         try:
-            with _stop_on_signals(self.stop):
+            with stop_on_signals(self.stop):
                 self._dispatch(consumer)
         finally:
             self._drain(workers)
@@ -226,7 +226,7 @@ class Runner:
 
 
 @contextmanager
-def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT mean: finish. Only the main thread can listen to signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
