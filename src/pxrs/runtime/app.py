@@ -56,6 +56,7 @@ class Pxrs:
         self._clock = clock
         self._topics = Topics(stores.coord, stores.log, clock)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._runners: weakref.WeakSet[Runner] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @property
@@ -252,8 +253,14 @@ class Pxrs:
             letters = DeadLetters(on_failure, self._topics, self.producer())
         decoder = Decoder(key_serde, serde)
         runner = Runner(handler, settings, retry, self._clock, decoder, letters)
+        self._runners.add(runner)
         nothing = Callbacks(None, None, None)
         runner.run(self._new_consumer(topic, consuming, Decoder(), nothing, runner.in_hand))
+
+    def stop(self) -> None:
+        """End every `run` of this object, from another thread: they drain, commit and leave."""
+        for runner in list(self._runners):
+            runner.stop()
 
     def _new_consumer(
         self,
