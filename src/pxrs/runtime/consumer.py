@@ -8,36 +8,27 @@ The caller's own thread fetches, decodes and hands out; it never waits for eithe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
-from pxrs.core.assign import assignor
-from pxrs.core.group import Rules
-from pxrs.core.progress import Progress
 from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
     Closed,
     Fenced,
     InvalidRequest,
-    NoCheckpoint,
-    OffsetOutOfRange,
     PxrsError,
     SessionLost,
-    TopicNotFound,
     TransactionConflict,
 )
-from pxrs.runtime.decoding import Decoder, cut
+from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
-from pxrs.runtime.holdings import Holdings, Mark
-from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.reader import FETCH_BYTES
-from pxrs.runtime.seeking import record_of_seek
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.transaction import Transaction
+from pxrs.runtime.worker import Handed, Run, Worker, names_of
 from pxrs.stores.api import Stores, Watch
 from pxrs.types import Message, TopicPartition
 
@@ -64,27 +55,6 @@ class Callbacks:
         self.lost = lost
 
 
-class Run:
-    """Messages of one partition on their way to the caller: how many it has seen and handled.
-
-    The caller's loop counts up without a lock; whoever reads takes the desk's.
-    """
-
-    __slots__ = ("handled", "messages", "seat", "seen", "turn")
-
-    def __init__(self, seat: Seat, messages: list[Message]) -> None:
-        self.seat = seat
-        self.turn = seat.turn
-        self.messages = messages
-        self.seen = 0
-        self.handled = 0
-
-    def count(self, done: int) -> None:
-        """Tell the seat's progress that the first `done` messages are done."""
-        if done:
-            self.seat.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
-
-
 class Consumer:
     """Consumes topics as a member of a group. One thread uses it; close it, or use `with`."""
 
@@ -105,31 +75,18 @@ class Consumer:
         self._settings = settings
         self._decoder = decoder
         self._callbacks = callbacks
-        self._desk = ConsumerDesk(
-            in_hand=in_hand or self._in_hand,
-            commits_handled=settings.auto_commit,
-            asks_before_release=callbacks.revoked is not None,
-        )
-        self._holdings = Holdings(stores.coord, clock)
-        self._membership = Membership(
-            MemberSettings(
-                group=settings.group,
-                name=settings.member_name,
-                topics=subscription.names,
-                rules=Rules(
-                    settings.debounce, settings.revoke_timeout, assignor(settings.strategy)
-                ),
-                ttl=settings.session_ttl,
-                client=settings.client,
-                rejoin_timeout=settings.rejoin_timeout if settings.instance else None,
-            ),
-            stores.coord,
+        self._worker = Worker(
+            stores,
             topics,
             clock,
-            self._holdings,
-            self._desk,
+            subscription.names,
+            settings,
+            decoder,
+            in_hand=in_hand,
+            asks_before_release=callbacks.revoked is not None,
         )
-        self._runs: list[Run] = []
+        self._desk = self._worker.desk
+        self._membership = self._worker.membership
         self._log_watch: Watch | None = None
         self._watched_version = -1
         self._group_watch: Watch | None = None
@@ -164,7 +121,7 @@ class Consumer:
         """
         if max_records < 1:
             raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
-        self._finish_runs()
+        self._worker.finish_runs()
         runs = self._next(max_records, timeout)
         for run in runs:
             run.seen = len(run.messages)
@@ -174,35 +131,36 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
-        self._finish_runs()
+        self._worker.finish_runs()
         while True:
             for run in self._next(_RUN, None):
-                yield from self._iterate(run)
+                yield from self._worker.iterate(run)
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        self._finish_runs()
+        self._worker.finish_runs()
         while True:
             for run in self._next(max_records, None):
                 if run.seat.turn == run.turn:
                     run.seen = len(run.messages)
                     yield run.messages
                     run.handled = len(run.messages)
-                self._end_run(run)
+                self._worker.end_run(run)
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
 
         Partitions that were lost are told by `Fenced`; the others are committed all the same.
         """
-        marks = self._marks_handed() if message is None else self._mark_of(message)
-        lost = self._commit(marks)
+        marks = self._worker.marks_handed() if message is None else self._worker.mark_of(message)
+        lost = self._worker.commit(marks)
         if lost:
-            raise Fenced(f"not committed, owned by somebody else now: {_names(lost)}")
+            self._wake_steward()
+            raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")
 
     def commit_async(self) -> None:
         """Commit what was handled soon, in the background. Losses are told by `on_lost`."""
-        self._marks_handed()
+        self._worker.marks_handed()
         self._commit_soon.set()
         self._wake_steward()
 
@@ -231,23 +189,12 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        seat = self._owned_seat(topic, partition)
-        held = self._topics.bounds(self._topics.find(topic))[partition]
-        if not held.start <= offset <= held.end:
-            raise OffsetOutOfRange(topic, partition, offset, *held)
-        record = record_of_seek(
-            self._settings.group, self.member, seat.part, seat.checkpoint, offset, self._clock
-        )
-        applied = self._holdings.seek(seat.part, offset, [record])
-        if applied.lost:
-            self._desk.gone(applied.lost, lost=True)
-            raise Fenced(f"owned by somebody else now: {_names(applied.lost)}")
-        self._desk.restart(seat.part, offset)
+        self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
         for part in parts if parts is not None else self.assignment:
-            seat = self._owned_seat(*part)
+            seat = self._worker.owned_seat(*part)
             offset = self._decoder.offset_at(self._stores.log, seat.where, seat.fence, timestamp)
             if offset is None:
                 offset = self._topics.bounds(self._topics.find(part.topic))[part.partition].end
@@ -271,7 +218,7 @@ class Consumer:
         self._wake_steward()
         for thread in self._threads:
             thread.join()
-        self._sync()
+        self._worker.sync()
         try:
             self._membership.leave()
         finally:
@@ -299,8 +246,7 @@ class Consumer:
     def take(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
         runs = self._next(most, timeout)
-        with self._desk.lock:
-            self._runs = []
+        self._worker.forget_runs()
         return runs
 
     def wake(self) -> None:
@@ -317,13 +263,11 @@ class Consumer:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            with self._desk.lock:
-                runs = [Run(seat, messages) for seat, messages in self._desk.hand_out(most)]
-                self._runs = list(runs)
+            runs = self._worker.hand_out(most)
             if runs:
                 return runs
             watch = self._armed_watch()
-            if self._fetch():
+            if self._worker.fetch(self._wake_steward):
                 continue
             left = _CAREFUL_WAIT
             if deadline is not None:
@@ -331,59 +275,6 @@ class Consumer:
                 if left <= 0:
                     return []
             watch.wait(left)
-
-    def _iterate(self, run: Run) -> Iterator[Message]:
-        """Yield a run's messages; those before `handled` are handled, whoever asks."""
-        seat, turn, number = run.seat, run.turn, 0
-        try:
-            for message in run.messages:
-                if seat.turn != turn:
-                    break
-                number += 1
-                run.seen = number
-                yield message
-                run.handled = number
-        finally:
-            self._end_run(run)
-
-    def _end_run(self, run: Run) -> None:
-        """Nobody works on the run any more: count what was handled, give back the rest."""
-        with self._desk.lock:
-            self._runs = [other for other in self._runs if other is not run]
-            run.count(run.handled)
-            if run.handled < len(run.messages) and run.seat.turn == run.turn:
-                self._desk.give_back(run.seat, run.messages[run.handled].offset)
-
-    def _in_hand(self, seat: Seat) -> bool:
-        """Whether the caller works on messages of this partition."""
-        return any(run.seat is seat for run in self._runs)
-
-    def _finish_runs(self) -> None:
-        """All that was handed out is handled."""
-        with self._desk.lock:
-            for run in self._runs:
-                run.count(len(run.messages))
-            self._runs = []
-
-    def _sync(self) -> None:
-        """Count what the caller's loop has handled of its current run."""
-        with self._desk.lock:
-            for run in self._runs:
-                run.count(run.handled)
-
-    def _marks_handed(self) -> dict[TopicPartition, Mark]:
-        """Everything up to the last message that the caller has seen."""
-        with self._desk.lock:
-            for run in self._runs:
-                run.count(run.seen)
-            return self._desk.marks()
-
-    def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
-        part = TopicPartition(message.topic, message.partition)
-        seat = self._desk.seats.get(part)
-        if seat is None or seat.epoch != message.fence.epoch:
-            raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
-        return {part: Mark(message.offset + 1)}
 
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
@@ -419,56 +310,6 @@ class Consumer:
                 )
             return self._log_watch
 
-    def _fetch(self) -> bool:
-        """Fill empty buffers; true if anything came."""
-        came = False
-        ends: dict[str, Mapping[int, Any]] = {}
-        for seat in self._desk.hungry():
-            try:
-                topic_id = seat.where.topic_id
-                if topic_id not in ends:
-                    ends[topic_id] = self._stores.log.bounds(topic_id)
-                if not seat.started:
-                    self._start(seat, *ends[topic_id][seat.part.partition])
-                if ends[topic_id][seat.part.partition].end > seat.position:
-                    came = self._fetch_seat(seat) or came
-            except TopicNotFound:
-                # The topic was deleted under us; the steward will notice and drop the seat.
-                self._wake_steward()
-        return came
-
-    def _fetch_seat(self, seat: Seat) -> bool:
-        batches = self._stores.log.fetch(seat.where, seat.position, FETCH_BYTES).batches
-        messages: list[Message] = []
-        position = seat.position
-        for batch in batches:
-            messages += cut(self._decoder.decode(batch, seat.fence), position)
-            position = batch.next
-        return self._desk.fill(seat, messages, position)
-
-    def _start(self, seat: Seat, start: int, end: int) -> None:
-        """Where to begin: at the checkpoint; by policy where there is none or it is gone."""
-        if seat.checkpoint is not None:
-            if start <= seat.checkpoint <= end:
-                self._desk.start(seat, seat.checkpoint)
-                return
-            if self._settings.on_trimmed == "error":
-                raise OffsetOutOfRange(*seat.part, seat.checkpoint, start, end)
-            self._desk.start(seat, start if self._settings.on_trimmed == "earliest" else end)
-            return
-        if self._settings.start == "error":
-            raise NoCheckpoint(
-                f"group {self._settings.group!r} has no checkpoint in {seat.part.topic!r} "
-                f"partition {seat.part.partition}"
-            )
-        self._desk.start(seat, start if self._settings.start == "earliest" else end)
-
-    def _owned_seat(self, topic: str, partition: int) -> Seat:
-        seat = self._desk.seats.get(TopicPartition(topic, partition))
-        if seat is None or seat.state != "owned":
-            raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer")
-        return seat
-
     # Committing
 
     def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
@@ -476,21 +317,11 @@ class Consumer:
             self._stores,
             self._topics,
             self._clock,
-            self._holdings,
-            _Work(self),
+            self._worker.holdings,
+            Handed(self._worker, self._wake_steward),
             connection,
             keep_on_conflict=keep_on_conflict,
         )
-
-    def _commit(self, marks: dict[TopicPartition, Mark]) -> frozenset[TopicPartition]:
-        if not marks:
-            return frozenset()
-        applied = self._holdings.commit(marks)
-        self._desk.committed({holding.part: marks[holding.part] for holding in applied.written})
-        if applied.lost:
-            self._desk.gone(applied.lost, lost=True)
-            self._wake_steward()
-        return applied.lost
 
     # The threads
 
@@ -538,9 +369,8 @@ class Consumer:
         if now < due and not soon:
             return due
         self._commit_soon.clear()
-        if self._settings.auto_commit or soon:
-            self._sync()
-            self._commit(self._desk.marks())
+        if (self._settings.auto_commit or soon) and self._worker.commit_handled():
+            self._wake_steward()
         return now + self._settings.auto_commit_interval
 
     def _watch_group(self, claims: frozenset[str]) -> None:
@@ -560,44 +390,3 @@ class Consumer:
         watch = self._log_watch
         if watch is not None:
             watch.wake()
-
-
-class _Work:
-    """See `pxrs.runtime.transaction.Work`: the runs that are with the caller."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self._desk = consumer._desk
-        self._runs: list[Run] = []
-
-    def marks(self) -> dict[TopicPartition, Mark]:
-        with self._desk.lock:
-            self._runs = [run for run in self._consumer._runs if run.seen]
-            marks: dict[TopicPartition, Mark] = {}
-            for run in self._runs:
-                before = run.seat.mark()
-                if before is None:
-                    continue
-                progress = Progress(before.checkpoint, before.done)
-                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
-                marks[run.seat.part] = Mark(progress.checkpoint, progress.runs)
-            return marks
-
-    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        with self._desk.lock:
-            for run in self._runs:
-                run.count(run.seen)
-        self._desk.committed(marks)
-
-    def rolled_back(self) -> None:
-        with self._desk.lock:
-            self._consumer._runs = [run for run in self._consumer._runs if run not in self._runs]
-            self._desk.rewind(run.seat for run in self._runs)
-
-    def lost(self, parts: frozenset[TopicPartition]) -> None:
-        self._desk.gone(parts, lost=True)
-        self._consumer._wake_steward()
-
-
-def _names(parts: frozenset[TopicPartition]) -> str:
-    return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(parts))

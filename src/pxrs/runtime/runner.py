@@ -21,10 +21,11 @@ from pxrs.config import RunnerSettings
 from pxrs.core.retry import Backoff
 from pxrs.core.schedule import Schedule
 from pxrs.errors import HandlerFailed, PxrsError
-from pxrs.runtime.consumer import Consumer, Run
+from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import Seat
 from pxrs.runtime.failure import DeadLetters
+from pxrs.runtime.worker import Run
 from pxrs.types import Message
 
 Handler = Callable[[Message], Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 import msgspec
 
@@ -30,11 +31,13 @@ def record_of_seek(
     before: int | None,
     after: int | None,
     clock: Clock,
+    new_id: Callable[[], str] | None = None,
 ) -> Put:
     """The record, to be written in the commit that changes the checkpoint."""
     now = clock.wall_ms()
     reset = Reset(
         topic=part.topic, partition=part.partition, before=before, after=after, by=by, at_ms=now
     )
+    tail = new_id() if new_id is not None else secrets.token_hex(3)
     # Sorted by time; the tail keeps two of the same millisecond apart.
-    return Put(f"{resets_prefix(group)}{now:015}-{secrets.token_hex(3)}", encode(reset))
+    return Put(f"{resets_prefix(group)}{now:015}-{tail}", encode(reset))
