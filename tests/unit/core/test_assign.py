@@ -51,7 +51,7 @@ def moved(before: Mapping[TopicPartition, str], after: Mapping[TopicPartition, s
 
 
 def same_topic(*names: str) -> dict[str, tuple[str, ...]]:
-    return {name: ("t",) for name in names}
+    return dict.fromkeys(names, ("t",))
 
 
 # Published tables
