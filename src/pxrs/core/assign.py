@@ -45,7 +45,7 @@ def sticky(
 
     Where members subscribe to different topics, what can be levelled is.
     """
-    if len({frozenset(topics) for topics in subscriptions.values()}) <= 1:
+    if len({frozenset(partitions.keys() & topics) for topics in subscriptions.values()}) <= 1:
         return _by_subscribers(
             subscriptions, partitions, lambda parts, names: _keep_and_fill(parts, names, current)
         )
@@ -115,36 +115,60 @@ def _level(
     subscriptions: Subscriptions, partitions: Mapping[str, int], current: Owners
 ) -> dict[TopicPartition, str]:
     """Keep, place what has no owner with the least loaded, then move while that levels."""
+    takers = {
+        topic: [name for name in sorted(subscriptions) if topic in subscriptions[name]]
+        for topic in sorted(partitions)
+    }
     held: dict[str, set[TopicPartition]] = {name: set() for name in sorted(subscriptions)}
     free: list[TopicPartition] = []
-    for topic in sorted(partitions):
-        takers = [name for name in held if topic in subscriptions[name]]
-        for number in range(partitions[topic] if takers else 0):
+    for topic, names in takers.items():
+        for number in range(partitions[topic] if names else 0):
             part = TopicPartition(topic, number)
             owner = current.get(part)
-            if owner in takers:
+            if owner in names:
                 held[owner].add(part)
             else:
                 free.append(part)
     for part in free:
-        takers = [name for name in held if part.topic in subscriptions[name]]
-        held[min(takers, key=lambda name: (len(held[name]), name))].add(part)
-    while move := _levelling_move(held, subscriptions):
-        part, giver, taker = move
-        held[giver].discard(part)
-        held[taker].add(part)
+        held[min(takers[part.topic], key=lambda name: (len(held[name]), name))].add(part)
+    while moves := _levelling_moves(held, takers):
+        for part, giver, taker in moves:
+            held[giver].discard(part)
+            held[taker].add(part)
     return {part: name for name, parts in held.items() for part in parts}
 
 
-def _levelling_move(
-    held: Mapping[str, set[TopicPartition]], subscriptions: Subscriptions
-) -> tuple[TopicPartition, str, str] | None:
-    """A partition whose move makes two members' loads more equal, from the most loaded first."""
-    for giver in sorted(held, key=lambda name: (-len(held[name]), name)):
-        for taker in sorted(held, key=lambda name: (len(held[name]), name)):
-            if len(held[giver]) - len(held[taker]) < 2:
-                break
-            movable = [part for part in held[giver] if part.topic in subscriptions[taker]]
-            if movable:
-                return max(movable), giver, taker
-    return None
+def _levelling_moves(
+    held: Mapping[str, set[TopicPartition]], takers: Mapping[str, Sequence[str]]
+) -> list[tuple[TopicPartition, str, str]]:
+    """The shortest chain of moves from a member to one that has at least two less.
+
+    A chain, because the two need not share a topic: a third member may take from the one and
+    give to the other. When there is no such chain, no assignment is more level.
+    """
+    by_load = sorted(held, key=lambda name: (len(held[name]), name))
+    place = {name: number for number, name in enumerate(by_load)}
+    for giver in reversed(by_load):
+        came: dict[str, tuple[TopicPartition, str]] = {}
+        reached = [giver]
+        for name in reached:
+            if len(held[giver]) - len(held[name]) >= 2:
+                return _chain(came, giver, name)
+            last = {part.topic: part for part in sorted(held[name])}
+            nearer = {taker: part for part in last.values() for taker in takers[part.topic]}
+            for taker in sorted(nearer, key=place.__getitem__):
+                if taker != giver and taker not in came:
+                    came[taker] = (nearer[taker], name)
+                    reached.append(taker)
+    return []
+
+
+def _chain(
+    came: Mapping[str, tuple[TopicPartition, str]], giver: str, taker: str
+) -> list[tuple[TopicPartition, str, str]]:
+    moves = []
+    while taker != giver:
+        part, before = came[taker]
+        moves.append((part, before, taker))
+        taker = before
+    return moves

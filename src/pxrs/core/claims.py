@@ -69,17 +69,16 @@ def take(part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp) 
 def advance(
     holding: Holding, checkpoint: int, done: Runs, metadata: str | None, stamp: Stamp
 ) -> Step:
-    """Move the checkpoint forward. It never goes back: the higher one stays."""
-    kept = holding.claim.checkpoint
-    ahead = kept is None or checkpoint >= kept
-    claim = msgspec.structs.replace(
-        holding.claim,
-        checkpoint=checkpoint if ahead else kept,
-        done=done if ahead else holding.claim.done,
-        metadata=holding.claim.metadata if metadata is None else metadata,
-        write=stamp.write,
-        at_ms=stamp.at_ms,
-    )
+    """Move the checkpoint forward. It never goes back: the higher one stays, with all it has."""
+    before = holding.claim
+    claim = msgspec.structs.replace(before, write=stamp.write, at_ms=stamp.at_ms)
+    if before.checkpoint is None or checkpoint >= before.checkpoint:
+        claim = msgspec.structs.replace(
+            claim,
+            checkpoint=checkpoint,
+            done=done,
+            metadata=before.metadata if metadata is None else metadata,
+        )
     return _step(holding.part, holding.key, holding.version, claim)
 
 

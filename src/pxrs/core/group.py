@@ -57,6 +57,12 @@ class View(msgspec.Struct, frozen=True):
     """What a member saw of its group, in one look.
 
     `claims` holds the claims of partitions that it waits for; None where there is no record.
+
+    The records are read one after the other, so two rules hold. The head is read first, and
+    what follows from the view is written only if the head is still at that version: a join
+    touches it, so no target misses a member that had joined, and no owner is taken for dead
+    because it joined after the members were read. `topics` is read anew for every look: two
+    members that see different topics would undo each other's targets.
     """
 
     head: Head
@@ -81,11 +87,15 @@ class Rules(NamedTuple):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a member remembers between two looks: since when things are as they are."""
+    """What a member remembers between two looks: since when things are as they are.
+
+    A mismatch is one with the target of `generation`: with a new target the wait begins anew.
+    """
 
     mismatch_since: float | None = None
     wanted_since: Mapping[TopicPartition, float] = {}
     gone_since: Mapping[str, float] = {}
+    generation: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -106,15 +116,25 @@ class Decision(msgspec.Struct, frozen=True):
 def decide(
     view: View, memory: Memory, me: Me, held: frozenset[TopicPartition], now: float, rules: Rules
 ) -> Decision:
-    """One look of one member at its group."""
+    """One look of one member at its group.
+
+    `held` are the claims on the topics that the head names; a claim on a topic that was made
+    again since is not among them, and neither is one that was found to be somebody else's.
+    A member that is not there, or whose place another one has taken, claims and proposes
+    nothing: the partitions meant for its name are not meant for it.
+    """
     present, gone_since, grace_ends = _present(view, memory, now)
     subscriptions = {name: tuple(sorted(topics)) for name, topics in present.items()}
-    propose, mismatch_since, propose_at = _proposal(view, memory, me, subscriptions, now, rules)
-    target = view.head.target_of(me.name)
-    claim, force, wanted_since, force_at = _wanted(view, memory, me, target - held, now, rules)
-    times = [at for at in (grace_ends, propose_at, force_at) if at is not None]
+    here = (mine := view.members.get(me.name)) is not None and mine.id == me.id
+    propose, mismatch_since, propose_at = (
+        _proposal(view, memory, me, subscriptions, now, rules) if here else (None, None, None)
+    )
+    target = _target(view, me)
+    wanted = target - held if here else set()
+    claim, force, wanted_since, wanted_at = _wanted(view, memory, me, wanted, now, rules)
+    times = [at for at in (grace_ends, propose_at, wanted_at) if at is not None]
     return Decision(
-        memory=Memory(mismatch_since, wanted_since, gone_since),
+        memory=Memory(mismatch_since, wanted_since, gone_since, view.head.generation),
         propose=propose,
         revoke=frozenset(held - target),
         claim=claim,
@@ -150,9 +170,11 @@ def _proposal(
     rules: Rules,
 ) -> tuple[Head | None, float | None, float | None]:
     """The next head if it is time, since when one is needed, and when it will be time."""
-    if me.name not in view.members or not needs_target(view, subscriptions):
+    if not needs_target(view, subscriptions):
         return None, None, None
-    since = memory.mismatch_since if memory.mismatch_since is not None else now
+    since = memory.mismatch_since
+    if since is None or memory.generation != view.head.generation:
+        since = now
     rank = sorted(view.members).index(me.name)
     due = since + rules.debounce + rank * _RANK_DELAY
     if now < due:
@@ -162,8 +184,11 @@ def _proposal(
 
 def needs_target(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> bool:
     """Whether the target was computed for other members, topics or partition counts."""
-    return subscriptions != view.head.subscriptions or _topics(view, subscriptions) != (
-        view.head.topics
+    head = view.head
+    return (
+        subscriptions != head.subscriptions
+        or _topics(view, subscriptions) != head.topics
+        or _static(view, subscriptions) != head.static
     )
 
 
@@ -191,12 +216,7 @@ def next_head(
         },
         topics=topics,
         subscriptions=dict(subscriptions),
-        static={
-            name: member.rejoin_timeout
-            for name, member in view.members.items()
-            if member.rejoin_timeout is not None
-        }
-        | {name: wait for name, wait in view.head.static.items() if name in subscriptions},
+        static=_static(view, subscriptions),
         touched=view.head.touched,
     )
 
@@ -223,26 +243,57 @@ def _topics(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> dict[st
     return {name: topic for name, topic in view.topics.items() if name in wanted}
 
 
+def _static(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """The rejoin timeouts of static members: their own word while they are there."""
+    known: dict[str, float | None] = dict(view.head.static)
+    known |= {name: member.rejoin_timeout for name, member in view.members.items()}
+    return {
+        name: wait for name, wait in known.items() if wait is not None and name in subscriptions
+    }
+
+
 def _reason(
     view: View, subscriptions: Mapping[str, tuple[str, ...]], topics: dict[str, GroupTopic]
 ) -> str:
     before = view.head.subscriptions
+    stayed = sorted(before.keys() & subscriptions.keys())
     words = [f"{name} joined" for name in sorted(subscriptions.keys() - before.keys())]
     words += [
         f"{name} {'left' if name in view.head.left else 'is gone'}"
         for name in sorted(before.keys() - subscriptions.keys())
     ]
     words += [
-        f"{name} changed its topics"
-        for name in sorted(before.keys() & subscriptions.keys())
-        if before[name] != subscriptions[name]
+        f"{name} changed its topics" for name in stayed if before[name] != subscriptions[name]
     ]
+    # A topic that came or went with its subscribers is no reason by itself.
+    wanted = {topic for name in stayed for topic in before[name]}
     for name in sorted(view.head.topics.keys() | topics.keys()):
-        if name not in view.topics:
+        old, new = view.head.topics.get(name), topics.get(name)
+        if old is None and name in wanted:
+            words.append(f"topic {name} is new")
+        elif old is not None and name not in view.topics:
             words.append(f"topic {name} is gone")
-        elif name in topics and view.head.topics.get(name, topics[name]) != topics[name]:
+        elif old is not None and new is not None and old.id != new.id:
             words.append(f"topic {name} was made again")
+        elif old is not None and new is not None and old != new:
+            words.append(f"topic {name} has {new.partitions} partitions")
+    static = _static(view, subscriptions)
+    words += [
+        f"{name} changed its rejoin timeout"
+        for name in stayed
+        if static.get(name) != view.head.static.get(name)
+    ]
     return ", ".join(words) or "asked for"
+
+
+def _target(view: View, me: Me) -> set[TopicPartition]:
+    """What is meant for us, of topics that are still those the target was computed for."""
+    return {
+        part
+        for part in view.head.target_of(me.name)
+        if part.topic in view.topics
+        and view.topics[part.topic].id == view.head.topics[part.topic].id
+    }
 
 
 def _wanted(
@@ -259,19 +310,19 @@ def _wanted(
     living = {member.id for member in view.members.values()}
     since = {part: memory.wanted_since.get(part, now) for part in wanted}
     claim, force = set(), set()
-    force_at: list[float] = []
+    look_at: list[float] = []
     for part in wanted:
         if part not in view.claims:
-            continue
-        if free_or_dead(view.claims[part], me.name, living):
+            look_at.append(now)
+        elif free_or_dead(view.claims[part], me.name, living):
             claim.add(part)
         elif rules.revoke_timeout is not None:
             due = since[part] + rules.revoke_timeout
             if now >= due:
                 force.add(part)
             else:
-                force_at.append(due)
-    return frozenset(claim), frozenset(force), since, min(force_at, default=None)
+                look_at.append(due)
+    return frozenset(claim), frozenset(force), since, min(look_at, default=None)
 
 
 def group_state(

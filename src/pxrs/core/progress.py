@@ -11,8 +11,8 @@ from bisect import bisect_right
 from pxrs.core.records import Runs
 from pxrs.errors import InvalidRequest
 
-# What a claim's runs may take as JSON: about 20 characters each.
-MOST_RUNS = 200
+# What a claim's runs may take as JSON.
+MOST_BYTES = 4096
 
 
 class Progress:
@@ -34,8 +34,15 @@ class Progress:
 
     @property
     def full(self) -> bool:
-        """Whether there are too many gaps to remember more: wait for the oldest to close."""
-        return len(self._starts) >= MOST_RUNS
+        """Whether there are too many gaps to remember more: wait for the oldest to close.
+
+        A run is written as `[start,end],`. One more fits while this is false, and an end that
+        grows by a digit.
+        """
+        if not self._ends:
+            return False
+        longest = 2 * len(str(self._ends[-1])) + 6
+        return (len(self._ends) + 1) * longest + 2 > MOST_BYTES
 
     def is_done(self, offset: int) -> bool:
         """Whether the offset is finished."""

@@ -8,11 +8,15 @@
 
 Each kind has a root of its own: listing groups reads no claims, and a watch on a group's members
 hears no checkpoints.
+
+`schema` rises when a reader that does not know the change would do harm. Whoever meets a higher
+number than its own stops with `SchemaMismatch`: it must not write such a record back, since that
+would drop what it can't see.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -117,7 +121,12 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
 
 
-R = TypeVar("R")
+class _Record(Protocol):
+    @property
+    def schema(self) -> int: ...
+
+
+R = TypeVar("R", bound=_Record)
 
 
 def encode(record: msgspec.Struct) -> bytes:
@@ -128,11 +137,17 @@ def encode(record: msgspec.Struct) -> bytes:
 def decode(record: Versioned, kind: type[R]) -> R:
     """What the store holds under a key, as a value."""
     try:
-        return msgspec.json.decode(record.value, type=kind)
-    except msgspec.ValidationError as error:
+        value = msgspec.json.decode(record.value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SchemaMismatch(
             f"the record {record.key!r} can't be read ({error}); another version of pxrs wrote it"
         ) from error
+    if not 1 <= value.schema <= SCHEMA:
+        raise SchemaMismatch(
+            f"the record {record.key!r} has schema {value.schema}, this version of pxrs knows "
+            f"{SCHEMA}; run the same version everywhere in a group"
+        )
+    return value
 
 
 def head_key(group: str) -> str:

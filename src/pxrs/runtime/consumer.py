@@ -152,8 +152,10 @@ class Consumer:
 
         Partitions that were lost are told by `Fenced`; the others are committed all the same.
         """
-        marks = self._worker.marks_handed() if message is None else self._worker.mark_of(message)
-        lost = self._worker.commit(marks)
+        if message is None:
+            lost = self._worker.commit_handed()
+        else:
+            lost = self._worker.commit(self._worker.mark_of(message))
         if lost:
             self._wake_steward()
             raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")

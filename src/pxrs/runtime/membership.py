@@ -185,7 +185,8 @@ class Membership:
         while True:
             found = self._coord.get(head_key(self._group))
             head = decode(found, Head) if found is not None else Head()
-            head = msgspec.structs.replace(head, touched=self._new_id())
+            left = tuple(name for name in head.left if name != self.me.name)
+            head = msgspec.structs.replace(head, touched=self._new_id(), left=left)
             check = Check(head_key(self._group), found.version if found is not None else 0)
             if isinstance(self._coord.commit([check], [self._put_head(head), put]), Committed):
                 return

@@ -205,9 +205,18 @@ class Worker:
     # Committing
 
     def commit_handled(self) -> frozenset[TopicPartition]:
-        """Commit what was handled by now; the partitions that turned out to be lost."""
-        self.sync()
-        return self.commit(self.desk.marks())
+        """Commit what was handled by now; the partitions that turned out to be lost.
+
+        Marks are taken and written under one lock: a seek in between would be undone.
+        """
+        with self.holdings.lock:
+            self.sync()
+            return self.commit(self.desk.marks())
+
+    def commit_handed(self) -> frozenset[TopicPartition]:
+        """Commit everything that the caller has seen; the partitions that were lost."""
+        with self.holdings.lock:
+            return self.commit(self.marks_handed())
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
         """Commit these marks; the partitions that turned out to be lost."""
@@ -249,11 +258,13 @@ class Worker:
             self._clock,
             self._new_id,
         )
-        applied = self.holdings.seek(seat.part, offset, [record])
-        if applied.lost:
-            self.desk.gone(applied.lost, lost=True)
-            raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
-        self.desk.restart(seat.part, offset)
+        with self.holdings.lock:
+            applied = self.holdings.seek(seat.part, offset, [record])
+            if not applied.lost:
+                self.desk.restart(seat.part, offset)
+                return
+        self.desk.gone(applied.lost, lost=True)
+        raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
 
 
 class Handed:
