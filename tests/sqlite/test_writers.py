@@ -14,6 +14,7 @@ import pytest
 from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
 from pxrs.log.batches import encode
 from pxrs.stores.sqlite.database import WAL_LIMIT
+from pxrs.stores.sqlite.posix import try_lock, unlock
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Check, LogPartition, Put
 from support.child import Child
@@ -76,6 +77,32 @@ def test_a_busy_store_names_who_holds_it(stores: SqliteStores, tmp_path: Path) -
         child.tell()
         child.join()
     stores.coord.commit((), (Put("k", b""),))
+
+
+def write_once(path: str) -> None:
+    stores = SqliteStores(path, busy_timeout=60.0)
+    say("ready")
+    stores.coord.commit((), (Put("child", b""),))
+    say("done")
+
+
+def test_a_process_frozen_in_the_queue_stops_nobody(tmp_path: Path) -> None:
+    """It has the first of the two locks and waits for the second: it writes nothing."""
+    stores = SqliteStores(str(tmp_path / "s.db"), busy_timeout=10.0)
+    queue = os.open(tmp_path / "s.db-pxrs" / "queue.lock", os.O_RDWR)
+    with Child(write_once, str(tmp_path / "s.db")) as child:
+        with stores.atomic() as tx:
+            tx.write(Put("first", b""))
+            assert child.read() == "ready"
+            while try_lock(queue):
+                unlock(queue)
+            child.signal(signal.SIGSTOP)
+        stores.coord.commit((), (Put("second", b""),))
+        child.signal(signal.SIGCONT)
+        assert child.read() == "done"
+    os.close(queue)
+    assert [record.key for record in stores.coord.list("")] == ["child", "first", "second"]
+    stores.close()
 
 
 def test_a_killed_holder_frees_the_writer(stores: SqliteStores, tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _voice = -1
+_lock = threading.Lock()
 
 
 def say(word: Any) -> None:
-    """Tell the parent. One write, so a killed child says it whole or not at all."""
-    os.write(_voice, (json.dumps(word) + "\n").encode())
+    """Tell the parent, from any thread. A line that a kill cuts off is not heard."""
+    with _lock:
+        os.write(_voice, (json.dumps(word) + "\n").encode())
 
 
 def wait_for_parent() -> None:

@@ -7,6 +7,7 @@ made here are read by any Kafka tool, and the other way round.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -77,31 +78,38 @@ class _Codec(NamedTuple):
 
 
 _codec: _Codec | None = None
+_loading = threading.Lock()
 
 
 def _load() -> _Codec:
     global _codec
     if _codec is None:
-        from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
-        from aiokafka.record._crecords import (  # type: ignore[import-untyped]
-            DefaultRecordBatch,
-            DefaultRecordBatchBuilder,
-        )
-        from cramjam import DecompressionError
-
-        # What the codec and the decompressors under it raise on bytes that make no sense.
-        damage = (
-            KafkaError,
-            DecompressionError,
-            zlib.error,
-            struct.error,
-            EOFError,
-            OSError,
-            OverflowError,
-            ValueError,
-        )
-        _codec = _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, damage)
+        # Its packages import each other: a second thread would get unfinished modules.
+        with _loading:
+            _codec = _codec or _import_codec()
     return _codec
+
+
+def _import_codec() -> _Codec:
+    from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
+    from aiokafka.record._crecords import (  # type: ignore[import-untyped]
+        DefaultRecordBatch,
+        DefaultRecordBatchBuilder,
+    )
+    from cramjam import DecompressionError
+
+    # What the codec and the decompressors under it raise on bytes that make no sense.
+    damage = (
+        KafkaError,
+        DecompressionError,
+        zlib.error,
+        struct.error,
+        EOFError,
+        OSError,
+        OverflowError,
+        ValueError,
+    )
+    return _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, damage)
 
 
 def compression_code(name: str) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.errors import (
+    DamagedBatch,
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
@@ -25,12 +26,13 @@ from pxrs.log.batches import set_base_offset
 from pxrs.log.sequences import Duplicate, Fresh, ProducerState, judge, pack, unpack
 from pxrs.stores.api import validate_batch
 from pxrs.stores.sqlite.control import slot
-from pxrs.stores.sqlite.database import Database, Turn
+from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition, StoredBatch
 
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
-# A dropped topic's partitions are renamed first, so that nobody finds them while they go.
+# A dropped topic's partitions are renamed first, so that nobody finds them while they go. The
+# new names differ: the same topic may be dropped again before the first ones are gone.
 _DELETED = "!"
 _CHUNK = 500
 _PLAN = 1024
@@ -70,6 +72,8 @@ class SqliteLog:
     def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
             raise InvalidRequest(f"a log of {partitions} partitions")
+        if topic_id.startswith(_DELETED):
+            raise InvalidRequest(f"a topic id can't start with {_DELETED}: {topic_id!r}")
         self._sweep_deleted()
         rows = [(topic_id, number) for number in range(partitions)]
 
@@ -90,8 +94,8 @@ class SqliteLog:
     def drop(self, topic_id: str) -> None:
         def work(turn: Turn) -> list[int]:
             rows = turn.connection.execute(
-                "UPDATE pxrs_log_partitions SET topic_id = ? || topic_id WHERE topic_id = ? "
-                "RETURNING partition",
+                "UPDATE pxrs_log_partitions SET topic_id = ?1 || id || ?1 || topic_id "
+                "WHERE topic_id = ?2 RETURNING partition",
                 (_DELETED, topic_id),
             ).fetchall()
             turn.slots |= {_slot_of(LogPartition(topic_id, row[0])) for row in rows}
@@ -107,27 +111,41 @@ class SqliteLog:
     def apply(self, turn: Turn, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         """`append` inside the caller's write transaction."""
         heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
+        if heads.gone:
+            # Dropped by somebody else, and perhaps made again.
+            for where in heads.gone:
+                self._places.pop(where, None)
+            heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
         results = [heads.place(append) for append in appends]
         heads.store(self._clock.wall_ms())
         return results
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         with self._database.reading() as connection:
-            part = self._place(connection, where).id
+            before: tuple[int, ...] | None = None
             while True:
-                row = connection.execute(_PLACE, (offset, part, where.topic_id)).fetchone()
+                part = self._place(connection, where).id
+                row = connection.execute(
+                    _PLACE, (_storable(offset), part, where.topic_id)
+                ).fetchone()
                 if row is None:
+                    # Dropped by somebody else: look whether it was made again.
                     self._places.pop(where, None)
-                    raise TopicNotFound(where.topic_id)
+                    continue
                 start, end, first = row
                 if not start <= offset <= end:
                     raise OffsetOutOfRange(where.topic_id, where.partition, offset, start, end)
                 if offset == end:
                     return Fetched([], start, end)
-                rows = connection.execute(_FETCH, (part, first, max_bytes, end)).fetchall()
-                # Retention may have removed the batch between the two statements: look again.
+                rows = connection.execute(
+                    _FETCH, (part, first, _storable(max_bytes), end)
+                ).fetchall()
                 if rows and rows[0][0] <= offset < rows[0][1]:
-                    return Fetched([StoredBatch(*row) for row in rows], start, end)
+                    return Fetched(_up_to_a_hole(rows), start, end)
+                # Retention may have removed the batch between the two statements: look again.
+                if row == before:
+                    raise _missing(connection, part, where, offset, end)
+                before = row
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
         with self._database.reading() as connection:
@@ -142,32 +160,35 @@ class SqliteLog:
 
     def size(self, where: LogPartition) -> int:
         with self._database.reading() as connection:
-            part = self._place(connection, where).id
-            return _size_of(connection, part)
+            return _size_of(connection, self._find(connection, where).id)
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         with self._database.reading() as connection:
-            part = self._place(connection, where).id
+            part = self._find(connection, where).id
             row = connection.execute(
                 "SELECT base FROM pxrs_log_batches WHERE part = ? AND max_timestamp >= ? "
                 "ORDER BY base LIMIT 1",
-                (part, timestamp),
+                (part, _storable(timestamp)),
             ).fetchone()
         return row[0] if row else None
 
     def trim(self, where: LogPartition, before: int) -> int:
         with self._database.reading() as connection:
-            part = self._place(connection, where).id
+            part = self._find(connection, where).id
         while True:
-            start, more = self._database.write(lambda turn: _trim(turn.connection, part, before))
-            if not more:
-                return start
+            trimmed = self._database.write(
+                lambda turn: _trim(turn.connection, part, _storable(before))
+            )
+            if trimmed is None:
+                raise TopicNotFound(where.topic_id)
+            if not trimmed.more:
+                return trimmed.start
 
     def expire(
         self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
     ) -> int:
         with self._database.reading() as connection:
-            part = self._place(connection, where).id
+            part = self._find(connection, where).id
             before = _first_kept(connection, part, before_timestamp, max_bytes)
         return self.trim(where, before)
 
@@ -178,9 +199,9 @@ class SqliteLog:
         self._places.clear()
 
     def _place(self, connection: sqlite3.Connection, where: LogPartition) -> _Place:
-        place = self._places.get(where)
-        if place is not None:
-            return place
+        return self._places.get(where) or self._find(connection, where)
+
+    def _find(self, connection: sqlite3.Connection, where: LogPartition) -> _Place:
         rows = connection.execute(
             "SELECT id, partition FROM pxrs_log_partitions WHERE topic_id = ?", (where.topic_id,)
         ).fetchall()
@@ -189,7 +210,7 @@ class SqliteLog:
         for number, partition in rows:
             key = LogPartition(where.topic_id, partition)
             self._places[key] = _Place(number, _slot_of(key))
-        if where not in self._places:
+        if where.partition not in {partition for _, partition in rows}:
             raise PartitionNotFound(where.topic_id, where.partition, len(rows))
         return self._places[where]
 
@@ -238,7 +259,8 @@ class _Heads:
         self._placed: set[int] = set()
         parts = [place.id for place in places.values() if isinstance(place, _Place)]
         for producer in {append.batch.producer_id for append in appends}:
-            self._load(producer, parts)
+            for some in in_chunks(parts):
+                self._load(producer, some)
 
     def _load(self, producer: int, parts: Sequence[int]) -> None:
         query = _HEADS + ",".join("?" * len(parts)) + ")"
@@ -246,6 +268,15 @@ class _Heads:
             self._ends[part] = end
             if state is not None:
                 self._states[part, producer] = unpack(state)
+
+    @property
+    def gone(self) -> list[LogPartition]:
+        """Partitions that are not where they were."""
+        return [
+            where
+            for where, place in self._places.items()
+            if isinstance(place, _Place) and place.id not in self._ends
+        ]
 
     def place(self, append: Append) -> Appended | PxrsError:
         """Give the batch its offset, or say why it can't have one."""
@@ -282,29 +313,56 @@ class _Heads:
 
     def store(self, now: int) -> None:
         """Write the batches and what to remember of their producers."""
-        if self._rows:
-            marks = ",".join(["(?,?,?,?,?,?)"] * len(self._rows))
-            values = [value for row in self._rows for value in row]
+        for rows in in_chunks(self._rows):
+            marks = ",".join(["(?,?,?,?,?,?)"] * len(rows))
+            values = [value for row in rows for value in row]
             self._connection.execute(f"INSERT INTO pxrs_log_batches VALUES {marks}", values)
-        if self._changed:
-            marks = ",".join(["(?,?,?,?)"] * len(self._changed))
+        self._forget_producers(now)
+        for changed in in_chunks(list(self._changed.items())):
+            marks = ",".join(["(?,?,?,?)"] * len(changed))
             states: list[object] = []
-            for (part, producer), state in self._changed.items():
+            for (part, producer), state in changed:
                 states += (part, producer, pack(state), now)
-                if len(state.batches) == 1:
-                    self._forget_producers(part, now)
             self._connection.execute(
                 f"INSERT INTO pxrs_log_producers VALUES {marks} "
                 "ON CONFLICT DO UPDATE SET state = excluded.state, used = excluded.used",
                 states,
             )
 
-    def _forget_producers(self, part: int, now: int) -> None:
-        """When a producer comes, those that have long been silent go."""
-        self._connection.execute(
-            "DELETE FROM pxrs_log_producers WHERE part = ? AND used < ?",
-            (part, now - PRODUCER_MEMORY_MS),
-        )
+    def _forget_producers(self, now: int) -> None:
+        """Where a producer comes, those that have long been silent go."""
+        parts = {part for (part, _), state in self._changed.items() if len(state.batches) == 1}
+        for some in in_chunks(list(parts)):
+            marks = ",".join("?" * len(some))
+            self._connection.execute(
+                f"DELETE FROM pxrs_log_producers WHERE part IN ({marks}) AND used < ?",
+                (*some, now - PRODUCER_MEMORY_MS),
+            )
+
+
+def _storable(number: int) -> int:
+    """The number, or the nearest that a column can hold: no offset or time lies beyond."""
+    return max(-(2**63), min(number, 2**63 - 1))
+
+
+def _up_to_a_hole(rows: Sequence[tuple[int, int, bytes]]) -> list[StoredBatch]:
+    """The batches that follow each other. What follows a missing one is for the next fetch."""
+    batches = [StoredBatch(*rows[0])]
+    for row in rows[1:]:
+        if row[0] != batches[-1].next:
+            break
+        batches.append(StoredBatch(*row))
+    return batches
+
+
+def _missing(
+    connection: sqlite3.Connection, part: int, where: LogPartition, offset: int, end: int
+) -> DamagedBatch:
+    following = connection.execute(
+        "SELECT min(base) FROM pxrs_log_batches WHERE part = ? AND base > ?", (part, offset)
+    ).fetchone()[0]
+    next_offset = end if following is None else following
+    return DamagedBatch(where.topic_id, where.partition, offset, next_offset, "it is not there")
 
 
 def _slot_of(where: LogPartition) -> int:
@@ -336,12 +394,17 @@ def _first_kept(
     return rows[-1][0] if rows else 0
 
 
-def _trim(connection: sqlite3.Connection, part: int, before: int) -> tuple[int, bool]:
+class _Trimmed(NamedTuple):
+    start: int
+    more: bool
+
+
+def _trim(connection: sqlite3.Connection, part: int, before: int) -> _Trimmed | None:
     row = connection.execute(
         f"SELECT {_END} FROM pxrs_log_partitions p WHERE p.id = ?", (part,)
     ).fetchone()
     if row is None:
-        return 0, False
+        return None
     end = row[0]
     gone = connection.execute(
         "DELETE FROM pxrs_log_batches WHERE rowid IN (SELECT rowid FROM pxrs_log_batches "
@@ -356,7 +419,7 @@ def _trim(connection: sqlite3.Connection, part: int, before: int) -> tuple[int, 
     start: int = connection.execute(
         "SELECT start FROM pxrs_log_partitions WHERE id = ?", (part,)
     ).fetchone()[0]
-    return start, gone == _CHUNK
+    return _Trimmed(start, gone == _CHUNK)
 
 
 def _delete_some(part: int, turn: Turn) -> bool:

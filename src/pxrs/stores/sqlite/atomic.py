@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, PxrsError
@@ -11,7 +13,7 @@ from pxrs.log.sqlite import SqliteLog
 from pxrs.stores.api import validate_batch, validate_commit
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
-from pxrs.stores.sqlite.failures import translate
+from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
 from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, Write
 
 
@@ -21,6 +23,9 @@ class SqliteAtomic:
     Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
     or inside a transaction that the caller began and will commit. Then no bell can be rung
     after the commit, and other processes notice within a quarter of a second.
+
+    The caller must not end the transaction inside the block. Who does is told, and nothing of
+    what the block collected is applied: it would not be atomic any more.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class SqliteAtomic:
         self._log = log
         self._given = connection
         self._joined = False
+        self._used = False
         self._turn: Turn | None = None
         self._checks: list[Check] = []
         self._writes: list[Write] = []
@@ -62,13 +68,17 @@ class SqliteAtomic:
         self._appends.append(Append(where, batch))
 
     def __enter__(self) -> SqliteAtomic:
+        if self._used:
+            raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
         if self._given is not None:
             self._refuse_other_file(self._given)
             self._joined = self._given.in_transaction
         if self._joined and self._given is not None:
+            self._database.join()
             self._turn = Turn(self._given)
         else:
             self._turn = self._database.begin(self._given)
+        self._used = True
         return self
 
     def __exit__(
@@ -79,13 +89,16 @@ class SqliteAtomic:
     ) -> None:
         turn, self._turn = self._running(), None
         if self._joined:
+            self._database.part()
             if error is None:
+                self._refuse_ended(turn)
                 self._apply_in_savepoint(turn)
             return
         if error is not None:
             self._database.rollback(turn)
             return
         try:
+            self._refuse_ended(turn)
             self._apply(turn)
         except BaseException:
             self._database.rollback(turn)
@@ -97,36 +110,77 @@ class SqliteAtomic:
             raise InvalidRequest("use atomic() as a context manager, and only inside its block")
         return self._turn
 
+    def _refuse_ended(self, turn: Turn) -> None:
+        self._database.check_open()
+        try:
+            ended = not turn.connection.in_transaction
+        except sqlite3.ProgrammingError:
+            ended = True
+        if ended:
+            raise InvalidRequest(
+                "the transaction was ended inside the block of atomic(); nothing that the block "
+                "collected was applied. Leave COMMIT and ROLLBACK to the block; executescript() "
+                "and `with connection` commit too"
+            )
+
     def _apply(self, turn: Turn) -> None:
         validate_commit(self._checks, self._writes, self._coord.limits)
         try:
-            outcome = self._coord.apply(turn, self._checks, self._writes)
-            if isinstance(outcome, Conflict):
-                raise CommitConflict(outcome.current)
-            self.versions = dict(outcome.versions)
-            for result in self._log.apply(turn, self._appends) if self._appends else ():
-                if isinstance(result, PxrsError):
-                    raise result
-                self.appended.append(result)
-        except sqlite3.Error as error:
+            with _plain_rows(turn.connection):
+                outcome = self._coord.apply(turn, self._checks, self._writes)
+                if isinstance(outcome, Conflict):
+                    raise CommitConflict(outcome.current)
+                self.versions = dict(outcome.versions)
+                for result in self._log.apply(turn, self._appends) if self._appends else ():
+                    if isinstance(result, PxrsError):
+                        raise result
+                    self.appended.append(result)
+        except DRIVER_ERRORS as error:
             raise translate(error, self._database.path) from error
 
     def _apply_in_savepoint(self, turn: Turn) -> None:
-        turn.connection.execute("SAVEPOINT pxrs")
+        connection = turn.connection
+        connection.execute("SAVEPOINT pxrs")
         try:
             self._apply(turn)
         except BaseException:
-            turn.connection.execute("ROLLBACK TO pxrs")
+            # Out of space or memory SQLite ends the whole transaction, savepoints included.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK TO pxrs")
             raise
         finally:
-            turn.connection.execute("RELEASE pxrs")
+            if connection.in_transaction:
+                connection.execute("RELEASE pxrs")
 
     def _refuse_other_file(self, connection: sqlite3.Connection) -> None:
         if not isinstance(connection, sqlite3.Connection):
             raise NotAtomic(
                 f"this store commits on sqlite3 connections, not on {type(connection).__name__}"
             )
-        for _, name, path in connection.execute("PRAGMA database_list").fetchall():
-            if name == "main" and path and os.path.samefile(path, self._database.path):
+        try:
+            with _plain_rows(connection):
+                attached = connection.execute("PRAGMA database_list").fetchall()
+        except sqlite3.Error as error:
+            raise NotAtomic(f"the connection can't be used here: {error}") from error
+        for _, name, path in attached:
+            if name == "main" and path and _is_same_file(path, self._database.path):
                 return
         raise NotAtomic(f"the connection is not one to {self._database.path}")
+
+
+@contextmanager
+def _plain_rows(connection: sqlite3.Connection) -> Iterator[None]:
+    """Tuples and text, whatever the caller has its own rows made of."""
+    rows, text = connection.row_factory, connection.text_factory
+    connection.row_factory, connection.text_factory = None, str
+    try:
+        yield
+    finally:
+        connection.row_factory, connection.text_factory = rows, text
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except FileNotFoundError:
+        return False

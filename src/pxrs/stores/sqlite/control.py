@@ -11,8 +11,11 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
+
+from pxrs.stores.sqlite.posix import closing_on_failure, open_beside
 
 _SIZE = 8192
 _HOLDER = struct.Struct("=Qd")
@@ -32,7 +35,7 @@ class Holder(NamedTuple):
 
 def slot(name: str) -> int:
     """The slot of a name, the same in every process."""
-    return crc32(name.encode()) % _SLOTS
+    return crc32(name.encode(errors="surrogatepass")) % _SLOTS
 
 
 def key_slots(key: str) -> set[int]:
@@ -58,15 +61,16 @@ def prefix_slot(prefix: str) -> int:
 class Control:
     """The mapped control file."""
 
-    def __init__(self, folder: str) -> None:
-        self._fd = os.open(
-            os.path.join(folder, "control"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
-        if os.fstat(self._fd).st_size < _SIZE:
-            os.ftruncate(self._fd, _SIZE)
-        self._map = mmap.mmap(self._fd, _SIZE)
+    def __init__(self, folder: str, database: str) -> None:
+        self.path = os.path.join(folder, "control")
         self.bell_path = os.path.join(folder, "bell")
-        self._bell = os.open(self.bell_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with closing_on_failure() as opened:
+            self._fd = opened(open_beside(self.path, database))
+            self._bell = opened(open_beside(self.bell_path, database))
+            # A full disk has to be an error here: in a mapped hole it would be a SIGBUS later.
+            os.posix_fallocate(self._fd, 0, _SIZE)
+            os.posix_fallocate(self._bell, 0, 1)
+            self._map = mmap.mmap(self._fd, _SIZE)
 
     @property
     def holder(self) -> Holder | None:
@@ -99,16 +103,20 @@ class Control:
         return value
 
     def ring(self, slots: Iterable[int]) -> None:
-        """Raise the slots' counters and wake the watchers. For the holder of the writer."""
+        """Raise the slots' counters and wake the watchers. For the holder of the writer.
+
+        What it tells of has been committed, so nothing it meets is an error.
+        """
         for number in slots:
             self._raise(_SLOTS_AT + 8 * number)
         self._raise(_RINGS_AT)
-        os.pwrite(self._bell, b"!", 0)
+        with suppress(OSError):
+            os.pwrite(self._bell, b"!", 0)
 
     def _raise(self, at: int) -> None:
         _COUNTER.pack_into(self._map, at, (_COUNTER.unpack_from(self._map, at)[0] + 1) % 2**64)
 
     def close(self) -> None:
-        self._map.close()
+        """Close the files. The page goes with the last watcher that looks at it."""
         os.close(self._fd)
         os.close(self._bell)

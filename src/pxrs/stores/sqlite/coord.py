@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from weakref import WeakSet
+from contextlib import suppress
 
-from pxrs.errors import InvalidRequest, SessionLost, StoreError
+from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 from pxrs.stores.api import refuse_session_check, validate_commit
 from pxrs.stores.sqlite.control import key_slots, prefix_slot
-from pxrs.stores.sqlite.database import Database, Turn
+from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.sessions import FileSession, SessionFiles
 from pxrs.types import (
@@ -32,6 +32,8 @@ _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
 _COLUMNS = "key, value, version, session"
 _LAST = chr(0x10FFFF)
 
+_Row = tuple[str, bytes, int, str | None]
+
 
 class SqliteCoord:
     """See `pxrs.stores.api.CoordStore`."""
@@ -42,12 +44,13 @@ class SqliteCoord:
         self._database = database
         self._sessions = sessions
         self._ears = ears
-        self._held: WeakSet[FileSession] = WeakSet()
+        self._held: set[FileSession] = set()
         database.on_fork(self._forget_sessions)
 
     def get(self, key: str) -> Versioned | None:
         with self._database.reading() as connection:
-            return self._find(connection, [key]).get(key)
+            rows = _rows_of(connection, [key])
+            return next(iter(self._as_of_now(connection, rows)), None)
 
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
@@ -58,7 +61,7 @@ class SqliteCoord:
         with self._database.reading() as connection:
             while True:
                 rows = _page(connection, prefix, after, limit)
-                found.extend(self._living(rows))
+                found.extend(self._as_of_now(connection, rows))
                 if limit is None or len(rows) < limit or len(found) >= limit:
                     return found[:limit]
                 after = rows[-1][0]
@@ -87,7 +90,7 @@ class SqliteCoord:
         self._database.check_open()
         self._sessions.sweep_unborn()
         self._sweep_rows()
-        session = self._sessions.open(ttl, self._sweep_session)
+        session = self._sessions.open(ttl, self._session_ended)
         self._held.add(session)
         return session
 
@@ -95,14 +98,25 @@ class SqliteCoord:
         for session in list(self._held):
             session.close()
 
-    def _find(self, connection: sqlite3.Connection, keys: Sequence[str]) -> dict[str, Versioned]:
-        marks = ",".join("?" * len(keys))
-        rows = connection.execute(
-            f"SELECT {_COLUMNS} FROM pxrs_coord WHERE key IN ({marks})", keys
-        ).fetchall()
-        return {record.key: record for record in self._living(rows)}
+    def _as_of_now(
+        self, connection: sqlite3.Connection, rows: Sequence[_Row]
+    ) -> Sequence[Versioned]:
+        """The records that are there. A row whose session has ended is looked at once more.
 
-    def _living(self, rows: Sequence[tuple[str, bytes, int, str | None]]) -> Sequence[Versioned]:
+        It may have been replaced while that session still lived: then it was never absent.
+        """
+        while True:
+            living = self._living(rows)
+            if len(living) == len(rows):
+                return living
+            ended = {row[0] for row in rows} - {record.key for record in living}
+            again = {row[0]: row for row in _rows_of(connection, sorted(ended))}
+            latest = [again.get(row[0]) if row[0] in ended else row for row in rows]
+            if latest == rows:
+                return living
+            rows = [row for row in latest if row is not None]
+
+    def _living(self, rows: Sequence[_Row]) -> Sequence[Versioned]:
         alive: dict[str | None, bool] = {None: True}
         for row in rows:
             if row[3] not in alive:
@@ -114,7 +128,8 @@ class SqliteCoord:
     ) -> dict[str, Versioned | None]:
         if not checks:
             return {}
-        found = self._find(connection, [check.key for check in checks])
+        rows = _rows_of(connection, [check.key for check in checks])
+        found = {record.key: record for record in self._living(rows)}
         failed: dict[str, Versioned | None] = {}
         for check in checks:
             record = found.get(check.key)
@@ -134,25 +149,39 @@ class SqliteCoord:
             rows = connection.execute(
                 "SELECT DISTINCT session FROM pxrs_coord WHERE session IS NOT NULL"
             ).fetchall()
-        for (name,) in rows:
-            if not self._sessions.alive(name):
-                self._sweep_session(name)
+        self._remove_rows([name for (name,) in rows if not self._sessions.alive(name)])
 
-    def _sweep_session(self, name: str) -> None:
-        """Remove the rows of one ended session. Nobody sees them any more, so it may fail."""
-        try:
-            self._database.write(lambda turn: _delete_session(turn.connection, name))
-        except StoreError:
-            return
+    def _session_ended(self, session: FileSession) -> None:
+        self._held.discard(session)
+        self._remove_rows([session.id])
+
+    def _remove_rows(self, sessions: Sequence[str]) -> None:
+        """Remove what ended sessions have left.
+
+        Nobody sees it any more: it is not worth waiting for the writer, nor an error.
+        """
+        if sessions:
+            with suppress(PxrsError):
+                self._database.write(lambda turn: _delete_rows(turn, sessions), patience=0.0)
 
     def _forget_sessions(self) -> None:
         for session in list(self._held):
             session.forget()
 
 
+def _rows_of(connection: sqlite3.Connection, keys: Sequence[str]) -> list[_Row]:
+    rows: list[_Row] = []
+    for some in in_chunks(keys):
+        marks = ",".join("?" * len(some))
+        rows += connection.execute(
+            f"SELECT {_COLUMNS} FROM pxrs_coord WHERE key IN ({marks})", some
+        ).fetchall()
+    return rows
+
+
 def _page(
     connection: sqlite3.Connection, prefix: str, after: str | None, limit: int | None
-) -> list[tuple[str, bytes, int, str | None]]:
+) -> list[_Row]:
     beyond = max(after or "", prefix)
     compare = ">" if after is not None and after >= prefix else ">="
     return connection.execute(
@@ -165,21 +194,24 @@ def _page(
 def _write_rows(connection: sqlite3.Connection, writes: Sequence[Write]) -> dict[str, int]:
     puts = [write for write in writes if isinstance(write, Put)]
     deletes = [write.key for write in writes if isinstance(write, Delete)]
-    if deletes:
-        marks = ",".join("?" * len(deletes))
-        connection.execute(f"DELETE FROM pxrs_coord WHERE key IN ({marks})", deletes)
+    for some in in_chunks(deletes):
+        marks = ",".join("?" * len(some))
+        connection.execute(f"DELETE FROM pxrs_coord WHERE key IN ({marks})", some)
     if not puts:
         return {}
     revision: int = connection.execute(
         "UPDATE pxrs_meta SET value = value + 1 WHERE name = 'revision' RETURNING value"
     ).fetchone()[0]
-    values: list[object] = []
-    for put in puts:
-        values += (put.key, put.value, revision, put.session)
-    rows = ",".join(["(?,?,?,?)"] * len(puts))
-    connection.execute(f"INSERT OR REPLACE INTO pxrs_coord VALUES {rows}", values)
+    for some_puts in in_chunks(puts):
+        values: list[object] = []
+        for put in some_puts:
+            values += (put.key, put.value, revision, put.session)
+        rows = ",".join(["(?,?,?,?)"] * len(some_puts))
+        connection.execute(f"INSERT OR REPLACE INTO pxrs_coord VALUES {rows}", values)
     return dict.fromkeys((put.key for put in puts), revision)
 
 
-def _delete_session(connection: sqlite3.Connection, name: str) -> None:
-    connection.execute("DELETE FROM pxrs_coord WHERE session = ?", (name,))
+def _delete_rows(turn: Turn, sessions: Sequence[str]) -> None:
+    for some in in_chunks(sessions):
+        marks = ",".join("?" * len(some))
+        turn.connection.execute(f"DELETE FROM pxrs_coord WHERE session IN ({marks})", some)

@@ -6,17 +6,23 @@ Settings that are not a matter of taste (measured in `docs/design.md`):
   3.7.0 to 3.51.2 can damage the file when a checkpoint races with a commit that starts the
   log anew. No `mmap_size`.
 - Readers fetch all rows at once: a live cursor pins a snapshot and the log grows without end.
+
+Nothing here may be left half done by an exception that comes from outside, such as Ctrl-C: a
+process that keeps the writer stops all others. So ending a `Turn` twice does no harm, and one
+that is dropped without having ended ends then.
 """
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 from pxrs.clock import Clock
@@ -25,21 +31,33 @@ from pxrs.errors import (
     ConfigError,
     InsideTransaction,
     OutcomeUnknown,
+    PxrsError,
     StoreBusy,
-    StoreReadOnly,
+    StoreError,
     StoreUnavailable,
 )
 from pxrs.stores.sqlite import schema
 from pxrs.stores.sqlite.control import Control
-from pxrs.stores.sqlite.failures import is_io_error, translate
+from pxrs.stores.sqlite.failures import (
+    DRIVER_ERRORS,
+    is_io_error,
+    is_old_snapshot,
+    translate,
+    translate_os,
+)
+from pxrs.stores.sqlite.posix import make_folder_beside
 from pxrs.stores.sqlite.turnstile import Turnstile
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 WAL_LIMIT = 16 * 2**20
 _WAL_RETRY = 12 * 2**20
 _COMMIT_WEIGHT = 16 * 2**10
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+_LONGEST_TIMEOUT = 24 * 3600.0
+_LOOK_EVERY = 0.25
+_CHUNK = 5000
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
@@ -50,7 +68,7 @@ class Turn:
     `slots` of the bell ring; `weight` is how many bytes it adds to the write-ahead log, roughly.
     """
 
-    __slots__ = ("connection", "slots", "weight")
+    __slots__ = ("__weakref__", "connection", "slots", "weight")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -66,36 +84,65 @@ class Database:
             raise ConfigError(f"durability {durability!r}; there are {', '.join(_SYNCHRONOUS)}")
         if sqlite3.sqlite_version_info < schema.OLDEST_SQLITE:
             raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old; 3.35 is needed")
-        self.path = os.path.abspath(path)
+        if not 0 <= busy_timeout <= _LONGEST_TIMEOUT:
+            raise ConfigError(f"busy_timeout={busy_timeout}; 0 s to a day can be waited")
+        # Every name of the file has to lead to the same locks: SQLite follows links too.
+        self.path = os.path.realpath(path)
         self.folder = f"{self.path}-pxrs"
         self.durability = durability
         self.busy_timeout = busy_timeout
         self._clock = clock
         self._readers: deque[sqlite3.Connection] = deque()
         self._turn = threading.Lock()
+        # The running turn. It is not kept alive here: once nobody can end it, it has to end.
+        self._running: weakref.ref[Turn] | None = None
+        self._running_on: sqlite3.Connection | None = None
         self._writing_thread: int | None = None
+        # Threads inside a transaction of their own: a second one would wait for the first.
+        self._joined: set[int] = set()
         self._closed = ""
         self._in_fork: list[Callable[[], None]] = []
-        self._writer = self._open_file()
-        self._prepare()
+        self._next_look = math.inf
+        with ExitStack() as opened:
+            self._writer = self._open_file()
+            opened.callback(self._writer.close)
+            self._open_folder(opened)
+            self._prepare()
+            self._identity = self._look()
+            opened.pop_all()
+        self._next_look = 0.0
         _open_databases.add(self)
 
     # Opening and closing
 
     def _open_file(self) -> sqlite3.Connection:
+        """A file that can't be used is refused before anything is put beside it."""
         parent = os.path.dirname(self.path)
         if not os.path.isdir(parent):
             raise StoreUnavailable(f"folder {parent} does not exist; create it first")
+        if os.path.isdir(self.path):
+            raise ConfigError(f"{self.path} is a folder; name a file in it")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise translate_os(PermissionError(errno.EACCES, "Permission denied"), parent)
+        connection = self.connect()
         try:
-            os.makedirs(self.folder, exist_ok=True)
-            self.control = Control(self.folder)
-            self._turnstile = Turnstile(self.folder, self.control, self._clock)
+            schema.check_usable(connection, self.path)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise translate(error, self.path) from error
+            raise
+        return connection
+
+    def _open_folder(self, opened: ExitStack) -> None:
+        try:
+            make_folder_beside(self.folder, self.path)
+            self.control = Control(self.folder, self.path)
+            opened.callback(self.control.close)
+            self._turnstile = Turnstile(self.folder, self.path, self.control, self._clock)
+            opened.callback(self._turnstile.close)
         except OSError as error:
-            raise StoreReadOnly(
-                f"{self.folder} can't be written ({error.strerror}); pxrs needs it beside the "
-                "database for locks and sessions"
-            ) from error
-        return self.connect()
+            raise translate_os(error, self.folder) from error
 
     def connect(self) -> sqlite3.Connection:
         """A connection of its own, for the caller to close."""
@@ -125,28 +172,44 @@ class Database:
             try:
                 # Only a new file takes it: batches in larger pages are a quarter faster to write.
                 self._writer.execute("PRAGMA page_size=8192")
-                self._writer.execute("PRAGMA journal_mode=WAL")
+                mode = self._writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+                if mode != "wal":
+                    raise ConfigError(f"{self.path} can't have a write-ahead log (it has: {mode})")
                 self._writer.execute("BEGIN IMMEDIATE")
-                schema.migrate(self._writer, self.path)
+                schema.migrate(self._writer)
                 self._writer.execute("COMMIT")
             except sqlite3.Error as error:
                 raise translate(error, self.path) from error
-            finally:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close all connections. The last one to close checkpoints, so it waits for its turn."""
+        """Close all connections.
+
+        The last one to close checkpoints. It does that only when it is alone with the file, so
+        it need not wait for its turn among other processes.
+        """
         if self._closed:
             return
-        with self._taking_turn():
-            self._closed = "the store was closed"
-            while self._readers:
-                self._readers.pop().close()
-            self._writer.close()
+        self._refuse_second_turn()
+        if not self._turn.acquire(timeout=self.busy_timeout):
+            raise StoreBusy(self._describe_thread())
+        try:
+            if not self._closed:
+                self._closed = "the store was closed"
+                self._let_go()
+        finally:
+            self._turn.release()
+
+    def _let_go(self) -> None:
+        _open_databases.discard(self)
+        self._close_readers()
+        self._writer.close()
         self._turnstile.close()
         self.control.close()
-        _open_databases.discard(self)
+
+    def _close_readers(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._readers.pop().close()
 
     def check_open(self) -> None:
         if self._closed:
@@ -159,7 +222,8 @@ class Database:
     def abandon(self) -> None:
         """In a forked child: SQLite's connections must not cross a fork, not even to be closed."""
         self._closed = "this store was opened before a fork; open it again in the child"
-        _abandoned.append((self._writer, *self._readers))
+        self._running = None
+        leave_to_parent(self._writer, *self._readers)
         self._turnstile.close()
         for release in self._in_fork:
             release()
@@ -176,100 +240,186 @@ class Database:
             connection = self.connect()
         try:
             yield connection
-        except sqlite3.Error as error:
+        except DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
         finally:
+            self._readers.append(connection)
             if self._closed:
-                connection.close()
-            else:
-                self._readers.append(connection)
+                self._close_readers()
 
     # Writing
 
-    def write(self, work: Callable[[Turn], T]) -> T:
-        """Run `work` in a write transaction of its own."""
-        turn = self.begin()
+    def write(self, work: Callable[[Turn], T], patience: float | None = None) -> T:
+        """Run `work` in a write transaction of its own.
+
+        With `patience` it waits so long for the writer, not for `busy_timeout`.
+        """
+        turn = self.begin(patience=patience)
         try:
             result = work(turn)
         except BaseException as error:
             self.rollback(turn)
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self.path) from error
             raise
         self.commit(turn)
         return result
 
-    def begin(self, connection: sqlite3.Connection | None = None) -> Turn:
+    def begin(
+        self, connection: sqlite3.Connection | None = None, patience: float | None = None
+    ) -> Turn:
         """Start a write transaction, on the process's writing connection unless one is given."""
-        self._enter()
         turn = Turn(self._writer if connection is None else connection)
         try:
-            turn.connection.execute("BEGIN IMMEDIATE")
+            self._enter(turn, self.busy_timeout if patience is None else patience)
+            if connection is None:
+                self._begin_own(turn, patience)
+            else:
+                connection.execute("BEGIN IMMEDIATE")
         except BaseException as error:
-            self._leave()
+            self.rollback(turn)
             if isinstance(error, sqlite3.Error):
                 raise translate(error, self.path) from error
             raise
         return turn
 
+    def _begin_own(self, turn: Turn, patience: float | None) -> None:
+        turn.connection = self._running_on = self._writer
+        # A transaction's block had it in hand.
+        turn.connection.row_factory = None
+        turn.connection.text_factory = str
+        try:
+            if patience is not None:
+                turn.connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
+            turn.connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            # Closed by the caller of `atomic`, or held in the past by a cursor left open.
+            closed = isinstance(error, sqlite3.ProgrammingError)
+            if not closed and not is_old_snapshot(error) and not turn.connection.in_transaction:
+                raise
+            self._replace_writer()
+            turn.connection = self._running_on = self._writer
+            turn.connection.execute("BEGIN IMMEDIATE")
+        finally:
+            if patience is not None:
+                turn.connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
+
+    def _replace_writer(self) -> None:
+        old, self._writer = self._writer, self.connect()
+        old.close()
+
     def commit(self, turn: Turn) -> None:
         """Make the transaction durable, ring its slots and let the next writer in."""
+        self.check_open()
         try:
             turn.connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self.rollback(turn)
-            if is_io_error(error):
-                raise OutcomeUnknown(f"the disk failed while committing to {self.path}") from error
-            raise translate(error, self.path) from error
-        try:
             if turn.slots:
                 self.control.ring(turn.slots)
             self._keep_log_short(turn.weight)
+        except sqlite3.Error as error:
+            if is_io_error(error):
+                raise OutcomeUnknown(f"the disk failed while committing to {self.path}") from error
+            raise translate(error, self.path) from error
         finally:
-            self._leave()
+            self.rollback(turn)
 
     def rollback(self, turn: Turn) -> None:
-        """Undo the transaction and let the next writer in."""
+        """Undo the transaction, if it was not committed, and let the next writer in.
+
+        A child forked inside of it must touch neither the connection nor the locks.
+        """
+        if self._running is not None and self._running() is turn:
+            self._end(turn.connection)
+
+    def _dropped(self, turn: weakref.ref[Turn]) -> None:
+        if self._running is turn and self._running_on is not None:
+            self._end(self._running_on)
+
+    def _end(self, connection: sqlite3.Connection) -> None:
         try:
-            if turn.connection.in_transaction:
-                turn.connection.execute("ROLLBACK")
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            # Closed by the caller, or the disk fails: a new connection starts from what is there.
+            if connection is self._writer:
+                with suppress(PxrsError):
+                    self._replace_writer()
         finally:
-            self._leave()
+            self._turnstile.leave()
+            # No call between these lines, so no interrupt either.
+            self._running = self._running_on = self._writing_thread = None
+            self._turn.release()
 
     @contextmanager
     def _taking_turn(self) -> Iterator[None]:
-        self._enter()
+        turn = Turn(self._writer)
         try:
+            self._enter(turn, self.busy_timeout)
             yield
         finally:
-            self._leave()
+            self.rollback(turn)
 
-    def _enter(self) -> None:
+    def _enter(self, turn: Turn, timeout: float) -> None:
         self.check_open()
+        self._refuse_second_turn()
+        me, running = threading.get_ident(), weakref.ref(turn, self._dropped)
+        if not self._turn.acquire(timeout=timeout):
+            raise StoreBusy(self._describe_thread())
+        try:
+            self.check_open()
+            if not self._turnstile.enter(timeout):
+                raise StoreBusy(self._describe_holder())
+            self._refuse_moved_file()
+            self._running, self._running_on, self._writing_thread = running, turn.connection, me
+        except BaseException:
+            self._turnstile.give_up()
+            self._turn.release()
+            raise
+
+    def join(self) -> None:
+        """From now on this thread works inside a transaction that its caller began."""
+        self.check_open()
+        self._refuse_second_turn()
+        self._joined.add(threading.get_ident())
+
+    def part(self) -> None:
+        """The end of what `join` began."""
+        self._joined.discard(threading.get_ident())
+
+    def _refuse_second_turn(self) -> None:
         me = threading.get_ident()
-        if self._writing_thread == me:
+        if self._writing_thread == me or me in self._joined:
             raise InsideTransaction(
                 "this thread already holds a write transaction on this store; "
                 "finish it first, or use the transaction's own methods"
             )
-        if not self._turn.acquire(timeout=self.busy_timeout):
-            raise StoreBusy(
-                f"another thread of this process has been writing to {self.path} for "
-                f"{self.busy_timeout:g} s"
-            )
-        try:
-            self.check_open()
-            if not self._turnstile.enter(self.busy_timeout):
-                raise StoreBusy(self._describe_holder())
-        except BaseException:
-            self._turn.release()
-            raise
-        self._writing_thread = me
 
-    def _leave(self) -> None:
-        self._writing_thread = None
-        self._turnstile.leave()
-        self._turn.release()
+    def _refuse_moved_file(self) -> None:
+        """Who keeps writing to a file that was removed acknowledges what nobody will ever read."""
+        now = self._clock.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_EVERY
+        try:
+            moved = self._look() != self._identity
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            self._next_look = 0.0
+            raise StoreError(
+                f"{self.path} or {self.folder} was removed or replaced while this process used "
+                "it; start the process again"
+            )
+
+    def _look(self) -> tuple[int, ...]:
+        file, control = os.stat(self.path), os.stat(self.control.path)
+        return file.st_dev, file.st_ino, control.st_dev, control.st_ino
+
+    def _describe_thread(self) -> str:
+        return (
+            f"another thread of this process has been writing to {self.path} for "
+            f"{self.busy_timeout:g} s"
+        )
 
     def _describe_holder(self) -> str:
         holder = self.control.holder
@@ -297,10 +447,22 @@ class Database:
             # The commit stands; a checkpoint that fails now is tried again later.
             return False
         finally:
-            self._writer.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
+            with suppress(sqlite3.Error):
+                self._writer.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
 
 
-_abandoned: list[tuple[sqlite3.Connection, ...]] = []
+def in_chunks(values: Sequence[S]) -> Iterator[Sequence[S]]:
+    """Pieces that fit into one statement: 32 766 variables as SQLite comes, six a row at most."""
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]
+
+
+_abandoned: list[sqlite3.Connection] = []
+
+
+def leave_to_parent(*connections: sqlite3.Connection) -> None:
+    """In a forked child: keep them from being closed by the garbage collector."""
+    _abandoned.extend(connections)
 
 
 def _after_fork_in_child() -> None:

@@ -4,6 +4,9 @@ Writers ring the bell file after their commit; inotify wakes the thread, and it 
 watches whose slots have changed. Behind it, every 250 ms: `PRAGMA data_version` for commits
 that rang no bell (a program that writes past pxrs, a lost event), and the deadlines of other
 processes' sessions. Without inotify the counters are looked at every few milliseconds.
+
+Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
+After trouble everybody is woken and every session looked at.
 """
 
 from __future__ import annotations
@@ -19,17 +22,19 @@ from collections.abc import Callable
 from pxrs.clock import Clock
 from pxrs.errors import Closed, PxrsError
 from pxrs.stores.sqlite.control import Control
-from pxrs.stores.sqlite.database import Database
+from pxrs.stores.sqlite.database import Database, leave_to_parent
+from pxrs.stores.sqlite.failures import translate_os
 from pxrs.stores.sqlite.posix import (
     IN_CLOSE_WRITE,
     IN_DELETE,
     IN_MODIFY,
     IN_MOVED_FROM,
+    IN_Q_OVERFLOW,
     add_watch,
     drain,
     open_inotify,
 )
-from pxrs.stores.sqlite.sessions import SessionFiles
+from pxrs.stores.sqlite.sessions import SessionFiles, is_session_name
 
 TICK = 0.25
 _POLL = 0.004
@@ -45,35 +50,43 @@ class SlotWatch:
         self._control = control
         self._slots = tuple(slots)
         self.sessions = sessions
-        self._event = threading.Event()
+        self._change = threading.Condition()
+        self._wakes = self._answered = 0
         self._seen = control.counters(self._slots)
         self._closed = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        if self._closed:
+        with self._change:
+            seen, answered = self._seen, self._answered
+            self._change.wait_for(lambda: self._has_news(seen, answered), timeout)
+            # Looked at once: what comes after this look is news for the next wait.
+            now, wakes = self._control.counters(self._slots), self._wakes
+            self._seen, self._answered = now, wakes
+            return self._closed or wakes != answered or now != seen
+
+    def _has_news(self, seen: tuple[int, ...], answered: int) -> bool:
+        if self._closed or self._wakes != answered:
             return True
-        try:
-            woken = self.heard() or self._event.wait(timeout)
-            self._event.clear()
-            self._seen = self._control.counters(self._slots)
-        except ValueError:
-            # The store was closed meanwhile, and with it the file that the counters are in.
-            if not self._closed:
-                raise
-            return True
-        return woken
+        return self._control.counters(self._slots) != seen
 
     def heard(self) -> bool:
         """Whether a slot has rung since the last wait."""
         return self._control.counters(self._slots) != self._seen
 
     def wake(self) -> None:
-        self._event.set()
+        with self._change:
+            self._wakes += 1
+            self._change.notify_all()
 
     def close(self) -> None:
         self._closed = True
         self._ears.forget(self)
-        self._event.set()
+        self.wake()
+
+    def abandon(self) -> None:
+        """In a forked child: nobody would ever wake it, and its lock may be held by nobody."""
+        self._closed = True
+        self._change = threading.Condition()
 
 
 class Ears:
@@ -90,8 +103,8 @@ class Ears:
         # Reentrant: the garbage collector may close a watch in the middle of making another.
         self._lock = threading.RLock()
         self._watches: set[SlotWatch] = set()
-        self._thread: threading.Thread | None = None
         self._closed = False
+        self._thread: threading.Thread | None = None
         self._stop_read = self._stop_write = -1
         self._inotify: int | None = None
         self._folder_watch: int | None = None
@@ -104,10 +117,10 @@ class Ears:
         with self._lock:
             if self._closed:
                 raise Closed("the store was closed")
-            watch = SlotWatch(self, self._control, slots, sessions)
-            self._watches.add(watch)
             if self._thread is None:
                 self._start()
+            watch = SlotWatch(self, self._control, slots, sessions)
+            self._watches.add(watch)
         return watch
 
     def forget(self, watch: SlotWatch) -> None:
@@ -123,20 +136,32 @@ class Ears:
         if thread is not None:
             os.write(self._stop_write, b"x")
             thread.join()
-            for fd in (self._stop_read, self._stop_write, self._inotify):
-                if fd is not None:
-                    os.close(fd)
+            self._close_files()
         for watch in watches:
             watch.close()
 
     def abandon(self) -> None:
         """In a forked child: the thread is gone, so is what it listened with."""
-        self._thread = None
+        self._lock = threading.RLock()
+        for watch in self._watches:
+            watch.abandon()
         self._watches = set()
-        if self._inotify is not None:
-            os.close(self._inotify)
+        self._commits.abandon()
+        if self._thread is not None:
+            self._thread = None
+            self._close_files()
+
+    def _close_files(self) -> None:
+        for fd in (self._stop_read, self._stop_write, self._inotify):
+            if fd is not None:
+                os.close(fd)
+        self._inotify = None
 
     def _start(self) -> None:
+        try:
+            self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise translate_os(error, self._control.bell_path) from error
         self._inotify = open_inotify() if self._use_inotify else None
         if self._inotify is not None:
             bell = add_watch(self._inotify, self._control.bell_path, IN_MODIFY)
@@ -146,10 +171,14 @@ class Ears:
             if bell is None or self._folder_watch is None:
                 os.close(self._inotify)
                 self._inotify = None
-        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._note_sessions()
-        self._thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
+        try:
+            self._note_sessions()
+            thread.start()
+        except BaseException:
+            self._close_files()
+            raise
+        self._thread = thread
 
     def _listen(self) -> None:
         poll = select.poll()
@@ -162,12 +191,21 @@ class Ears:
             if self._stop_read in ready:
                 self._commits.close()
                 return
-            if self._inotify in ready and self._inotify is not None:
-                self._hear(drain(self._inotify))
-            self._wake_rung()
-            if self._pause(next_tick) <= 0:
-                self._tick()
-                next_tick = self._clock.monotonic() + TICK
+            try:
+                if self._inotify in ready and self._inotify is not None:
+                    self._hear(drain(self._inotify))
+                self._wake_rung()
+                if self._pause(next_tick) <= 0:
+                    self._tick()
+                    next_tick = self._clock.monotonic() + TICK
+            except (OSError, PxrsError):
+                self._doubt()
+                select.select([self._stop_read], [], [], TICK)
+
+    def _doubt(self) -> None:
+        """Something was missed: let everybody look, and look at every session at the next tick."""
+        self._deadlines = dict.fromkeys(self._deadlines, 0.0)
+        self._wake(lambda watch: True)
 
     def _pause(self, next_tick: float) -> float:
         """Seconds until the next tick, or until a session's time is over."""
@@ -178,10 +216,12 @@ class Ears:
     def _hear(self, events: bytes) -> None:
         at = 0
         while at + _EVENT.size <= len(events):
-            watch, _, _, length = _EVENT.unpack_from(events, at)
-            name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0").decode()
+            watch, mask, _, length = _EVENT.unpack_from(events, at)
+            name = os.fsdecode(events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0"))
             at += _EVENT.size + length
-            if watch == self._folder_watch and not name.startswith("."):
+            if mask & IN_Q_OVERFLOW:
+                self._doubt()
+            elif watch == self._folder_watch and is_session_name(name):
                 self._session_stirred(name)
 
     def _session_stirred(self, name: str) -> None:
@@ -192,6 +232,8 @@ class Ears:
         time.sleep(_PROBE_AGAIN)
         if not self._sessions.alive(name):
             self._session_ended(name)
+            return
+        self._deadlines[name] = 0.0
 
     def _session_ended(self, name: str) -> None:
         self._deadlines.pop(name, None)
@@ -220,9 +262,9 @@ class Ears:
                     self._session_ended(name)
 
     def _note_sessions(self) -> None:
+        """A session that was not known may be dead already: it is looked at first."""
         for name in self._sessions.names():
-            if name not in self._deadlines:
-                self._deadlines[name] = self._sessions.deadline(name) or 0.0
+            self._deadlines.setdefault(name, 0.0)
 
 
 class CommitSpy:
@@ -255,6 +297,11 @@ class CommitSpy:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        if self._connection is not None:
+            leave_to_parent(self._connection)
 
     def _data_version(self) -> int:
         try:

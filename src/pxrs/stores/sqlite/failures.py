@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 
 from pxrs.errors import (
+    InvalidRequest,
+    PxrsError,
     StoreBusy,
     StoreDamaged,
     StoreError,
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
+    TransactionConflict,
 )
 
 _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 6, 8, 10, 11, 13, 14, 26
+_PROTOCOL = 15
+_BUSY_SNAPSHOT = 517
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def primary_code(error: sqlite3.Error) -> int:
+# A number or text that SQLite has no column for never reaches it: the driver refuses it.
+DRIVER_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
+
+
+def primary_code(error: Exception) -> int:
     """The error's primary result code, 0 if it has none."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
 def is_io_error(error: sqlite3.Error) -> bool:
+    """Whether the disk failed."""
     return primary_code(error) == _IOERR
 
 
-def translate(error: sqlite3.Error, path: str) -> StoreError:
-    """The typed error for what SQLite said about the file."""
+def is_old_snapshot(error: Exception) -> bool:
+    """Whether the transaction has read what somebody else has changed since."""
+    return getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT
+
+
+def translate(error: Exception, path: str) -> PxrsError:
+    """The typed error for what SQLite said about the file, or its driver about a value."""
+    if not isinstance(error, sqlite3.Error):
+        return InvalidRequest(f"{path} can't hold such a value: {error}")
+    if is_old_snapshot(error):
+        return TransactionConflict(
+            f"the transaction on {path} has read what others have changed since; roll it back and "
+            "run it again, from BEGIN IMMEDIATE if this happens often"
+        )
     code = primary_code(error)
-    if code in (_BUSY, _LOCKED):
+    if code in (_BUSY, _LOCKED, _PROTOCOL):
         return StoreBusy(
             f"{path} is locked by a program that does not write through pxrs ({error}); "
             "end its transaction, or raise busy_timeout"
@@ -52,3 +77,15 @@ def translate(error: sqlite3.Error, path: str) -> StoreError:
     if code == _IOERR:
         return StoreUnavailable(f"the disk failed under {path} ({error})")
     return StoreError(f"SQLite refused a statement on {path}: {error}")
+
+
+def translate_os(error: OSError, path: str) -> StoreError:
+    """The typed error for what the system said about a file of ours."""
+    if error.errno in _NO_SPACE:
+        return StoreFull(f"no space left for {path} ({error.strerror}); free space and retry")
+    if error.errno in _NO_RIGHT:
+        return StoreReadOnly(
+            f"{path} can't be written ({error.strerror}); pxrs needs it for locks and sessions: "
+            "give this user write access to the database, its folder and this"
+        )
+    return StoreUnavailable(f"{path} can't be used ({error.strerror})")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from pxrs.errors import SchemaMismatch
+from pxrs.errors import ConfigError, SchemaMismatch
 
 VERSION = 1
 OLDEST_SQLITE = (3, 35, 0)
@@ -50,15 +50,25 @@ def found_version(connection: sqlite3.Connection) -> int:
     return int(row[0]) if row else 0
 
 
-def migrate(connection: sqlite3.Connection, path: str) -> None:
-    """Bring the file to this version. Inside a write transaction; the caller commits."""
+def check_usable(connection: sqlite3.Connection, path: str) -> None:
+    """Refuse a file that this version can't work with."""
     version = found_version(connection)
     if version > VERSION:
         raise SchemaMismatch(
             f"{path} was written by a newer pxrs (schema {version}, this one knows {VERSION}); "
             "upgrade pxrs to open it"
         )
-    for step in range(version, VERSION):
+    encoding = connection.execute("PRAGMA encoding").fetchone()[0]
+    if encoding != "UTF-8":
+        raise ConfigError(
+            f"{path} keeps its text as {encoding}, which does not sort by code points; "
+            "copy it into a database made with PRAGMA encoding='UTF-8', or use another file"
+        )
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring the file to this version. Inside a write transaction; the caller commits."""
+    for step in range(found_version(connection), VERSION):
         for statement in _MIGRATIONS[step]:
             connection.execute(statement)
         connection.execute("UPDATE pxrs_meta SET value = ? WHERE name = 'schema'", (step + 1,))

@@ -12,89 +12,115 @@ Why a verdict can't be taken back:
   after its time. If it came too late it ends the session itself.
 - A file is named only after it is locked and stamped, and a name is never used twice. So a
   free lock means that the holder let go, and a missing file means that the session is over.
+
+Renewing and ending exclude each other: a stamp written after the file was closed would go to
+whatever file has its number by then, and that may be the database.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, SessionLost
-from pxrs.stores.sqlite.posix import try_lock
+from pxrs.stores.sqlite.failures import translate_os
+from pxrs.stores.sqlite.posix import make_folder_beside, open_beside, try_lock
 
 _STAMP = struct.Struct("=d")
+_NAME = re.compile("[0-9a-f]{24}")
+
+
+def is_session_name(name: str) -> bool:
+    """Whether a session can have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 class SessionFiles:
     """The folder of sessions, as observers see it."""
 
-    def __init__(self, folder: str, clock: Clock) -> None:
+    def __init__(self, folder: str, database: str, clock: Clock) -> None:
         self.path = os.path.join(folder, "sessions")
-        os.makedirs(self.path, exist_ok=True)
+        with _typed_errors(self.path):
+            make_folder_beside(self.path, database)
+        self._database = database
         self._clock = clock
 
-    def open(self, ttl: float, on_close: Callable[[str], None]) -> FileSession:
-        """Start a session of this process."""
+    def open(self, ttl: float, on_end: Callable[[FileSession], None]) -> FileSession:
+        """Start a session of this process; `on_end` hears when it is over for its holder."""
         if not 0.05 <= ttl <= 86_400:
             raise InvalidRequest(f"a session of {ttl} s; 0.05 s to a day can be had")
         name = secrets.token_hex(12)
-        hidden = os.path.join(self.path, f".{name}")
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try_lock(fd)
-        deadline = self._clock.monotonic() + ttl
-        os.pwrite(fd, _STAMP.pack(deadline), 0)
-        path = os.path.join(self.path, name)
-        os.rename(hidden, path)
-        return FileSession(name, ttl, fd, path, deadline, self._clock, on_close)
+        path, hidden = os.path.join(self.path, name), os.path.join(self.path, f".{name}")
+        with _typed_errors(self.path):
+            fd = open_beside(hidden, self._database, os.O_EXCL)
+            try:
+                try_lock(fd)
+                deadline = self._clock.monotonic() + ttl
+                os.pwrite(fd, _STAMP.pack(deadline), 0)
+                os.rename(hidden, path)
+            except BaseException:
+                _remove(hidden)
+                os.close(fd)
+                raise
+        return FileSession(name, ttl, fd, path, deadline, self._clock, on_end)
 
     def alive(self, name: str) -> bool:
         """Whether the session lives. A dead one's file is removed: the verdict is final."""
-        path = os.path.join(self.path, name)
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
+        with self._opened(name) as fd:
+            if fd is None:
+                return False
             now = self._clock.monotonic()
             expired = _read_stamp(fd) <= now
             if expired or try_lock(fd, shared=True):
-                _remove(path)
+                _remove(os.path.join(self.path, name))
                 return False
             return True
-        finally:
-            os.close(fd)
 
     def names(self) -> list[str]:
         """The sessions that may be alive."""
-        return [name for name in os.listdir(self.path) if not name.startswith(".")]
+        with _typed_errors(self.path):
+            return [name for name in os.listdir(self.path) if is_session_name(name)]
 
     def deadline(self, name: str) -> float | None:
         """When the session will expire unless it is renewed; None if it is over."""
-        try:
-            fd = os.open(os.path.join(self.path, name), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            return _read_stamp(fd)
-        finally:
-            os.close(fd)
+        with self._opened(name) as fd:
+            return None if fd is None else _read_stamp(fd)
 
     def sweep_unborn(self) -> None:
         """Remove files whose process died before it could name them."""
-        for name in os.listdir(self.path):
-            if name.startswith("."):
-                path = os.path.join(self.path, name)
-                try:
-                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    continue
-                stamped = os.fstat(fd).st_size > 0
-                if stamped and try_lock(fd, shared=True):
-                    _remove(path)
+        with _typed_errors(self.path):
+            names = [name for name in os.listdir(self.path) if name.startswith(".")]
+        for name in names:
+            with self._opened(name, hidden=True) as fd:
+                if fd is not None and os.fstat(fd).st_size > 0 and try_lock(fd, shared=True):
+                    _remove(os.path.join(self.path, name))
+
+    @contextmanager
+    def _opened(self, name: str, *, hidden: bool = False) -> Iterator[int | None]:
+        """The session's file to look at; None if there is none, or if that is no session's name.
+
+        Names come from callers and from the folder: one with a slash in it would be a file
+        that is none of ours, to be opened, judged and removed.
+        """
+        if not is_session_name(name[1:] if hidden else name):
+            yield None
+            return
+        path = os.path.join(self.path, name)
+        with _typed_errors(path):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                yield None
+                return
+            try:
+                yield fd
+            finally:
                 os.close(fd)
 
 
@@ -109,7 +135,7 @@ class FileSession:
         path: str,
         deadline: float,
         clock: Clock,
-        on_close: Callable[[str], None],
+        on_end: Callable[[FileSession], None],
     ) -> None:
         self.id = name
         self.ttl = ttl
@@ -117,20 +143,27 @@ class FileSession:
         self._path = path
         self._deadline = deadline
         self._clock = clock
-        self._on_close = on_close
+        self._on_end = on_end
+        self._lock = threading.Lock()
         self._over = False
 
     def renew(self) -> None:
+        with self._lock:
+            renewed = not self._over and self._stamp()
+        if not renewed:
+            self.close()
+            raise SessionLost(f"session {self.id} expired or was ended before it was renewed")
+
+    def _stamp(self) -> bool:
         sent = self._clock.monotonic()
-        if self._over or sent >= self._deadline:
-            self._end()
-            raise SessionLost(f"session {self.id} expired before it was renewed")
-        os.pwrite(self._fd, _STAMP.pack(sent + self.ttl), 0)
-        in_time = self._clock.monotonic() < self._deadline
-        if not in_time or not os.path.exists(self._path):
-            self._end()
-            raise SessionLost(f"session {self.id} was ended before it could be renewed")
+        if sent >= self._deadline:
+            return False
+        with _typed_errors(self._path):
+            os.pwrite(self._fd, _STAMP.pack(sent + self.ttl), 0)
+        if self._clock.monotonic() >= self._deadline or not os.path.exists(self._path):
+            return False
         self._deadline = sent + self.ttl
+        return True
 
     def remaining(self) -> float:
         if self._over:
@@ -138,21 +171,28 @@ class FileSession:
         return max(0.0, self._deadline - self._clock.monotonic())
 
     def close(self) -> None:
-        if not self._over:
-            self._end()
-            self._on_close(self.id)
-
-    def forget(self) -> None:
-        """In a forked child: let go of the parent's lock without ending its session."""
-        if not self._over:
-            self._over = True
-            os.close(self._fd)
-
-    def _end(self) -> None:
-        if not self._over:
+        with self._lock:
+            if self._over:
+                return
             self._over = True
             _remove(self._path)
             os.close(self._fd)
+        self._on_end(self)
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's lock without ending its session."""
+        self._lock = threading.Lock()
+        if not self._over:
+            self._over = True
+            os.close(self._fd)
+
+
+@contextmanager
+def _typed_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise translate_os(error, path) from error
 
 
 def _read_stamp(fd: int) -> float:

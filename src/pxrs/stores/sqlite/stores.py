@@ -27,7 +27,11 @@ class SqliteStores:
     ) -> None:
         self.database = Database(path, durability, busy_timeout, clock)
         self.url = f"sqlite:///{self.database.path}"
-        sessions = SessionFiles(self.database.folder, clock)
+        try:
+            sessions = SessionFiles(self.database.folder, self.database.path, clock)
+        except BaseException:
+            self.database.close()
+            raise
         self._ears = Ears(self.database, sessions, clock, use_inotify)
         self.coord = SqliteCoord(self.database, sessions, self._ears)
         self.log = SqliteLog(self.database, self._ears, clock)

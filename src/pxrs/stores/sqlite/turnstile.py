@@ -7,6 +7,9 @@ the others have a whole transaction's time to take A.
 
 Both are polled and not waited for: a wait in `flock` can't be ended by a timeout, and a
 frozen holder must become a `StoreBusy` that names it.
+
+Only B keeps writers apart; A is manners. Who has waited long for A goes on without it, so a
+process that was frozen in the queue, where it writes nothing, stops nobody.
 """
 
 from __future__ import annotations
@@ -16,28 +19,30 @@ import time
 
 from pxrs.clock import Clock
 from pxrs.stores.sqlite.control import Control
-from pxrs.stores.sqlite.posix import try_lock, unlock
+from pxrs.stores.sqlite.posix import closing_on_failure, open_beside, try_lock, unlock
 
 _WAIT_FOR_A = 0.0005
 _WAIT_FOR_B = 0.00005
 _LONGEST_WAIT = 0.002
+_LONGEST_QUEUE = 1.0
 
 
 class Turnstile:
     """The two locks. One thread of a process uses it at a time; the caller sees to that."""
 
-    def __init__(self, folder: str, control: Control, clock: Clock) -> None:
-        self._a = _open_lock(folder, "queue.lock")
-        self._b = _open_lock(folder, "writer.lock")
+    def __init__(self, folder: str, database: str, control: Control, clock: Clock) -> None:
+        with closing_on_failure() as opened:
+            self._a = opened(open_beside(os.path.join(folder, "queue.lock"), database))
+            self._b = opened(open_beside(os.path.join(folder, "writer.lock"), database))
         self._control = control
         self._clock = clock
 
     def enter(self, timeout: float) -> bool:
         """Take the writer's turn; false if it did not come in time."""
-        deadline = self._clock.monotonic() + timeout
-        if not self._poll(self._a, _WAIT_FOR_A, deadline):
-            return False
+        start = self._clock.monotonic()
+        deadline = start + timeout
         try:
+            self._poll(self._a, _WAIT_FOR_A, min(deadline, start + _LONGEST_QUEUE))
             if not self._poll(self._b, _WAIT_FOR_B, deadline):
                 return False
         finally:
@@ -46,9 +51,14 @@ class Turnstile:
         return True
 
     def leave(self) -> None:
-        """Let the next one in."""
+        """Let the next one in. Twice does no harm."""
         self._control.set_holder(0, 0.0)
         unlock(self._b)
+
+    def give_up(self) -> None:
+        """After `enter` was interrupted anywhere: release what it may have taken."""
+        unlock(self._b)
+        unlock(self._a)
 
     def _poll(self, fd: int, pause: float, deadline: float) -> bool:
         while not try_lock(fd):
@@ -61,7 +71,3 @@ class Turnstile:
     def close(self) -> None:
         os.close(self._a)
         os.close(self._b)
-
-
-def _open_lock(folder: str, name: str) -> int:
-    return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
