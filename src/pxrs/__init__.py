@@ -8,11 +8,15 @@ from pxrs.errors import (
     ConfigError,
     DamagedBatch,
     DeliveryFailed,
+    Displaced,
     Fenced,
+    GroupNotEmpty,
+    GroupNotFound,
     InsideTransaction,
     InvalidRequest,
     MessageTooLarge,
     MissingExtra,
+    NoCheckpoint,
     NotAtomic,
     OffsetOutOfRange,
     OutcomeUnknown,
@@ -33,6 +37,19 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.app import Pxrs, connect
+from pxrs.runtime.consumer import Consumer
+from pxrs.runtime.group_info import (
+    CheckpointChange,
+    GroupHistory,
+    GroupInfo,
+    GroupPartition,
+    GroupReset,
+    GroupSummary,
+    MemberInfo,
+    PartitionMove,
+    Rebalance,
+)
+from pxrs.runtime.groups import Groups
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.sent import Sent, SentMany
@@ -61,6 +78,18 @@ __all__ = [
     "Reader",
     "Serde",
     "JSON",
+    # groups
+    "Consumer",
+    "Groups",
+    "GroupSummary",
+    "GroupInfo",
+    "MemberInfo",
+    "GroupPartition",
+    "GroupHistory",
+    "Rebalance",
+    "PartitionMove",
+    "GroupReset",
+    "CheckpointChange",
     # errors
     "PxrsError",
     "InvalidRequest",
@@ -69,6 +98,8 @@ __all__ = [
     "TopicNotFound",
     "TopicExists",
     "PartitionNotFound",
+    "GroupNotFound",
+    "GroupNotEmpty",
     "OffsetOutOfRange",
     "MessageTooLarge",
     "StoreError",
@@ -87,6 +118,8 @@ __all__ = [
     "CommitConflict",
     "TransactionConflict",
     "Fenced",
+    "Displaced",
+    "NoCheckpoint",
     "SessionLost",
     "NotAtomic",
     "InsideTransaction",

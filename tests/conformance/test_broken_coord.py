@@ -299,6 +299,9 @@ class WrappedWatch:
     def wait(self, timeout: float | None = None) -> bool:
         return self.inner.wait(timeout)
 
+    def wake(self) -> None:
+        self.inner.wake()
+
     def close(self) -> None:
         self.inner.close()
 

@@ -135,6 +135,9 @@ def decode(record: Versioned, kind: type[R]) -> R:
         ) from error
 
 
+GROUPS_PREFIX = "group/"
+
+
 def head_key(group: str) -> str:
     return f"group/{group}"
 

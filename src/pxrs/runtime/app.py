@@ -14,6 +14,7 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ConsumerSettings, ProducerSettings, check_member_name
 from pxrs.runtime.consumer import Callbacks, Consumer
 from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.groups import Groups
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.subscription import Subscription
@@ -43,6 +44,7 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._topics = Topics(stores.coord, stores.log, clock)
+        self._groups = Groups(stores.coord, stores.log, self._topics, clock)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
@@ -173,6 +175,11 @@ class Pxrs:
         )
         self._consumers.add(consumer)
         return consumer
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of this store: list, describe, explain, reset and delete them."""
+        return self._groups
 
     def close(self) -> None:
         """Close every consumer, flush and close every producer, then close the store."""
