@@ -131,6 +131,7 @@ class Consumer:
         self._group_watch: Watch | None = None
         self._fatal: PxrsError | None = None
         self._closed = False
+        self._woken = False
         self._stop = threading.Event()
         self._commit_soon = threading.Event()
         self._membership.join()
@@ -160,31 +161,20 @@ class Consumer:
         """
         if max_records < 1:
             raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
-        self._finish_runs()
-        runs = self._next(max_records, timeout)
-        for run in runs:
-            run.seen = len(run.messages)
-        if len(runs) == 1:
-            return runs[0].messages
-        return [message for run in runs for message in run.messages]
+        self.finish()
+        return self.all_at_once(self._next(max_records, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
-        self._finish_runs()
+        self.finish()
         while True:
-            for run in self._next(_RUN, None):
-                yield from self._iterate(run)
+            yield from self.one_by_one(self._next(_RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        self._finish_runs()
+        self.finish()
         while True:
-            for run in self._next(max_records, None):
-                if run.seat.state == "owned":
-                    run.seen = len(run.messages)
-                    yield run.messages
-                    run.handled = len(run.messages)
-                self._end_run(run)
+            yield from self.by_partition(self._next(max_records, None))
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -265,43 +255,93 @@ class Consumer:
 
     # Handing out and handling
 
+    def wake(self) -> None:
+        """End the wait of `poll`, or the next one: it returns with nothing. From any thread."""
+        self._woken = True
+        self._wake_consumer()
+
     def _next(self, most: int, timeout: float | None) -> list[Run]:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            with self._desk.lock:
-                runs = [Run(seat, messages) for seat, messages in self._desk.hand_out(most)]
-                self._runs = list(runs)
-            if runs:
+            runs = self.take(most)
+            if runs or not self.wait(deadline):
                 return runs
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to tell the caller before it takes more messages."""
+        return self._fatal is None and not self._closed and not self._desk.has_changes
+
+    def take(self, most: int) -> list[Run]:
+        """What lies in the buffers, at most so many messages. Does not wait."""
+        with self._desk.lock:
+            runs = [Run(seat, messages) for seat, messages in self._desk.hand_out(most)]
+            self._runs = list(runs)
+        return runs
+
+    def wait(self, deadline: float | None) -> bool:
+        """Until there may be something to take; false when it is too late, or when woken."""
+        while True:
+            self._attend()
+            if self._desk.has_messages:
+                return True
             watch = self._armed_watch()
             if self._fetch():
-                continue
+                return True
+            if self._woken:
+                self._woken = False
+                return False
             left = _CAREFUL_WAIT
             if deadline is not None:
                 left = min(left, deadline - self._clock.monotonic())
                 if left <= 0:
-                    return []
+                    return False
             watch.wait(left)
 
-    def _iterate(self, run: Run) -> Iterator[Message]:
-        """Yield a run's messages; those before `handled` are handled, whoever asks."""
-        seat, number = run.seat, 0
+    def all_at_once(self, runs: list[Run]) -> list[Message]:
+        """The runs' messages; they are handled when `finish` is called."""
+        for run in runs:
+            run.seen = len(run.messages)
+        if len(runs) == 1:
+            return runs[0].messages
+        return [message for run in runs for message in run.messages]
+
+    def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
+        """The runs' messages, each handled when the next one is asked for."""
         try:
-            for message in run.messages:
-                if seat.state != "owned":
-                    break
-                number += 1
-                run.seen = number
-                yield message
-                run.handled = number
+            for run in runs:
+                seat = run.seat
+                for number, message in enumerate(run.messages, 1):
+                    if seat.state != "owned":
+                        break
+                    run.seen = number
+                    yield message
+                    run.handled = number
+                self._end_run(run)
         finally:
-            self._end_run(run)
+            for run in runs:
+                self._end_run(run)
+
+    def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
+        """The messages run by run, each run handled when the next one is asked for."""
+        try:
+            for run in runs:
+                if run.seat.state == "owned":
+                    run.seen = len(run.messages)
+                    yield run.messages
+                    run.handled = len(run.messages)
+                self._end_run(run)
+        finally:
+            for run in runs:
+                self._end_run(run)
 
     def _end_run(self, run: Run) -> None:
         """Nobody works on the run any more: count what was handled, give back the rest."""
         with self._desk.lock:
-            self._runs = [other for other in self._runs if other is not run]
+            if run not in self._runs:
+                return
+            self._runs.remove(run)
             run.count(run.handled)
             if run.handled < len(run.messages):
                 self._desk.give_back(run.seat, run.messages[run.handled].offset)
@@ -310,12 +350,12 @@ class Consumer:
         """Whether the caller works on messages of this partition."""
         return any(run.seat is seat for run in self._runs)
 
-    def _finish_runs(self) -> None:
-        """All that was handed out is handled."""
+    def finish(self) -> None:
+        """All that the caller has seen is handled."""
         with self._desk.lock:
-            for run in self._runs:
-                run.count(len(run.messages))
-            self._runs = []
+            for run in list(self._runs):
+                run.handled = run.seen
+                self._end_run(run)
 
     def _sync(self) -> None:
         """Count what the caller's loop has handled of its current run."""
