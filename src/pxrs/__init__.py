@@ -11,6 +11,8 @@ from pxrs.errors import (
     DeliveryFailed,
     Displaced,
     Fenced,
+    GroupNotEmpty,
+    GroupNotFound,
     HandlerFailed,
     IllegalMove,
     InsideTransaction,
@@ -40,6 +42,18 @@ from pxrs.errors import (
 from pxrs.runtime.app import Pxrs, connect
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.failure import DeadLetter, Stop
+from pxrs.runtime.group_info import (
+    CheckpointChange,
+    GroupHistory,
+    GroupInfo,
+    GroupPartition,
+    GroupReset,
+    GroupSummary,
+    MemberInfo,
+    PartitionMove,
+    Rebalance,
+)
+from pxrs.runtime.groups import Groups
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.sent import Sent, SentMany
@@ -75,6 +89,16 @@ __all__ = [
     "Backoff",
     "DeadLetter",
     "Stop",
+    "Groups",
+    "GroupSummary",
+    "GroupInfo",
+    "MemberInfo",
+    "GroupPartition",
+    "GroupHistory",
+    "Rebalance",
+    "PartitionMove",
+    "GroupReset",
+    "CheckpointChange",
     # errors
     "PxrsError",
     "InvalidRequest",
@@ -83,6 +107,8 @@ __all__ = [
     "TopicNotFound",
     "TopicExists",
     "PartitionNotFound",
+    "GroupNotFound",
+    "GroupNotEmpty",
     "OffsetOutOfRange",
     "MessageTooLarge",
     "StoreError",

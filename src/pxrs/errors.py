@@ -8,6 +8,8 @@ PxrsError
 │   ├── TopicNotFound
 │   ├── TopicExists             … with another number of partitions or other settings
 │   ├── PartitionNotFound
+│   ├── GroupNotFound
+│   ├── GroupNotEmpty           .members: who has to leave first, unless it is forced
 │   ├── OffsetOutOfRange        .start, .end: what the partition holds
 │   └── MessageTooLarge
 ├── StoreError                the engine could not do it
@@ -98,6 +100,26 @@ class PartitionNotFound(InvalidRequest):
         )
         self.topic = topic
         self.partition = partition
+
+
+class GroupNotFound(InvalidRequest):
+    """Nobody ever joined a group of this name, or it was deleted."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"group {group!r} does not exist; it begins when its first member joins")
+        self.group = group
+
+
+class GroupNotEmpty(InvalidRequest):
+    """What was asked for needs a group without members."""
+
+    def __init__(self, group: str, members: tuple[str, ...]) -> None:
+        super().__init__(
+            f"group {group!r} has members: {', '.join(members)}; "
+            "stop them first, or force it and fence them"
+        )
+        self.group = group
+        self.members = members
 
 
 class OffsetOutOfRange(InvalidRequest):

@@ -150,6 +150,9 @@ def decode(record: Versioned, kind: type[R]) -> R:
     return value
 
 
+GROUPS_PREFIX = "group/"
+
+
 def head_key(group: str) -> str:
     return f"group/{group}"
 

@@ -23,6 +23,7 @@ from pxrs.runtime.consumer import Callbacks, Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import Seat
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
+from pxrs.runtime.groups import Groups
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.runner import Runner
@@ -55,6 +56,7 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._topics = Topics(stores.coord, stores.log, clock)
+        self._groups = Groups(stores.coord, stores.log, self._topics, clock)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._runners: weakref.WeakSet[Runner] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -282,6 +284,11 @@ class Pxrs:
         )
         self._consumers.add(consumer)
         return consumer
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of this store: list, describe, explain, reset and delete them."""
+        return self._groups
 
     def close(self) -> None:
         """Close every consumer, flush and close every producer, then close the store."""

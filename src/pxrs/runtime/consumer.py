@@ -92,6 +92,7 @@ class Consumer:
         self._group_watch: Watch | None = None
         self._fatal: PxrsError | None = None
         self._closed = False
+        self._woken = False
         self._stop = threading.Event()
         self._commit_soon = threading.Event()
         self._membership.join()
@@ -121,31 +122,20 @@ class Consumer:
         """
         if max_records < 1:
             raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
-        self._worker.finish_runs()
-        runs = self._next(max_records, timeout)
-        for run in runs:
-            run.seen = len(run.messages)
-        if len(runs) == 1:
-            return runs[0].messages
-        return [message for run in runs for message in run.messages]
+        self.finish()
+        return self.all_at_once(self._next(max_records, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
-        self._worker.finish_runs()
+        self.finish()
         while True:
-            for run in self._next(_RUN, None):
-                yield from self._worker.iterate(run)
+            yield from self.one_by_one(self._next(_RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        self._worker.finish_runs()
+        self.finish()
         while True:
-            for run in self._next(max_records, None):
-                if run.seat.turn == run.turn:
-                    run.seen = len(run.messages)
-                    yield run.messages
-                    run.handled = len(run.messages)
-                self._worker.end_run(run)
+            yield from self.by_partition(self._next(max_records, None))
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -245,15 +235,11 @@ class Consumer:
     def desk(self) -> ConsumerDesk:
         return self._desk
 
-    def take(self, most: int, timeout: float) -> list[Run]:
+    def take_away(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
         runs = self._next(most, timeout)
         self._worker.forget_runs()
         return runs
-
-    def wake(self) -> None:
-        """End a wait for messages."""
-        self._wake_consumer()
 
     def wake_steward(self) -> None:
         """Let the group be looked at now."""
@@ -261,22 +247,62 @@ class Consumer:
 
     # Handing out and handling
 
+    def wake(self) -> None:
+        """End the wait of `poll`, or the next one: it returns with nothing. From any thread."""
+        self._woken = True
+        self._wake_consumer()
+
     def _next(self, most: int, timeout: float | None) -> list[Run]:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            runs = self._worker.hand_out(most)
-            if runs:
+            runs = self.take(most)
+            if runs or not self.wait(deadline):
                 return runs
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to tell the caller before it takes more messages."""
+        return self._fatal is None and not self._closed and not self._desk.has_changes
+
+    def take(self, most: int) -> list[Run]:
+        """What lies in the buffers, at most so many messages. Does not wait."""
+        return self._worker.hand_out(most)
+
+    def wait(self, deadline: float | None) -> bool:
+        """Until there may be something to take; false when it is too late, or when woken."""
+        while True:
+            self._attend()
+            if self._desk.has_messages:
+                return True
             watch = self._armed_watch()
             if self._worker.fetch(self._wake_steward):
-                continue
+                return True
+            if self._woken:
+                self._woken = False
+                return False
             left = _CAREFUL_WAIT
             if deadline is not None:
                 left = min(left, deadline - self._clock.monotonic())
                 if left <= 0:
-                    return []
+                    return False
             watch.wait(left)
+
+    def all_at_once(self, runs: list[Run]) -> list[Message]:
+        """The runs' messages; they are handled when `finish` is called."""
+        return self._worker.all_at_once(runs)
+
+    def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
+        """The runs' messages, each handled when the next one is asked for."""
+        return self._worker.one_by_one(runs)
+
+    def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
+        """The messages run by run, each run handled when the next one is asked for."""
+        return self._worker.by_partition(runs)
+
+    def finish(self) -> None:
+        """All that the caller has seen is handled."""
+        self._worker.finish()
 
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""

@@ -304,6 +304,11 @@ class ConsumerDesk:
             if not seat.waiting and (seat.progress is None or not seat.progress.full)
         ]
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether `hand_out` would give any."""
+        return any(seat.waiting for seat in self.owned())
+
     def hand_out(self, most: int) -> list[tuple[Seat, list[Message]]]:
         """Messages from the buffers, at most so many, each partition's in order."""
         out: list[tuple[Seat, list[Message]]] = []

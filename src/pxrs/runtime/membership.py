@@ -216,8 +216,11 @@ class Membership:
             )
         self.generation = seen.view.head.generation
         if seen.head_version != self._verified:
-            self._drop_what_others_have(seen.view)
+            dropped = self._drop_what_others_have(seen.view)
             self._verified = seen.head_version
+            if dropped:
+                # What was lost may be meant for this member still; it was not looked at.
+                return self._clock.monotonic()
         decision = self._decide(seen)
         again = self._act(seen, decision)
         return self._clock.monotonic() if again else decision.look_again_at
@@ -301,7 +304,7 @@ class Membership:
             return None
         return GroupTopic(topic.id, topic.partitions)
 
-    def _drop_what_others_have(self, view: View) -> None:
+    def _drop_what_others_have(self, view: View) -> bool:
         """After any change of the group: look whether what this member holds is still its own.
 
         It may have been taken by force, reset by an operator, or its topic deleted and made
@@ -311,7 +314,7 @@ class Membership:
             part: holding for part in self._holdings.parts if (holding := self._holdings.get(part))
         }
         if not held:
-            return
+            return False
         listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
         dead = [
             part
@@ -323,6 +326,7 @@ class Membership:
         ]
         self._holdings.drop(dead)
         self._desk.gone(dead, lost=True)
+        return bool(dead)
 
     def _lose_everything(self) -> None:
         parts = self._holdings.parts

@@ -104,7 +104,7 @@ class Runner:
                 while len(self._schedule) >= self._settings.max_in_flight and not self._stopping:
                     self._turn.wait(_LOOK)
                     self._watch_the_clock()
-            for run in consumer.take(self._settings.max_in_flight, _LOOK):
+            for run in consumer.take_away(self._settings.max_in_flight, _LOOK):
                 self._put(run)
             self._watch_the_clock()
 

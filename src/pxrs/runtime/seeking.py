@@ -34,10 +34,28 @@ def record_of_seek(
     new_id: Callable[[], str] | None = None,
 ) -> Put:
     """The record, to be written in the commit that changes the checkpoint."""
-    now = clock.wall_ms()
+    write = new_id() if new_id is not None else secrets.token_hex(6)
+    return record_of_reset(group, by, part, before, after, clock.wall_ms(), write)
+
+
+def record_of_reset(
+    group: str,
+    by: str,
+    part: TopicPartition,
+    before: int | None,
+    after: int | None,
+    at_ms: int,
+    write: str,
+) -> Put:
+    """The same for one of several partitions of a topic; `write` says that they are one."""
     reset = Reset(
-        topic=part.topic, partition=part.partition, before=before, after=after, by=by, at_ms=now
+        topic=part.topic, partition=part.partition, before=before, after=after, by=by, at_ms=at_ms
     )
-    tail = new_id() if new_id is not None else secrets.token_hex(3)
-    # Sorted by time; the tail keeps two of the same millisecond apart.
-    return Put(f"{resets_prefix(group)}{now:015}-{tail}", encode(reset))
+    # Sorted by time; the rest keeps those of the same millisecond apart.
+    key = f"{resets_prefix(group)}{at_ms:015}-{write}-{part.partition:06}"
+    return Put(key, encode(reset))
+
+
+def write_of(key: str) -> str:
+    """What the records of one reset have in common."""
+    return key.rpartition("-")[0]

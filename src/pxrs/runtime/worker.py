@@ -105,34 +105,62 @@ class Worker:
             self.runs = [Run(seat, messages) for seat, messages in self.desk.hand_out(most)]
             return list(self.runs)
 
-    def iterate(self, run: Run) -> Iterator[Message]:
-        """Yield a run's messages; those before `handled` are handled, whoever asks."""
-        seat, turn, number = run.seat, run.turn, 0
+    def all_at_once(self, runs: list[Run]) -> list[Message]:
+        """The runs' messages; they are handled when `finish` is called."""
+        for run in runs:
+            run.seen = len(run.messages)
+        if len(runs) == 1:
+            return runs[0].messages
+        return [message for run in runs for message in run.messages]
+
+    def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
+        """The runs' messages, each handled when the next one is asked for.
+
+        Whoever stops in the middle gets the rest again.
+        """
         try:
-            for message in run.messages:
-                if seat.turn != turn:
-                    break
-                number += 1
-                run.seen = number
-                yield message
-                run.handled = number
+            for run in runs:
+                seat, turn = run.seat, run.turn
+                for number, message in enumerate(run.messages, 1):
+                    if seat.turn != turn:
+                        break
+                    run.seen = number
+                    yield message
+                    run.handled = number
+                self.end_run(run)
         finally:
-            self.end_run(run)
+            for run in runs:
+                self.end_run(run)
+
+    def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
+        """The messages run by run, each run handled when the next one is asked for."""
+        try:
+            for run in runs:
+                if run.seat.turn == run.turn:
+                    run.seen = len(run.messages)
+                    yield run.messages
+                    run.handled = len(run.messages)
+                self.end_run(run)
+        finally:
+            for run in runs:
+                self.end_run(run)
 
     def end_run(self, run: Run) -> None:
         """Nobody works on the run any more: count what was handled, give back the rest."""
         with self.desk.lock:
-            self.runs = [other for other in self.runs if other is not run]
+            if run not in self.runs:
+                return
+            self.runs.remove(run)
             run.count(run.handled)
             if run.handled < len(run.messages) and run.seat.turn == run.turn:
                 self.desk.give_back(run.seat, run.messages[run.handled].offset)
 
-    def finish_runs(self) -> None:
-        """All that was handed out is handled."""
+    def finish(self) -> None:
+        """All that the caller has seen is handled."""
         with self.desk.lock:
-            for run in self.runs:
-                run.count(len(run.messages))
-            self.runs = []
+            for run in list(self.runs):
+                run.handled = run.seen
+                self.end_run(run)
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
