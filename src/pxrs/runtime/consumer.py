@@ -195,8 +195,11 @@ class Consumer:
 
         Partitions that were lost are told by `Fenced`; the others are committed all the same.
         """
-        marks = self._marks_handed() if message is None else self._mark_of(message)
-        lost = self._commit(marks)
+        # Under the lock: what is lost and claimed again in between is not what was handed out.
+        with self._holdings.lock:
+            stale = self._drop_stale_runs() if message is None else frozenset()
+            marks = self._marks_handed() if message is None else self._mark_of(message)
+            lost = self._commit(marks) | stale
         if lost:
             raise Fenced(f"not committed, owned by somebody else now: {_names(lost)}")
 
@@ -377,6 +380,18 @@ class Consumer:
             for run in self._runs:
                 run.count(run.seen)
             return self._desk.marks()
+
+    def _holds(self, seat: Seat) -> bool:
+        """Whether the partition is still held under the epoch that the seat was taken with."""
+        holding = self._holdings.get(seat.part)
+        return holding is not None and holding.epoch == seat.epoch
+
+    def _drop_stale_runs(self) -> frozenset[TopicPartition]:
+        """Forget what is in hand of partitions that were lost, even if claimed again since."""
+        with self._desk.lock:
+            stale = [run for run in self._runs if not self._holds(run.seat)]
+            self._runs = [run for run in self._runs if run not in stale]
+            return frozenset(run.seat.part for run in stale if run.seen)
 
     def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
         part = TopicPartition(message.topic, message.partition)
@@ -573,6 +588,10 @@ class _Work:
     def marks(self) -> dict[TopicPartition, Mark]:
         with self._desk.lock:
             self._runs = [run for run in self._consumer._runs if run.seen]
+            stale = self._consumer._drop_stale_runs()
+            if stale:
+                self.rolled_back()
+                raise Fenced(f"owned by somebody else since: {_names(stale)}")
             marks: dict[TopicPartition, Mark] = {}
             for run in self._runs:
                 before = run.seat.mark()
