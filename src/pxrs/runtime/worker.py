@@ -244,7 +244,23 @@ class Worker:
     def commit_handed(self) -> frozenset[TopicPartition]:
         """Commit everything that the caller has seen; the partitions that were lost."""
         with self.holdings.lock:
-            return self.commit(self.marks_handed())
+            stale = self.drop_stale_runs()
+            return self.commit(self.marks_handed()) | stale
+
+    def drop_stale_runs(self) -> frozenset[TopicPartition]:
+        """Forget what is in hand of partitions that were lost, even if claimed again since.
+
+        Under the holdings' lock: what is lost and claimed in between is not what was handed out.
+        """
+        with self.desk.lock:
+            stale = [run for run in self.runs if not self._holds(run.seat)]
+            self.runs = [run for run in self.runs if run not in stale]
+            return frozenset(run.seat.part for run in stale if run.seen)
+
+    def _holds(self, seat: Seat) -> bool:
+        """Whether the partition is still held under the epoch that the seat was taken with."""
+        holding = self.holdings.get(seat.part)
+        return holding is not None and holding.epoch == seat.epoch
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
         """Commit these marks; the partitions that turned out to be lost."""
@@ -307,6 +323,10 @@ class Handed:
     def marks(self) -> dict[TopicPartition, Mark]:
         with self._desk.lock:
             self._runs = [run for run in self._worker.runs if run.seen]
+            stale = self._worker.drop_stale_runs()
+            if stale:
+                self.rolled_back()
+                raise Fenced(f"owned by somebody else since: {names_of(stale)}")
             marks: dict[TopicPartition, Mark] = {}
             for run in self._runs:
                 before = run.seat.mark()
