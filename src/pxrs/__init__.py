@@ -54,6 +54,7 @@ from pxrs.runtime.group_info import (
     Rebalance,
 )
 from pxrs.runtime.groups import Groups
+from pxrs.runtime.health import Health
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.sent import Sent, SentMany
@@ -85,6 +86,7 @@ __all__ = [
     "JSON",
     # consuming
     "Consumer",
+    "Health",
     "Transaction",
     "Backoff",
     "DeadLetter",

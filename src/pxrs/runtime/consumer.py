@@ -25,6 +25,7 @@ from pxrs.errors import (
 )
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.health import Facts, Health, judge
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.transaction import Transaction
@@ -91,6 +92,7 @@ class Consumer:
         self._watched_version = -1
         self._group_watch: Watch | None = None
         self._fatal: PxrsError | None = None
+        self._store_lost_since: float | None = None
         self._closed = False
         self._woken = False
         self._stop = threading.Event()
@@ -114,6 +116,24 @@ class Consumer:
     def assignment(self) -> set[TopicPartition]:
         """The partitions owned now."""
         return {seat.part for seat in list(self._desk.seats.values()) if seat.state == "owned"}
+
+    def health(self, *, stuck_after: float = 60.0, lag_limit: int = 10_000) -> Health:
+        """How this consumer is doing. From any thread; for probes, `health().ok`.
+
+        `stuck_after`: how many seconds a handler may be at what it was given.
+        """
+        with self._desk.lock:
+            seats = [seat for seat in self._desk.seats.values() if seat.state == "owned"]
+            facts = Facts(
+                generation=self._membership.generation,
+                owned=len(seats),
+                meant=self._membership.meant,
+                waiting=sum(seat.lag for seat in seats),
+                in_hand_since=self._worker.handed_at if self._worker.runs else None,
+                store_lost_since=self._store_lost_since,
+                fatal=str(self._fatal) if self._fatal is not None else None,
+            )
+        return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
         """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
@@ -377,6 +397,7 @@ class Consumer:
                 version = self._desk.version
                 look_at = self._membership.look()
                 commit_at = self._commit_when_due(commit_at)
+                self._store_lost_since = None
                 if self._desk.version != version:
                     self._wake_consumer()
             except Fenced as error:
@@ -384,7 +405,9 @@ class Consumer:
                 self._wake_consumer()
                 return
             except PxrsError:
-                look_at = self._clock.monotonic() + _RETRY_PAUSE
+                now = self._clock.monotonic()
+                self._store_lost_since = self._store_lost_since or now
+                look_at = now + _RETRY_PAUSE
             if watched == self._membership.waiting_for and self._group_watch is not None:
                 now = self._clock.monotonic()
                 times = [now + _CAREFUL_WAIT, commit_at]

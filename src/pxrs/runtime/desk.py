@@ -28,6 +28,7 @@ class Seat:
         "buffer",
         "checkpoint",
         "done",
+    "end",
         "epoch",
         "fence",
         "goodbye",
@@ -58,10 +59,17 @@ class Seat:
         # Known once the start is: a claim without a checkpoint has to ask the log first.
         self.progress: Progress | None = None
         self.origin = -1
+        # The end of the partition when it was last looked at.
+        self.end = -1
         self.position = -1
         self.handed = -1
         self.buffer: list[Message] = []
         self.at = 0
+
+    @property
+    def lag(self) -> int:
+        """How many messages wait here, as far as is known."""
+        return max(0, self.end - self.progress.checkpoint) if self.progress is not None else 0
 
     @property
     def started(self) -> bool:

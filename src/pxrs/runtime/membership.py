@@ -111,6 +111,8 @@ class Membership:
         self.me = Me(settings.name, "")
         self.session: Session | None = None
         self.generation = 0
+        # How many partitions the target gives to this member.
+        self.meant = 0
         self._verified = 0
         # The claims that somebody else still holds: worth a watch.
         self.waiting_for: frozenset[str] = frozenset()
@@ -215,6 +217,7 @@ class Membership:
                 "a static name belongs to one process at a time"
             )
         self.generation = seen.view.head.generation
+        self.meant = len(seen.view.head.target_of(self.me.name))
         if seen.head_version != self._verified:
             dropped = self._drop_what_others_have(seen.view)
             self._verified = seen.head_version

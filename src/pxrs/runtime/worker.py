@@ -71,6 +71,8 @@ class Worker:
         self._decoder = decoder
         self._new_id = new_id
         self.runs: list[Run] = []
+        # When the caller was last given messages; None once it has asked for more.
+        self.handed_at: float | None = None
         self.desk = ConsumerDesk(
             in_hand=in_hand or self._in_hand,
             commits_handled=settings.auto_commit,
@@ -103,6 +105,7 @@ class Worker:
         """Fetched messages for the caller, at most so many."""
         with self.desk.lock:
             self.runs = [Run(seat, messages) for seat, messages in self.desk.hand_out(most)]
+            self.handed_at = self._clock.monotonic() if self.runs else None
             return list(self.runs)
 
     def all_at_once(self, runs: list[Run]) -> list[Message]:
@@ -190,7 +193,8 @@ class Worker:
                     ends[topic_id] = self._log.bounds(topic_id)
                 if not seat.started:
                     self._start(seat, *ends[topic_id][seat.part.partition])
-                if ends[topic_id][seat.part.partition].end > seat.position:
+                seat.end = ends[topic_id][seat.part.partition].end
+                if seat.end > seat.position:
                     came = self._fetch_seat(seat) or came
             except TopicNotFound:
                 # The topic was deleted under us; the next look will notice and drop the seat.
