@@ -11,7 +11,6 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
@@ -116,8 +115,10 @@ class Control:
         for number in slots:
             self._raise(_SLOTS_AT + 8 * number)
         self._raise(_RINGS_AT)
-        with suppress(OSError):
+        try:
             os.pwrite(self._bell, b"!", 0)
+        except OSError:
+            return
 
     def _raise(self, at: int) -> None:
         _COUNTER.pack_into(self._map, at, (_COUNTER.unpack_from(self._map, at)[0] + 1) % 2**64)

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 
+from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 from pxrs.stores.api import refuse_session_check, validate_commit
 from pxrs.stores.sqlite.control import key_slots, prefix_slot
@@ -34,6 +35,7 @@ _LAST = chr(0x10FFFF)
 # Not REPLACE, which would delete the row and its entry in the index, and make both anew.
 _PUT = """INSERT INTO pxrs_coord VALUES {rows} ON CONFLICT (key) DO UPDATE
     SET value = excluded.value, version = excluded.version, session = excluded.session"""
+_SWEEP_EVERY = 10.0
 
 _Row = tuple[str, bytes, int, str | None]
 
@@ -43,11 +45,15 @@ class SqliteCoord:
 
     limits = _LIMITS
 
-    def __init__(self, database: Database, sessions: SessionFiles, ears: Ears) -> None:
+    def __init__(
+        self, database: Database, sessions: SessionFiles, ears: Ears, clock: Clock
+    ) -> None:
         self._database = database
         self._sessions = sessions
         self._ears = ears
         self._held: set[FileSession] = set()
+        self._clock = clock
+        self._next_sweep = 0.0
         database.on_fork(self._forget_sessions)
 
     def get(self, key: str) -> Versioned | None:
@@ -91,8 +97,7 @@ class SqliteCoord:
 
     def session(self, ttl: float) -> FileSession:
         self._database.check_open()
-        self._sessions.sweep_unborn()
-        self._sweep_rows()
+        self._sweep()
         session = self._sessions.open(ttl, self._session_ended)
         self._held.add(session)
         return session
@@ -146,8 +151,13 @@ class SqliteCoord:
             if not self._sessions.alive(str(name)):
                 raise SessionLost(f"session {name} is over; open a new one and start again")
 
-    def _sweep_rows(self) -> None:
-        """Remove the rows of sessions that are over."""
+    def _sweep(self) -> None:
+        """Remove what dead processes have left. Every look costs as much as there are sessions."""
+        now = self._clock.monotonic()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_EVERY
+        self._sessions.sweep_unborn()
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT DISTINCT session FROM pxrs_coord WHERE session IS NOT NULL"

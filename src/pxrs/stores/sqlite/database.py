@@ -15,7 +15,6 @@ that is dropped without having ended ends then.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import sqlite3
 import threading
@@ -33,7 +32,6 @@ from pxrs.errors import (
     OutcomeUnknown,
     PxrsError,
     StoreBusy,
-    StoreError,
     StoreUnavailable,
 )
 from pxrs.stores.sqlite import schema
@@ -47,6 +45,7 @@ from pxrs.stores.sqlite.failures import (
 )
 from pxrs.stores.sqlite.posix import make_folder_beside
 from pxrs.stores.sqlite.turnstile import Turnstile
+from pxrs.stores.sqlite.whereabouts import Whereabouts
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -56,7 +55,6 @@ _WAL_RETRY = 12 * 2**20
 _COMMIT_WEIGHT = 16 * 2**10
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _LONGEST_TIMEOUT = 24 * 3600.0
-_LOOK_EVERY = 0.25
 _CHUNK = 5000
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
@@ -102,15 +100,14 @@ class Database:
         self._joined: set[int] = set()
         self._closed = ""
         self._in_fork: list[Callable[[], None]] = []
-        self._next_look = math.inf
+        self._whereabouts: Whereabouts | None = None
         with ExitStack() as opened:
             self._writer = self._open_file()
             opened.callback(self._writer.close)
             self._open_folder(opened)
             self._prepare()
-            self._identity = self._look()
+            self._whereabouts = Whereabouts((self.path, self.control.path), clock)
             opened.pop_all()
-        self._next_look = 0.0
         _open_databases.add(self)
 
     # Opening and closing
@@ -368,8 +365,9 @@ class Database:
         try:
             self.check_open()
             if not self._turnstile.enter(timeout):
-                raise StoreBusy(self._describe_holder())
-            self._refuse_moved_file()
+                raise StoreBusy(self._turnstile.describe_holder(self.path))
+            if self._whereabouts is not None:
+                self._whereabouts.refuse_change()
             self._running, self._running_on, self._writing_thread = running, turn.connection, me
         except BaseException:
             self._turnstile.give_up()
@@ -394,41 +392,10 @@ class Database:
                 "finish it first, or use the transaction's own methods"
             )
 
-    def _refuse_moved_file(self) -> None:
-        """Who keeps writing to a file that was removed acknowledges what nobody will ever read."""
-        now = self._clock.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_EVERY
-        try:
-            moved = self._look() != self._identity
-        except FileNotFoundError:
-            moved = True
-        if moved:
-            self._next_look = 0.0
-            raise StoreError(
-                f"{self.path} or {self.folder} was removed or replaced while this process used "
-                "it; start the process again"
-            )
-
-    def _look(self) -> tuple[int, ...]:
-        file, control = os.stat(self.path), os.stat(self.control.path)
-        return file.st_dev, file.st_ino, control.st_dev, control.st_ino
-
     def _describe_thread(self) -> str:
         return (
             f"another thread of this process has been writing to {self.path} for "
             f"{self.busy_timeout:g} s"
-        )
-
-    def _describe_holder(self) -> str:
-        holder = self.control.holder
-        if holder is None:
-            return f"many writers queue for {self.path}; it is over its capacity"
-        held = self._clock.monotonic() - holder.since
-        return (
-            f"the writer of {self.path} has been held for {held:.1f} s by "
-            f"pid {holder.pid}{_command_of(holder.pid)}; if that process hangs, end it"
         )
 
     def _keep_log_short(self, weight: int) -> None:
@@ -472,12 +439,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _command_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
-    return f" ({words[:80]})" if words else ""

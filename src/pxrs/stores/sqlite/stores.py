@@ -33,7 +33,7 @@ class SqliteStores:
             self.database.close()
             raise
         self._ears = Ears(self.database, sessions, clock, use_inotify)
-        self.coord = SqliteCoord(self.database, sessions, self._ears)
+        self.coord = SqliteCoord(self.database, sessions, self._ears, clock)
         self.log = SqliteLog(self.database, self._ears, clock)
         self.database.on_fork(self._ears.abandon)
 

@@ -60,6 +60,17 @@ class Turnstile:
         unlock(self._b)
         unlock(self._a)
 
+    def describe_holder(self, path: str) -> str:
+        """Whom a writer has waited for in vain."""
+        holder = self._control.holder
+        if holder is None:
+            return f"many writers queue for {path}; it is over its capacity"
+        held = self._clock.monotonic() - holder.since
+        return (
+            f"the writer of {path} has been held for {held:.1f} s by "
+            f"pid {holder.pid}{_command_of(holder.pid)}; if that process hangs, end it"
+        )
+
     def _poll(self, fd: int, pause: float, deadline: float) -> bool:
         while not try_lock(fd):
             if self._clock.monotonic() >= deadline:
@@ -71,3 +82,12 @@ class Turnstile:
     def close(self) -> None:
         os.close(self._a)
         os.close(self._b)
+
+
+def _command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return f" ({words[:80]})" if words else ""
