@@ -11,16 +11,22 @@ from pxrs import aio
 
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
+    "Consumer": {
+        "all_at_once", "by_partition", "finish", "one_by_one", "settled", "take", "wait", "wake",
+    },
     "Producer": {"deliver", "hurry", "sending"},
     "Sent": {"when_done"},
-}
-ONLY_ASYNC = {"Follow", "Connecting"}
+}  # fmt: skip
+ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
+OF_ITS_OWN = {"producer", "reader", "follow", "consumer", "batches"}
 PAIRS = [
     (pxrs.Pxrs, aio.Pxrs),
     (pxrs.Producer, aio.Producer),
     (pxrs.Reader, aio.Reader),
     (pxrs.Sent, aio.Sent),
     (pxrs.SentMany, aio.SentMany),
+    (pxrs.Consumer, aio.Consumer),
+    (pxrs.Groups, aio.Groups),
 ]
 
 
@@ -53,8 +59,8 @@ def test_same_types() -> None:
     for blocking, awaited in PAIRS:
         for name in verbs(awaited).keys() & verbs(blocking).keys():
             mine, theirs = getattr(awaited, name), getattr(blocking, name)
-            if not inspect.isfunction(mine) or name in ("producer", "reader", "follow"):
-                continue  # these return the classes of their own side
+            if not inspect.isfunction(mine) or name in OF_ITS_OWN:
+                continue  # these return the classes of their own side, or take coroutines
             expected = dict(theirs.__annotations__)
             if name in ("send", "send_many"):
                 del expected["return"]
