@@ -40,7 +40,7 @@ from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
-_RUN = 500
+RUN = 500
 
 Parts = set[TopicPartition]
 
@@ -67,17 +67,19 @@ class Run:
     The caller's loop counts up without a lock; whoever reads takes the desk's.
     """
 
-    __slots__ = ("handled", "messages", "seat", "seen")
+    __slots__ = ("handled", "messages", "seat", "seen", "void")
 
     def __init__(self, seat: Seat, messages: list[Message]) -> None:
         self.seat = seat
         self.messages = messages
         self.seen = 0
         self.handled = 0
+        # A seek went elsewhere: what is handled of this run counts no more.
+        self.void = False
 
     def count(self, done: int) -> None:
         """Tell the seat's progress that the first `done` messages are done."""
-        if done:
+        if done and not self.void:
             self.seat.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
 
@@ -168,7 +170,7 @@ class Consumer:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self.finish()
         while True:
-            yield from self.one_by_one(self._next(_RUN, None))
+            yield from self.one_by_one(self._next(RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
@@ -201,11 +203,13 @@ class Consumer:
         record = record_of_seek(
             self._settings.group, self.member, seat.part, seat.checkpoint, offset, self._clock
         )
-        applied = self._holdings.seek(seat.part, offset, [record])
-        if applied.lost:
-            self._desk.gone(applied.lost, lost=True)
-            raise Fenced(f"owned by somebody else now: {_names(applied.lost)}")
-        self._desk.restart(seat.part, offset)
+        # Under the lock: nobody may commit the old progress on top of the seek.
+        with self._holdings.lock:
+            applied = self._holdings.seek(seat.part, offset, [record])
+            if applied.lost:
+                self._desk.gone(applied.lost, lost=True)
+                raise Fenced(f"owned by somebody else now: {_names(applied.lost)}")
+            self._restart(seat, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
@@ -264,9 +268,11 @@ class Consumer:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            runs = self.take(most)
-            if runs or not self.wait(deadline):
+            if runs := self.take(most):
                 return runs
+            left = None if deadline is None else deadline - self._clock.monotonic()
+            if not self.wait(left):
+                return []
 
     @property
     def settled(self) -> bool:
@@ -280,8 +286,9 @@ class Consumer:
             self._runs = list(runs)
         return runs
 
-    def wait(self, deadline: float | None) -> bool:
-        """Until there may be something to take; false when it is too late, or when woken."""
+    def wait(self, timeout: float | None) -> bool:
+        """Until there may be something to take; false when the time is over, or when woken."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
             if self._desk.has_messages:
@@ -343,8 +350,17 @@ class Consumer:
                 return
             self._runs.remove(run)
             run.count(run.handled)
-            if run.handled < len(run.messages):
+            if run.handled < len(run.messages) and not run.void:
                 self._desk.give_back(run.seat, run.messages[run.handled].offset)
+
+    def _restart(self, seat: Seat, offset: int) -> None:
+        """Go on elsewhere: a loop shows no more of what it had, and that counts no more."""
+        with self._desk.lock:
+            for run in self._runs:
+                if run.seat is seat:
+                    run.void = True
+                    del run.messages[run.seen :]
+            self._desk.restart(seat.part, offset)
 
     def _in_hand(self, seat: Seat) -> bool:
         """Whether the caller works on messages of this partition."""
@@ -520,8 +536,9 @@ class Consumer:
             return due
         self._commit_soon.clear()
         if self._settings.auto_commit or soon:
-            self._sync()
-            self._commit(self._desk.marks())
+            with self._holdings.lock:
+                self._sync()
+                self._commit(self._desk.marks())
         return now + self._settings.auto_commit_interval
 
     def _watch_group(self, claims: frozenset[str]) -> None:
