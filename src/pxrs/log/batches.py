@@ -7,6 +7,7 @@ made here are read by any Kafka tool, and the other way round.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -77,9 +78,20 @@ class _Codec(NamedTuple):
 
 
 _codec: _Codec | None = None
+_loading = threading.Lock()
 
 
 def _load() -> _Codec:
+    """The codec. Loaded by one thread: its modules import each other in a circle, and two threads
+    that enter the circle at different places see half of it."""
+    if _codec is None:
+        with _loading:
+            _load_once()
+    assert _codec is not None
+    return _codec
+
+
+def _load_once() -> None:
     global _codec
     if _codec is None:
         from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
@@ -101,7 +113,6 @@ def _load() -> _Codec:
             ValueError,
         )
         _codec = _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, damage)
-    return _codec
 
 
 def compression_code(name: str) -> int:
