@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pxrs
+from pxrs.types import TopicPartition
 
 PATIENCE = 30.0
 
@@ -72,6 +73,29 @@ def test_polling_inside_a_loop_does_not_skip_what_the_loop_has_not_shown(
     first = next(messages)
     seen = rest(consumer, 5)
     assert seen == {b"0", b"1", b"2", b"3", b"4", b"5"} - {first.value}
+
+
+def test_what_was_in_hand_before_a_seek_counts_no_more(consumer: pxrs.Consumer) -> None:
+    rest(consumer, 6)
+    consumer.seek("t", 0, 0)
+    assert [message.value for message in consumer.poll(timeout=PATIENCE)] == [b"0", b"2", b"4"]
+    consumer.seek("t", 0, 1)
+    assert [message.value for message in consumer.poll(timeout=PATIENCE)] == [b"2", b"4"]
+    consumer.seek("t", 0, 2)
+    consumer.commit()
+    assert [message.value for message in consumer.poll(timeout=PATIENCE)] == [b"4"]
+
+
+def test_a_loop_goes_on_where_it_was_sent(consumer: pxrs.Consumer) -> None:
+    consumer.pause(TopicPartition("t", 1))
+    seen: list[bytes] = []
+    for message in consumer:
+        seen.append(message.value)
+        if len(seen) == 2:
+            consumer.seek("t", 0, 0)
+        if len(seen) == 5:
+            break
+    assert seen == [b"0", b"2", b"0", b"2", b"4"]
 
 
 def test_a_poll_that_waits_can_be_woken(consumer: pxrs.Consumer) -> None:

@@ -35,7 +35,7 @@ from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
-_RUN = 500
+RUN = 500
 
 Parts = set[TopicPartition]
 
@@ -149,7 +149,7 @@ class Consumer:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self.finish()
         while True:
-            yield from self.one_by_one(self._next(_RUN, None))
+            yield from self.one_by_one(self._next(RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
@@ -276,9 +276,11 @@ class Consumer:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            runs = self.take(most)
-            if runs or not self.wait(deadline):
+            if runs := self.take(most):
                 return runs
+            left = None if deadline is None else deadline - self._clock.monotonic()
+            if not self.wait(left):
+                return []
 
     @property
     def settled(self) -> bool:
@@ -289,8 +291,9 @@ class Consumer:
         """What lies in the buffers, at most so many messages. Does not wait."""
         return self._worker.hand_out(most)
 
-    def wait(self, deadline: float | None) -> bool:
-        """Until there may be something to take; false when it is too late, or when woken."""
+    def wait(self, timeout: float | None) -> bool:
+        """Until there may be something to take; false when the time is over, or when woken."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
             if self._desk.has_messages:
