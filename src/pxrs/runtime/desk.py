@@ -38,6 +38,7 @@ class Seat:
         "paused",
         "position",
         "progress",
+        "siblings",
         "state",
         "turn",
         "where",
@@ -46,6 +47,8 @@ class Seat:
     def __init__(self, holding: Holding, topic: GroupTopic) -> None:
         self.part = holding.part
         self.where = LogPartition(topic.id, holding.part.partition)
+        # How many partitions the topic has.
+        self.siblings = topic.partitions
         self.epoch = holding.epoch
         self.fence = Fence(holding.part.topic, holding.part.partition, holding.epoch)
         self.state: PartState = "owned"

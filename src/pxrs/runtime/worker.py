@@ -26,6 +26,10 @@ from pxrs.runtime.topics import Topics
 from pxrs.stores.api import Stores
 from pxrs.types import Message, TopicPartition
 
+# Fetching from a partition at its end costs no more than asking so many together for their
+# ends: 8 where the store is a file, more over a network.
+_ASK_TOGETHER = 32
+
 
 class Run:
     """Messages of one partition on their way to the caller: how many it has seen and handled.
@@ -186,8 +190,12 @@ class Worker:
         """Fill empty buffers; true if anything came."""
         came = False
         ends: dict[str, Mapping[int, Any]] = {}
-        for seat in self.desk.hungry():
+        hungry = self.desk.hungry()
+        for seat in hungry:
             try:
+                if seat.started and len(hungry) * _ASK_TOGETHER <= seat.siblings:
+                    came = self._fetch_seat(seat) or came
+                    continue
                 topic_id = seat.where.topic_id
                 if topic_id not in ends:
                     ends[topic_id] = self._log.bounds(topic_id)
@@ -202,10 +210,13 @@ class Worker:
         return came
 
     def _fetch_seat(self, seat: Seat) -> bool:
-        batches = self._log.fetch(seat.where, seat.position, FETCH_BYTES).batches
+        fetched = self._log.fetch(seat.where, seat.position, FETCH_BYTES)
+        seat.end = fetched.end
+        if not fetched.batches:
+            return False
         messages: list[Message] = []
         position = seat.position
-        for batch in batches:
+        for batch in fetched.batches:
             messages += cut(self._decoder.decode(batch, seat.fence), position)
             position = batch.next
         return self.desk.fill(seat, messages, position)
