@@ -21,6 +21,7 @@ from pxrs.errors import (
     InvalidRequest,
     PxrsError,
     SessionLost,
+    StoreError,
     TransactionConflict,
 )
 from pxrs.runtime.decoding import Decoder
@@ -133,19 +134,13 @@ class Consumer:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self._worker.finish_runs()
         while True:
-            for run in self._next(_RUN, None):
-                yield from self._worker.iterate(run)
+            yield from self._worker.iterate(self._next(_RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
         self._worker.finish_runs()
         while True:
-            for run in self._next(max_records, None):
-                if run.seat.turn == run.turn:
-                    run.seen = len(run.messages)
-                    yield run.messages
-                    run.handled = len(run.messages)
-                self._worker.end_run(run)
+            yield from self._worker.iterate_batches(self._next(max_records, None))
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -243,6 +238,11 @@ class Consumer:
     def desk(self) -> ConsumerDesk:
         return self._desk
 
+    @property
+    def alive(self) -> bool:
+        """Whether messages that were taken may still be begun with."""
+        return self._worker.alive
+
     def take(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
         runs = self._next(most, timeout)
@@ -294,7 +294,11 @@ class Consumer:
                 self._desk.said_goodbye(parts)
             elif change.kind == "lost" and self._callbacks.lost:
                 self._callbacks.lost(parts)
-        self._membership.release_what_is_finished()
+        try:
+            self._membership.release_what_is_finished()
+        except StoreError:
+            # Not the caller's trouble: the steward tries again.
+            self._wake_steward()
 
     # Fetching
 
