@@ -81,8 +81,13 @@ class Rules(NamedTuple):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a member remembers between two looks: since when things are as they are."""
+    """What a member remembers between two looks: since when things are as they are.
 
+    `generation` is the last one it saw. If it missed one, what it wants now it may not have
+    wanted all the time: the deadlines begin anew.
+    """
+
+    generation: int = 0
     mismatch_since: float | None = None
     wanted_since: Mapping[TopicPartition, float] = {}
     gone_since: Mapping[str, float] = {}
@@ -114,7 +119,7 @@ def decide(
     claim, force, wanted_since, force_at = _wanted(view, memory, me, target - held, now, rules)
     times = [at for at in (grace_ends, propose_at, force_at) if at is not None]
     return Decision(
-        memory=Memory(mismatch_since, wanted_since, gone_since),
+        memory=Memory(view.head.generation, mismatch_since, wanted_since, gone_since),
         propose=propose,
         revoke=frozenset(held - target),
         claim=claim,
@@ -191,12 +196,12 @@ def next_head(
         },
         topics=topics,
         subscriptions=dict(subscriptions),
-        static={
+        static={name: wait for name, wait in view.head.static.items() if name in subscriptions}
+        | {
             name: member.rejoin_timeout
             for name, member in view.members.items()
-            if member.rejoin_timeout is not None
-        }
-        | {name: wait for name, wait in view.head.static.items() if name in subscriptions},
+            if member.rejoin_timeout is not None and name in subscriptions
+        },
         touched=view.head.touched,
     )
 
@@ -257,7 +262,8 @@ def _wanted(
 ]:
     """Of the partitions meant for us: which to claim, to take by force, and when to look again."""
     living = {member.id for member in view.members.values()}
-    since = {part: memory.wanted_since.get(part, now) for part in wanted}
+    seen_all = view.head.generation <= memory.generation + 1
+    since = {part: memory.wanted_since.get(part, now) if seen_all else now for part in wanted}
     claim, force = set(), set()
     force_at: list[float] = []
     for part in wanted:
