@@ -1,1 +1,1 @@
-"""For users and for writers of backends: conformance suites and a virtual clock."""
+"""For users and for writers of backends: suites, a virtual clock, faults and a simulator."""
