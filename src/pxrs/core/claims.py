@@ -110,6 +110,12 @@ def seek(holding: Holding, checkpoint: int, stamp: Stamp) -> Step:
     return _step(holding.part, holding.key, holding.version, claim)
 
 
+def touch(holding: Holding, stamp: Stamp) -> Step:
+    """Write the claim again as it is: no earlier write can be applied any more."""
+    claim = msgspec.structs.replace(holding.claim, write=stamp.write, at_ms=stamp.at_ms)
+    return _step(holding.part, holding.key, holding.version, claim)
+
+
 def rewind(
     part: TopicPartition, key: str, found: Versioned | None, checkpoint: int | None, stamp: Stamp
 ) -> Step:

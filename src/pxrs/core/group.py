@@ -89,13 +89,15 @@ class Rules(NamedTuple):
 class Memory(msgspec.Struct, frozen=True):
     """What a member remembers between two looks: since when things are as they are.
 
-    A mismatch is one with the target of `generation`: with a new target the wait begins anew.
+    `generation` is the last one it saw. A mismatch is one with its target: with a new target the
+    wait begins anew. If it missed one, what it wants now it may not have wanted all the time: the
+    deadlines begin anew too.
     """
 
+    generation: int = 0
     mismatch_since: float | None = None
     wanted_since: Mapping[TopicPartition, float] = {}
     gone_since: Mapping[str, float] = {}
-    generation: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -134,7 +136,7 @@ def decide(
     claim, force, wanted_since, wanted_at = _wanted(view, memory, me, wanted, now, rules)
     times = [at for at in (grace_ends, propose_at, wanted_at) if at is not None]
     return Decision(
-        memory=Memory(mismatch_since, wanted_since, gone_since, view.head.generation),
+        memory=Memory(view.head.generation, mismatch_since, wanted_since, gone_since),
         propose=propose,
         revoke=frozenset(held - target),
         claim=claim,
@@ -308,7 +310,8 @@ def _wanted(
 ]:
     """Of the partitions meant for us: which to claim, to take by force, and when to look again."""
     living = {member.id for member in view.members.values()}
-    since = {part: memory.wanted_since.get(part, now) for part in wanted}
+    seen_all = view.head.generation <= memory.generation + 1
+    since = {part: memory.wanted_since.get(part, now) if seen_all else now for part in wanted}
     claim, force = set(), set()
     look_at: list[float] = []
     for part in wanted:

@@ -21,6 +21,7 @@ from pxrs.errors import (
     InvalidRequest,
     PxrsError,
     SessionLost,
+    StoreError,
     TransactionConflict,
 )
 from pxrs.runtime.decoding import Decoder
@@ -255,6 +256,11 @@ class Consumer:
     def desk(self) -> ConsumerDesk:
         return self._desk
 
+    @property
+    def alive(self) -> bool:
+        """Whether messages that were taken may still be begun with."""
+        return self._worker.alive
+
     def take_away(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
         runs = self._next(most, timeout)
@@ -345,7 +351,11 @@ class Consumer:
                 self._desk.said_goodbye(parts)
             elif change.kind == "lost" and self._callbacks.lost:
                 self._callbacks.lost(parts)
-        self._membership.release_what_is_finished()
+        try:
+            self._membership.release_what_is_finished()
+        except StoreError:
+            # Not the caller's trouble: the steward tries again.
+            self._wake_steward()
 
     # Fetching
 

@@ -18,8 +18,8 @@ from pxrs.clock import Clock
 from pxrs.core import claims
 from pxrs.core.claims import Behind, Happened, Holding, Stamp, Step
 from pxrs.core.group import Me
-from pxrs.core.records import Runs
-from pxrs.errors import OutcomeUnknown, StoreUnavailable
+from pxrs.core.records import Claim, Runs, decode
+from pxrs.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
 from pxrs.stores.api import CoordStore
 from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
 
@@ -45,6 +45,17 @@ class Applied(NamedTuple):
     stale: bool = False
 
 
+class Doubt(NamedTuple):
+    """A write of a claim that got no answer: done, lost, or still on its way.
+
+    It is conditional on `version`. While the record has that version it may still be applied;
+    at any other it was applied, or never will be.
+    """
+
+    key: str
+    version: int
+
+
 Rebuild = Callable[[Holding], Step]
 
 
@@ -59,6 +70,7 @@ class Holdings:
         self._new_id = new_id or (lambda: secrets.token_hex(8))
         self.lock = threading.RLock()
         self._held: dict[TopicPartition, Holding] = {}
+        self._doubts: dict[TopicPartition, Doubt] = {}
         self._me = Me("", "")
 
     def begin(self, me: Me) -> None:
@@ -66,6 +78,7 @@ class Holdings:
         with self.lock:
             self._me = me
             self._held = {}
+            self._doubts = {}
 
     @property
     def owner(self) -> str:
@@ -79,6 +92,29 @@ class Holdings:
 
     def get(self, part: TopicPartition) -> Holding | None:
         return self._held.get(part)
+
+    @property
+    def doubts(self) -> dict[TopicPartition, Doubt]:
+        """Writes whose outcome is not known, of claims held or not."""
+        with self.lock:
+            return dict(self._doubts)
+
+    def forget(self, part: TopicPartition) -> None:
+        """The doubt about this claim is over."""
+        with self.lock:
+            self._doubts.pop(part, None)
+
+    def confirm(self, part: TopicPartition) -> Applied:
+        """Settle the doubt about a claim that is held, by a write of our own."""
+        with self.lock:
+            stamp = self._stamp()
+            return self._change([part], lambda holding: claims.touch(holding, stamp))
+
+    def let_go(self, part: TopicPartition, found: Versioned) -> Applied:
+        """Release a claim that turned out to be ours, though nobody has worked on it."""
+        with self.lock:
+            holding = Holding(part, found.key, found.version, decode(found, Claim))
+            return self._apply([claims.release(holding, None, (), self._stamp())], None)
 
     def drop(self, parts: Iterable[TopicPartition]) -> None:
         """Forget claims that somebody else has now."""
@@ -138,15 +174,35 @@ class Holdings:
     def seek(self, part: TopicPartition, checkpoint: int, also: Sequence[Write]) -> Applied:
         """Set a checkpoint, forward or back: explicit, and recorded by `also`."""
         with self.lock:
-            stamp = self._stamp()
-            return self._change(
-                [part], lambda holding: claims.seek(holding, checkpoint, stamp), (), also
-            )
+            held = self._held.get(part)
+            if held is None:
+                return Applied([], frozenset([part]))
+            # Not by `_change`: a claim that is lost must not leave the record of a seek behind.
+            step = claims.seek(held, checkpoint, self._stamp())
+            while True:
+                try:
+                    outcome = self._send([step], (), also)
+                except OutcomeUnknown:
+                    self._doubt([step], ())
+                    self.drop([part])
+                    raise
+                if isinstance(outcome, Committed):
+                    self._held[part] = step.done(outcome.versions[step.put.key])
+                    return Applied([self._held[part]], frozenset())
+                verdict = claims.judge(step, self._me.id, outcome.current[step.put.key])
+                if isinstance(verdict, Happened):
+                    self._held[part] = step.done(verdict.version)
+                    return Applied([self._held[part]], frozenset())
+                if not isinstance(verdict, Behind):
+                    self.drop([part])
+                    return Applied([], frozenset([part]))
+                step = claims.seek(verdict.holding, checkpoint, self._stamp())
 
     def wrote(self, steps: Iterable[Step], versions: Mapping[str, int]) -> None:
         """Note what a transaction has committed."""
         for step in steps:
             self._held[step.part] = step.done(versions[step.put.key])
+            self._doubts.pop(step.part, None)
 
     def _change(
         self,
@@ -158,11 +214,9 @@ class Holdings:
         steps = [rebuild(self._held[part]) for part in parts if part in self._held]
         unknown = frozenset(part for part in parts if part not in self._held)
         applied = self._apply(steps, rebuild, guard, also)
-        if applied.stale:
-            return applied
         self._held |= {holding.part: holding for holding in applied.written}
         self.drop(applied.lost)
-        return Applied(applied.written, applied.lost | unknown)
+        return Applied(applied.written, applied.lost | unknown, applied.stale)
 
     def _apply(
         self,
@@ -172,20 +226,28 @@ class Holdings:
         also: Sequence[Write] = (),
     ) -> Applied:
         """Write the steps, dropping what is lost and repeating what is not decided."""
+        # In the order of their keys: two members that lock rows in one order never deadlock.
+        steps = sorted(steps, key=lambda step: step.put.key)
         written: list[Holding] = []
         lost: set[TopicPartition] = set()
         room = max(1, (self._coord.limits.operations - len(guard) - len(also)) // 2)
         while steps or also:
             now, later = steps[:room], steps[room:]
             extra = () if later else tuple(also)
-            outcome = self._send(now, guard, extra)
+            try:
+                outcome = self._send(now, guard, extra)
+            except StoreError as error:
+                self._doubt(now if isinstance(error, OutcomeUnknown) else (), written)
+                raise
             if not isinstance(outcome, Conflict):
                 written += [step.done(outcome.versions[step.put.key]) for step in now]
+                for step in now:
+                    self._doubts.pop(step.part, None)
                 steps, also = later, () if not later else also
                 continue
+            steps = self._sort_out(now, outcome, rebuild, written, lost) + later
             if any(check.key in outcome.current for check in guard):
                 return Applied(written, frozenset(lost), stale=True)
-            steps = self._sort_out(now, outcome, rebuild, written, lost) + later
         return Applied(written, frozenset(lost))
 
     def _send(
@@ -194,18 +256,34 @@ class Holdings:
         """One commit, sent again when its outcome is unknown.
 
         Each step is conditional on the version that it was built for, so at most one of the
-        tries is applied, and the record tells by its write id whether that one was ours.
+        tries is applied, and the record tells by its write id whether that one was ours. Once
+        a try had no answer, the failure of a later one does not make that certain again.
         """
+        unknown: OutcomeUnknown | None = None
         for left in reversed(range(_TRIES)):
             try:
                 return self._coord.commit(
                     (*guard, *(step.check for step in steps)),
                     (*(step.put for step in steps), *also),
                 )
-            except (OutcomeUnknown, StoreUnavailable):
-                if not left:
+            except OutcomeUnknown as error:
+                unknown = error
+            except StoreUnavailable:
+                if not left and unknown is None:
                     raise
-        raise AssertionError
+            except StoreBusy as error:
+                if unknown is None:
+                    raise
+                raise unknown from error
+        assert unknown is not None
+        raise unknown
+
+    def _doubt(self, unknown: Sequence[Step], written: Sequence[Holding]) -> None:
+        """A commit had no answer, after others of the same change had been done."""
+        for step in unknown:
+            self._doubts[step.part] = Doubt(step.put.key, step.check.version)
+        for holding in written:
+            self._doubts[holding.part] = Doubt(holding.key, -1)
 
     def _sort_out(
         self,
@@ -222,12 +300,16 @@ class Holdings:
                 left.append(step)
                 continue
             verdict = claims.judge(step, self._me.id, conflict.current[step.put.key])
+            self._doubts.pop(step.part, None)
             if isinstance(verdict, Happened):
                 written.append(step.done(verdict.version))
             elif isinstance(verdict, Behind) and rebuild is not None:
                 left.append(rebuild(verdict.holding))
             else:
                 lost.add(step.part)
+                if isinstance(verdict, Behind):
+                    # Claimed by an earlier try of ours that nobody heard of.
+                    self._doubts[step.part] = Doubt(step.put.key, -1)
         return left
 
     def _stamp(self) -> Stamp:

@@ -114,6 +114,9 @@ class Membership:
         # How many partitions the target gives to this member.
         self.meant = 0
         self._verified = 0
+        # Whether the group has heard of this process, and under which ids.
+        self._joined = False
+        self._ids: set[str] = set()
         # The claims that somebody else still holds: worth a watch.
         self.waiting_for: frozenset[str] = frozenset()
 
@@ -126,6 +129,7 @@ class Membership:
             self.session.close()
         self.session = self._coord.session(self._settings.ttl)
         self.me = Me(self._settings.name, f"{self._settings.name}.{self._new_id()}")
+        self._ids.add(self.me.id)
         self._holdings.begin(self.me)
         self._memory = Memory()
         self._announce()
@@ -175,10 +179,10 @@ class Membership:
     def _announce(self) -> None:
         """Write the member's record; a target computed before this fails."""
         assert self.session is not None
-        self._subscribed = self._settings.topics()
+        topics = self._settings.topics()
         record = MemberRecord(
             id=self.me.id,
-            topics=self._subscribed,
+            topics=topics,
             client=self._settings.client,
             joined_ms=self._clock.wall_ms(),
             rejoin_timeout=self._settings.rejoin_timeout,
@@ -186,12 +190,33 @@ class Membership:
         put = Put(member_key(self._group, self.me.name), encode(record), self.session.id)
         while True:
             found = self._coord.get(head_key(self._group))
+            self._refuse_if_displaced()
             head = decode(found, Head) if found is not None else Head()
             left = tuple(name for name in head.left if name != self.me.name)
             head = msgspec.structs.replace(head, touched=self._new_id(), left=left)
             check = Check(head_key(self._group), found.version if found is not None else 0)
             if isinstance(self._coord.commit([check], [self._put_head(head), put]), Committed):
+                # Not before: a topic that was not announced has to be tried again.
+                self._subscribed = topics
+                self._joined = True
                 return
+
+    def _refuse_if_displaced(self) -> None:
+        """A process that was away must not push out the one that has come in its place.
+
+        Read after the head, which every join changes: nobody can come in between.
+        """
+        if not self._joined:
+            return
+        record = self._coord.get(member_key(self._group, self.me.name))
+        if record is not None and decode(record, MemberRecord).id not in self._ids:
+            raise self._displaced()
+
+    def _displaced(self) -> Displaced:
+        return Displaced(
+            f"another process joined group {self._group!r} as {self.me.name!r}; "
+            "a static name belongs to one process at a time"
+        )
 
     # Looking
 
@@ -212,10 +237,8 @@ class Membership:
             return self._clock.monotonic()
         if mine.id != self.me.id:
             self._lose_everything()
-            raise Displaced(
-                f"another process joined group {self._group!r} as {self.me.name!r}; "
-                "a static name belongs to one process at a time"
-            )
+            raise self._displaced()
+        self._joined = True
         self.generation = seen.view.head.generation
         self.meant = len(seen.view.head.target_of(self.me.name))
         if seen.head_version != self._verified:
@@ -224,6 +247,7 @@ class Membership:
             if dropped:
                 # What was lost may be meant for this member still; it was not looked at.
                 return self._clock.monotonic()
+        self._settle_doubts(seen.view.head)
         decision = self._decide(seen)
         again = self._act(seen, decision)
         return self._clock.monotonic() if again else decision.look_again_at
@@ -246,13 +270,14 @@ class Membership:
         self.release_what_is_finished()
         guard = Check(head_key(self._group), seen.head_version)
         changed = False
-        wanted = {part: seen.claims[part] for part in decision.claim | decision.force}
+        wanted = {part: seen.claims[part] for part in sorted(decision.claim | decision.force)}
         if wanted:
             applied = self._holdings.take(wanted, guard)
             self._desk.claimed(applied.written, seen.view.head.topics)
             changed = applied.stale or bool(applied.lost)
         waited = seen.claims.keys() - self._holdings.parts
-        self.waiting_for = frozenset(seen.claims[part][0] for part in waited)
+        doubtful = frozenset(doubt.key for doubt in self._holdings.doubts.values())
+        self.waiting_for = doubtful | {seen.claims[part][0] for part in waited}
         if decision.propose is not None:
             writes = self._head_writes(seen.view.head, decision.propose)
             self._coord.commit([guard], writes)
@@ -267,7 +292,7 @@ class Membership:
                 return
             applied = self._holdings.release(marks)
             self._desk.gone([holding.part for holding in applied.written], lost=False)
-            self._desk.gone(applied.lost, lost=True)
+            self._desk.gone(sorted(applied.lost), lost=True)
 
     def _see(self, held: frozenset[TopicPartition]) -> _Seen:
         found = self._coord.get(head_key(self._group))
@@ -314,7 +339,9 @@ class Membership:
         again. A commit would tell too, but an idle member makes none.
         """
         held = {
-            part: holding for part in self._holdings.parts if (holding := self._holdings.get(part))
+            part: holding
+            for part in sorted(self._holdings.parts)
+            if (holding := self._holdings.get(part))
         }
         if not held:
             return False
@@ -331,8 +358,32 @@ class Membership:
         self._desk.gone(dead, lost=True)
         return bool(dead)
 
+    def _settle_doubts(self, head: Head) -> None:
+        """Writes that had no answer: find out what became of them, or make them impossible.
+
+        Otherwise a claim that reached the store unnoticed would block its partition for as long
+        as this member lives, and a release could still take away what is worked on again.
+        """
+        target = head.target_of(self.me.name)
+        for part, doubt in sorted(self._holdings.doubts.items()):
+            if self._holdings.get(part) is not None:
+                # One that is leaving is released again, which settles it too.
+                if part in target:
+                    self._desk.gone(self._holdings.confirm(part).lost, lost=True)
+                continue
+            if part in target:
+                # It is claimed (again) by this look.
+                continue
+            found = self._coord.get(doubt.key)
+            if found is not None and decode(found, Claim).owner == self.me.id:
+                self._holdings.let_go(part, found)
+            elif (found.version if found is not None else 0) == doubt.version:
+                # It may still come; the watch on what is waited for will tell.
+                continue
+            self._holdings.forget(part)
+
     def _lose_everything(self) -> None:
-        parts = self._holdings.parts
+        parts = sorted(self._holdings.parts)
         self._holdings.drop(parts)
         self._desk.gone(parts, lost=True)
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.config import RunnerSettings
+from pxrs.core.progress import Progress
 from pxrs.core.retry import Backoff
 from pxrs.core.schedule import Schedule
 from pxrs.errors import HandlerFailed, PxrsError
@@ -33,10 +34,11 @@ _LOOK = 0.5
 
 
 class Task(NamedTuple):
-    """A message to be handled, and the turn of its seat under which it may be."""
+    """A message to be handled, and under which turn and for whose progress it may be."""
 
     seat: Seat
     turn: int
+    progress: Progress | None
     message: Message
 
 
@@ -111,7 +113,9 @@ class Runner:
     def _put(self, run: Run) -> None:
         with self._turn:
             for message in run.messages:
-                self._schedule.put(self._lane(message), Task(run.seat, run.turn, message))
+                self._schedule.put(
+                    self._lane(message), Task(run.seat, run.turn, run.progress, message)
+                )
             self._turn.notify_all()
 
     def _lane(self, message: Message) -> Hashable:
@@ -146,7 +150,10 @@ class Runner:
     def _handle(self, task: Task) -> float | None:
         """Handle one message; the delay after which to try it again, None if it is finished."""
         assert self._consumer is not None
-        seat, message = task.seat, task.message
+        message = task.message
+        if not self._consumer.alive:
+            # Renewed in time after all, or lost: then its turn is over too.
+            return _LOOK
         if not self._begin(task):
             return None
         done = False
@@ -158,28 +165,28 @@ class Runner:
             done = delay is None and self._failure is None
             return delay
         finally:
-            self._end(seat, message if done else None)
+            self._end(task, done=done)
         return None
 
     def _begin(self, task: Task) -> bool:
         assert self._consumer is not None
         with self._consumer.desk.lock:
-            progress = task.seat.progress
-            if task.seat.turn != task.turn or progress is None:
+            if task.seat.turn != task.turn or task.progress is None:
                 return False
-            if progress.is_done(task.message.offset):
+            if task.progress.is_done(task.message.offset):
                 return False
             self._working[id(task.seat)] += 1
             self._since[threading.get_ident()] = self._clock.monotonic()
             return True
 
-    def _end(self, seat: Seat, done: Message | None) -> None:
+    def _end(self, task: Task, *, done: bool) -> None:
         assert self._consumer is not None
+        seat = task.seat
         with self._consumer.desk.lock:
             self._working[id(seat)] -= 1
             self._since.pop(threading.get_ident(), None)
-            if done is not None:
-                seat.finish(done.offset, done.offset + 1)
+            if done and task.progress is not None:
+                task.progress.finish(task.message.offset)
                 self.handled += 1
             leaving = seat.state == "leaving"
         if leaving:

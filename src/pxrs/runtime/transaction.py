@@ -141,7 +141,8 @@ class Transaction:
             self._work.lost(missing)
             raise Fenced(f"owned by somebody else now: {sorted(missing)}")
         appends = self._outgoing.appends()
-        steps = sorted(self._holdings.steps_to_commit(self._marks))
+        # In the order in which the committer writes them.
+        steps = sorted(self._holdings.steps_to_commit(self._marks), key=lambda step: step.put.key)
         atomic.check(*(step.check for step in steps))
         atomic.write(*(step.put for step in steps))
         for where, batch in appends:

@@ -15,7 +15,7 @@ from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
 from pxrs.core.progress import Progress
-from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
+from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, OutcomeUnknown, TopicNotFound
 from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.holdings import Holdings, Mark
@@ -34,10 +34,11 @@ _ASK_TOGETHER = 32
 class Run:
     """Messages of one partition on their way to the caller: how many it has seen and handled.
 
-    The caller's loop counts up without a lock; whoever reads takes the desk's.
+    The caller's loop counts up without a lock; whoever reads takes the desk's. What it handles
+    counts for the progress under which it was handed out: after a seek that is another one.
     """
 
-    __slots__ = ("handled", "messages", "seat", "seen", "turn")
+    __slots__ = ("handled", "messages", "progress", "seat", "seen", "turn")
 
     def __init__(self, seat: Seat, messages: list[Message]) -> None:
         self.seat = seat
@@ -45,11 +46,12 @@ class Run:
         self.messages = messages
         self.seen = 0
         self.handled = 0
+        self.progress = seat.progress
 
     def count(self, done: int) -> None:
-        """Tell the seat's progress that the first `done` messages are done."""
-        if done:
-            self.seat.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
+        """Tell the progress that the first `done` messages are done."""
+        if done and self.progress is not None:
+            self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
 
 class Worker:
@@ -105,10 +107,22 @@ class Worker:
 
     # Handing out and handling
 
+    @property
+    def alive(self) -> bool:
+        """Whether nobody else can have taken this member's place, by its own clock."""
+        session = self.membership.session
+        return session is not None and session.remaining() > 0
+
+    def _safe_until(self) -> float:
+        """Until when it is alive even if no renewal succeeds any more."""
+        session = self.membership.session
+        return self._clock.monotonic() + (session.remaining() if session is not None else 0.0)
+
     def hand_out(self, most: int) -> list[Run]:
-        """Fetched messages for the caller, at most so many."""
+        """Fetched messages for the caller, at most so many; none once the lease may be over."""
         with self.desk.lock:
-            self.runs = [Run(seat, messages) for seat, messages in self.desk.hand_out(most)]
+            out = self.desk.hand_out(most) if self.alive else []
+            self.runs = [Run(seat, messages) for seat, messages in out]
             self.handed_at = self._clock.monotonic() if self.runs else None
             return list(self.runs)
 
@@ -121,53 +135,60 @@ class Worker:
         return [message for run in runs for message in run.messages]
 
     def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
-        """The runs' messages, each handled when the next one is asked for.
+        """The messages of all runs; one is handled when the next one is asked for.
 
         Whoever stops in the middle gets the rest again.
         """
+        now, until = self._clock.monotonic, 0.0
         try:
             for run in runs:
-                seat, turn = run.seat, run.turn
-                for number, message in enumerate(run.messages, 1):
+                seat, turn, number = run.seat, run.turn, 0
+                for message in run.messages:
                     if seat.turn != turn:
                         break
+                    # The lease has to be looked at for every message: a handler can take long,
+                    # a process can be stopped. Asking the session each time is too slow.
+                    if now() >= until and (until := self._safe_until()) <= now():
+                        break
+                    number += 1  # noqa: SIM113 - enumerate() is slower
                     run.seen = number
                     yield message
                     run.handled = number
-                self.end_run(run)
+                self._end([run])
         finally:
-            for run in runs:
-                self.end_run(run)
+            self._end(runs)
 
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
-        """The messages run by run, each run handled when the next one is asked for."""
+        """Each run whole; one is handled when the next one is asked for."""
         try:
             for run in runs:
-                if run.seat.turn == run.turn:
+                if run.seat.turn == run.turn and self.alive:
                     run.seen = len(run.messages)
                     yield run.messages
                     run.handled = len(run.messages)
-                self.end_run(run)
+                self._end([run])
         finally:
-            for run in runs:
-                self.end_run(run)
-
-    def end_run(self, run: Run) -> None:
-        """Nobody works on the run any more: count what was handled, give back the rest."""
-        with self.desk.lock:
-            if run not in self.runs:
-                return
-            self.runs.remove(run)
-            run.count(run.handled)
-            if run.handled < len(run.messages) and run.seat.turn == run.turn:
-                self.desk.give_back(run.seat, run.messages[run.handled].offset)
+            self._end(runs)
 
     def finish(self) -> None:
-        """All that the caller has seen is handled."""
+        """All that the caller has seen is handled; what it has not seen will be handed out again.
+
+        A loop that was left has ended its runs itself: of those nothing is counted here.
+        """
         with self.desk.lock:
-            for run in list(self.runs):
+            for run in self.runs:
                 run.handled = run.seen
-                self.end_run(run)
+            self._end(self.runs)
+
+    def _end(self, runs: list[Run]) -> None:
+        """Nobody works on the runs any more: count what was handled, give back the rest."""
+        with self.desk.lock:
+            ended = [run for run in self.runs if run in runs]
+            self.runs = [run for run in self.runs if run not in ended]
+            for run in ended:
+                run.count(run.handled)
+                if run.handled < len(run.messages) and run.seat.turn == run.turn:
+                    self.desk.give_back(run.seat, run.messages[run.handled].offset)
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
@@ -281,10 +302,10 @@ class Worker:
         """Commit these marks; the partitions that turned out to be lost."""
         if not marks:
             return frozenset()
-        applied = self.holdings.commit(marks)
-        self.desk.committed({holding.part: marks[holding.part] for holding in applied.written})
-        if applied.lost:
-            self.desk.gone(applied.lost, lost=True)
+        with self.holdings.lock:
+            applied = self.holdings.commit(marks)
+            self.desk.committed({holding.part: marks[holding.part] for holding in applied.written})
+            self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
     def marks_handed(self) -> dict[TopicPartition, Mark]:
@@ -305,7 +326,7 @@ class Worker:
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
         seat = self.owned_seat(topic, partition)
-        held = self._topics.bounds(self._topics.find(topic))[partition]
+        held = self._log.bounds(seat.where.topic_id)[partition]
         if not held.start <= offset <= held.end:
             raise OffsetOutOfRange(topic, partition, offset, *held)
         record = record_of_seek(
@@ -318,12 +339,16 @@ class Worker:
             self._new_id,
         )
         with self.holdings.lock:
-            applied = self.holdings.seek(seat.part, offset, [record])
-            if not applied.lost:
-                self.desk.restart(seat.part, offset)
-                return
-        self.desk.gone(applied.lost, lost=True)
-        raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
+            try:
+                applied = self.holdings.seek(seat.part, offset, [record])
+            except OutcomeUnknown:
+                # Claiming it again will tell where it goes on.
+                self.desk.gone([seat.part], lost=True)
+                raise
+            if applied.lost:
+                self.desk.gone(applied.lost, lost=True)
+                raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
+            self.desk.restart(seat.part, offset)
 
 
 class Handed:

@@ -1,7 +1,8 @@
 """For users and for writers of backends.
 
 `GroupLab` tests a handler against crashes and rebalances (see docs/testing.md);
-`pxrs.testing.conformance` holds the suites that a backend has to pass.
+`pxrs.testing.conformance` holds the suites that a backend has to pass; `faults` are stores that
+fail on purpose, `simulator` runs whole groups over them.
 """
 
 from pxrs.testing.clock import VirtualClock
