@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +54,10 @@ class Child:
             case _:
                 return said
 
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+
     def __enter__(self) -> Child:
         return self
 
@@ -70,7 +76,15 @@ class Child:
 
 
 def _run(work: Callable[..., None], line: Connection, arguments: tuple[Any, ...]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         work(line, *arguments)
     except Exception:
         line.send(_Failed(traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,6 +1,7 @@
 """Safe parallel consumption of ordered messages on the store you already run."""
 
 from pxrs._version import __version__
+from pxrs.core.retry import Backoff
 from pxrs.errors import (
     BufferFull,
     Closed,
@@ -8,11 +9,17 @@ from pxrs.errors import (
     ConfigError,
     DamagedBatch,
     DeliveryFailed,
+    Displaced,
     Fenced,
+    GroupNotEmpty,
+    GroupNotFound,
+    HandlerFailed,
+    IllegalMove,
     InsideTransaction,
     InvalidRequest,
     MessageTooLarge,
     MissingExtra,
+    NoCheckpoint,
     NotAtomic,
     OffsetOutOfRange,
     OutcomeUnknown,
@@ -33,10 +40,26 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.app import Pxrs, connect
+from pxrs.runtime.consumer import Consumer
+from pxrs.runtime.failure import DeadLetter, Stop
+from pxrs.runtime.group_info import (
+    CheckpointChange,
+    GroupHistory,
+    GroupInfo,
+    GroupPartition,
+    GroupReset,
+    GroupSummary,
+    MemberInfo,
+    PartitionMove,
+    Rebalance,
+)
+from pxrs.runtime.groups import Groups
+from pxrs.runtime.health import Health
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.sent import Sent, SentMany
 from pxrs.runtime.topics import PartitionInfo, TopicInfo
+from pxrs.runtime.transaction import Transaction
 from pxrs.serde import JSON, Serde
 from pxrs.types import Bounds, Fence, Message, Position, Topic, TopicPartition
 
@@ -61,6 +84,23 @@ __all__ = [
     "Reader",
     "Serde",
     "JSON",
+    # consuming
+    "Consumer",
+    "Health",
+    "Transaction",
+    "Backoff",
+    "DeadLetter",
+    "Stop",
+    "Groups",
+    "GroupSummary",
+    "GroupInfo",
+    "MemberInfo",
+    "GroupPartition",
+    "GroupHistory",
+    "Rebalance",
+    "PartitionMove",
+    "GroupReset",
+    "CheckpointChange",
     # errors
     "PxrsError",
     "InvalidRequest",
@@ -69,6 +109,8 @@ __all__ = [
     "TopicNotFound",
     "TopicExists",
     "PartitionNotFound",
+    "GroupNotFound",
+    "GroupNotEmpty",
     "OffsetOutOfRange",
     "MessageTooLarge",
     "StoreError",
@@ -87,6 +129,10 @@ __all__ = [
     "CommitConflict",
     "TransactionConflict",
     "Fenced",
+    "Displaced",
+    "NoCheckpoint",
+    "HandlerFailed",
+    "IllegalMove",
     "SessionLost",
     "NotAtomic",
     "InsideTransaction",

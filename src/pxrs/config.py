@@ -12,12 +12,12 @@ from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
 _SCHEMES = ("memory", "sqlite")
-_LONGEST_TOPIC = 249
+_LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
 _MOST_SECONDS = 365 * 24 * 3600
 _MOST_BYTES = 2**29
-_TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 class StoreUrl(msgspec.Struct, frozen=True):
@@ -121,6 +121,59 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a consumer takes part in its group. Seconds.
+
+    `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
+    the checkpoint points to messages that retention has removed.
+    """
+
+    group: str
+    member_name: str
+    instance: bool = False
+    client: str = ""
+    auto_commit: bool = True
+    auto_commit_interval: float = 1.0
+    start: str = "earliest"
+    on_trimmed: str = "error"
+    session_ttl: float = 10.0
+    debounce: float = 0.1
+    revoke_timeout: float | None = 30.0
+    rejoin_timeout: float = 30.0
+    strategy: str = "sticky"
+
+    def __post_init__(self) -> None:
+        check_group_name(self.group)
+        _one_of("start", self.start, ("earliest", "latest", "error"))
+        _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
+        _seconds("session_ttl", self.session_ttl, 0.2)
+        _seconds("debounce", self.debounce)
+        _seconds("rejoin_timeout", self.rejoin_timeout)
+        _seconds("auto_commit_interval", self.auto_commit_interval, 0.001)
+        if self.revoke_timeout is not None:
+            _seconds("revoke_timeout", self.revoke_timeout)
+
+
+class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How `run` spreads messages over workers.
+
+    `parallel`: "partition" handles one message of a partition at a time, "key" one of a key.
+    """
+
+    group: str
+    workers: int = 1
+    parallel: str = "partition"
+    max_in_flight: int = 1000
+    max_handler_time: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_one("workers", self.workers)
+        _at_least_one("max_in_flight", self.max_in_flight)
+        _one_of("parallel", self.parallel, ("partition", "key"))
+        if self.max_handler_time is not None:
+            _seconds("max_handler_time", self.max_handler_time, 0.001)
+
+
 def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
     """Mistyped options are errors, not silence."""
     for name in options:
@@ -131,14 +184,28 @@ def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> N
 
 def check_topic_name(name: str) -> str:
     """A topic name that any engine can carry."""
-    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_TOPIC:
+    return _check_name("topic", name)
+
+
+def check_group_name(name: str) -> str:
+    """A group name that any engine can carry."""
+    return _check_name("group", name)
+
+
+def check_member_name(name: str) -> str:
+    """A static member's name that any engine can carry."""
+    return _check_name("member", name)
+
+
+def _check_name(kind: str, name: str) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME:
         raise InvalidRequest(
-            f"a topic name has 1 to {_LONGEST_TOPIC} characters, "
+            f"a {kind} name has 1 to {_LONGEST_NAME} characters, "
             f"not {len(name) if isinstance(name, str) else type(name).__name__}"
         )
-    if name in (".", "..") or not set(name) <= _TOPIC_CHARACTERS:
+    if name in (".", "..") or not set(name) <= _NAME_CHARACTERS:
         raise InvalidRequest(
-            f"{name!r} can't be a topic name: letters, digits, '.', '_' and '-' can be used"
+            f"{name!r} can't be a {kind} name: letters, digits, '.', '_' and '-' can be used"
         )
     return name
 
@@ -160,15 +227,27 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
         raise ConfigError(f"{name}={options[name]!r} is not a number") from None
 
 
-def _seconds(name: str, value: float) -> None:
+def _seconds(name: str, value: float, least: float = 0) -> None:
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
-        or not 0 <= value <= _MOST_SECONDS
+        or not least <= value <= _MOST_SECONDS
     ):
-        raise ConfigError(f"{name}={value!r}; a number of seconds from 0 to {_MOST_SECONDS}")
+        raise ConfigError(
+            f"{name}={value!r}; a number of seconds from {least:g} to {_MOST_SECONDS}"
+        )
 
 
 def _bytes(name: str, value: int, most: int = _MOST_BYTES) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r}; a whole number of bytes from 1 to {most}")
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r}; a whole number of at least 1 is needed")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}={value!r}; there are {', '.join(known)}")

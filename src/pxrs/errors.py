@@ -8,6 +8,8 @@ PxrsError
 │   ├── TopicNotFound
 │   ├── TopicExists             … with another number of partitions or other settings
 │   ├── PartitionNotFound
+│   ├── GroupNotFound
+│   ├── GroupNotEmpty           .members: who has to leave first, unless it is forced
 │   ├── OffsetOutOfRange        .start, .end: what the partition holds
 │   └── MessageTooLarge
 ├── StoreError                the engine could not do it
@@ -26,9 +28,13 @@ PxrsError
 ├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
 ├── TransactionConflict       ↻ the engine chose this transaction as the victim of a deadlock
 ├── Fenced                      somebody else owns this now; stop working on it
+│   └── Displaced               another process joined under this static member's name
+├── NoCheckpoint                a partition has no checkpoint, and `start="error"` was asked for
+├── HandlerFailed               a handler gave up on a message, and the group was to stop then
 ├── SessionLost                 the session expired; everything written with it is gone
 ├── NotAtomic                   these stores can't commit together
 ├── InsideTransaction           this call needs a write transaction of its own
+├── IllegalMove                 a bug in pxrs: an event that the state does not know
 └── Closed                      the object was closed, or belongs to the parent process of a fork
 ```
 
@@ -94,6 +100,26 @@ class PartitionNotFound(InvalidRequest):
         )
         self.topic = topic
         self.partition = partition
+
+
+class GroupNotFound(InvalidRequest):
+    """Nobody ever joined a group of this name, or it was deleted."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"group {group!r} does not exist; it begins when its first member joins")
+        self.group = group
+
+
+class GroupNotEmpty(InvalidRequest):
+    """What was asked for needs a group without members."""
+
+    def __init__(self, group: str, members: tuple[str, ...]) -> None:
+        super().__init__(
+            f"group {group!r} has members: {', '.join(members)}; "
+            "stop them first, or force it and fence them"
+        )
+        self.group = group
+        self.members = members
 
 
 class OffsetOutOfRange(InvalidRequest):
@@ -208,6 +234,18 @@ class Fenced(PxrsError):
     """Somebody else owns this now. Normal control flow: stop working on it."""
 
 
+class Displaced(Fenced):
+    """Another process joined the group under the same static name; this one has to end."""
+
+
+class NoCheckpoint(PxrsError):
+    """The group never committed a checkpoint in this partition, and none was to be assumed."""
+
+
+class HandlerFailed(PxrsError):
+    """A handler failed for the last time on a message; the group stops there. See its cause."""
+
+
 class SessionLost(PxrsError):
     """The session expired or was ended; it never comes back, open a new one."""
 
@@ -222,6 +260,10 @@ class InsideTransaction(PxrsError):
     It needs a write transaction of its own while this thread holds one, or it came from a
     signal handler or destructor that has interrupted the producer in this thread.
     """
+
+
+class IllegalMove(PxrsError):
+    """An event came that a state machine's state does not know. Nothing was changed."""
 
 
 class Closed(PxrsError):

@@ -1,105 +1,158 @@
-"""`pxrs demo`, with fewer messages."""
+"""`pxrs demo`, with scenes as short as they can be."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 import pxrs
+from pxrs.cli.demo import perform as perform_module
 from pxrs.cli.demo.check import check
-from pxrs.cli.demo.script import KEYS, PRODUCERS, key_of, number_in, value_of
+from pxrs.cli.demo.perform import Plan, perform
+from pxrs.cli.demo.scenes import Figures, Pace, Scene
+from pxrs.cli.demo.script import KEYS, Entry
+from pxrs.cli.demo.stage import NotShown, Stage
+from pxrs.cli.demo.views import JsonView
 from support.child import PATIENCE
 from support.command import Run, Shell
 
 pytestmark = pytest.mark.engine("sqlite")
 
-SMALL = ("--messages", "3000")
+QUICK = ("--pace", "0", "--burst", "3000")
+PROOFS = ("shares", "killed", "joined", "fenced", "burst", "left", "complete", "ordered", "forward")
 
 
 def test_plain(shell: Shell, tmp_path: Path) -> None:
-    result = shell.run("demo", "--plain", *SMALL, cwd=tmp_path)
+    result = shell.run("demo", "--plain", *QUICK, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     shown = result.stdout.decode()
-    assert "producer 2 killed (SIGKILL) after" in shown
-    assert shown.count("✓") == 4
+    assert shown.count("✓") == len(PROOFS)
     assert "✗" not in shown
+    assert "refused (Fenced)" in shown
+    assert f"All {len(PROOFS)} held." in shown
     assert list(tmp_path.iterdir()) == []
 
 
 def test_json_on_another_engine(shell: Shell, url: str) -> None:
-    result = shell.run("demo", "--json", "--engine", url, *SMALL)
+    result = shell.run("demo", "--json", "--engine", url, *QUICK)
     outcome = json.loads(result.stdout)
-    assert outcome["proved"]
-    assert outcome["follower_saw"] == outcome["in_log"] >= outcome["acknowledged"] >= 6000
+    assert (result.returncode, outcome["proved"], outcome["effectively_once"]) == (0, True, True)
+    assert tuple(proof["name"] for proof in outcome["proofs"]) == PROOFS
+    assert outcome["ledger"]["entries"] == outcome["figures"]["messages"] > 3000
+    assert outcome["figures"]["moved_by_join"] == 2
     with pxrs.connect(url) as px:
         assert px.topics() == []
+        assert px.stores.coord.list("") == []
+        with px.stores.atomic() as atomic:
+            tables = atomic.connection.execute("SELECT name FROM sqlite_master").fetchall()
+        assert not [name for (name,) in tables if "demo" in name]
 
 
-def test_the_follower_and_producers_are_no_use_in_one_process(run: Run) -> None:
+def test_without_transactions_it_proves_at_least_once(shell: Shell) -> None:
+    result = shell.run("demo", "--json", "--at-least-once", *QUICK)
+    outcome = json.loads(result.stdout)
+    assert (result.returncode, outcome["proved"], outcome["effectively_once"]) == (0, True, False)
+    # The frozen consumer had handled its batch, and others did so again.
+    assert outcome["ledger"]["repeated"] >= outcome["figures"]["refused"] > 0
+    assert outcome["ledger"]["lost"] == 0
+
+
+def test_consumers_are_no_use_in_one_process(run: Run) -> None:
     result = run("demo", "--engine", "memory://")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "several processes" in result.stderr
+
+
+def family_of(demo: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The demo's processes, once all of them are there."""
+    assert demo.stdout is not None
+    for _ in demo.stdout:
+        family = psutil.Process(demo.pid).children(recursive=True)
+        if len(family) == 4:
+            return family
+    raise AssertionError("the demo ended before that")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nobody_outlives_the_parent(shell: Shell, tmp_path: Path, how: signal.Signals) -> None:
     # A parent that is killed can't remove its folder: let it be one that goes by itself.
     environment = {**shell.environment, "TMPDIR": str(tmp_path)}
-    demo = shell.start(
-        "demo", "--plain", "--seconds", "30", "--messages", "100000000", env=environment
-    )
-    assert demo.stdout is not None
-    family: list[psutil.Process] = []
-    for line in demo.stdout:
-        if b"msg/s" in line and (family := psutil.Process(demo.pid).children(recursive=True)):
-            break
-    assert len(family) == 1 + PRODUCERS
+    demo = shell.start("demo", "--plain", "--pace", "5", env=environment)
+    family = family_of(demo)
+    # One that stands still can't notice anything by itself.
+    family[0].suspend()
     os.kill(demo.pid, how)
     demo.communicate(timeout=PATIENCE)
     gone, alive = psutil.wait_procs(family, PATIENCE)
-    assert (len(gone), alive) == (1 + PRODUCERS, [])
+    assert (len(gone), alive) == (4, [])
     assert demo.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
 
 
-def write(px: pxrs.Pxrs, numbers: list[int], *, torn: bytes = b"") -> pxrs.Reader:
-    px.create_topic("t", 2)
-    with px.producer() as producer:
-        for number in numbers:
-            producer.send("t", value_of(number), key_of(0, number))
-        if torn:
-            producer.send("t", torn, key_of(0, 0))
-    return px.reader("t")
+def test_what_was_not_shown_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(stage: Stage, figures: Figures, pace: Pace) -> tuple[bool, str]:
+        raise NotShown("never came")
+
+    scenes = (
+        Scene("bad", "a scene", "it comes", fail),
+        Scene("later", "another", "it comes too", fail),
+    )
+    monkeypatch.setattr(perform_module, "SCENES", scenes)
+    outcome = perform(Plan(None, True, Pace(0, 1)), JsonView())
+    assert not outcome.proved
+    assert [proof.holds for proof in outcome.proofs] == [False] * 5
+    assert outcome.proofs[0].text == "not proved: it comes (never came)"
+    assert outcome.proofs[1].text == "not reached: it comes too"
 
 
-def test_the_check_is_content_with_a_good_log(px: pxrs.Pxrs) -> None:
-    found = check(write(px, list(range(100))), [90])
-    assert (found.messages, found.lost, found.repeated) == (100, 0, 0)
-    assert (found.out_of_order, found.torn) == (0, 0)
+def test_a_process_that_dies_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misplace(stage: Stage, figures: Figures, pace: Pace) -> tuple[bool, str]:
+        stage.start_consumer("A")
+        stage.wait("A joins", lambda: bool(stage.member("A")))
+        # Its end was not asked for.
+        stage._cast.send_signal("A", signal.SIGKILL)
+        stage.wait("for ever", lambda: False)
+        return True, "never"
+
+    monkeypatch.setattr(perform_module, "SCENES", (Scene("s", "t", "it lives", misplace),))
+    outcome = perform(Plan(None, True, Pace(0, 1)), JsonView())
+    assert outcome.proofs[0].text.startswith("not proved: it lives (A ended with code -9")
 
 
-def test_the_check_finds_what_is_lost(px: pxrs.Pxrs) -> None:
-    assert check(write(px, list(range(100))), [103]).lost == 3
+def entered(*numbers: int, epoch: int = 1) -> list[Entry]:
+    return [Entry(n % 2, n, n, epoch, turn) for turn, n in enumerate(numbers)]
 
 
-def test_the_check_finds_a_hole(px: pxrs.Pxrs) -> None:
-    assert check(write(px, [n for n in range(100) if n != KEYS]), [100]).out_of_order == 1
+def test_the_check_is_content_with_a_good_ledger() -> None:
+    found = check(entered(*range(3 * KEYS)), 3 * KEYS, once=True)
+    assert (found.entries, found.lost, found.repeated) == (3 * KEYS, 0, 0)
+    assert (found.unknown, found.out_of_order) == (0, 0)
 
 
-def test_the_check_finds_what_is_repeated(px: pxrs.Pxrs) -> None:
-    assert check(write(px, [*range(100), 7]), [100]).repeated == 1
+def test_the_check_finds_what_is_lost() -> None:
+    assert check(entered(0, 1, 3), 5, once=True).lost == 2
 
 
-def test_the_check_finds_what_is_torn(px: pxrs.Pxrs) -> None:
-    assert check(write(px, [0], torn=value_of(KEYS)[:-1]), [1]).torn == 1
+def test_the_check_finds_what_was_never_sent() -> None:
+    assert check(entered(0, 1, 2), 2, once=True).unknown == 1
 
 
-def test_a_value_is_whole_or_nothing() -> None:
-    assert number_in(value_of(12345)) == 12345
-    assert number_in(value_of(12345)[:-1]) is None
-    assert number_in(value_of(12345)[:-1] + b"x") is None
-    assert number_in(b"") is None
+def test_the_check_finds_what_is_repeated() -> None:
+    entries = entered(0, KEYS) + entered(KEYS, epoch=2)
+    assert check(entries, KEYS + 1, once=True).repeated == 1
+    assert check(entries, KEYS + 1, once=True).out_of_order == 1
+    assert check(entries, KEYS + 1, once=False).out_of_order == 0
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_the_check_finds_what_overtook(once: bool) -> None:
+    assert check(entered(KEYS, 0), KEYS + 1, once=once).out_of_order > 0
+
+
+def test_the_check_orders_by_epoch() -> None:
+    assert check(entered(KEYS, epoch=2) + entered(0), KEYS + 1, once=True).out_of_order == 0

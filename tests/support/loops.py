@@ -73,6 +73,9 @@ class SeenWatch:
         self._store.wait_began.release()
         return self._watch.wait(timeout)
 
+    def wake(self) -> None:
+        self._watch.wake()
+
     def close(self) -> None:
         self._watch.close()
         self._store.watches.discard(self)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -243,3 +245,30 @@ def test_times_that_the_codec_would_bend_are_refused(timestamp: int) -> None:
 def test_an_unknown_compression_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'brotli'; there are none, gzip, snappy, lz4, zstd"):
         batches.encode(RECORDS, compression="brotli")
+
+
+LOADED_BY_TWO_THREADS = """
+import sys, threading
+from pxrs.log.batches import new_builder
+
+failed = []
+
+def load(after):
+    while after not in sys.modules:
+        pass
+    try:
+        new_builder(1000)
+    except ImportError as error:
+        failed.append(error)
+
+threads = [threading.Thread(target=load, args=(name,)) for name in ("sys", "aiokafka.errors")]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(len(failed))
+"""
+
+
+def test_two_threads_can_load_the_codec() -> None:
+    assert subprocess.run([sys.executable, "-c", LOADED_BY_TWO_THREADS], timeout=60).returncode == 0

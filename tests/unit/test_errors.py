@@ -24,6 +24,8 @@ SAMPLES: list[PxrsError] = [
     errors.MissingExtra("etcd", "etcd"),
     errors.TopicNotFound("orders"),
     errors.PartitionNotFound("orders", 7, 4),
+    errors.GroupNotFound("billing"),
+    errors.GroupNotEmpty("billing", ("a", "b")),
     errors.OffsetOutOfRange("orders", 3, 5, 10, 20),
     errors.DamagedBatch("orders", 3, 5, 9, "the checksum is wrong"),
     errors.CommitConflict({"a": Versioned("a", b"x", 3), "b": None}),

@@ -26,15 +26,15 @@ def test_lies_in_the_upper_half_of_what_the_attempt_allows(
         ceiling = min(ceiling * backoff.factor, backoff.longest)
     ceiling = min(ceiling, backoff.longest)
     delay = backoff.delay(attempt, Random(seed))
+    assert delay is not None
     assert ceiling / 2 * 0.999 <= delay <= ceiling * 1.001
     assert delay <= backoff.longest
 
 
-@given(backoffs, st.integers(max_value=0), st.integers())
-def test_before_the_first_failure_there_is_nothing_to_wait_for(
-    backoff: Backoff, attempt: int, seed: int
-) -> None:
-    assert backoff.delay(attempt, Random(seed)) == 0
+@given(st.integers(1, 100), st.integers(1, 100), st.integers())
+def test_gives_up_after_the_last_attempt(attempts: int, attempt: int, seed: int) -> None:
+    delay = Backoff(attempts=attempts).delay(attempt, Random(seed))
+    assert (delay is None) == (attempt >= attempts)
 
 
 @given(st.integers())

@@ -4,6 +4,8 @@ Topics, messages and errors are those of `pxrs`.
 """
 
 from pxrs.aio.app import Connecting, Pxrs, connect
+from pxrs.aio.consumer import Arriving, Consumer, Joining
+from pxrs.aio.groups import Groups
 from pxrs.aio.producer import Producer
 from pxrs.aio.reader import Follow, Reader
 from pxrs.aio.sent import Sent, SentMany
@@ -19,4 +21,9 @@ __all__ = [
     "SentMany",
     "Reader",
     "Follow",
+    # groups
+    "Joining",
+    "Consumer",
+    "Arriving",
+    "Groups",
 ]

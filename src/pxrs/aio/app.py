@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from pxrs.aio.consumer import Callback, Joining, OnLoop
+from pxrs.aio.groups import Groups
 from pxrs.aio.producer import Producer
 from pxrs.aio.reader import Reader
 from pxrs.aio.threads import Threads, outcome
-from pxrs.config import ProducerSettings
+from pxrs.config import ConsumerSettings, ProducerSettings
 from pxrs.runtime import app as blocking
+from pxrs.runtime.consumer import Consumer as BlockingConsumer
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
-from pxrs.types import Topic
+from pxrs.types import Topic, TopicPartition
 
 _DEFAULTS = ProducerSettings()
+_CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
 def connect(url: str) -> Connecting:
@@ -151,8 +156,66 @@ class Pxrs:
         )
         return Reader(reader, self._threads)
 
+    def consumer(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        *,
+        instance: str | None = None,
+        auto_commit: bool = _CONSUMER.auto_commit,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: str = _CONSUMER.start,
+        on_trimmed: str = _CONSUMER.on_trimmed,
+        session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: str = _CONSUMER.strategy,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        on_assigned: Callback[dict[TopicPartition, int | None]] | None = None,
+        on_revoked: Callback[set[TopicPartition]] | None = None,
+        on_lost: Callback[set[TopicPartition]] | None = None,
+    ) -> Joining:
+        """Consume topics as a member of a group: `async with px.consumer(…) as consumer`.
+
+        See `pxrs.Pxrs.consumer`. The callbacks run on the event loop, while a call for messages
+        is awaited; they may be coroutine functions.
+        """
+
+        def join(on_loop: OnLoop) -> BlockingConsumer:
+            return self._px.consumer(
+                topics,
+                group,
+                instance=instance,
+                auto_commit=auto_commit,
+                auto_commit_interval=auto_commit_interval,
+                start=start,
+                on_trimmed=on_trimmed,
+                session_ttl=session_ttl,
+                debounce=debounce,
+                revoke_timeout=revoke_timeout,
+                rejoin_timeout=rejoin_timeout,
+                strategy=strategy,
+                serde=serde,
+                key_serde=key_serde,
+                on_assigned=on_loop(on_assigned),
+                on_revoked=on_loop(on_revoked),
+                on_lost=on_loop(on_lost),
+            )
+
+        return Joining(self._threads, join)
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of this store: list, describe, explain, reset and delete them."""
+        return Groups(self._px.groups, self._threads)
+
     async def close(self) -> None:
-        """Flush and close every producer, then the store. Whoever follows gets a `Closed`."""
+        """Close every consumer, flush and close every producer, then close the store.
+
+        Whoever follows or polls gets a `Closed`.
+        """
         if self._closing is None:
             self._closing = self._threads.start(self._px.close)
             self._threads.close()

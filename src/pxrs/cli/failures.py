@@ -7,10 +7,12 @@ import sys
 
 import click
 
-from pxrs.errors import DamagedBatch, PxrsError, TopicNotFound
+from pxrs.errors import GroupNotEmpty, PxrsError, TopicNotFound
 
 FAILED = 1
 INTERRUPTED = 130
+# What a shell reports for a program that a signal ended: this, and the signal's number.
+SIGNALLED = 128
 # What a shell reports for a program that SIGPIPE ended.
 PIPE_CLOSED = 141
 
@@ -50,9 +52,12 @@ def _advice(error: PxrsError) -> str:
             f"topic {error.topic!r} does not exist; "
             f"create it with: pxrs topics create {error.topic} --partitions 8"
         )
-    if isinstance(error, DamagedBatch):
-        return f"{error}, or use --skip-damaged"
-    return str(error)
+    if isinstance(error, GroupNotEmpty):
+        return (
+            f"group {error.group!r} has members: {', '.join(error.members)}; "
+            "stop them first, or fence them with --force"
+        )
+    return ", ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def _let_go_of_stdout() -> None:

@@ -1,4 +1,4 @@
-"""`pxrs`: topics, producing and reading from a shell."""
+"""`pxrs`: topics, producing, reading and groups from a shell."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import click
 
 from pxrs._version import __version__
+from pxrs.cli.consume import consume
 from pxrs.cli.demo.command import demo
 from pxrs.cli.failures import exit_code
+from pxrs.cli.groups import groups
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.produce import produce
 from pxrs.cli.read import read
@@ -38,7 +40,7 @@ class Root(click.Group):
 Try it:
   pxrs topics create orders --partitions 8
   echo 'account-42:{"total": 12}' | pxrs produce orders --key-separator :
-  pxrs read orders""",
+  pxrs consume orders --group billing --timeout 1""",
 )
 @click.version_option(__version__, "-V", "--version", message="pxrs %(version)s")
 @shared
@@ -46,11 +48,11 @@ def cli() -> None:
     """Partitioned, ordered topics on the store you already run.
 
     --url and --json can stand before or after the command. Exit codes: 0 done, 1 it failed,
-    2 wrong usage, 130 interrupted.
+    2 wrong usage, 130 interrupted, 143 terminated.
     """
 
 
-for command in (topics, produce, read, demo):
+for command in (topics, produce, read, consume, groups, demo):
     cli.add_command(command)
 
 

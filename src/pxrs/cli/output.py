@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,31 @@ def human_time(milliseconds: int) -> str:
         return datetime.fromtimestamp(milliseconds / 1000).isoformat(" ", "milliseconds")
     except (ValueError, OverflowError, OSError):
         return f"{milliseconds} ms"
+
+
+def human_age(seconds: float | None) -> str:
+    """`0 s`, `3.2 s`, `5m 12s`, `3d 4h`; `?` where nobody knows."""
+    if seconds is None:
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    left, shown = round(seconds), []
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= length:
+            shown.append(f"{left // length}{unit}")
+            left %= length
+    return " ".join(shown[:2])
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 7`."""
+    shown: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if shown and shown[-1][1] == number - 1:
+            shown[-1] = (shown[-1][0], number)
+        else:
+            shown.append((number, number))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
 
 
 def count(number: int, what: str) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pxrs.cli import options
+from pxrs.cli.messages import check_output, formatter
 from pxrs.cli.options import Settings, shared
-from pxrs.cli.output import human_time, json_text, readable
+from pxrs.cli.output import json_text
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from pxrs.types import Bounds, Message
 
 _AT_ONCE = 1000
-_WIDEST_KEY = 24
 
 Skipped = Callable[[DamagedBatch], None]
 
@@ -63,8 +61,7 @@ def read(
     """
     if offset is not None and timestamp is not None:
         raise click.UsageError("start from --offset or from --timestamp, not both")
-    if values_only and settings.json:
-        raise click.UsageError("--values-only and --json are two different outputs")
+    check_output(settings, values_only=values_only)
     skipped = _teller(settings) if skip_damaged else None
     with settings.connect() as px:
         reader = px.reader(topic)
@@ -85,13 +82,18 @@ def read(
         else:
             ends = {number: held.end for number, held in bounds.items()}
             source = _up_to(reader, positions, ends, skipped)
-        show = _formatter(settings, bounds, values_only=values_only)
+        width = len(f"{max(bounds)}:{max(held.end for held in bounds.values())}")
+        show = formatter(settings, values_only=values_only, position_width=width)
         out = sys.stdout.buffer
-        with closing(source):
-            for message in islice(source, most):
-                out.write(show(message))
-                if follow:
-                    out.flush()
+        try:
+            with closing(source):
+                for message in islice(source, most):
+                    out.write(show(message))
+                    if follow:
+                        out.flush()
+        except DamagedBatch as error:
+            error.add_note("or use --skip-damaged")
+            raise
 
 
 def _from(reader: Reader, partition: int, start: Start, held: Bounds) -> int:
@@ -165,72 +167,3 @@ def _teller(settings: Settings) -> Skipped:
             click.secho(text, fg="yellow", err=True)
 
     return tell
-
-
-def _formatter(
-    settings: Settings, bounds: dict[int, Bounds], *, values_only: bool
-) -> Callable[[Message], bytes]:
-    """How a message becomes a line."""
-    if settings.json:
-        return _as_json
-    if values_only:
-        return _value_on_terminal if sys.stdout.isatty() else _value
-    last, end = max(bounds), max(held.end for held in bounds.values())
-    return Lines(len(f"{last}:{end}"), styled=sys.stdout.isatty()).line
-
-
-def _value(message: Message) -> bytes:
-    return bytes(message.value or b"") + b"\n"
-
-
-def _value_on_terminal(message: Message) -> bytes:
-    return readable(message.value or b"").encode() + b"\n"
-
-
-def _as_json(message: Message) -> bytes:
-    document = {
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        "timestamp": message.timestamp,
-        **_content("key", message.key),
-        **_content("value", message.value),
-        "headers": [{"name": name, **_content("value", text)} for name, text in message.headers],
-    }
-    return json_text(document).encode() + b"\n"
-
-
-def _content(name: str, data: bytes | None) -> dict[str, Any]:
-    """As text where it is UTF-8; else in base64, and a flag says so."""
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {name: base64.b64encode(data or b"").decode(), f"{name}_base64": True}
-
-
-class Lines:
-    """Messages for people: where, when, key, value. Keys line up as far as is sensible."""
-
-    def __init__(self, position_width: int, *, styled: bool) -> None:
-        self._position_width = position_width
-        self._key_width = 1
-        self._styled = styled and not os.environ.get("NO_COLOR")
-
-    def line(self, message: Message) -> bytes:
-        position = f"{message.partition}:{message.offset}".ljust(self._position_width)
-        key = "-" if message.key is None else readable(message.key)
-        self._key_width = min(max(self._key_width, len(key)), _WIDEST_KEY)
-        shown = [
-            self._style(position, fg="cyan"),
-            self._style(human_time(message.timestamp), dim=True),
-            self._style(key.ljust(self._key_width), fg="green", dim=message.key is None),
-            self._style("-", dim=True) if message.value is None else readable(message.value),
-        ]
-        shown += [
-            self._style(f"{readable(name.encode())}={readable(text or b'')}", dim=True)
-            for name, text in message.headers
-        ]
-        return "  ".join(shown).encode(errors="backslashreplace") + b"\n"
-
-    def _style(self, text: str, **style: Any) -> str:
-        return click.style(text, **style) if self._styled else text

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
+import socket
 import weakref
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import ProducerSettings
+from pxrs.config import (
+    ConsumerSettings,
+    ProducerSettings,
+    RunnerSettings,
+    check_member_name,
+)
+from pxrs.core.retry import Backoff
+from pxrs.runtime.consumer import Callbacks, Consumer
+from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.desk import Seat
+from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
+from pxrs.runtime.groups import Groups
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
+from pxrs.runtime.runner import Runner
+from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
-from pxrs.types import Topic
+from pxrs.types import Message, Topic, TopicPartition
 
 _DEFAULTS = ProducerSettings()
+_RETRY = Backoff(attempts=5)
+_DEAD_LETTER = DeadLetter()
+_CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
 def connect(url: str) -> Pxrs:
@@ -34,6 +56,9 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._topics = Topics(stores.coord, stores.log, clock)
+        self._groups = Groups(stores.coord, stores.log, self._topics, clock)
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._runners: weakref.WeakSet[Runner] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @property
@@ -107,10 +132,168 @@ class Pxrs:
         self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None
     ) -> Reader:
         """Read a topic without a group."""
-        return Reader(self._topics.find(topic), self.stores.log, self._clock, key_serde, serde)
+        decoder = Decoder(key_serde, serde)
+        return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
+
+    def consumer(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        *,
+        instance: str | None = None,
+        auto_commit: bool = _CONSUMER.auto_commit,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: str = _CONSUMER.start,
+        on_trimmed: str = _CONSUMER.on_trimmed,
+        session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: str = _CONSUMER.strategy,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        on_assigned: Callable[[dict[TopicPartition, int | None]], None] | None = None,
+        on_revoked: Callable[[set[TopicPartition]], None] | None = None,
+        on_lost: Callable[[set[TopicPartition]], None] | None = None,
+    ) -> Consumer:
+        """Consume topics as a member of a group: a name, several, or a compiled pattern.
+
+        With `instance` the member is static: it keeps its partitions across a quick restart.
+        """
+        settings = ConsumerSettings(
+            group=group,
+            member_name=_member_name(instance),
+            instance=instance is not None,
+            client=_client(),
+            auto_commit=auto_commit,
+            auto_commit_interval=auto_commit_interval,
+            start=start,
+            on_trimmed=on_trimmed,
+            session_ttl=session_ttl,
+            debounce=debounce,
+            revoke_timeout=revoke_timeout,
+            rejoin_timeout=rejoin_timeout,
+            strategy=strategy,
+        )
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        return self._new_consumer(topics, settings, Decoder(key_serde, serde), callbacks)
+
+    def run(
+        self,
+        handler: Callable[[Message], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        workers: int = 1,
+        processes: int = 0,
+        parallel: str = "partition",
+        retry: Backoff = _RETRY,
+        on_failure: OnFailure = _DEAD_LETTER,
+        max_in_flight: int = 1000,
+        max_handler_time: float | None = None,
+        instance: str | None = None,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: str = _CONSUMER.start,
+        session_ttl: float = _CONSUMER.session_ttl,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> None:
+        """Call `handler(message)` for every message of the group's share, until stopped.
+
+        SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
+        kept per partition, or with `parallel="key"` per key. A handler that raises is called
+        again after `retry`'s delays, while other keys go on; then `on_failure` decides.
+
+        `workers` are threads. With `processes` so many processes do the same, each with its
+        threads and a member of its own; the handler has to be importable, not a closure.
+        """
+        if processes:
+            # Worker processes are rare, and multiprocessing is slow to import.
+            from pxrs.runtime.processes import Job, run_in_processes
+
+            job = Job(
+                url=self.stores.url,
+                handler=handler,
+                topic=topic,
+                group=group,
+                workers=workers,
+                parallel=parallel,
+                retry=retry,
+                on_failure=on_failure,
+                max_in_flight=max_in_flight,
+                max_handler_time=max_handler_time,
+                instance=instance,
+                auto_commit_interval=auto_commit_interval,
+                start=start,
+                session_ttl=session_ttl,
+                revoke_timeout=revoke_timeout,
+                serde=serde,
+                key_serde=key_serde,
+            )
+            run_in_processes(job, processes)
+            return
+        settings = RunnerSettings(
+            group=group,
+            workers=workers,
+            parallel=parallel,
+            max_in_flight=max_in_flight,
+            max_handler_time=max_handler_time,
+        )
+        consuming = ConsumerSettings(
+            group=group,
+            member_name=_member_name(instance),
+            instance=instance is not None,
+            client=_client(),
+            auto_commit_interval=auto_commit_interval,
+            start=start,
+            session_ttl=session_ttl,
+            revoke_timeout=revoke_timeout,
+        )
+        letters = None
+        if isinstance(on_failure, DeadLetter):
+            letters = DeadLetters(on_failure, self._topics, self.producer())
+        decoder = Decoder(key_serde, serde)
+        runner = Runner(handler, settings, retry, self._clock, decoder, letters)
+        self._runners.add(runner)
+        nothing = Callbacks(None, None, None)
+        runner.run(self._new_consumer(topic, consuming, Decoder(), nothing, runner.in_hand))
+
+    def stop(self) -> None:
+        """End every `run` of this object, from another thread: they drain, commit and leave."""
+        for runner in list(self._runners):
+            runner.stop()
+
+    def _new_consumer(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        settings: ConsumerSettings,
+        decoder: Decoder,
+        callbacks: Callbacks,
+        in_hand: Callable[[Seat], bool] | None = None,
+    ) -> Consumer:
+        consumer = Consumer(
+            self.stores,
+            self._topics,
+            self._clock,
+            Subscription(topics, self._topics),
+            settings,
+            decoder,
+            callbacks,
+            in_hand,
+        )
+        self._consumers.add(consumer)
+        return consumer
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of this store: list, describe, explain, reset and delete them."""
+        return self._groups
 
     def close(self) -> None:
-        """Flush and close every producer, then the store."""
+        """Close every consumer, flush and close every producer, then close the store."""
+        for consumer in list(self._consumers):
+            consumer.close()
         for producer in list(self._producers):
             producer.close()
         self.stores.close()
@@ -125,3 +308,15 @@ class Pxrs:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _client() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _member_name(instance: str | None) -> str:
+    """A static member's own name, or a new one."""
+    if instance is not None:
+        return check_member_name(instance)
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40] or "member"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"

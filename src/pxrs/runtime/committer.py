@@ -115,7 +115,7 @@ class Committer:
             if not self._round:
                 return
         elif self._failures:
-            delay = self._backoff.delay(self._failures, self._random)
+            delay = self._backoff.delay(self._failures, self._random) or 0.0
             time.sleep(delay if patience is None else min(delay, patience))
         appends = self._sealed()
         self.busy = True

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
-from pxrs.log.batches import MAX_TIMESTAMP, decode
-from pxrs.serde import Serde
+from pxrs.log.batches import decode
+from pxrs.runtime.decoding import Decoder, cut
 from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic
 
@@ -31,15 +31,12 @@ class Reader:
         topic: Topic,
         log: LogStore,
         clock: Clock,
-        key_serde: Serde | None = None,
-        value_serde: Serde | None = None,
+        decoder: Decoder,
     ) -> None:
         self.topic = topic
         self._log = log
         self._clock = clock
-        self._key_serde = key_serde
-        self._value_serde = value_serde
-        self._serdes = key_serde is not None or value_serde is not None
+        self._decoder = decoder
         self._where = [LogPartition(topic.id, number) for number in range(topic.partitions)]
         self._fences = [Fence(topic.name, number, 0) for number in range(topic.partitions)]
         # The batch decoded last: small reads walk through it without decoding it again.
@@ -67,23 +64,16 @@ class Reader:
         return found
 
     def _collect(self, where: LogPartition, offset: int, most: int, found: list[Message]) -> None:
-        self._add(found, self._from_last(where.partition, offset, most))
+        self._decoder.deserialize_into(found, self._from_last(where.partition, offset, most))
         while len(found) < most:
             batches = self._fetch(where, offset + len(found))
             if not batches:
                 return
             for batch in batches:
                 messages = self._cut(where.partition, batch, offset + len(found))
-                self._add(found, messages[: most - len(found)])
+                self._decoder.deserialize_into(found, messages[: most - len(found)])
                 if len(found) == most:
                     return
-
-    def _add(self, found: list[Message], messages: list[Message]) -> None:
-        if not self._serdes:
-            found += messages
-            return
-        for message in messages:
-            found.append(self._deserialize(message))
 
     def bounds(self, partition: int) -> Bounds:
         """The partition's first offset, and the one its next message will get."""
@@ -95,21 +85,8 @@ class Reader:
         """Offset of the first message of `timestamp` (ms) or later; None if there is none yet."""
         where = self._partition(partition)
         _whole("timestamp", timestamp, least=None)
-        while True:
-            with self._named():
-                base = self._log.batch_at(where, max(0, min(timestamp, MAX_TIMESTAMP)))
-            if base is None or timestamp > MAX_TIMESTAMP:
-                return None
-            try:
-                batch = self._fetch(where, base, max_bytes=1)[0]
-            except OffsetOutOfRange:
-                # Retention has just removed it: look again.
-                continue
-            return next(
-                message.offset
-                for message in decode(batch, self._fences[partition])
-                if message.timestamp >= timestamp
-            )
+        with self._named():
+            return self._decoder.offset_at(self._log, where, self._fences[partition], timestamp)
 
     def follow(
         self,
@@ -139,11 +116,9 @@ class Reader:
             raise OffsetOutOfRange(self.topic.name, partition, start, *held)
         return start
 
-    def _fetch(
-        self, where: LogPartition, offset: int, max_bytes: int = FETCH_BYTES
-    ) -> list[StoredBatch]:
+    def _fetch(self, where: LogPartition, offset: int) -> list[StoredBatch]:
         with self._named():
-            return self._log.fetch(where, offset, max_bytes).batches
+            return self._log.fetch(where, offset, FETCH_BYTES).batches
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -161,28 +136,11 @@ class Reader:
         """The batch's messages from `offset` on."""
         messages = decode(batch, self._fences[partition])
         self._last[partition] = (batch.base, batch.next, messages)
-        return messages[offset - batch.base :] if offset > batch.base else messages
+        return cut(messages, offset)
 
     def _from_last(self, partition: int, offset: int, most: int) -> list[Message]:
         base, end, messages = self._last.get(partition, (0, 0, []))
         return messages[offset - base : offset - base + most] if base <= offset < end else []
-
-    def _deserialize(self, message: Message) -> Message:
-        try:
-            return Message(
-                message.fence,
-                message.offset,
-                message.timestamp,
-                _decoded(self._key_serde, message.key),
-                _decoded(self._value_serde, message.value),
-                message.headers,
-            )
-        except Exception as error:
-            error.add_note(
-                f"while decoding offset {message.offset} of {message.topic!r} partition "
-                f"{message.partition}; to go on without it, read from offset {message.offset + 1}"
-            )
-            raise
 
     def _partition(self, partition: int) -> LogPartition:
         known = isinstance(partition, int) and not isinstance(partition, bool)
@@ -261,7 +219,7 @@ class Follower:
             before = len(found)
             try:
                 messages = self._reader._cut(number, batch, self._positions[number])
-                self._reader._add(found, messages)
+                self._reader._decoder.deserialize_into(found, messages)
             except Exception:
                 # A damaged batch or bad message stays where it is; what stands before it is
                 # handed out first.
@@ -314,10 +272,6 @@ def _starts(
     elif not isinstance(partitions, Sequence) or not partitions:
         raise InvalidRequest(f"partitions = {partitions!r}; a list of numbers is needed")
     return [(number, start) for number in partitions]
-
-
-def _decoded(serde: Serde | None, data: Any) -> Any:
-    return data if serde is None or data is None else serde.decode(data)
 
 
 def _whole(name: str, value: object, least: int | None) -> None:

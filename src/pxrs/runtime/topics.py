@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -64,10 +64,17 @@ class TopicInfo(msgspec.Struct, frozen=True):
 class Topics:
     """Create, find, describe and delete topics."""
 
-    def __init__(self, coord: CoordStore, log: LogStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        coord: CoordStore,
+        log: LogStore,
+        clock: Clock,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
         self._coord = coord
         self._log = log
         self._clock = clock
+        self._new_id = new_id or (lambda: secrets.token_hex(8))
 
     def create(
         self,
@@ -83,7 +90,7 @@ class Topics:
         _check_retention(retention_ms, retention_bytes)
         wanted = Topic(
             name=name,
-            id=secrets.token_hex(8),
+            id=self._new_id(),
             partitions=partitions,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,

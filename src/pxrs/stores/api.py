@@ -47,6 +47,10 @@ class Watch(Protocol):
         """
         ...
 
+    def wake(self) -> None:
+        """End the wait at hand, or the next one, as a change would. From any thread."""
+        ...
+
     def close(self) -> None:
         """Stop watching and wake whoever waits. Can be called from any thread, twice too."""
         ...

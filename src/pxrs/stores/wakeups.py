@@ -35,7 +35,7 @@ class Wakeups(Generic[T]):
         with self._lock:
             for watch, wants in self._watches.items():
                 if any(map(wants, changed)):
-                    watch.ring()
+                    watch.wake()
 
     def reconsider(self) -> None:
         """Let those who sleep ask again how long they may."""
@@ -87,7 +87,7 @@ class LocalWatch:
                 limit = min(left, float("inf") if due is None else due)
                 self._changed.wait(None if limit > threading.TIMEOUT_MAX else limit)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Something it waits for changed."""
         with self._changed:
             self._rung = True

@@ -1,1 +1,1 @@
-"""`pxrs demo`: the promises that hold today, shown with real processes on a real store."""
+"""`pxrs demo`: the promises of a consumer group, shown with real processes on a real store."""

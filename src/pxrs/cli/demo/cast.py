@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import queue
+import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -51,35 +51,29 @@ class Cast:
         self._threads.append(thread)
         thread.start()
 
-    def next_report(self, timeout: float) -> Report | None:
-        """What somebody says next; None if nobody does."""
-        try:
-            return self._reports.get(timeout=max(timeout, 0.0))
-        except queue.Empty:
-            return None
+    def reports(self, timeout: float = 0.0) -> list[Report]:
+        """What was said since the last call; waits for the first word up to `timeout`."""
+        found: list[Report] = []
+        with suppress(queue.Empty):
+            found.append(self._reports.get(timeout=timeout) if timeout else self._next())
+            while True:
+                found.append(self._next())
+        return found
 
-    def wait_for(self, who: str, word: str, timeout: float) -> dict[str, Any]:
-        """The next report of `who` that holds `word`; others are dropped."""
-        deadline = time.monotonic() + timeout
-        while (report := self.next_report(deadline - time.monotonic())) is not None:
-            if report.who == who and report.words is None:
-                raise self.failure(who)
-            if report.who == who and report.words is not None and word in report.words:
-                return report.words
-        raise DemoFailed(
-            f"{who} did not report {word!r} within {timeout:g} s; is the machine busy?"
-        )
+    def _next(self) -> Report:
+        return self._reports.get_nowait()
 
-    def ask_to_stop(self, who: str) -> None:
+    def order(self, who: str, order: str) -> None:
+        """Tell a process what to do."""
         stdin = self._processes[who].stdin
         with suppress(BrokenPipeError):
             if stdin is not None:
-                stdin.write(b"stop\n")
+                stdin.write(f"{order}\n".encode())
                 stdin.flush()
 
-    def kill(self, who: str) -> None:
-        """SIGKILL: it can't clean up, flush or say good-bye."""
-        self._processes[who].kill()
+    def send_signal(self, who: str, number: signal.Signals) -> None:
+        """SIGKILL: it can't clean up or say good-bye. SIGSTOP: it does not know it stands still."""
+        self._processes[who].send_signal(number)
 
     def failure(self, who: str) -> DemoFailed:
         """For a process that ended by itself: its last words."""

@@ -1,78 +1,54 @@
-"""Reads the whole log again and judges it by what the producers were told."""
+"""Judges the ledger by what the producer was told."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Iterable
+from operator import attrgetter
 
-from pxrs.cli.demo.script import END, KEYS, PING, Digest, key_of, number_in
-from pxrs.errors import DamagedBatch
+import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pxrs.runtime.reader import Reader
-
-_AT_ONCE = 5000
+from pxrs.cli.demo.script import KEYS, Entry
 
 
-@dataclass
-class Findings:
-    """What is in the log, and what is wrong with it."""
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in the ledger, and what is wrong with it."""
 
-    messages: int = 0
-    lost: int = 0
-    repeated: int = 0
-    out_of_order: int = 0
-    torn: int = 0
-    seconds: float = 0.0
-    digests: list[str] = field(default_factory=list)
+    entries: int
+    lost: int
+    repeated: int
+    unknown: int
+    out_of_order: int
 
 
-def check(reader: Reader, acknowledged: list[int]) -> Findings:
-    """Every number below `acknowledged[producer]` must be there once, in order for its key.
+def check(entries: Iterable[Entry], acknowledged: int, *, once: bool) -> Findings:
+    """Every number below `acknowledged` must be there, and in order for its key.
 
-    A key's numbers are `KEYS` apart, so the next one is known: a smaller one is a repetition,
-    a larger one has overtaken or lost its predecessor.
+    The order is that of the effects: a partition's epochs follow each other, and under an epoch
+    its owner counts. A key's numbers are `KEYS` apart, so the next one is known. Where a message
+    may be handled again (not `once`) going back is allowed, leaving one out is not.
     """
-    started = time.monotonic()
-    findings = Findings()
-    expected = {key_of(p, k): k for p in range(len(acknowledged)) for k in range(KEYS)}
-    for partition in range(reader.topic.partitions):
-        digest = Digest()
-        for key, value in _messages(reader, partition, findings):
-            digest.add(key, value)
-            findings.messages += 1
-            number = number_in(value)
-            due = expected.get(key)
-            if number is None or due is None:
-                findings.torn += 1
-                continue
-            if number < due:
-                findings.repeated += 1
-                continue
-            if number > due:
-                findings.out_of_order += 1
-            expected[key] = number + KEYS
-        findings.digests.append(digest.text)
-    for producer, count in enumerate(acknowledged):
-        dues = (expected[key_of(producer, k)] for k in range(KEYS))
-        findings.lost += sum(len(range(due, count, KEYS)) for due in dues)
-    findings.seconds = time.monotonic() - started
-    return findings
+    found = list(entries)
+    numbers = {entry.number for entry in found}
+    by_key: defaultdict[int, list[Entry]] = defaultdict(list)
+    for entry in sorted(found, key=attrgetter("epoch", "turn")):
+        by_key[entry.number % KEYS].append(entry)
+    return Findings(
+        entries=len(found),
+        lost=acknowledged - sum(0 <= number < acknowledged for number in numbers),
+        repeated=len(found) - len(numbers),
+        unknown=sum(not 0 <= number < acknowledged for number in numbers),
+        out_of_order=sum(
+            _out_of_order([entry.number for entry in key], first, once=once)
+            for first, key in by_key.items()
+        ),
+    )
 
 
-def _messages(reader: Reader, partition: int, findings: Findings) -> Iterator[tuple[bytes, bytes]]:
-    offset, end = reader.bounds(partition)
-    while offset < end:
-        try:
-            found = reader.read(partition, offset, _AT_ONCE)
-        except DamagedBatch as error:
-            findings.torn += error.next_offset - offset
-            offset = error.next_offset
-            continue
-        for message in found:
-            if message.key not in (PING, END):
-                yield message.key, message.value
-        offset = found[-1].offset + 1
+def _out_of_order(numbers: list[int], first: int, *, once: bool) -> int:
+    due, wrong = first, 0
+    for number in numbers:
+        if number > due or (number < due and once):
+            wrong += 1
+        due = max(due, number + KEYS)
+    return wrong

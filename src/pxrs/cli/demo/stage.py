@@ -1,78 +1,43 @@
-"""The demo itself: sets the stage, lets the processes run, kills one, and checks."""
+"""The demo's stage: the processes, the group as it is now, and how to wait for what must come."""
 
 from __future__ import annotations
 
-import random
-import secrets
-import statistics
-import tempfile
+import signal
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import inf
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from pxrs.cli.demo.cast import Cast, Report
-from pxrs.cli.demo.check import Findings, check
-from pxrs.cli.demo.script import END, PARTITIONS, PING, PRODUCERS
-from pxrs.config import parse_url
-from pxrs.errors import InvalidRequest
-from pxrs.runtime.app import Pxrs, connect
-from pxrs.runtime.topics import PartitionInfo
+from pxrs.cli.demo.observer import Observer, Picture
+from pxrs.errors import PxrsError
 
-FOLLOWER = "follower"
-VICTIM = 1
-_PINGS = 60
-_PATIENCE = 30.0
-_KILL_WITHIN = 0.02
-# The victim would never finish by itself, so it is always killed in the middle.
-_ENDLESS = 10**12
+PRODUCER = "producer"
+PATIENCE = 20.0
+_LOOK = 0.05
+
+State = Literal["starting", "up", "holding", "frozen", "killed", "left"]
 
 
-class Plan(NamedTuple):
-    """Where, and how much at most: messages per producer, seconds for all of them."""
+class Proof(msgspec.Struct, frozen=True):
+    """Something that was to be shown, and whether it held."""
 
-    engine: str | None
-    messages: int
-    seconds: float
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. `proved` if everything promised holds."""
-
-    proved: bool
-    acknowledged: int
-    in_log: int
-    lost: int
-    repeated: int
-    out_of_order: int
-    torn: int
-    follower_saw: int
-    follower_saw_the_same: bool
-    killed_after: int
-    killed_with_under_way: int
-    others_after_kill: int
-    seconds: float
-    messages_per_second: float
-    bytes: int
-    checked_per_second: float
-    wakeup_ms_median: float
-    wakeup_ms_p99: float
+    name: str
+    holds: bool
+    text: str
 
 
-class Scene(NamedTuple):
-    """A moment of it, for the view."""
+class Moment(NamedTuple):
+    """What there is to see now. Consumers go by a letter."""
 
     seconds: float
-    partitions: list[PartitionInfo]
-    rates: list[float]
-    acked: list[int]
-    killed: bool
-    seen: int
+    title: str
+    picture: Picture
+    owners: list[str | None]
+    states: dict[str, State]
+    rate: float
 
 
 class View(Protocol):
@@ -80,228 +45,170 @@ class View(Protocol):
 
     @property
     def every(self) -> float:
-        """Seconds between two scenes."""
+        """Seconds between two moments."""
         ...
 
-    def open(self, where: str) -> None: ...
+    def open(self, where: str, *, once: bool) -> None: ...
 
-    def show(self, scene: Scene) -> None: ...
+    def show(self, moment: Moment) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def scene(self, title: str) -> None: ...
+
+    def proof(self, proof: Proof) -> None: ...
 
     def close(self) -> None: ...
 
-    def finish(self, outcome: Outcome) -> None: ...
+
+class NotShown(PxrsError):  # noqa: N818 - named like the errors it stands among
+    """What had to happen did not, in time."""
 
 
-def producer_name(number: int) -> str:
-    return f"producer {number + 1}"
+class Stage:
+    """Starts, stops and observes. Waiting shows what goes on meanwhile, and has an end."""
 
-
-def perform(plan: Plan, view: View) -> Outcome:
-    """Run it all."""
-    with _store(plan.engine) as px, _topic(px) as topic, Cast() as cast:
-        view.open(px.url)
-        try:
-            cast.start(FOLLOWER, "follow", px.url, topic)
-            cast.wait_for(FOLLOWER, "ready", _PATIENCE)
-            act = Act(px, topic, plan, cast, view)
-            act.run()
-            view.show(act.scene._replace(seen=_catch_up(px, topic, cast)))
-            view.say("measuring how soon the sleeping follower sees a message")
-            wakeups = _ping(px, topic, cast)
-            words = _end(px, topic, cast)
-            view.say("reading the whole log again and checking every message")
-            findings = check(px.reader(topic), act.acked)
-        finally:
-            view.close()
-        return _judge(act, findings, words["seen"], words["digests"], wakeups)
-
-
-class Act:
-    """Three producers write; one is killed half-way."""
-
-    def __init__(self, px: Pxrs, topic: str, plan: Plan, cast: Cast, view: View) -> None:
-        self._px = px
-        self._topic = topic
-        self._plan = plan
+    def __init__(
+        self, cast: Cast, observer: Observer, view: View, arguments: dict[str, tuple[str, ...]]
+    ) -> None:
         self._cast = cast
+        self._observer = observer
         self._view = view
-        self._numbers = {producer_name(number): number for number in range(PRODUCERS)}
-        self._running = set(self._numbers)
-        self._past: deque[tuple[float, list[int]]] = deque(maxlen=max(2, round(1 / view.every) + 1))
-        self.sending = [0] * PRODUCERS
-        self.acked = [0] * PRODUCERS
-        self.seen = 0
-        self.killed_at: list[int] | None = None
-        self._kill_at = inf
-        self._first_send: float | None = None
-        self.seconds = 0.0
-        self.bytes = 0
-        self.scene: Scene = self._look(0.0)
+        self._arguments = arguments
+        self._watch = observer.watch()
+        self._letters: dict[str, str] = {}
+        self._said: dict[str, dict[str, Any]] = {}
+        self._states: dict[str, State] = {}
+        self._past: deque[tuple[float, int]] = deque()
+        self._started = time.monotonic()
+        self._show_at = 0.0
+        self._title = ""
+        self.picture = observer.look()
 
-    def run(self) -> None:
-        """Until no producer runs any more."""
-        for who, number in self._numbers.items():
-            most = _ENDLESS if number == VICTIM else self._plan.messages
-            self._cast.start(who, "produce", self._px.url, self._topic, str(number), str(most))
-        started = time.monotonic()
-        scene_at, stop_at = started, started + self._plan.seconds
-        while self._running:
-            now = time.monotonic()
-            if now >= scene_at:
-                self._view.show(self._look(now - started))
-                scene_at = now + self._view.every
-            if now >= stop_at:
-                self._stop_all()
-                stop_at = now + _PATIENCE
-            if now >= self._kill_at and self.sending[VICTIM] > self.acked[VICTIM]:
-                self._kill()
-            report = self._cast.next_report(min(scene_at, stop_at, self._kill_at) - now)
-            if report is not None:
+    # Who is there
+
+    def start_producer(self) -> None:
+        self._start(PRODUCER, "produce")
+
+    def start_consumer(self, letter: str) -> None:
+        self._states[letter] = "starting"
+        self._start(letter, "consume")
+
+    def _start(self, who: str, role: str) -> None:
+        self._said[who] = {}
+        self._cast.start(who, role, *self._arguments[role])
+
+    def member(self, letter: str) -> str:
+        """The name of a consumer in its group; nobody's before it has joined."""
+        return str(self._said[letter].get("member", ""))
+
+    def partitions_of(self, letter: str) -> list[int]:
+        return self.picture.owned_by(self.member(letter))
+
+    @property
+    def sent(self) -> int:
+        """Messages that were acknowledged to the producer."""
+        return int(self._said.get(PRODUCER, {}).get("acked", 0))
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def said(self, who: str, word: str) -> Any:
+        """What a process has reported last under this word; None if nothing."""
+        return self._said[who].get(word)
+
+    def order(self, who: str, order: str) -> None:
+        self._cast.order(who, order)
+
+    def kill(self, letter: str) -> None:
+        self._states[letter] = "killed"
+        self._cast.send_signal(letter, signal.SIGKILL)
+
+    def freeze(self, letter: str) -> None:
+        self._states[letter] = "frozen"
+        self._cast.send_signal(letter, signal.SIGSTOP)
+
+    def wake(self, letter: str) -> None:
+        self._states[letter] = "up"
+        self._cast.send_signal(letter, signal.SIGCONT)
+
+    # What happens
+
+    def begin(self, title: str) -> None:
+        """The next scene."""
+        self._title = title
+        self._view.scene(title)
+
+    def settled(self, *letters: str) -> bool:
+        """Whether these are the members, and everything is owned as it shall be."""
+        names = {self.member(letter) for letter in letters}
+        return self.picture.state == "STABLE" and self.picture.members == names
+
+    def taken_over(self, partitions: list[int], former: str) -> bool:
+        """Whether other members own all of these partitions."""
+        owners = {self.picture.rows[number].owner for number in partitions}
+        return owners <= self.picture.members - {self.member(former)}
+
+    def wait(self, what: str, condition: Callable[[], bool], patience: float = PATIENCE) -> float:
+        """Until the condition holds; how many seconds that took. It is asked at every change."""
+        began = time.monotonic()
+        while True:
+            self._look()
+            if condition():
+                return time.monotonic() - began
+            if time.monotonic() - began > patience:
+                raise NotShown(f"{what}: not within {patience:g} s")
+            self._watch.wait(_LOOK)
+
+    def play(self, seconds: float) -> None:
+        """Let it go on for so long."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            for report in self._cast.reports(min(left, _LOOK)):
                 self._hear(report)
-            if self.killed_at is None and self._kill_at == inf and self._half_way(now - started):
-                # Right after an acknowledgement it would be between two commits every time.
-                self._kill_at = now + random.uniform(0, _KILL_WITHIN)
-        ended = time.monotonic()
-        self.seconds = ended - (self._first_send or started)
-        self.scene = self._look(ended - started)
+            if time.monotonic() >= self._show_at:
+                self._look()
+
+    def _look(self) -> None:
+        self.picture = self._observer.look()
+        for report in self._cast.reports():
+            self._hear(report)
+        now = time.monotonic()
+        if now >= self._show_at:
+            self._show_at = now + self._view.every
+            self.show()
+
+    def show(self) -> None:
+        """Show how things are now."""
+        owners = [
+            self._letters.get(row.owner, "?") if row.owner else None for row in self.picture.rows
+        ]
+        states, rate = dict(self._states), self._rate()
+        self._view.show(Moment(self.seconds, self._title, self.picture, owners, states, rate))
+
+    def _rate(self) -> float:
+        """Messages handled per second, over the last second."""
+        now, handled = time.monotonic(), self.picture.handled
+        self._past.append((now, handled))
+        while self._past[0][0] < now - 1.0 and len(self._past) > 2:
+            self._past.popleft()
+        then, before = self._past[0]
+        return (handled - before) / max(now - then, 1e-9)
 
     def _hear(self, report: Report) -> None:
-        number = self._numbers.get(report.who)
-        if report.words is None:
-            finished = number is not None and report.who not in self._running
-            killed = number == VICTIM and self.killed_at is not None
-            if not finished and not killed:
-                raise self._cast.failure(report.who)
-            self._running.discard(report.who)
-        elif number is None:
-            self.seen = report.words.get("seen", self.seen)
-        elif "done" in report.words:
-            self._running.discard(report.who)
-        elif "acked" in report.words:
-            self.acked[number] = report.words["acked"]
-        else:
-            # Figures leave out how long processes take to start.
-            self._first_send = self._first_send or time.monotonic()
-            self.sending[number] = report.words["sending"]
+        who, words = report.who, report.words
+        if words is None:
+            done = "done" in self._said[who] or self._states.get(who) == "killed"
+            if not done:
+                raise self._cast.failure(who)
+            return
+        self._said[who].update(words)
+        if "member" in words:
+            self._letters[words["member"]] = who
+            self._states[who] = "up"
+        elif "holding" in words:
+            self._states[who] = "holding"
+        elif "leaving" in words:
+            self._states[who] = "left"
 
-    def _half_way(self, seconds: float) -> bool:
-        enough = seconds >= self._plan.seconds / 2 and self.acked[VICTIM] > 0
-        return enough or self.acked[VICTIM] >= self._plan.messages / 2
-
-    def _kill(self) -> None:
-        self._cast.kill(producer_name(VICTIM))
-        self.killed_at = self.acked.copy()
-        self._kill_at = inf
-        self._view.say(
-            f"{producer_name(VICTIM)} killed (SIGKILL) after {self.acked[VICTIM]:,} "
-            "acknowledged messages"
-        )
-
-    def _stop_all(self) -> None:
-        for who in self._running:
-            self._cast.ask_to_stop(who)
-
-    def _look(self, seconds: float) -> Scene:
-        info = self._px.describe_topic(self._topic)
-        self.bytes = info.size
-        ends = [part.end for part in info.partitions]
-        self._past.append((seconds, ends))
-        then, before = self._past[0]
-        passed = max(seconds - then, 1e-9)
-        rates = [(end - old) / passed for end, old in zip(ends, before, strict=True)]
-        killed = self.killed_at is not None
-        return Scene(seconds, info.partitions, rates, self.acked.copy(), killed, self.seen)
-
-
-def _catch_up(px: Pxrs, topic: str, cast: Cast) -> int:
-    """Wait until the follower has seen all there is; how much that was."""
-    with px.producer() as producer:
-        for number in range(PARTITIONS):
-            producer.send(topic, b"%d" % number, PING, partition=number)
-    pings = [cast.wait_for(FOLLOWER, "ping", _PATIENCE) for _ in range(PARTITIONS)]
-    return int(pings[-1]["seen"])
-
-
-@dataclass(frozen=True)
-class Wakeups:
-    """Milliseconds from `send` to the follower."""
-
-    median: float
-    p99: float
-
-
-def _ping(px: Pxrs, topic: str, cast: Cast) -> Wakeups:
-    """One message at a time, each sent when the follower has nothing left to do."""
-    took = []
-    with px.producer() as producer:
-        for number in range(_PINGS):
-            sent_at = time.monotonic_ns()
-            producer.send(topic, b"%d" % number, PING, partition=number % PARTITIONS).result()
-            words = cast.wait_for(FOLLOWER, "ping", _PATIENCE)
-            took.append((words["at"] - sent_at) / 1e6)
-    took.sort()
-    return Wakeups(statistics.median(took), took[int(len(took) * 0.99)])
-
-
-def _end(px: Pxrs, topic: str, cast: Cast) -> dict[str, object]:
-    with px.producer() as producer:
-        for number in range(PARTITIONS):
-            producer.send(topic, b"", END, partition=number)
-    return cast.wait_for(FOLLOWER, "digests", _PATIENCE)
-
-
-def _judge(act: Act, findings: Findings, saw: object, digests: object, wakeups: Wakeups) -> Outcome:
-    same = digests == findings.digests
-    wrong = findings.lost + findings.repeated + findings.out_of_order + findings.torn
-    killed_at = act.killed_at or [0] * PRODUCERS
-    after = sum(act.acked) - act.acked[VICTIM] - sum(killed_at) + killed_at[VICTIM]
-    return Outcome(
-        proved=wrong == 0 and same and findings.messages > 0,
-        acknowledged=sum(act.acked),
-        in_log=findings.messages,
-        lost=findings.lost,
-        repeated=findings.repeated,
-        out_of_order=findings.out_of_order,
-        torn=findings.torn,
-        follower_saw=int(str(saw)),
-        follower_saw_the_same=same,
-        killed_after=act.acked[VICTIM],
-        killed_with_under_way=act.sending[VICTIM] - act.acked[VICTIM],
-        others_after_kill=after,
-        seconds=round(act.seconds, 3),
-        messages_per_second=round(findings.messages / act.seconds, 1),
-        bytes=act.bytes,
-        checked_per_second=round(findings.messages / findings.seconds, 1),
-        wakeup_ms_median=round(wakeups.median, 3),
-        wakeup_ms_p99=round(wakeups.p99, 3),
-    )
-
-
-@contextmanager
-def _store(engine: str | None) -> Iterator[Pxrs]:
-    if engine is not None:
-        if parse_url(engine).scheme == "memory":
-            raise InvalidRequest(
-                f"the demo runs in several processes, {engine} lives in one; "
-                "leave --engine out, or name a file: sqlite:///demo.db"
-            )
-        with connect(engine) as px:
-            yield px
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="pxrs-demo-") as folder,
-        connect(f"sqlite:///{folder}/demo.db") as px,
-    ):
-        yield px
-
-
-@contextmanager
-def _topic(px: Pxrs) -> Iterator[str]:
-    name = f"demo-{secrets.token_hex(4)}"
-    px.create_topic(name, PARTITIONS)
-    try:
-        yield name
-    finally:
-        px.delete_topic(name)
+    def close(self) -> None:
+        self._watch.close()

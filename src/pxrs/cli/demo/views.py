@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from pxrs.cli.demo.script import KEYS, PARTITIONS, PRODUCERS
-from pxrs.cli.demo.stage import VICTIM, Outcome, Scene, View, producer_name
-from pxrs.cli.output import console, human_size, print_json, table
+from pxrs.cli.demo.perform import Outcome
+from pxrs.cli.demo.script import PARTITIONS
+from pxrs.cli.demo.stage import Moment, Proof, State, View
+from pxrs.cli.output import console, print_json, table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.text import Text
 
-INTRODUCTION = (
-    f"{PRODUCERS} processes write keyed, numbered messages to a topic of {PARTITIONS} partitions, "
-    "another follows it; one writer is killed half-way"
-)
+_COLOURS = {"A": "cyan", "B": "magenta", "C": "yellow", "D": "green"}
+_STATES: dict[State, str] = {
+    "starting": "dim",
+    "up": "",
+    "holding": "",
+    "frozen": "bold blue",
+    "killed": "bold red",
+    "left": "dim",
+}
+# How long a partition that has changed hands is marked, in seconds.
+_MARKED = 2.0
 
 
-def choose_view(*, as_json: bool, plain: bool) -> View:
+class DemoView(View, Protocol):
+    def finish(self, outcome: Outcome) -> None: ...
+
+
+def introduction(*, once: bool) -> str:
+    """What is going to be seen."""
+    how = "in one transaction with its checkpoint" if once else "then commits its checkpoint"
+    return (
+        f"{PARTITIONS} partitions, one producer, a group of consumers; each is a process.\n"
+        f"A consumer enters messages in a ledger, {how}."
+    )
+
+
+def choose_view(*, as_json: bool, plain: bool) -> DemoView:
     if as_json:
         return JsonView()
     return PlainView() if plain or not sys.stdout.isatty() else LiveView()
@@ -32,11 +54,13 @@ class JsonView:
 
     every = 1.0
 
-    def open(self, where: str) -> None: ...
+    def open(self, where: str, *, once: bool) -> None: ...
 
-    def show(self, scene: Scene) -> None: ...
+    def show(self, moment: Moment) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def scene(self, title: str) -> None: ...
+
+    def proof(self, proof: Proof) -> None: ...
 
     def close(self) -> None: ...
 
@@ -45,147 +69,157 @@ class JsonView:
 
 
 class PlainView:
-    """A line a second."""
+    """A line a second, and one for every scene and what it showed."""
 
     every = 1.0
 
-    def open(self, where: str) -> None:
-        click.echo(f"store {where}")
-        click.echo(INTRODUCTION)
+    def __init__(self) -> None:
+        self._console = console()
 
-    def show(self, scene: Scene) -> None:
+    def open(self, where: str, *, once: bool) -> None:
+        click.echo(f"store {where}")
+        click.echo(introduction(once=once))
+
+    def show(self, moment: Moment) -> None:
+        owners = "".join(owner or "·" for owner in moment.owners)
+        epochs = " ".join(str(row.epoch) for row in moment.picture.rows)
         click.echo(
-            f"{scene.seconds:5.1f} s  {_total(scene):>9,} messages  "
-            f"{sum(scene.rates):>9,.0f} msg/s  {human_size(_bytes(scene)):>9}  "
-            f"follower at {scene.seen:,}"
+            f"{moment.seconds:5.1f} s  owners {owners}  epochs {epochs}  "
+            f"{moment.picture.handled:>8,} handled  lag {moment.picture.lag:,}"
         )
 
-    def say(self, text: str) -> None:
-        click.echo(text)
+    def scene(self, title: str) -> None:
+        click.echo(f"── {title}")
+
+    def proof(self, proof: Proof) -> None:
+        _print_proof(self._console, proof)
 
     def close(self) -> None: ...
 
     def finish(self, outcome: Outcome) -> None:
-        _print_outcome(console(), outcome)
+        _print_outcome(self._console, outcome)
 
 
 class LiveView:
-    """A table that moves, then what was proved."""
+    """A table that moves; what was shown piles up above it."""
 
-    every = 0.25
+    every = 0.125
 
     def __init__(self) -> None:
         self._console = console()
         self._live: Live | None = None
-        self._notes: list[str] = []
-        self._scene: Scene | None = None
+        self._owners: list[str | None] = [None] * PARTITIONS
+        self._moves: dict[int, tuple[float, str]] = {}
 
-    def open(self, where: str) -> None:
+    def open(self, where: str, *, once: bool) -> None:
         from rich.live import Live
 
         self._console.print(f"store {where}", style="dim")
-        self._console.print(INTRODUCTION)
+        self._console.print(introduction(once=once))
+        self._console.print()
         self._live = Live(console=self._console, auto_refresh=False)
         self._live.start()
 
-    def show(self, scene: Scene) -> None:
-        self._scene = scene
-        self._refresh()
+    def show(self, moment: Moment) -> None:
+        for number, owner in enumerate(moment.owners):
+            before = self._owners[number]
+            if owner is not None and owner != before:
+                self._owners[number] = owner
+                if before is not None:
+                    self._moves[number] = (moment.seconds + _MARKED, before)
+        if self._live is not None:
+            self._live.update(self._picture(moment), refresh=True)
 
-    def say(self, text: str) -> None:
-        self._notes.append(text)
-        self._refresh()
+    def scene(self, title: str) -> None: ...
+
+    def proof(self, proof: Proof) -> None:
+        _print_proof(self._console, proof)
 
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
+            self._live = None
+            self._console.print()
 
     def finish(self, outcome: Outcome) -> None:
         _print_outcome(self._console, outcome)
 
-    def _refresh(self) -> None:
-        if self._live is not None and self._scene is not None:
-            self._live.update(self._picture(self._scene), refresh=True)
-
-    def _picture(self, scene: Scene) -> RenderableType:
+    def _picture(self, moment: Moment) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
-        rows = table("partition", "end offset", "bytes", "msg/s")
-        for part, rate in zip(scene.partitions, scene.rates, strict=True):
+        rows = table(
+            "partition", "owner", "", "epoch", "checkpoint", "end", "lag", left=("owner", "")
+        )
+        for number, (row, owner) in enumerate(zip(moment.picture.rows, moment.owners, strict=True)):
             rows.add_row(
-                str(part.partition), f"{part.end:,}", human_size(part.size), f"{rate:,.0f}"
+                str(number),
+                Text(owner or "–", f"bold {_COLOURS.get(owner or '', 'dim')}"),
+                self._mark(number, moment.seconds),
+                str(row.epoch),
+                f"{row.checkpoint:,}",
+                f"{row.end:,}",
+                Text(f"{row.lag:,}", "" if row.lag else "dim"),
             )
-        rows.add_section()
         rows.add_row(
-            "all", f"{_total(scene):,}", human_size(_bytes(scene)), f"{sum(scene.rates):,.0f}",
-            style="bold",
+            "all", "", "", "", f"{moment.picture.handled:,}", f"{moment.picture.end:,}",
+            f"{moment.picture.lag:,}", style="bold",
         )  # fmt: skip
-        who = table("process", "messages", "", left=("process", ""))
-        for number, acked in enumerate(scene.acked):
-            dead = scene.killed and number == VICTIM
-            state = Text("killed", style="red") if dead else Text("acked", style="dim")
-            who.add_row(producer_name(number), f"{acked:,}", state)
-        who.add_row("follower", f"{scene.seen:,}", Text("seen", style="dim"))
-        side = table("", "", left=("", ""))
-        side.show_header = False
-        side.add_row(rows, who)
-        notes = [Text(f"· {note}", style="dim") for note in self._notes]
-        return Group(Text(f"{scene.seconds:.1f} s", style="dim"), side, *notes)
+        title = Text(f"{moment.title}", "bold")
+        clock = Text(f"{moment.seconds:.0f} s   {moment.rate:,.0f} msg/s   ", "dim")
+        return Group("", title, "", rows, "", clock + _members(moment))
+
+    def _mark(self, number: int, now: float) -> Text:
+        from rich.text import Text
+
+        until, before = self._moves.get(number, (0.0, ""))
+        text = f"from {before}" if now < until else ""
+        return Text(f"{text:<6}", "dim")
 
 
-def _total(scene: Scene) -> int:
-    return sum(part.end - part.start for part in scene.partitions)
+def _members(moment: Moment) -> Text:
+    """Who is there, and in what state."""
+    from rich.text import Text
+
+    line = Text()
+    for letter, state in moment.states.items():
+        owned = moment.owners.count(letter)
+        words = f"has {owned}" if state == "up" else state
+        line += Text(f"{letter} ", f"bold {_COLOURS.get(letter, '')}")
+        line += Text(f"{words}   ", _STATES[state])
+    return line
 
 
-def _bytes(scene: Scene) -> int:
-    return sum(part.size for part in scene.partitions)
+def _print_proof(out: Console, proof: Proof) -> None:
+    from rich.text import Text
+
+    good, bad = ("✓", "✗") if out.encoding.startswith("utf") else ("ok", "FAILED")
+    mark = Text(f"{good} ", "green") if proof.holds else Text(f"{bad} ", "bold red")
+    out.print(mark + proof.text)
 
 
 def _print_outcome(out: Console, outcome: Outcome) -> None:
     from rich.text import Text
 
-    good, bad = ("✓", "✗") if out.encoding.startswith("utf") else ("ok", "FAILED")
-    claims = (
-        (
-            outcome.lost + outcome.repeated == 0,
-            "every acknowledged message is in the log exactly once",
-            (
-                f"{outcome.acknowledged:,} acknowledged, {outcome.in_log:,} in the log; "
-                f"{outcome.lost:,} lost, {outcome.repeated:,} repeated"
-            ),
-        ),
-        (
-            outcome.out_of_order == 0,
-            "in order for each key",
-            f"{PRODUCERS * KEYS} keys, {outcome.out_of_order:,} out of order",
-        ),
-        (
-            outcome.torn == 0,
-            "nothing torn, though a writer was killed",
-            (
-                f"killed with {outcome.killed_with_under_way:,} under way ("
-                f"{outcome.in_log - outcome.acknowledged:,} got in); the others wrote "
-                f"{outcome.others_after_kill:,} more; {outcome.torn:,} torn"
-            ),
-        ),
-        (
-            outcome.follower_saw_the_same,
-            "the follower, another process, saw the same log",
-            f"{outcome.follower_saw:,} messages, compared by a digest of each partition",
-        ),
-    )
+    figures = outcome.figures
     out.print()
-    for holds, claim, detail in claims:
-        out.print(Text(f"{good if holds else bad} ", "green" if holds else "bold red") + claim)
-        out.print(Text(f"  {detail}", "dim"))
-    out.print()
+    if not outcome.proved:
+        missing = [proof for proof in outcome.proofs if not proof.holds]
+        out.print(Text(f"NOT proved, {len(missing)} of {len(outcome.proofs)}:", "bold red"))
+        for proof in missing:
+            out.print(f"  {proof.text}")
+        return
+    often = "effectively once" if outcome.effectively_once else "at least once"
     out.print(
-        f"{outcome.messages_per_second:,.0f} msg/s durable, {human_size(outcome.bytes)} in "
-        f"{outcome.seconds:.1f} s; checked at {outcome.checked_per_second:,.0f} msg/s"
+        Text(f"All {len(outcome.proofs)} held. ", "bold green")
+        + f"{figures.messages:,} messages handled {often}, in {figures.seconds:.0f} s."
     )
     out.print(
-        f"follower woken in {outcome.wakeup_ms_median:.1f} ms (median; 99 %: "
-        f"{outcome.wakeup_ms_p99:.1f} ms), from send to seen, durable commit included"
+        f"Take-over: {_ms(figures.takeover_after_kill)} after SIGKILL, "
+        f"{_ms(figures.takeover_after_leave)} after a leave. "
+        f"Burst: {figures.burst_per_second or 0:,.0f} messages/s."
     )
-    out.print(Text("consumer groups are not part of this yet: they come next", "dim"))
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1000:.0f} ms"

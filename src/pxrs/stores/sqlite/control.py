@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -37,15 +38,20 @@ def slot(name: str) -> int:
     return crc32(name.encode(errors="surrogatepass")) % _SLOTS
 
 
-def key_slots(key: str) -> set[int]:
+def key_slots(key: str) -> frozenset[int]:
     """What a change of the key rings: every folder above it, and each with two letters more."""
+    return _slots_above(key[: key.rfind("/") + 3])
+
+
+@lru_cache(maxsize=4096)
+def _slots_above(key: str) -> frozenset[int]:
     slots = set()
     start = 0
     while start >= 0:
         slots.add(slot(key[:start]))
         slots.add(slot(key[: start + 2]))
         start = key.find("/", start) + 1 or -1
-    return slots
+    return frozenset(slots)
 
 
 def prefix_slot(prefix: str) -> int:

@@ -32,6 +32,9 @@ from pxrs.types import (
 _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
 _COLUMNS = "key, value, version, session"
 _LAST = chr(0x10FFFF)
+# Not REPLACE, which would delete the row and its entry in the index, and make both anew.
+_PUT = """INSERT INTO pxrs_coord VALUES {rows} ON CONFLICT (key) DO UPDATE
+    SET value = excluded.value, version = excluded.version, session = excluded.session"""
 _SWEEP_EVERY = 10.0
 
 _Row = tuple[str, bytes, int, str | None]
@@ -217,7 +220,7 @@ def _write_rows(connection: sqlite3.Connection, writes: Sequence[Write]) -> dict
         for put in some_puts:
             values += (put.key, put.value, revision, put.session)
         rows = ",".join(["(?,?,?,?)"] * len(some_puts))
-        connection.execute(f"INSERT OR REPLACE INTO pxrs_coord VALUES {rows}", values)
+        connection.execute(_PUT.format(rows=rows), values)
     return dict.fromkeys((put.key for put in puts), revision)
 
 

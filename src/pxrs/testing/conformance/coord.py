@@ -83,7 +83,7 @@ def check_no_character_is_a_pattern(lab: Lab) -> None:
 def check_keys_are_exact(lab: Lab) -> None:
     """Keys that differ in case, accents, composition or spaces are different keys."""
     coord = lab.open().coord
-    keys = ["key", "KEY", "kéy", "ke\u0301y", "key ", " key", "kеy"]  # noqa: RUF001
+    keys = ["key", "KEY", "kéy", "ke\u0301y", "key ", " key", "kеy"]
     for key in keys:
         put(coord, key, key.encode())
     same([value_of(coord, key) for key in keys], [key.encode() for key in keys], "the values")

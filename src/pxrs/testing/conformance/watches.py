@@ -155,6 +155,26 @@ def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
 
 
 @suite
+def check_a_watch_can_be_woken(lab: Lab) -> None:
+    """`wake` ends the wait at hand or, if nobody waits, the next one."""
+    watch = lab.open().coord.watch("k/")
+    watch.wake()
+    must_wake(lab, watch, "a call of wake")
+    asleep = threading.Event()
+
+    def sleep() -> None:
+        asleep.set()
+        must_wake(lab, watch, "a call of wake")
+
+    def wake() -> None:
+        require(asleep.wait(lab.patience), "the sleeper did not start")
+        watch.wake()
+
+    together(lab, sleep, wake)
+    watch.close()
+
+
+@suite
 def check_close_wakes_a_sleeper(lab: Lab) -> None:
     """Closing a watch ends a wait without a timeout; a closed watch never blocks."""
     watch = lab.open().coord.watch("k/")

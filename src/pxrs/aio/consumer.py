@@ -1,0 +1,240 @@
+"""The consumer for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from pxrs.aio.threads import Threads, outcome
+from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.runtime import consumer as blocking
+from pxrs.runtime.consumer import RUN, Parts
+from pxrs.runtime.health import Health
+from pxrs.runtime.worker import Run
+from pxrs.types import Message, TopicPartition
+
+T = TypeVar("T")
+
+Callback = Callable[[T], Awaitable[None] | None]
+
+
+class Joining:
+    """A consumer about to join its group: `async with` it, or `await` it and close it."""
+
+    def __init__(self, threads: Threads, join: Callable[[OnLoop], blocking.Consumer]) -> None:
+        self._threads = threads
+        self._join = join
+        self._joined: Consumer | None = None
+
+    def __await__(self) -> Generator[Any, None, Consumer]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Consumer:
+        self._joined = await self._open()
+        return self._joined
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._joined is not None:
+            await self._joined.close()
+
+    async def _open(self) -> Consumer:
+        joining = self._threads.start(partial(self._join, OnLoop(asyncio.get_running_loop())))
+        try:
+            return Consumer(await outcome(joining), self._threads)
+        except asyncio.CancelledError:
+            joining.add_done_callback(_leave_unwanted)
+            raise
+
+
+class Consumer:
+    """Consumes topics as a member of a group. See `pxrs.Consumer`. For one task at a time.
+
+    A thread waits and fetches; messages are taken on the loop's own, without awaiting, as the
+    last thing that a call does. So a task that is cancelled has either got them or left them.
+    """
+
+    def __init__(self, consumer: blocking.Consumer, threads: Threads) -> None:
+        self._consumer = consumer
+        self._threads = threads
+        self._waiting: Future[bool] | None = None
+
+    @property
+    def member(self) -> str:
+        """This member's name in the group."""
+        return self._consumer.member
+
+    @property
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions owned now."""
+        return self._consumer.assignment
+
+    def health(self, *, stuck_after: float = 60.0, lag_limit: int = 10_000) -> Health:
+        """How this consumer is doing. Does not wait."""
+        return self._consumer.health(stuck_after=stuck_after, lag_limit=lag_limit)
+
+    async def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
+        """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
+
+        What the last call returned counts as handled now. Cancelling it loses nothing.
+        """
+        if max_records < 1:
+            raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
+        self._consumer.finish()
+        return self._consumer.all_at_once(await self._next(max_records, timeout))
+
+    def __aiter__(self) -> Arriving[Message]:
+        """Messages one by one, without end. One is handled when the next one is asked for."""
+        self._consumer.finish()
+        return Arriving(self._one_by_one)
+
+    def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
+        """Lists of messages, each of one partition. One is handled when the next is asked for."""
+        self._consumer.finish()
+        return Arriving(partial(self._by_partition, max_records))
+
+    async def commit(self, message: Message | None = None) -> None:
+        """Commit what was handed out so far, or up to and including one message.
+
+        See `pxrs.Consumer.commit`.
+        """
+        await self._threads.call(partial(self._consumer.commit, message))
+
+    def commit_async(self) -> None:
+        """Commit what was handled soon, in the background. Not awaited: it does not wait."""
+        self._consumer.commit_async()
+
+    async def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on from this offset, and make it the checkpoint. See `pxrs.Consumer.seek`."""
+        await self._calm()
+        await self._threads.call(partial(self._consumer.seek, topic, partition, offset))
+
+    async def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
+        """Go on from the first messages of this time (ms) or later, or from the end."""
+        await self._calm()
+        await self._threads.call(partial(self._consumer.seek_to_time, timestamp, parts))
+
+    def pause(self, *parts: TopicPartition) -> None:
+        """Hand out nothing of these partitions until `resume`. Not awaited: it does not wait."""
+        self._consumer.pause(*parts)
+
+    def resume(self, *parts: TopicPartition) -> None:
+        """Go on with these partitions. Not awaited: it does not wait."""
+        self._consumer.resume(*parts)
+
+    async def close(self) -> None:
+        """Finish: commit what was handled, release everything and leave the group at once."""
+        with suppress(PxrsError):
+            await self._calm()
+        await outcome(self._threads.start(self._consumer.close))
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _one_by_one(self) -> Iterator[Message]:
+        return self._consumer.one_by_one(await self._next(RUN, None))
+
+    async def _by_partition(self, most: int) -> Iterator[list[Message]]:
+        return self._consumer.by_partition(await self._next(most, None))
+
+    async def _next(self, most: int, timeout: float | None) -> list[Run]:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        await asyncio.sleep(0)  # full buffers must not keep other tasks from their turn
+        await self._calm()
+        while True:
+            if self._consumer.settled and (runs := self._consumer.take(most)):
+                return runs
+            left = None if deadline is None else deadline - loop.time()
+            # Woken, it comes back early: only the time decides.
+            if not await self._wait(left) and deadline is not None and loop.time() >= deadline:
+                return []
+
+    async def _wait(self, timeout: float | None) -> bool:
+        self._waiting = self._threads.start(partial(self._consumer.wait, timeout))
+        try:
+            found = await outcome(self._waiting)
+        except asyncio.CancelledError:
+            self._consumer.wake()
+            raise
+        except BaseException:
+            self._waiting = None
+            raise
+        self._waiting = None
+        return found
+
+    async def _calm(self) -> None:
+        """Let the thread come back that a cancelled call has left waiting."""
+        if self._waiting is None:
+            return
+        left = self._waiting
+        self._consumer.wake()
+        try:
+            await outcome(left)
+        finally:
+            if left.done():
+                self._waiting = None
+
+
+class Arriving(AsyncIterator[T], Generic[T]):
+    """What a consumer hands out, as it comes. Dropping it, by `break` too, gives back the rest."""
+
+    def __init__(self, more: Callable[[], Awaitable[Iterator[T]]]) -> None:
+        self._more = more
+        self._here: Iterator[T] = iter(())
+
+    def __aiter__(self) -> Arriving[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while True:
+            for found in self._here:
+                return found
+            self._here = await self._more()
+
+
+class OnLoop:
+    """Calls functions of the caller on its event loop, from a thread that waits for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def __call__(self, callback: Callback[T] | None) -> Callable[[T], None] | None:
+        """The callback, plain or a coroutine function, for the blocking consumer."""
+        if callback is None:
+            return None
+
+        def call(parts: T) -> None:
+            asyncio.run_coroutine_threadsafe(_called(callback, parts), self._loop).result()
+
+        return call
+
+
+async def _called(callback: Callback[T], parts: T) -> None:
+    found = callback(parts)
+    if inspect.isawaitable(found):
+        await found
+
+
+def _leave_unwanted(joining: Future[blocking.Consumer]) -> None:
+    """Nobody waited for this consumer to join."""
+    if joining.exception() is None:
+        joining.result().close()

@@ -1,0 +1,258 @@
+"""`pxrs groups`: list, describe, explain, reset and delete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pxrs.cli import options
+from pxrs.cli.failures import FAILED
+from pxrs.cli.options import Settings, shared
+from pxrs.cli.output import console, count, human_age, human_time, print_json, ranges, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pxrs.runtime.group_info import GroupInfo, GroupReset, PartitionMove, Rebalance
+    from pxrs.runtime.reader import Start
+
+
+@click.group()
+@shared
+def groups() -> None:
+    """See what consumer groups do, and change it."""
+
+
+@groups.command("list")
+@shared
+@click.pass_obj
+def list_groups(settings: Settings) -> None:
+    """Show all groups."""
+    with settings.connect() as px:
+        found = px.groups.list()
+        where = px.url
+    if settings.json:
+        print_json(found)
+    elif not found:
+        click.echo(f"no groups in {where}", err=True)
+    else:
+        rows = table("group", "state", "members", "generation", left=("group", "state"))
+        for group in found:
+            rows.add_row(group.name, group.state, f"{group.members:,}", f"{group.generation:,}")
+        console().print(rows)
+
+
+@groups.command()
+@click.argument("group")
+@shared
+@click.pass_obj
+def describe(settings: Settings, group: str) -> None:
+    """Show members, partitions and how far behind GROUP is.
+
+    A checkpoint is the offset to go on from. The lag in time is the age of the first message
+    that is not handled.
+    """
+    with settings.connect() as px:
+        info = px.groups.describe(group)
+    if settings.json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(info) | {"lag": info.lag, "lag_seconds": info.lag_seconds})
+        return
+    out = console()
+    out.print(info.name, style="bold", end="")
+    behind = f", {human_age(info.lag_seconds)}" if info.lag else ""
+    out.print(f": {info.state}, {count(info.lag, 'message')} behind{behind}")
+    out.print(f"generation {info.generation}, {human_time(info.at_ms)}: {info.reason}", style="dim")
+    _print_members(out, info)
+    _print_partitions(out, info)
+
+
+def _print_members(out: Console, info: GroupInfo) -> None:
+    if not info.members:
+        return
+    left = ("member", "client", "joined", "static", "owns")
+    rows = table(*left, left=left)
+    for member in info.members:
+        rows.add_row(
+            member.name,
+            member.client,
+            human_time(member.joined_ms),
+            "yes" if member.static else "no",
+            _by_topic((part.topic, part.partition) for part in member.owned) or "-",
+        )
+    out.print(rows)
+    out.print()
+
+
+def _print_partitions(out: Console, info: GroupInfo) -> None:
+    if not info.partitions:
+        return
+    noted = any(part.metadata for part in info.partitions)
+    rows = table(
+        "topic", "partition", "owner", "epoch", "checkpoint", "end", "lag", "time",
+        *(["metadata"] if noted else []),
+        left=("topic", "owner", "metadata"),
+    )  # fmt: skip
+    for part in info.partitions:
+        rows.add_row(
+            part.topic,
+            f"{part.partition:,}",
+            part.owner or "-",
+            f"{part.epoch:,}",
+            _offset(part.checkpoint),
+            f"{part.end:,}",
+            f"{part.lag:,}",
+            human_age(part.lag_seconds),
+            *([part.metadata] if noted else []),
+        )
+    out.print(rows)
+
+
+@groups.command()
+@click.argument("group")
+@click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="How many."
+)
+@shared
+@click.pass_obj
+def explain(settings: Settings, group: str, limit: int) -> None:
+    """Show what happened to GROUP, oldest first: rebalances, resets and seeks."""
+    with settings.connect() as px:
+        told = px.groups.explain(group, limit)
+    if settings.json:
+        print_json(told)
+        return
+    out = console()
+    events = [(each.at_ms, partial(_print_rebalance, out, each)) for each in told.rebalances]
+    events += [(each.at_ms, partial(_print_reset, out, each)) for each in told.resets]
+    for at_ms, show in sorted(events, key=lambda event: event[0])[-limit:]:
+        out.print(human_time(at_ms), style="dim", end="  ")
+        show()
+
+
+def _print_rebalance(out: Console, event: Rebalance) -> None:
+    out.print(f"generation {event.generation}", style="bold", end="")
+    out.print(f": {event.reason} (computed by {event.coordinator})")
+    moved: dict[tuple[str, str], list[PartitionMove]] = {}
+    for move in event.moves:
+        moved.setdefault((move.before or "nobody", move.after or "nobody"), []).append(move)
+    for (before, after), moves in moved.items():
+        parts = _by_topic((move.topic, move.partition) for move in moves)
+        out.print(f"    {parts}: {before} → {after}")
+
+
+def _print_reset(out: Console, event: GroupReset) -> None:
+    out.print("checkpoints set", style="bold", end="")
+    out.print(f" by {event.by}")
+    moved: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for change in event.changes:
+        place = (_offset(change.before), _offset(change.after))
+        moved.setdefault(place, []).append((change.topic, change.partition))
+    for (before, after), parts in moved.items():
+        out.print(f"    {_by_topic(parts)}: {before} → {after}")
+
+
+@groups.command()
+@click.argument("group")
+@click.argument("topic")
+@click.option("--to", type=options.offset, help="earliest, latest or an offset.")
+@click.option("--timestamp", "-t", type=options.moment, help="To this time: ISO 8601, or epoch ms.")
+@click.option(
+    "--partition", "-p", "partitions", type=int, multiple=True, help="Only this; may repeat."
+)
+@click.option("--force", is_flag=True, help="Even if it has members: they are fenced.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@shared
+@click.pass_obj
+def reset(
+    settings: Settings,
+    group: str,
+    topic: str,
+    to: Start | None,
+    timestamp: int | None,
+    partitions: tuple[int, ...],
+    force: bool,
+    yes: bool,
+) -> None:
+    """Set the checkpoints of GROUP in TOPIC; it goes on from there. This is recorded."""
+    if (to is None) == (timestamp is None):
+        raise click.UsageError("say where to with --to or with --timestamp")
+    with settings.connect() as px:
+        if not yes:
+            _somebody_to_ask()
+            state = px.groups.describe(group, lag_seconds=False).state
+            which = f"partitions {ranges(partitions)}" if partitions else "all partitions"
+            _ask(
+                f"Set the checkpoints of {group} ({state}) in {which} of {topic}?",
+                f"{group} is left as it is",
+            )
+        changes = px.groups.reset(
+            group,
+            topic,
+            to=to,
+            timestamp_ms=timestamp,
+            partitions=partitions or None,
+            force=force,
+        )
+    if settings.json:
+        print_json(changes)
+        return
+    rows = table("topic", "partition", "before", "after", left=("topic",))
+    for change in changes:
+        rows.add_row(
+            change.topic, f"{change.partition:,}", _offset(change.before), _offset(change.after)
+        )
+    console().print(rows)
+
+
+@groups.command()
+@click.argument("group")
+@click.option("--force", is_flag=True, help="Even if it has members: they start anew.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@shared
+@click.pass_obj
+def delete(settings: Settings, group: str, force: bool, yes: bool) -> None:
+    """Forget GROUP, its checkpoints and its history."""
+    with settings.connect() as px:
+        if not yes:
+            _somebody_to_ask()
+            info = px.groups.describe(group, lag_seconds=False)
+            _ask(
+                f"Delete {group} ({info.state}) and its checkpoints in "
+                f"{count(len(info.partitions), 'partition')}?",
+                f"{group} is kept",
+            )
+        px.groups.delete(group, force=force)
+    if settings.json:
+        print_json({"deleted": group})
+    else:
+        click.echo(f"{group} deleted")
+
+
+def _somebody_to_ask() -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody to ask: add --yes to do it without asking")
+
+
+def _ask(question: str, kept: str) -> None:
+    """Go on only if somebody says yes."""
+    if not click.confirm(question, err=True):
+        click.echo(kept, err=True)
+        sys.exit(FAILED)
+
+
+def _by_topic(parts: Iterable[tuple[str, Any]]) -> str:
+    """`orders 0-3, 7; invoices 1`."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in parts:
+        topics.setdefault(topic, []).append(number)
+    return "; ".join(f"{topic} {ranges(numbers)}" for topic, numbers in sorted(topics.items()))
+
+
+def _offset(offset: int | None) -> str:
+    return "none" if offset is None else f"{offset:,}"

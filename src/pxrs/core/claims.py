@@ -1,0 +1,172 @@
+"""The fence: claim, commit, release and take over, as checks and writes.
+
+Every change of a claim is one conditional write of its record. The check on the version that
+this member last saw is the fence, and it stands in the write itself: whoever took the partition
+over has changed the record, so a stale owner's write finds another version and does nothing.
+Nothing outside this module builds a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from pxrs.core.records import Claim, Runs, decode, encode
+from pxrs.types import Check, Put, TopicPartition, Versioned
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """A claim that this member holds, as of the record's version that it last wrote."""
+
+    part: TopicPartition
+    key: str
+    version: int
+    claim: Claim
+
+    @property
+    def epoch(self) -> int:
+        return self.claim.epoch
+
+
+class Step(NamedTuple):
+    """A change of one claim that waits to be committed."""
+
+    part: TopicPartition
+    check: Check
+    put: Put
+    claim: Claim
+
+    def done(self, version: int) -> Holding:
+        """The holding once the change is committed at that version."""
+        return Holding(self.part, self.put.key, version, self.claim)
+
+
+class Stamp(NamedTuple):
+    """Who writes, a unique id for the write, and the wall clock for people to read."""
+
+    owner: str
+    name: str
+    write: str
+    at_ms: int
+
+
+def take(part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp) -> Step:
+    """Claim a partition, free or not: the epoch rises, so a former owner is fenced."""
+    before = decode(found, Claim) if found is not None else Claim()
+    claim = msgspec.structs.replace(
+        before,
+        owner=stamp.owner,
+        name=stamp.name,
+        epoch=before.epoch + 1,
+        write=stamp.write,
+        at_ms=stamp.at_ms,
+    )
+    return _step(part, key, found.version if found is not None else 0, claim)
+
+
+def advance(
+    holding: Holding, checkpoint: int, done: Runs, metadata: str | None, stamp: Stamp
+) -> Step:
+    """Move the checkpoint forward. It never goes back: the higher one stays, with all it has."""
+    before = holding.claim
+    claim = msgspec.structs.replace(before, write=stamp.write, at_ms=stamp.at_ms)
+    if before.checkpoint is None or checkpoint >= before.checkpoint:
+        claim = msgspec.structs.replace(
+            claim,
+            checkpoint=checkpoint,
+            done=done,
+            metadata=before.metadata if metadata is None else metadata,
+        )
+    return _step(holding.part, holding.key, holding.version, claim)
+
+
+def release(holding: Holding, checkpoint: int | None, done: Runs, stamp: Stamp) -> Step:
+    """The final checkpoint and the release, in one write. The epoch rises here too."""
+    if checkpoint is not None:
+        holding = Holding(
+            holding.part,
+            holding.key,
+            holding.version,
+            advance(holding, checkpoint, done, None, stamp).claim,
+        )
+    claim = msgspec.structs.replace(
+        holding.claim,
+        owner=None,
+        name=None,
+        epoch=holding.epoch + 1,
+        write=stamp.write,
+        at_ms=stamp.at_ms,
+    )
+    return _step(holding.part, holding.key, holding.version, claim)
+
+
+def seek(holding: Holding, checkpoint: int, stamp: Stamp) -> Step:
+    """Set the checkpoint, forward or back, by its owner's explicit wish."""
+    claim = msgspec.structs.replace(
+        holding.claim, checkpoint=checkpoint, done=(), write=stamp.write, at_ms=stamp.at_ms
+    )
+    return _step(holding.part, holding.key, holding.version, claim)
+
+
+def touch(holding: Holding, stamp: Stamp) -> Step:
+    """Write the claim again as it is: no earlier write can be applied any more."""
+    claim = msgspec.structs.replace(holding.claim, write=stamp.write, at_ms=stamp.at_ms)
+    return _step(holding.part, holding.key, holding.version, claim)
+
+
+def rewind(
+    part: TopicPartition, key: str, found: Versioned | None, checkpoint: int | None, stamp: Stamp
+) -> Step:
+    """An explicit reset: the one way back. Nobody owns it afterwards; whoever did is fenced."""
+    before = decode(found, Claim) if found is not None else Claim()
+    claim = Claim(
+        epoch=before.epoch + 1, checkpoint=checkpoint, write=stamp.write, at_ms=stamp.at_ms
+    )
+    return _step(part, key, found.version if found is not None else 0, claim)
+
+
+class Happened(NamedTuple):
+    """The record is what this very write made: an earlier try had succeeded."""
+
+    version: int
+
+
+class Behind(NamedTuple):
+    """Still ours, at another version: write again on top of it."""
+
+    holding: Holding
+
+
+class Lost(NamedTuple):
+    """Somebody else's now, or nobody's."""
+
+    claim: Claim | None
+
+
+def judge(step: Step, owner: str, current: Versioned | None) -> Happened | Behind | Lost:
+    """What a conflict on this step's claim means, given what the store holds now."""
+    if current is None:
+        return Lost(None)
+    claim = decode(current, Claim)
+    if claim.write == step.claim.write:
+        return Happened(current.version)
+    expected = step.claim.epoch if step.claim.owner is not None else step.claim.epoch - 1
+    if claim.owner == owner and claim.epoch == expected:
+        return Behind(Holding(step.part, step.put.key, current.version, claim))
+    return Lost(claim)
+
+
+def free_or_dead(claim: Claim | None, name: str, living: Iterable[str]) -> bool:
+    """Whether nobody can be working on the partition under this claim.
+
+    It is free, its owner's session is over, or it was held by this member's own former self.
+    """
+    return (
+        claim is None or claim.owner is None or claim.name == name or claim.owner not in set(living)
+    )
+
+
+def _step(part: TopicPartition, key: str, version: int, claim: Claim) -> Step:
+    return Step(part, Check(key, version), Put(key, encode(claim)), claim)

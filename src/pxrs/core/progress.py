@@ -1,0 +1,85 @@
+"""Which offsets of a partition are done: messages finished in any order → one checkpoint.
+
+The checkpoint is the first offset that is not done; everything below it is. Finished runs above
+it are kept beside it, so that a new owner can skip them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from pxrs.core.records import Runs
+from pxrs.errors import InvalidRequest
+
+# What a claim's runs may take as JSON.
+MOST_BYTES = 4096
+
+
+class Progress:
+    """Offsets done so far in one partition. Runs are disjoint, sorted and never touch."""
+
+    __slots__ = ("_ends", "_starts", "checkpoint")
+
+    def __init__(self, checkpoint: int, runs: Runs = ()) -> None:
+        self.checkpoint = checkpoint
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in runs:
+            self.finish(start, end)
+
+    @property
+    def runs(self) -> Runs:
+        """Finished runs above the checkpoint: start, and end not included."""
+        return tuple(zip(self._starts, self._ends, strict=True))
+
+    @property
+    def full(self) -> bool:
+        """Whether there are too many gaps to remember more: wait for the oldest to close.
+
+        A run is written as `[start,end],`. One more fits while this is false, and an end that
+        grows by a digit.
+        """
+        if not self._ends:
+            return False
+        longest = 2 * len(str(self._ends[-1])) + 6
+        return (len(self._ends) + 1) * longest + 2 > MOST_BYTES
+
+    def is_done(self, offset: int) -> bool:
+        """Whether the offset is finished."""
+        if offset < self.checkpoint:
+            return True
+        place = bisect_right(self._starts, offset) - 1
+        return place >= 0 and offset < self._ends[place]
+
+    def finish(self, start: int, end: int | None = None) -> None:
+        """Mark an offset, or `start` up to `end`, as done. Marking twice changes nothing."""
+        end = start + 1 if end is None else end
+        if end <= start:
+            raise InvalidRequest(f"offsets {start} up to {end} are none")
+        start = max(start, self.checkpoint)
+        if end <= start:
+            return
+        if start == self.checkpoint:
+            self._advance(end)
+        else:
+            self._insert(start, end)
+
+    def _advance(self, end: int) -> None:
+        """The checkpoint moves, over every run that it now reaches."""
+        place = bisect_right(self._starts, end)
+        if place:
+            end = max(end, self._ends[place - 1])
+            del self._starts[:place], self._ends[:place]
+        self.checkpoint = end
+
+    def _insert(self, start: int, end: int) -> None:
+        """Merge with the runs that overlap or touch it."""
+        first = bisect_right(self._starts, start) - 1
+        if first < 0 or self._ends[first] < start:
+            first += 1
+        last = bisect_right(self._starts, end)
+        if last > first:
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]

@@ -1,0 +1,67 @@
+"""Which message may be handled next, when several workers share them. Pure.
+
+Messages stand in lanes: one per partition, or one per key. Within a lane they are handled one
+after the other, in order; lanes run side by side. A lane whose first message failed is parked
+until its time comes; the others flow.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Schedule(Generic[T]):
+    """Lanes of items. Not thread-safe: whoever shares it locks."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Hashable, deque[T]] = {}
+        self._ready: deque[Hashable] = deque()
+        self._parked: list[tuple[float, int, Hashable]] = []
+        self._parkings = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many items are here, those being handled included."""
+        return self._size
+
+    def put(self, lane: Hashable, item: T) -> None:
+        """Add an item at the end of its lane."""
+        self._size += 1
+        if lane in self._lanes:
+            self._lanes[lane].append(item)
+        else:
+            self._lanes[lane] = deque([item])
+            self._ready.append(lane)
+
+    def take(self, now: float) -> tuple[Hashable, T] | None:
+        """The first item of a lane that is free; its lane is busy until `done` or `park`."""
+        while self._parked and self._parked[0][0] <= now:
+            self._ready.append(heapq.heappop(self._parked)[2])
+        if not self._ready:
+            return None
+        lane = self._ready.popleft()
+        return lane, self._lanes[lane][0]
+
+    def done(self, lane: Hashable) -> None:
+        """The lane's first item is finished; the next one may be taken."""
+        items = self._lanes[lane]
+        items.popleft()
+        self._size -= 1
+        if items:
+            self._ready.append(lane)
+        else:
+            del self._lanes[lane]
+
+    def park(self, lane: Hashable, until: float) -> None:
+        """The lane's first item failed: try it again later."""
+        self._parkings += 1
+        heapq.heappush(self._parked, (until, self._parkings, lane))
+
+    def next_time(self) -> float | None:
+        """When the next parked lane is due."""
+        return self._parked[0][0] if self._parked else None

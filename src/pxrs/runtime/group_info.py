@@ -1,0 +1,120 @@
+"""What `px.groups` tells about a group: frozen values, as of the moment they were read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pxrs.core.group import GroupState
+from pxrs.types import TopicPartition
+
+
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A group in a list of groups. `members` is how many there are."""
+
+    name: str
+    state: GroupState
+    generation: int
+    members: int
+
+
+class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that is there, and the partitions it owns now."""
+
+    name: str
+    client: str
+    topics: tuple[str, ...]
+    joined_ms: int
+    static: bool
+    owned: tuple[TopicPartition, ...]
+
+
+class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a group has come in one partition.
+
+    `owner` is the name of the member that works on it, None if nobody who is there does.
+    `epoch` is 0 and `checkpoint` None before anybody claimed or committed it. The log holds
+    offsets `start` up to `end`. `lag` counts the messages not handled, from the log's start where
+    there is no checkpoint; `lag_seconds` is the age of the first of them, 0 if there is none, and
+    None if it can't be told or was not asked for.
+    """
+
+    topic: str
+    partition: int
+    owner: str | None
+    epoch: int
+    checkpoint: int | None
+    start: int
+    end: int
+    lag: int
+    lag_seconds: float | None
+    metadata: str
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A group: its members, its partitions, and why they are divided as they are."""
+
+    name: str
+    state: GroupState
+    generation: int
+    reason: str
+    coordinator: str
+    at_ms: int
+    members: tuple[MemberInfo, ...]
+    partitions: tuple[GroupPartition, ...]
+
+    @property
+    def lag(self) -> int:
+        """Messages not handled, in all partitions."""
+        return sum(part.lag for part in self.partitions)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The age of the oldest message not handled; None if it can't be told."""
+        ages = [part.lag_seconds for part in self.partitions]
+        known = [age for age in ages if age is not None]
+        return max(known, default=0.0) if len(known) == len(ages) else None
+
+
+class PartitionMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that a generation gave to another member; None stands for nobody."""
+
+    topic: str
+    partition: int
+    before: str | None
+    after: str | None
+
+
+class Rebalance(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation: when and why it began, who computed it, and what it moved."""
+
+    generation: int
+    at_ms: int
+    reason: str
+    coordinator: str
+    members: tuple[str, ...]
+    moves: tuple[PartitionMove, ...]
+
+
+class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that was set by somebody's wish; None stands for none."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int | None
+
+
+class GroupReset(msgspec.Struct, frozen=True, kw_only=True):
+    """Checkpoints set at one time by one reset, or by one seek of a member."""
+
+    at_ms: int
+    by: str
+    changes: tuple[CheckpointChange, ...]
+
+
+class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a group, oldest first."""
+
+    name: str
+    rebalances: tuple[Rebalance, ...]
+    resets: tuple[GroupReset, ...]

@@ -1,0 +1,51 @@
+"""How a consumer is doing, in one word and a sentence. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+HealthState = Literal["joining", "assigned", "idle", "lagging", "stuck", "fenced", "lost the store"]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The state and what it is about. `ok` is what a readiness probe wants to know."""
+
+    state: HealthState
+    detail: str
+
+    @property
+    def ok(self) -> bool:
+        return self.state in ("assigned", "idle", "lagging")
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the verdict is made of. Times are seconds of the monotonic clock."""
+
+    generation: int
+    owned: int
+    meant: int
+    waiting: int
+    in_hand_since: float | None
+    store_lost_since: float | None
+    fatal: str | None
+
+
+def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> Health:
+    """The worst that can be said. `waiting`: messages not handled yet in what is owned."""
+    if facts.fatal is not None:
+        return Health("fenced", facts.fatal)
+    if facts.store_lost_since is not None:
+        lost = now - facts.store_lost_since
+        return Health("lost the store", f"no answer from the store for {lost:.1f} s")
+    if facts.generation == 0 or facts.owned < facts.meant:
+        return Health("joining", f"{facts.owned} of {facts.meant} partitions are here")
+    if facts.in_hand_since is not None and now - facts.in_hand_since > stuck_after:
+        held = now - facts.in_hand_since
+        return Health("stuck", f"the handler has been at it for {held:.0f} s")
+    if facts.waiting > lag_limit:
+        return Health("lagging", f"{facts.waiting} messages wait")
+    if facts.waiting == 0:
+        return Health("idle", f"{facts.owned} partitions, nothing waits")
+    return Health("assigned", f"{facts.owned} partitions, {facts.waiting} messages wait")

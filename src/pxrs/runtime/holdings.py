@@ -1,0 +1,316 @@
+"""The claims that one member holds, and the one committer of their checkpoints.
+
+Everything a member writes to its claims goes through here, one commit at a time: an auto-commit
+and an explicit one that raced on a version would fence each other. A commit carries any number
+of partitions; those that were lost are dropped from it and the rest is written.
+
+No threads and no waiting: the same code runs under the simulator.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.core import claims
+from pxrs.core.claims import Behind, Happened, Holding, Stamp, Step
+from pxrs.core.group import Me
+from pxrs.core.records import Claim, Runs, decode
+from pxrs.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
+from pxrs.stores.api import CoordStore
+from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
+
+_TRIES = 3
+
+
+class Mark(NamedTuple):
+    """How far a partition was handled: the checkpoint, and what is done above it."""
+
+    checkpoint: int
+    done: Runs = ()
+    metadata: str | None = None
+
+
+class Applied(NamedTuple):
+    """How a change of several claims went: what was written, what was lost.
+
+    `stale` means that the guard did not hold, and nothing was written at all.
+    """
+
+    written: list[Holding]
+    lost: frozenset[TopicPartition]
+    stale: bool = False
+
+
+class Doubt(NamedTuple):
+    """A write of a claim that got no answer: done, lost, or still on its way.
+
+    It is conditional on `version`. While the record has that version it may still be applied;
+    at any other it was applied, or never will be.
+    """
+
+    key: str
+    version: int
+
+
+Rebuild = Callable[[Holding], Step]
+
+
+class Holdings:
+    """What this member holds. Thread-safe; every write is serialised."""
+
+    def __init__(
+        self, coord: CoordStore, clock: Clock, new_id: Callable[[], str] | None = None
+    ) -> None:
+        self._coord = coord
+        self._clock = clock
+        self._new_id = new_id or (lambda: secrets.token_hex(8))
+        self.lock = threading.RLock()
+        self._held: dict[TopicPartition, Holding] = {}
+        self._doubts: dict[TopicPartition, Doubt] = {}
+        self._me = Me("", "")
+
+    def begin(self, me: Me) -> None:
+        """Start anew under another id: what was held is not ours any more."""
+        with self.lock:
+            self._me = me
+            self._held = {}
+            self._doubts = {}
+
+    @property
+    def owner(self) -> str:
+        """The id under which this member owns."""
+        return self._me.id
+
+    @property
+    def parts(self) -> frozenset[TopicPartition]:
+        """The partitions held, as far as this member knows."""
+        return frozenset(self._held)
+
+    def get(self, part: TopicPartition) -> Holding | None:
+        return self._held.get(part)
+
+    @property
+    def doubts(self) -> dict[TopicPartition, Doubt]:
+        """Writes whose outcome is not known, of claims held or not."""
+        with self.lock:
+            return dict(self._doubts)
+
+    def forget(self, part: TopicPartition) -> None:
+        """The doubt about this claim is over."""
+        with self.lock:
+            self._doubts.pop(part, None)
+
+    def confirm(self, part: TopicPartition) -> Applied:
+        """Settle the doubt about a claim that is held, by a write of our own."""
+        with self.lock:
+            stamp = self._stamp()
+            return self._change([part], lambda holding: claims.touch(holding, stamp))
+
+    def let_go(self, part: TopicPartition, found: Versioned) -> Applied:
+        """Release a claim that turned out to be ours, though nobody has worked on it."""
+        with self.lock:
+            holding = Holding(part, found.key, found.version, decode(found, Claim))
+            return self._apply([claims.release(holding, None, (), self._stamp())], None)
+
+    def drop(self, parts: Iterable[TopicPartition]) -> None:
+        """Forget claims that somebody else has now."""
+        with self.lock:
+            for part in parts:
+                self._held.pop(part, None)
+
+    def take(
+        self, found: Mapping[TopicPartition, tuple[str, Versioned | None]], guard: Check
+    ) -> Applied:
+        """Claim partitions as they were found, if `guard` still holds."""
+        with self.lock:
+            stamp = self._stamp()
+            steps = [claims.take(part, key, record, stamp) for part, (key, record) in found.items()]
+            applied = self._apply(steps, None, (guard,))
+            self._held |= {holding.part: holding for holding in applied.written}
+            return applied
+
+    def commit(self, marks: Mapping[TopicPartition, Mark]) -> Applied:
+        """Move checkpoints forward, all in one commit; never back."""
+        with self.lock:
+            stamp = self._stamp()
+
+            def advance(holding: Holding) -> Step:
+                return claims.advance(holding, *marks[holding.part], stamp)
+
+            return self._change(marks, advance)
+
+    def release(
+        self,
+        marks: Mapping[TopicPartition, Mark | None],
+        guard: Sequence[Check] = (),
+        also: Sequence[Write] = (),
+    ) -> Applied:
+        """Write the final checkpoints and let go, in one commit; `also` goes with it."""
+        with self.lock:
+            stamp = self._stamp()
+
+            def release(holding: Holding) -> Step:
+                mark = marks[holding.part] or Mark(-1)
+                checkpoint = mark.checkpoint if mark.checkpoint >= 0 else None
+                return claims.release(holding, checkpoint, mark.done, stamp)
+
+            applied = self._change(marks, release, guard, also)
+            self.drop(holding.part for holding in applied.written)
+            return applied
+
+    def steps_to_commit(self, marks: Mapping[TopicPartition, Mark]) -> list[Step]:
+        """The writes of `commit`, for a transaction that makes them itself. Under the lock."""
+        stamp = self._stamp()
+        return [
+            claims.advance(self._held[part], *mark, stamp)
+            for part, mark in marks.items()
+            if part in self._held
+        ]
+
+    def seek(self, part: TopicPartition, checkpoint: int, also: Sequence[Write]) -> Applied:
+        """Set a checkpoint, forward or back: explicit, and recorded by `also`."""
+        with self.lock:
+            held = self._held.get(part)
+            if held is None:
+                return Applied([], frozenset([part]))
+            # Not by `_change`: a claim that is lost must not leave the record of a seek behind.
+            step = claims.seek(held, checkpoint, self._stamp())
+            while True:
+                try:
+                    outcome = self._send([step], (), also)
+                except OutcomeUnknown:
+                    self._doubt([step], ())
+                    self.drop([part])
+                    raise
+                if isinstance(outcome, Committed):
+                    self._held[part] = step.done(outcome.versions[step.put.key])
+                    return Applied([self._held[part]], frozenset())
+                verdict = claims.judge(step, self._me.id, outcome.current[step.put.key])
+                if isinstance(verdict, Happened):
+                    self._held[part] = step.done(verdict.version)
+                    return Applied([self._held[part]], frozenset())
+                if not isinstance(verdict, Behind):
+                    self.drop([part])
+                    return Applied([], frozenset([part]))
+                step = claims.seek(verdict.holding, checkpoint, self._stamp())
+
+    def wrote(self, steps: Iterable[Step], versions: Mapping[str, int]) -> None:
+        """Note what a transaction has committed."""
+        for step in steps:
+            self._held[step.part] = step.done(versions[step.put.key])
+            self._doubts.pop(step.part, None)
+
+    def _change(
+        self,
+        parts: Iterable[TopicPartition],
+        rebuild: Rebuild,
+        guard: Sequence[Check] = (),
+        also: Sequence[Write] = (),
+    ) -> Applied:
+        steps = [rebuild(self._held[part]) for part in parts if part in self._held]
+        unknown = frozenset(part for part in parts if part not in self._held)
+        applied = self._apply(steps, rebuild, guard, also)
+        self._held |= {holding.part: holding for holding in applied.written}
+        self.drop(applied.lost)
+        return Applied(applied.written, applied.lost | unknown, applied.stale)
+
+    def _apply(
+        self,
+        steps: list[Step],
+        rebuild: Rebuild | None,
+        guard: Sequence[Check] = (),
+        also: Sequence[Write] = (),
+    ) -> Applied:
+        """Write the steps, dropping what is lost and repeating what is not decided."""
+        # In the order of their keys: two members that lock rows in one order never deadlock.
+        steps = sorted(steps, key=lambda step: step.put.key)
+        written: list[Holding] = []
+        lost: set[TopicPartition] = set()
+        room = max(1, (self._coord.limits.operations - len(guard) - len(also)) // 2)
+        while steps or also:
+            now, later = steps[:room], steps[room:]
+            extra = () if later else tuple(also)
+            try:
+                outcome = self._send(now, guard, extra)
+            except StoreError as error:
+                self._doubt(now if isinstance(error, OutcomeUnknown) else (), written)
+                raise
+            if not isinstance(outcome, Conflict):
+                written += [step.done(outcome.versions[step.put.key]) for step in now]
+                for step in now:
+                    self._doubts.pop(step.part, None)
+                steps, also = later, () if not later else also
+                continue
+            steps = self._sort_out(now, outcome, rebuild, written, lost) + later
+            if any(check.key in outcome.current for check in guard):
+                return Applied(written, frozenset(lost), stale=True)
+        return Applied(written, frozenset(lost))
+
+    def _send(
+        self, steps: Sequence[Step], guard: Sequence[Check], also: Sequence[Write]
+    ) -> Conflict | Committed:
+        """One commit, sent again when its outcome is unknown.
+
+        Each step is conditional on the version that it was built for, so at most one of the
+        tries is applied, and the record tells by its write id whether that one was ours. Once
+        a try had no answer, the failure of a later one does not make that certain again.
+        """
+        unknown: OutcomeUnknown | None = None
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._coord.commit(
+                    (*guard, *(step.check for step in steps)),
+                    (*(step.put for step in steps), *also),
+                )
+            except OutcomeUnknown as error:
+                unknown = error
+            except StoreUnavailable:
+                if not left and unknown is None:
+                    raise
+            except StoreBusy as error:
+                if unknown is None:
+                    raise
+                raise unknown from error
+        assert unknown is not None
+        raise unknown
+
+    def _doubt(self, unknown: Sequence[Step], written: Sequence[Holding]) -> None:
+        """A commit had no answer, after others of the same change had been done."""
+        for step in unknown:
+            self._doubts[step.part] = Doubt(step.put.key, step.check.version)
+        for holding in written:
+            self._doubts[holding.part] = Doubt(holding.key, -1)
+
+    def _sort_out(
+        self,
+        steps: Sequence[Step],
+        conflict: Conflict,
+        rebuild: Rebuild | None,
+        written: list[Holding],
+        lost: set[TopicPartition],
+    ) -> list[Step]:
+        """What is left to write after a conflict."""
+        left: list[Step] = []
+        for step in steps:
+            if step.put.key not in conflict.current:
+                left.append(step)
+                continue
+            verdict = claims.judge(step, self._me.id, conflict.current[step.put.key])
+            self._doubts.pop(step.part, None)
+            if isinstance(verdict, Happened):
+                written.append(step.done(verdict.version))
+            elif isinstance(verdict, Behind) and rebuild is not None:
+                left.append(rebuild(verdict.holding))
+            else:
+                lost.add(step.part)
+                if isinstance(verdict, Behind):
+                    # Claimed by an earlier try of ours that nobody heard of.
+                    self._doubts[step.part] = Doubt(step.put.key, -1)
+        return left
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self._me.id, self._me.name, self._new_id(), self._clock.wall_ms())

@@ -1,0 +1,258 @@
+"""`px.run`: a handler, several workers, order per key, retries, dead letters.
+
+The calling thread fetches and fills the schedule; workers take from it. A message counts as
+handled when its handler has returned, in whatever order that happens: the claim carries the
+finished runs above the checkpoint.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.config import RunnerSettings
+from pxrs.core.progress import Progress
+from pxrs.core.retry import Backoff
+from pxrs.core.schedule import Schedule
+from pxrs.errors import HandlerFailed, PxrsError
+from pxrs.runtime.consumer import Consumer
+from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.desk import Seat
+from pxrs.runtime.failure import DeadLetters
+from pxrs.runtime.worker import Run
+from pxrs.types import Message
+
+Handler = Callable[[Message], Any]
+_LOOK = 0.5
+
+
+class Task(NamedTuple):
+    """A message to be handled, and under which turn and for whose progress it may be."""
+
+    seat: Seat
+    turn: int
+    progress: Progress | None
+    message: Message
+
+
+class Runner:
+    """Runs a handler over what a consumer gets, until it is stopped."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: RunnerSettings,
+        retry: Backoff,
+        clock: Clock,
+        decoder: Decoder,
+        dead_letters: DeadLetters | None,
+    ) -> None:
+        self._handler = handler
+        self._settings = settings
+        self._retry = retry
+        self._clock = clock
+        self._decoder = decoder
+        self._dead_letters = dead_letters
+        self._random = random.Random()
+        self._schedule: Schedule[Task] = Schedule()
+        self._turn = threading.Condition()
+        self._working: Counter[int] = Counter()
+        self._since: dict[int, float] = {}
+        self._attempts: Counter[tuple[str, int, int]] = Counter()
+        self._stopping = False
+        self._failure: PxrsError | None = None
+        self._consumer: Consumer | None = None
+        self.handled = 0
+
+    def in_hand(self, seat: Seat) -> bool:
+        """Whether a worker is at a message of this partition. For the consumer's desk."""
+        return self._working[id(seat)] > 0
+
+    def stop(self) -> None:
+        """Stop fetching, let the workers finish, commit and leave. From any thread or signal."""
+        self._stopping = True
+        if self._consumer is not None:
+            # A signal handler must not wait for a lock that its own thread may hold.
+            threading.Thread(target=self._consumer.wake, daemon=True).start()
+
+    def run(self, consumer: Consumer) -> None:
+        """Work until stopped; raises what made it stop by itself."""
+        self._consumer = consumer
+        workers = [
+            threading.Thread(target=self._work, name=f"pxrs-worker-{number}", daemon=True)
+            for number in range(self._settings.workers)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            with stop_on_signals(self.stop):
+                self._dispatch(consumer)
+        finally:
+            self._drain(workers)
+            consumer.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _dispatch(self, consumer: Consumer) -> None:
+        while not self._stopping:
+            with self._turn:
+                while len(self._schedule) >= self._settings.max_in_flight and not self._stopping:
+                    self._turn.wait(_LOOK)
+                    self._watch_the_clock()
+            for run in consumer.take_away(self._settings.max_in_flight, _LOOK):
+                self._put(run)
+            self._watch_the_clock()
+
+    def _put(self, run: Run) -> None:
+        with self._turn:
+            for message in run.messages:
+                self._schedule.put(
+                    self._lane(message), Task(run.seat, run.turn, run.progress, message)
+                )
+            self._turn.notify_all()
+
+    def _lane(self, message: Message) -> Hashable:
+        if self._settings.parallel == "key" and message.key is not None:
+            return (message.topic, message.partition, message.key)
+        return (message.topic, message.partition)
+
+    def _work(self) -> None:
+        while True:
+            taken = self._next_task()
+            if taken is None:
+                return
+            lane, task = taken
+            delay = self._handle(task)
+            with self._turn:
+                if delay is None:
+                    self._schedule.done(lane)
+                else:
+                    self._schedule.park(lane, self._clock.monotonic() + delay)
+                self._turn.notify_all()
+
+    def _next_task(self) -> tuple[Hashable, Task] | None:
+        with self._turn:
+            while True:
+                now = self._clock.monotonic()
+                taken = None if self._stopping else self._schedule.take(now)
+                if taken is not None or self._stopping:
+                    return taken
+                due = self._schedule.next_time()
+                self._turn.wait(None if due is None else max(0.0, due - now))
+
+    def _handle(self, task: Task) -> float | None:
+        """Handle one message; the delay after which to try it again, None if it is finished."""
+        assert self._consumer is not None
+        message = task.message
+        if not self._consumer.alive:
+            # Renewed in time after all, or lost: then its turn is over too.
+            return _LOOK
+        if not self._begin(task):
+            return None
+        done = False
+        try:
+            self._handler(self._decoder.deserialize(message))
+            done = True
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            delay = self._failed(task, error)
+            done = delay is None and self._failure is None
+            return delay
+        finally:
+            self._end(task, done=done)
+        return None
+
+    def _begin(self, task: Task) -> bool:
+        assert self._consumer is not None
+        with self._consumer.desk.lock:
+            if task.seat.turn != task.turn or task.progress is None:
+                return False
+            if task.progress.is_done(task.message.offset):
+                return False
+            self._working[id(task.seat)] += 1
+            self._since[threading.get_ident()] = self._clock.monotonic()
+            return True
+
+    def _end(self, task: Task, *, done: bool) -> None:
+        assert self._consumer is not None
+        seat = task.seat
+        with self._consumer.desk.lock:
+            self._working[id(seat)] -= 1
+            self._since.pop(threading.get_ident(), None)
+            if done and task.progress is not None:
+                task.progress.finish(task.message.offset)
+                self.handled += 1
+            leaving = seat.state == "leaving"
+        if leaving:
+            self._consumer.wake_steward()
+
+    def _failed(self, task: Task, error: Exception) -> float | None:
+        """Count the failure: the delay until the next attempt, None when there is none."""
+        message = task.message
+        place = (message.topic, message.partition, message.offset)
+        self._attempts[place] += 1
+        attempts = self._attempts[place]
+        delay = self._retry.delay(attempts, self._random)
+        if delay is not None:
+            return delay
+        del self._attempts[place]
+        try:
+            if self._dead_letters is None:
+                raise HandlerFailed(_describe(message, attempts, error)) from error
+            self._dead_letters.bury(message, self._settings.group, attempts, error)
+        except PxrsError as failure:
+            self._fail(failure)
+        return None
+
+    def _watch_the_clock(self) -> None:
+        """A handler that takes longer than it may ends the run: a thread can't be killed."""
+        limit = self._settings.max_handler_time
+        if limit is None:
+            return
+        now = self._clock.monotonic()
+        if any(now - since > limit for since in list(self._since.values())):
+            self._fail(HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)"))
+
+    def _fail(self, error: PxrsError) -> None:
+        self._failure = self._failure or error
+        self.stop()
+
+    def _drain(self, workers: list[threading.Thread]) -> None:
+        """Let the workers finish what they are at; what is only queued is left to others."""
+        self._stopping = True
+        with self._turn:
+            self._turn.notify_all()
+        hanging = self._settings.max_handler_time
+        for worker in workers:
+            worker.join(hanging)
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT mean: finish. Only the main thread can listen to signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _describe(message: Message, attempts: int, error: Exception) -> str:
+    return (
+        f"the handler failed {attempts} times on {message.topic!r} partition {message.partition} "
+        f"offset {message.offset}: {type(error).__name__}: {error}"
+    )

@@ -1,0 +1,61 @@
+"""Explicit changes of checkpoints are recorded: who, when, from where to where."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import msgspec
+
+from pxrs.clock import Clock
+from pxrs.core.records import SCHEMA, encode, resets_prefix
+from pxrs.types import Put, TopicPartition
+
+
+class Reset(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that was set by somebody's wish, not by handling messages."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int | None
+    by: str
+    at_ms: int
+    schema: int = SCHEMA
+
+
+def record_of_seek(
+    group: str,
+    by: str,
+    part: TopicPartition,
+    before: int | None,
+    after: int | None,
+    clock: Clock,
+    new_id: Callable[[], str] | None = None,
+) -> Put:
+    """The record, to be written in the commit that changes the checkpoint."""
+    write = new_id() if new_id is not None else secrets.token_hex(6)
+    return record_of_reset(group, by, part, before, after, clock.wall_ms(), write)
+
+
+def record_of_reset(
+    group: str,
+    by: str,
+    part: TopicPartition,
+    before: int | None,
+    after: int | None,
+    at_ms: int,
+    write: str,
+) -> Put:
+    """The same for one of several partitions of a topic; `write` says that they are one."""
+    reset = Reset(
+        topic=part.topic, partition=part.partition, before=before, after=after, by=by, at_ms=at_ms
+    )
+    # Sorted by time; the rest keeps those of the same millisecond apart.
+    key = f"{resets_prefix(group)}{at_ms:015}-{write}-{part.partition:06}"
+    return Put(key, encode(reset))
+
+
+def write_of(key: str) -> str:
+    """What the records of one reset have in common."""
+    return key.rpartition("-")[0]

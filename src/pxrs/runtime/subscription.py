@@ -1,0 +1,46 @@
+"""Which topics a consumer wants: names, or a pattern that new topics can match later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pxrs.config import check_topic_name
+from pxrs.errors import InvalidRequest, TopicNotFound
+from pxrs.runtime.topics import Topics
+
+
+class Subscription:
+    """One name, several, or a compiled regular expression that has to match a name whole."""
+
+    def __init__(self, wanted: str | Sequence[str] | re.Pattern[str], topics: Topics) -> None:
+        self._topics = topics
+        self._pattern: re.Pattern[str] | None = None
+        self._names: tuple[str, ...] = ()
+        if isinstance(wanted, re.Pattern):
+            self._pattern = wanted
+            return
+        names = [wanted] if isinstance(wanted, str) else list(wanted)
+        if not names:
+            raise InvalidRequest("a consumer needs at least one topic")
+        self._names = tuple(sorted({check_topic_name(name) for name in names}))
+        for name in self._names:
+            self._topics.find(name)
+
+    def names(self) -> tuple[str, ...]:
+        """The topics subscribed to, as of now."""
+        if self._pattern is None:
+            return self._names
+        found = (topic.name for topic in self._topics.list())
+        return tuple(sorted(name for name in found if self._pattern.fullmatch(name)))
+
+    def missing(self) -> list[str]:
+        """Named topics that are not there any more."""
+        return [name for name in self._names if not self._exists(name)]
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._topics.find(name)
+        except TopicNotFound:
+            return False
+        return True

@@ -1,0 +1,398 @@
+"""One member's work, step by step: fetch, hand out, count, commit, seek.
+
+Nothing in here waits and no thread is started, so the simulator drives the very code that the
+consumer's threads drive: the caller's thread takes steps of the desk and its runs, the steward's
+those of the membership and the commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.config import ConsumerSettings
+from pxrs.core.assign import assignor
+from pxrs.core.group import Rules
+from pxrs.core.progress import Progress
+from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, OutcomeUnknown, TopicNotFound
+from pxrs.runtime.decoding import Decoder, cut
+from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.holdings import Holdings, Mark
+from pxrs.runtime.membership import MemberSettings, Membership
+from pxrs.runtime.reader import FETCH_BYTES
+from pxrs.runtime.seeking import record_of_seek
+from pxrs.runtime.topics import Topics
+from pxrs.stores.api import Stores
+from pxrs.types import Message, TopicPartition
+
+# Fetching from a partition at its end costs no more than asking so many together for their
+# ends: 8 where the store is a file, more over a network.
+_ASK_TOGETHER = 32
+
+
+class Run:
+    """Messages of one partition on their way to the caller: how many it has seen and handled.
+
+    The caller's loop counts up without a lock; whoever reads takes the desk's. What it handles
+    counts for the progress under which it was handed out: after a seek that is another one.
+    """
+
+    __slots__ = ("handled", "messages", "progress", "seat", "seen", "turn")
+
+    def __init__(self, seat: Seat, messages: list[Message]) -> None:
+        self.seat = seat
+        self.turn = seat.turn
+        self.messages = messages
+        self.seen = 0
+        self.handled = 0
+        self.progress = seat.progress
+
+    def count(self, done: int) -> None:
+        """Tell the progress that the first `done` messages are done."""
+        if done and self.progress is not None:
+            self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
+
+
+class Worker:
+    """A member of a group and what it works on. See `Consumer` for which thread does what."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        topics: Topics,
+        clock: Clock,
+        names: Callable[[], tuple[str, ...]],
+        settings: ConsumerSettings,
+        decoder: Decoder,
+        *,
+        in_hand: Callable[[Seat], bool] | None = None,
+        asks_before_release: bool = False,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        self._log = stores.log
+        self._topics = topics
+        self._clock = clock
+        self._settings = settings
+        self._decoder = decoder
+        self._new_id = new_id
+        self.runs: list[Run] = []
+        # When the caller was last given messages; None once it has asked for more.
+        self.handed_at: float | None = None
+        self.desk = ConsumerDesk(
+            in_hand=in_hand or self._in_hand,
+            commits_handled=settings.auto_commit,
+            asks_before_release=asks_before_release,
+        )
+        self.holdings = Holdings(stores.coord, clock, new_id)
+        self.membership = Membership(
+            MemberSettings(
+                group=settings.group,
+                name=settings.member_name,
+                topics=names,
+                rules=Rules(
+                    settings.debounce, settings.revoke_timeout, assignor(settings.strategy)
+                ),
+                ttl=settings.session_ttl,
+                client=settings.client,
+                rejoin_timeout=settings.rejoin_timeout if settings.instance else None,
+            ),
+            stores.coord,
+            topics,
+            clock,
+            self.holdings,
+            self.desk,
+            new_id,
+        )
+
+    # Handing out and handling
+
+    @property
+    def alive(self) -> bool:
+        """Whether nobody else can have taken this member's place, by its own clock."""
+        session = self.membership.session
+        return session is not None and session.remaining() > 0
+
+    def _safe_until(self) -> float:
+        """Until when it is alive even if no renewal succeeds any more."""
+        session = self.membership.session
+        return self._clock.monotonic() + (session.remaining() if session is not None else 0.0)
+
+    def hand_out(self, most: int) -> list[Run]:
+        """Fetched messages for the caller, at most so many; none once the lease may be over."""
+        with self.desk.lock:
+            out = self.desk.hand_out(most) if self.alive else []
+            self.runs = [Run(seat, messages) for seat, messages in out]
+            self.handed_at = self._clock.monotonic() if self.runs else None
+            return list(self.runs)
+
+    def all_at_once(self, runs: list[Run]) -> list[Message]:
+        """The runs' messages; they are handled when `finish` is called."""
+        for run in runs:
+            run.seen = len(run.messages)
+        if len(runs) == 1:
+            return runs[0].messages
+        return [message for run in runs for message in run.messages]
+
+    def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
+        """The messages of all runs; one is handled when the next one is asked for.
+
+        Whoever stops in the middle gets the rest again.
+        """
+        now, until = self._clock.monotonic, 0.0
+        try:
+            for run in runs:
+                seat, turn, number = run.seat, run.turn, 0
+                for message in run.messages:
+                    if seat.turn != turn:
+                        break
+                    # The lease has to be looked at for every message: a handler can take long,
+                    # a process can be stopped. Asking the session each time is too slow.
+                    if now() >= until and (until := self._safe_until()) <= now():
+                        break
+                    number += 1  # noqa: SIM113 - enumerate() is slower
+                    run.seen = number
+                    yield message
+                    run.handled = number
+                self._end([run])
+        finally:
+            self._end(runs)
+
+    def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
+        """Each run whole; one is handled when the next one is asked for."""
+        try:
+            for run in runs:
+                if run.seat.turn == run.turn and self.alive:
+                    run.seen = len(run.messages)
+                    yield run.messages
+                    run.handled = len(run.messages)
+                self._end([run])
+        finally:
+            self._end(runs)
+
+    def finish(self) -> None:
+        """All that the caller has seen is handled; what it has not seen will be handed out again.
+
+        A loop that was left has ended its runs itself: of those nothing is counted here.
+        """
+        with self.desk.lock:
+            for run in self.runs:
+                run.handled = run.seen
+            self._end(self.runs)
+
+    def _end(self, runs: list[Run]) -> None:
+        """Nobody works on the runs any more: count what was handled, give back the rest."""
+        with self.desk.lock:
+            ended = [run for run in self.runs if run in runs]
+            self.runs = [run for run in self.runs if run not in ended]
+            for run in ended:
+                run.count(run.handled)
+                if run.handled < len(run.messages) and run.seat.turn == run.turn:
+                    self.desk.give_back(run.seat, run.messages[run.handled].offset)
+
+    def forget_runs(self) -> None:
+        """Somebody else keeps the account of what was handed out."""
+        with self.desk.lock:
+            self.runs = []
+
+    def sync(self) -> None:
+        """Count what the caller's loop has handled of its current run."""
+        with self.desk.lock:
+            for run in self.runs:
+                run.count(run.handled)
+
+    def _in_hand(self, seat: Seat) -> bool:
+        """Whether the caller works on messages of this partition."""
+        return any(run.seat is seat for run in self.runs)
+
+    # Fetching
+
+    def fetch(self, topic_gone: Callable[[], None]) -> bool:
+        """Fill empty buffers; true if anything came."""
+        came = False
+        ends: dict[str, Mapping[int, Any]] = {}
+        hungry = self.desk.hungry()
+        for seat in hungry:
+            try:
+                if seat.started and len(hungry) * _ASK_TOGETHER <= seat.siblings:
+                    came = self._fetch_seat(seat) or came
+                    continue
+                topic_id = seat.where.topic_id
+                if topic_id not in ends:
+                    ends[topic_id] = self._log.bounds(topic_id)
+                if not seat.started:
+                    self._start(seat, *ends[topic_id][seat.part.partition])
+                seat.end = ends[topic_id][seat.part.partition].end
+                if seat.end > seat.position:
+                    came = self._fetch_seat(seat) or came
+            except TopicNotFound:
+                # The topic was deleted under us; the next look will notice and drop the seat.
+                topic_gone()
+        return came
+
+    def _fetch_seat(self, seat: Seat) -> bool:
+        fetched = self._log.fetch(seat.where, seat.position, FETCH_BYTES)
+        seat.end = fetched.end
+        if not fetched.batches:
+            return False
+        messages: list[Message] = []
+        position = seat.position
+        for batch in fetched.batches:
+            messages += cut(self._decoder.decode(batch, seat.fence), position)
+            position = batch.next
+        return self.desk.fill(seat, messages, position)
+
+    def _start(self, seat: Seat, start: int, end: int) -> None:
+        """Where to begin: at the checkpoint; by policy where there is none or it is gone."""
+        if seat.checkpoint is not None:
+            if start <= seat.checkpoint <= end:
+                self.desk.start(seat, seat.checkpoint)
+                return
+            if self._settings.on_trimmed == "error":
+                raise OffsetOutOfRange(*seat.part, seat.checkpoint, start, end)
+            self.desk.start(seat, start if self._settings.on_trimmed == "earliest" else end)
+            return
+        if self._settings.start == "error":
+            raise NoCheckpoint(
+                f"group {self._settings.group!r} has no checkpoint in {seat.part.topic!r} "
+                f"partition {seat.part.partition}"
+            )
+        self.desk.start(seat, start if self._settings.start == "earliest" else end)
+
+    def owned_seat(self, topic: str, partition: int) -> Seat:
+        """The seat of a partition that is owned now, or `Fenced`."""
+        seat = self.desk.seats.get(TopicPartition(topic, partition))
+        if seat is None or seat.state != "owned":
+            raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer")
+        return seat
+
+    # Committing
+
+    def commit_handled(self) -> frozenset[TopicPartition]:
+        """Commit what was handled by now; the partitions that turned out to be lost.
+
+        Marks are taken and written under one lock: a seek in between would be undone.
+        """
+        with self.holdings.lock:
+            self.sync()
+            return self.commit(self.desk.marks())
+
+    def commit_handed(self) -> frozenset[TopicPartition]:
+        """Commit everything that the caller has seen; the partitions that were lost."""
+        with self.holdings.lock:
+            stale = self.drop_stale_runs()
+            return self.commit(self.marks_handed()) | stale
+
+    def drop_stale_runs(self) -> frozenset[TopicPartition]:
+        """Forget what is in hand of partitions that were lost, even if claimed again since.
+
+        Under the holdings' lock: what is lost and claimed in between is not what was handed out.
+        """
+        with self.desk.lock:
+            stale = [run for run in self.runs if not self._holds(run.seat)]
+            self.runs = [run for run in self.runs if run not in stale]
+            return frozenset(run.seat.part for run in stale if run.seen)
+
+    def _holds(self, seat: Seat) -> bool:
+        """Whether the partition is still held under the epoch that the seat was taken with."""
+        holding = self.holdings.get(seat.part)
+        return holding is not None and holding.epoch == seat.epoch
+
+    def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
+        """Commit these marks; the partitions that turned out to be lost."""
+        if not marks:
+            return frozenset()
+        with self.holdings.lock:
+            applied = self.holdings.commit(marks)
+            self.desk.committed({holding.part: marks[holding.part] for holding in applied.written})
+            self.desk.gone(sorted(applied.lost), lost=True)
+        return applied.lost
+
+    def marks_handed(self) -> dict[TopicPartition, Mark]:
+        """Everything up to the last message that the caller has seen."""
+        with self.desk.lock:
+            for run in self.runs:
+                run.count(run.seen)
+            return self.desk.marks()
+
+    def mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
+        """Everything up to one message."""
+        part = TopicPartition(message.topic, message.partition)
+        seat = self.desk.seats.get(part)
+        if seat is None or seat.epoch != message.fence.epoch:
+            raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
+        return {part: Mark(message.offset + 1)}
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
+        seat = self.owned_seat(topic, partition)
+        held = self._log.bounds(seat.where.topic_id)[partition]
+        if not held.start <= offset <= held.end:
+            raise OffsetOutOfRange(topic, partition, offset, *held)
+        record = record_of_seek(
+            self._settings.group,
+            self._settings.member_name,
+            seat.part,
+            seat.checkpoint,
+            offset,
+            self._clock,
+            self._new_id,
+        )
+        with self.holdings.lock:
+            try:
+                applied = self.holdings.seek(seat.part, offset, [record])
+            except OutcomeUnknown:
+                # Claiming it again will tell where it goes on.
+                self.desk.gone([seat.part], lost=True)
+                raise
+            if applied.lost:
+                self.desk.gone(applied.lost, lost=True)
+                raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
+            self.desk.restart(seat.part, offset)
+
+
+class Handed:
+    """See `pxrs.runtime.transaction.Work`: the runs that are with the caller."""
+
+    def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
+        self._worker = worker
+        self._desk = worker.desk
+        self._on_lost = on_lost
+        self._runs: list[Run] = []
+
+    def marks(self) -> dict[TopicPartition, Mark]:
+        with self._desk.lock:
+            self._runs = [run for run in self._worker.runs if run.seen]
+            stale = self._worker.drop_stale_runs()
+            if stale:
+                self.rolled_back()
+                raise Fenced(f"owned by somebody else since: {names_of(stale)}")
+            marks: dict[TopicPartition, Mark] = {}
+            for run in self._runs:
+                before = run.seat.mark()
+                if before is None:
+                    continue
+                progress = Progress(before.checkpoint, before.done)
+                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
+                marks[run.seat.part] = Mark(progress.checkpoint, progress.runs)
+            return marks
+
+    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
+        with self._desk.lock:
+            for run in self._runs:
+                run.count(run.seen)
+        self._desk.committed(marks)
+
+    def rolled_back(self) -> None:
+        with self._desk.lock:
+            self._worker.runs = [run for run in self._worker.runs if run not in self._runs]
+            self._desk.rewind(run.seat for run in self._runs)
+
+    def lost(self, parts: frozenset[TopicPartition]) -> None:
+        self._desk.gone(parts, lost=True)
+        self._on_lost()
+
+
+def names_of(parts: frozenset[TopicPartition]) -> str:
+    """Partitions, for people."""
+    return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(parts))

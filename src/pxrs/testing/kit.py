@@ -1,0 +1,392 @@
+"""Test a handler against crashes, zombies and rebalances, without threads and without waiting.
+
+    from pxrs.testing import GroupLab
+
+    with GroupLab() as lab:
+        lab.start("a", handle)
+        lab.start("b", handle)
+        lab.send("4 apples", key="account-42")
+        lab.run(messages=1)      # handled, not committed yet …
+        lab.kill("a")            # … when the machine dies
+        lab.run_until_quiet()    # b takes over; what a had not committed comes again
+        lab.assert_nothing_lost()
+
+The members run the group code that a consumer runs, over the memory store and a clock that the
+lab moves. The same calls give the same run, every time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pxrs.config import ConsumerSettings, check_member_name
+from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.runtime.app import Pxrs
+from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.outgoing import Outgoing
+from pxrs.runtime.topics import Topics
+from pxrs.serde import Serde
+from pxrs.stores.memory import MemoryStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.lab_member import Crash, Handler, LabMember, Place, State
+from pxrs.testing.lab_records import Handled, LabRecords, Refused
+from pxrs.types import Header, Message, Position, TopicPartition
+
+_LEAST_TICK = 0.001
+# More steps than this without an end: the handler feeds itself, or the group is stuck.
+_MOST_STEPS = 100_000
+
+
+class GroupLab:
+    """A topic, a group and its members, in one thread and with a clock of its own.
+
+    Time passes in `advance`, and as little as needed in `run` and `run_until_quiet`. Whoever is
+    alive does then what is due: renews its session, looks at the group, handles, commits. A
+    handler takes no time. Members take turns, in the order in which they were started; with a
+    `seed`, in an order that the seed decides.
+    """
+
+    def __init__(
+        self,
+        *,
+        topic: str = "orders",
+        partitions: int = 4,
+        group: str = "lab",
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        auto_commit_interval: float = 1.0,
+        session_ttl: float = 10.0,
+        revoke_timeout: float | None = 30.0,
+        in_hand: int = 10,
+        seed: int | None = None,
+    ) -> None:
+        """`in_hand`: how many messages a member is handed at a time. The rest as in `consumer`."""
+        self.clock = VirtualClock()
+        self.topic = topic
+        self.group = group
+        stores = MemoryStores(clock=self.clock)
+        # The store, for anything else: other topics, readers. `send` here is for the lab's topic.
+        self.px = Pxrs(stores, self.clock)
+        self._stores = stores
+        self._topics = Topics(stores.coord, stores.log, self.clock)
+        self._topic = self._topics.create(topic, partitions)
+        self._serdes = (key_serde, serde)
+        self._records = LabRecords(stores, self._topic, group)
+        self._settings = ConsumerSettings(
+            group=group,
+            member_name="",
+            auto_commit_interval=auto_commit_interval,
+            session_ttl=session_ttl,
+            revoke_timeout=revoke_timeout,
+        )
+        self._in_hand = in_hand
+        self._random = None if seed is None else random.Random(seed)
+        self._ids = count(1)
+        self._members: dict[str, LabMember] = {}
+        self._steps = 0
+        self._committed: dict[int, int] = {}
+        self.sent: list[Position] = []
+        self.handled: list[Handled] = []
+        self.fenced: list[Refused] = []
+
+    # Messages
+
+    def send(
+        self,
+        value: Any,
+        key: Any = None,
+        *,
+        partition: int | None = None,
+        headers: list[Header] | None = None,
+    ) -> Position:
+        """Append a message; where it went."""
+        key_serde, serde = self._serdes
+        outgoing = Outgoing(self._topics, self.clock)
+        outgoing.send(
+            self.topic,
+            value if serde is None or value is None else serde.encode(value),
+            key if key_serde is None or key is None else key_serde.encode(key),
+            partition,
+            headers,
+        )
+        (append,) = outgoing.appends()
+        (appended,) = self._stores.log.append([append])
+        if isinstance(appended, PxrsError):
+            raise appended
+        position = Position(self.topic, append.where.partition, appended.base)
+        self.sent.append(position)
+        return position
+
+    # Members
+
+    def start(self, name: str, handler: Handler, *, transaction: bool = False) -> LabMember:
+        """Start a member. Its handler is called as `handler(message)`.
+
+        With `transaction` as `handler(message, tx)`, and the message's checkpoint is committed
+        with what `tx` sends. A name can be used again when its member was killed or stopped.
+        """
+        check_member_name(name)
+        if name in self._members and self._members[name].state in ("running", "frozen"):
+            raise InvalidRequest(f"member {name!r} is {self._members[name].state} already")
+        place = Place(
+            self._stores, self._topics, self.clock, self.topic, Decoder(*self._serdes),
+            lambda: f"{next(self._ids):06}", self._note_handled, self._note_fenced,
+        )  # fmt: skip
+        settings = msgspec.structs.replace(
+            self._settings, member_name=name, auto_commit=not transaction
+        )
+        member = LabMember(place, settings, handler, self._in_hand, transaction=transaction)
+        self._members.pop(name, None)
+        self._members[name] = member
+        return member
+
+    def stop(self, name: str) -> None:
+        """Let a member end well: it commits what it handled, releases everything and leaves."""
+        member = self._member(name, "running")
+        member.state = "stopped"
+        member.leave()
+
+    def kill(self, name: str) -> None:
+        """End a member as SIGKILL would. The others notice when its session is over."""
+        self._member(name, "running", "frozen").state = "killed"
+
+    def freeze(self, name: str) -> None:
+        """Let a member stand still, as SIGSTOP or a long pause would, with what it has in hand."""
+        self._member(name, "running").state = "frozen"
+
+    def wake(self, name: str) -> None:
+        """Let a frozen member go on where it was. It does not know that any time has passed:
+        it handles the next message in hand and commits before it looks at the group."""
+        self._member(name, "frozen").wake()
+
+    def member(self, name: str) -> LabMember:
+        """The member that was started last under this name."""
+        try:
+            return self._members[name]
+        except KeyError:
+            raise InvalidRequest(f"no member {name!r} was started") from None
+
+    def _member(self, name: str, *states: State) -> LabMember:
+        member = self.member(name)
+        if member.state not in states:
+            raise InvalidRequest(f"member {name!r} is {member.state}, not {' or '.join(states)}")
+        return member
+
+    # Time
+
+    def run(self, messages: int) -> None:
+        """Until so many more messages were handled; time passes only if nothing else is left."""
+        self._run(len(self.handled) + messages, lambda: False, f"{messages} more messages handled")
+
+    def run_until_quiet(self, limit: float = 600.0) -> None:
+        """Until every message is handled and committed and the group is at rest.
+
+        At rest: the members are those that run, and every partition is owned as it shall be. As
+        much time passes as that takes, at most `limit` seconds of the lab's clock: past the
+        session of one that was killed or frozen, for instance.
+        """
+        self._run(None, lambda: self.quiet, "a quiet group", limit)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, for everybody who is alive."""
+        end = self.clock.monotonic() + seconds
+        self._run(None, lambda: self.clock.monotonic() >= end, "", seconds + 1, end)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the lab was made."""
+        return self.clock.monotonic()
+
+    def _run(
+        self,
+        handled: int | None,
+        done: Callable[[], bool],
+        what: str,
+        limit: float = 600.0,
+        end: float | None = None,
+    ) -> None:
+        give_up = self.clock.monotonic() + limit
+        self._steps = 0
+        while True:
+            if self._exhaust(handled):
+                return
+            if done():
+                return
+            if end is None and not self._running():
+                raise AssertionError(f"{what}: nobody runs\n{self.describe()}")
+            if self.clock.monotonic() >= give_up:
+                raise AssertionError(f"{what}: not within {limit:g} s\n{self.describe()}")
+            self._tick(end)
+
+    def _exhaust(self, handled: int | None) -> bool:
+        """Step until nobody has anything to do at this time; true if enough were handled."""
+        before = None
+        while before != (before := self._fingerprint()):
+            for member in self._turns():
+                if handled is not None and len(self.handled) >= handled:
+                    return True
+                self._step(member)
+        return handled is not None and len(self.handled) >= handled
+
+    def _step(self, member: LabMember) -> None:
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise AssertionError(f"no end after {_MOST_STEPS:,} steps\n{self.describe()}")
+        if member.state != "running":
+            return
+        try:
+            member.step()
+        except Crash:
+            member.state = "killed"
+        self._watch_checkpoints()
+
+    def _turns(self) -> list[LabMember]:
+        members = self._running()
+        if self._random is not None:
+            self._random.shuffle(members)
+        return members
+
+    def _running(self) -> list[LabMember]:
+        return [member for member in self._members.values() if member.state == "running"]
+
+    def _tick(self, end: float | None) -> None:
+        """Move to when somebody has something to do."""
+        now = self.clock.monotonic()
+        times = [member.due() for member in self._running()]
+        times += [end] if end is not None else []
+        self.clock.advance(max(min(times) - now, _LEAST_TICK))
+
+    def _fingerprint(self) -> object:
+        """Changes as long as anything happens."""
+        return (
+            len(self.handled),
+            self._records.fingerprint(),
+            [(member.version, member.state) for member in self._members.values()],
+        )
+
+    # What happened
+
+    @property
+    def quiet(self) -> bool:
+        """Whether every message is handled and committed, and the group is at rest."""
+        running = {member.name for member in self._running()}
+        return self._records.at_rest(running) and not any(self.lags.values())
+
+    @property
+    def checkpoints(self) -> dict[int, int]:
+        """The committed checkpoint of each partition; 0 where there is none."""
+        return self._records.checkpoints()
+
+    @property
+    def owners(self) -> dict[int, str | None]:
+        """Who owns each partition by the group's records."""
+        return {number: claim.name for number, claim in self._records.claims().items()}
+
+    @property
+    def lags(self) -> dict[int, int]:
+        """Messages of each partition that no checkpoint covers."""
+        return self._records.lags()
+
+    @property
+    def repeated(self) -> list[Position]:
+        """Messages that were handled more than once, in the order of the log."""
+        times = Counter(_position(each.message) for each in self.handled)
+        return sorted(position for position, often in times.items() if often > 1)
+
+    def handled_by(self, name: str) -> list[Message]:
+        """What a member's handler has seen, in that order."""
+        return [each.message for each in self.handled if each.member == name]
+
+    def values(self) -> list[Any]:
+        """The values that handlers have seen, in that order."""
+        return [each.message.value for each in self.handled]
+
+    def assert_nothing_lost(self) -> None:
+        """Every message that was sent was handled by an owner of its partition, and no
+        checkpoint is ahead of what was handled."""
+        seen = {_position(each.message) for each in self.handled if not each.stale}
+        below = {
+            Position(self.topic, number, offset)
+            for number, checkpoint in self.checkpoints.items()
+            for offset in range(checkpoint)
+        }
+        lost = sorted({*self.sent, *below} - seen)
+        if lost:
+            raise AssertionError(f"never handled: {_places(lost)}\n{self.describe()}")
+
+    def assert_in_order(self) -> None:
+        """In each partition owners have handled message after message. After a crash they go
+        back to the checkpoint; they never leave one out."""
+        due = [0] * self._topic.partitions
+        for each in self.handled:
+            number, offset = each.message.partition, each.message.offset
+            if each.stale:
+                continue
+            if offset > due[number]:
+                raise AssertionError(
+                    f"{each.member} handled offset {offset} of partition {number} "
+                    f"before offset {due[number]}\n{self.describe()}"
+                )
+            due[number] = max(due[number], offset + 1)
+
+    def describe(self) -> str:
+        """The group as it is, for people."""
+        owners, lags, checkpoints = self.owners, self.lags, self.checkpoints
+        lines = [f"at {self.now:.3f} s, {len(self.sent)} sent, {len(self.handled)} handled"]
+        lines += [f"  member {name}: {member.state}" for name, member in self._members.items()]
+        lines += [
+            f"  partition {number}: owner {owner or '-'}, checkpoint {checkpoints[number]}, "
+            f"lag {lags[number]}"
+            for number, owner in owners.items()
+        ]
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.px.close()
+
+    def __enter__(self) -> GroupLab:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _note_handled(self, name: str, message: Message) -> None:
+        claim = self._records.claims()[message.partition]
+        stale = claim.epoch != message.fence.epoch
+        self.handled.append(Handled(name, message, self.now, stale))
+
+    def _note_fenced(self, name: str, parts: frozenset[TopicPartition]) -> None:
+        numbers = tuple(sorted(part.partition for part in parts))
+        self.fenced.append(Refused(name, numbers, self.now))
+
+    def _watch_checkpoints(self) -> None:
+        """A checkpoint that goes back is a bug in pxrs; a lab that saw one says so."""
+        for number, checkpoint in self.checkpoints.items():
+            before = self._committed.get(number, 0)
+            if checkpoint < before:
+                raise AssertionError(
+                    f"the checkpoint of partition {number} went back from {before} to {checkpoint}"
+                )
+            self._committed[number] = checkpoint
+
+
+def _position(message: Message) -> Position:
+    return Position(message.topic, message.partition, message.offset)
+
+
+def _places(positions: list[Position]) -> str:
+    shown = ", ".join(f"partition {each.partition} offset {each.offset}" for each in positions[:5])
+    return shown if len(positions) <= 5 else f"{shown} and {len(positions) - 5} more"

@@ -1,0 +1,84 @@
+"""`./run sim`: many seeds, or one of them with all that happened."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import click
+
+from pxrs.testing.simulator import failures, simulate, words
+
+_CHUNK = 20
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--seeds", default=1000, show_default=True, help="How many seeds to run.")
+@click.option("--start", default=0, show_default=True, help="The first of them.")
+@click.option("--members", type=int, help="How many members there are at the start, always.")
+@click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes.")
+@click.option("--seed", type=int, help="Run only this one.")
+@click.option("--trace", is_flag=True, help="With --seed: print everything that happens.")
+def main(
+    seeds: int, start: int, members: int | None, jobs: int, seed: int | None, trace: bool
+) -> None:
+    """Simulate groups with members that crash and freeze, over a store that fails.
+
+    The same seed is the same run, everywhere. Ends with 1 if a promise was broken.
+    """
+    if seed is not None:
+        failed = _one(seed, members, trace=trace)
+    else:
+        failed = _many(range(start, start + seeds), members, jobs)
+    sys.exit(1 if failed else 0)
+
+
+def _one(seed: int, members: int | None, *, trace: bool) -> bool:
+    try:
+        simulate(seed, members, click.echo if trace else None)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+        if trace and not isinstance(error, AssertionError):
+            traceback.print_exc()
+        click.echo(f"seed {seed}: {words(error)}")
+        return True
+    click.echo(f"seed {seed}: fine")
+    return False
+
+
+def _many(seeds: range, members: int | None, jobs: int) -> bool:
+    began, done, broken = time.monotonic(), 0, 0
+    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for chunk, failed in zip(
+            chunks, pool.map(failures, chunks, [members] * len(chunks)), strict=True
+        ):
+            done += len(chunk)
+            broken += len(failed)
+            for seed, why in failed:
+                _progress("")
+                click.echo(f"seed {seed}: {why}")
+                click.echo(f"  ./run sim --seed {seed} --trace{_option(members)}")
+            rate = done / (time.monotonic() - began)
+            _progress(f"{done} of {len(seeds)} seeds, {broken} failed, {rate:.0f} seeds/s")
+    _progress("")
+    rate = done / (time.monotonic() - began)
+    click.echo(f"{done} seeds from {seeds.start} on, {broken} failed, {rate:.0f} seeds/s")
+    return broken > 0
+
+
+def _option(members: int | None) -> str:
+    return f" --members {members}" if members is not None else ""
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The ledger's account of one partition."""
+
+from __future__ import annotations
+
+from pxrs.core.records import Claim
+from pxrs.types import TopicPartition
+
+
+class Broken(AssertionError):  # noqa: N818 - what happened to a promise
+    """A promise was not kept."""
+
+
+class Account:
+    """One partition: who owned which epoch, what was handled, how far it was committed."""
+
+    def __init__(self, part: TopicPartition) -> None:
+        self.part = part
+        self.owners: dict[int, str | None] = {}
+        self.deliveries: dict[int, Delivery] = {}
+        # The generations in which it was claimed last, and in which its target changed last.
+        self.generation = 0
+        self.retargeted = 0
+        self.wanted_since = 0.0
+        # Raised by every seek: what was handled before it does not count after it.
+        self.segment = 0
+        self._handled: set[int] = set()
+        self._prefix = 0
+
+    def __str__(self) -> str:
+        return f"{self.part.topic}/{self.part.partition}"
+
+    @property
+    def prefix(self) -> int:
+        """The first offset that was not handled since the last seek."""
+        while self._prefix in self._handled:
+            self._prefix += 1
+        return self._prefix
+
+    def note_owner(self, old: Claim, new: Claim) -> None:
+        """Promise 1: every change of hands raises the epoch, and no epoch has two owners."""
+        if new.epoch < old.epoch:
+            raise Broken(f"the epoch of {self} fell from {old.epoch} to {new.epoch}")
+        if new.owner != old.owner and new.epoch == old.epoch:
+            raise Broken(f"{self} went from {old.owner} to {new.owner}, both at epoch {new.epoch}")
+        if self.owners.setdefault(new.epoch, new.owner) != new.owner:
+            raise Broken(
+                f"epoch {new.epoch} of {self} has the owners {self.owners[new.epoch]} "
+                f"and {new.owner}"
+            )
+
+    def begin(self, claim: Claim) -> None:
+        """A member claimed it, to go on from the checkpoint."""
+        self.deliveries[claim.epoch] = Delivery(self, claim)
+
+    def sought(self, claim: Claim) -> None:
+        """Its checkpoint was set, and that is recorded: all from there on is to be handled."""
+        self.segment += 1
+        self._handled = set()
+        self._prefix = claim.checkpoint or 0
+        self.begin(claim)
+
+    def moved(self, old: Claim, new: Claim) -> None:
+        """Promises 3 and 5: a checkpoint goes forward, over what was handled and nothing else."""
+        if old.checkpoint is not None and (
+            new.checkpoint is None or new.checkpoint < old.checkpoint
+        ):
+            raise Broken(
+                f"the checkpoint of {self} went back from {old.checkpoint} to {new.checkpoint}"
+            )
+        if new.checkpoint is not None and new.checkpoint > self.prefix:
+            raise Broken(
+                f"the checkpoint of {self} is {new.checkpoint}, and {self.prefix} was not handled"
+            )
+        for start, end in new.done:
+            missing = [offset for offset in range(start, end) if offset not in self._handled]
+            if missing and missing[-1] >= self.prefix:
+                raise Broken(f"{self} counts {missing[-1]} as done, and it was not handled")
+
+    def finished(self, segment: int, offset: int) -> None:
+        """The offset was handled by somebody who started in this segment."""
+        if segment == self.segment:
+            self._handled.add(offset)
+
+
+class Delivery:
+    """What one owner does with a partition from a claim, or a seek, on."""
+
+    def __init__(self, account: Account, claim: Claim) -> None:
+        self._account = account
+        self._segment = account.segment
+        self._epoch = claim.epoch
+        self._start = claim.checkpoint or 0
+        self._done = frozenset(offset for start, end in claim.done for offset in range(start, end))
+        self._next = self._start
+        self._handled: set[int] = set()
+        self._last: dict[bytes, int] = {}
+        self._skip()
+
+    def __str__(self) -> str:
+        return f"{self._account} epoch {self._epoch}"
+
+    def hand_out(self, offset: int) -> None:
+        """Nothing before the checkpoint, no gap, nothing that the claim calls done."""
+        if offset < self._start or offset in self._done:
+            raise Broken(f"{self}: offset {offset} was handed out, and it was done before")
+        if offset > self._next:
+            raise Broken(f"{self}: offset {offset} was handed out before {self._next}")
+        if offset == self._next:
+            self._next += 1
+            self._skip()
+
+    def begin(self, offset: int, key: bytes) -> None:
+        """Promise 4: order per key, and nothing twice while it stays with one owner."""
+        if offset in self._handled:
+            raise Broken(f"{self}: offset {offset} was handled before, by the same owner")
+        if self._last.get(key, -1) > offset:
+            raise Broken(f"{self}: offset {offset} after {self._last[key]} of the same key")
+
+    def finish(self, offset: int, key: bytes) -> None:
+        """It was handled."""
+        self._handled.add(offset)
+        self._last[key] = max(offset, self._last.get(key, -1))
+        self._account.finished(self._segment, offset)
+
+    def _skip(self) -> None:
+        while self._next in self._done:
+            self._next += 1

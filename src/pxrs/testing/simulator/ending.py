@@ -1,0 +1,102 @@
+"""The end of a run: no more faults; the group has to come to rest, with everything handled."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pxrs.core.group import group_state
+from pxrs.core.records import Claim, Head, MemberRecord, claim_key, decode, head_key, members_prefix
+from pxrs.testing.simulator.account import Broken
+from pxrs.testing.simulator.plan import GROUP
+from pxrs.testing.simulator.world import World
+from pxrs.types import TopicPartition
+
+_ROUND = 0.1
+_PATIENCE = 30.0
+
+
+def settle(world: World) -> None:
+    """Let everybody who lives go on until nothing is left to do, or raise `Broken`."""
+    world.faults.heal()
+    for actor in world.living:
+        actor.frozen, actor.thaw_at = False, 0.0
+    plan = world.plan
+    patience = _PATIENCE + 2 * plan.ttl + 2 * plan.rejoin_timeout + (plan.revoke_timeout or 0.0)
+    end = world.clock.monotonic() + patience
+    world.say("no more trouble")
+    while unrest := _round(world):
+        if world.clock.monotonic() > end:
+            raise Broken(f"no rest {patience:g} s after the last fault: {unrest}")
+    _check_shares(world)
+
+
+def _round(world: World) -> str | None:
+    """One second of everybody's life; then what is not as it should be."""
+    for _ in range(10):
+        if not world.living:
+            world.start("last", static=False)
+        for actor in world.living:
+            if actor.due:
+                actor.steward()
+            actor.attend()
+            actor.work()
+            while actor.busy and world.rng.random() < 0.8:
+                actor.work()
+        world.advance(_ROUND)
+    return _unrest(world)
+
+
+def claims_of(world: World) -> dict[TopicPartition, Claim]:
+    """All claims, as the store holds them."""
+    claims = {}
+    for topic in world.topics.values():
+        for number in range(topic.partitions):
+            found = world.stores.coord.get(claim_key(GROUP, topic.id, number))
+            if found is not None:
+                claims[TopicPartition(topic.name, number)] = decode(found, Claim)
+    return claims
+
+
+def _unrest(world: World) -> str | None:
+    coord = world.stores.coord
+    found = coord.get(head_key(GROUP))
+    prefix = members_prefix(GROUP)
+    members = {
+        record.key.removeprefix(prefix): decode(record, MemberRecord)
+        for record in coord.list(prefix)
+    }
+    claims = claims_of(world)
+    state = group_state(decode(found, Head) if found is not None else None, members, claims)
+    if state != "STABLE":
+        return f"the group is {state}"
+    ids = {actor.worker.membership.me.id: actor for actor in world.living}
+    for part in sorted(world.ledger.accounts):
+        claim, account = claims.get(part), world.ledger.accounts[part]
+        if claim is None or claim.owner not in ids:
+            return f"{account} is owned by {claim and claim.owner}, which is not there"
+        holding = ids[claim.owner].worker.holdings.get(part)
+        if holding is None or holding.epoch != claim.epoch:
+            return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
+        if account.prefix < world.end_of(part):
+            return f"{account} was handled up to {account.prefix} of {world.end_of(part)}"
+        if (claim.checkpoint or 0) < world.end_of(part):
+            return f"{account} was committed up to {claim.checkpoint} of {world.end_of(part)}"
+    return None
+
+
+def _check_shares(world: World) -> None:
+    """Everybody subscribes to everything: fair to within one partition, per topic for `range`."""
+    claims = claims_of(world)
+    groups = (
+        [claims]
+        if world.plan.strategy != "range"
+        else [
+            {part: claim for part, claim in claims.items() if part.topic == name}
+            for name in sorted(world.topics)
+        ]
+    )
+    for group in groups:
+        shares = Counter(claim.name for claim in group.values())
+        counts = [shares[actor.name] for actor in world.living]
+        if max(counts) - min(counts) > 1:
+            raise Broken(f"unfair: {dict(sorted(shares.items()))} of {len(world.living)} members")

@@ -1,0 +1,74 @@
+"""What one run is like, drawn from its seed."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from pxrs.testing.faults import NOTHING, Rates
+
+GROUP = "g"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's size, the group's patience, and how much goes wrong. Seconds."""
+
+    seed: int
+    members: int
+    static: int
+    topics: dict[str, int]
+    pattern: bool
+    steps: int
+    ttl: float
+    debounce: float
+    revoke_timeout: float | None
+    rejoin_timeout: float
+    strategy: str
+    rates: Rates
+    interleave: float
+    trouble: float
+
+
+def draw(seed: int, members: int | None = None) -> Plan:
+    """The plan of a seed. One run in eight has a store without faults."""
+    rng = Random(f"plan {seed}")
+    count = members if members is not None else rng.choice((2, 2, 3, 3, 4, 5, 6, 8, 12))
+    return Plan(
+        seed=seed,
+        members=count,
+        static=rng.choice((0, 0, 1, 2, count)),
+        topics={f"t{number}": rng.randint(1, 8) for number in range(rng.choice((1, 1, 2, 3)))},
+        pattern=rng.random() < 0.3,
+        steps=rng.choice((80, 150, 150, 250, 400)),
+        ttl=rng.choice((2.0, 3.0, 6.0)),
+        debounce=rng.choice((0.0, 0.1, 0.5)),
+        revoke_timeout=rng.choice((None, None, 1.0, 4.0)),
+        rejoin_timeout=rng.choice((1.0, 5.0)),
+        strategy=rng.choice(("sticky", "sticky", "sticky", "fair", "range")),
+        rates=_rates(rng),
+        interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
+        trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),
+    )
+
+
+def _rates(rng: Random) -> Rates:
+    if rng.random() < 0.125:
+        return NOTHING
+    much = rng.choice((0.01, 0.05, 0.05, 0.2))
+
+    def rate() -> float:
+        return rng.choice((0.0, much, much * rng.random()))
+
+    return Rates(
+        unknown_applied=rate(),
+        unknown_lost=rate(),
+        unknown_late=rate(),
+        unavailable=rate(),
+        busy=rate(),
+        reads=rate(),
+        renewals=rate(),
+        wake_lost=rng.choice((0.0, 0.3, 1.0)),
+        wake_late=rng.choice((0.0, 0.3)),
+        longest_delay=rng.choice((0.5, 5.0)),
+    )

@@ -1,0 +1,184 @@
+"""Consumers are killed and frozen under load, ten times; the ledger ends exactly right."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import pxrs
+from pxrs.core.records import Claim, Head, MemberRecord, decode
+from support.child import PATIENCE, Child
+from support.inside import say, wait_for_parent
+
+TOPIC = "orders"
+GROUP = "ledger"
+PARTITIONS = 8
+KEYS = 40
+ROUNDS = 10
+TTL = 1.0
+
+
+def consume(url: str, name: str) -> None:
+    """Write every message into the ledger, in the transaction that commits the checkpoint.
+
+    On SIGUSR1: say so with a batch in hand, and wait; the parent freezes the process there.
+    """
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.set()
+
+    signal.signal(signal.SIGUSR1, ask)
+    px = pxrs.connect(url)
+    consumer = px.consumer(TOPIC, GROUP, auto_commit=False, session_ttl=TTL, revoke_timeout=5.0)
+    say(consumer.member)
+    while True:
+        messages = consumer.poll(max_records=50, timeout=0.1)
+        held = asked.is_set() and bool(messages)
+        if held:
+            asked.clear()
+            say("holding a batch")
+            wait_for_parent()
+        if messages:
+            try:
+                with consumer.transaction() as tx:
+                    tx.connection.executemany(
+                        "INSERT INTO ledger VALUES (?, ?, ?, ?, ?)",
+                        [
+                            (m.partition, m.offset, m.key.decode(), int(m.value), m.fence.epoch)
+                            for m in messages
+                        ],
+                    )
+                outcome = "committed"
+            except pxrs.Fenced:
+                outcome = "fenced"
+            if held:
+                say(outcome)
+
+
+class World:
+    """The store, the load and the members of one test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/chaos.db"
+        self.px = pxrs.connect(self.url)
+        self.px.create_topic(TOPIC, partitions=PARTITIONS)
+        self.ledger = sqlite3.connect(folder / "chaos.db", isolation_level=None)
+        self.ledger.execute("CREATE TABLE ledger (partition, offset, key, number, epoch)")
+        self.members: dict[str, Child] = {}
+        self._stop = threading.Event()
+        self.sent = 0
+        self._load = threading.Thread(target=self._send)
+        self._load.start()
+
+    def _send(self) -> None:
+        with self.px.producer() as producer:
+            while not self._stop.wait(0.005):
+                pairs = [(f"key-{n % KEYS}", str(n)) for n in range(self.sent, self.sent + 40)]
+                producer.send_many(TOPIC, pairs).result()
+                self.sent += 40
+
+    def start(self) -> None:
+        child = Child(consume, self.url, "")
+        self.members[child.read()] = child
+
+    def claims(self) -> list[Claim]:
+        return [decode(record, Claim) for record in self.px.stores.coord.list(f"claims/{GROUP}/")]
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until the condition holds, looking whenever the group's records change."""
+        watch = self.px.stores.coord.watch(
+            f"claims/{GROUP}/", f"members/{GROUP}/", f"group/{GROUP}"
+        )
+        while not condition():
+            assert watch.wait(PATIENCE), "the group came to a halt"
+        watch.close()
+
+    def settled(self) -> bool:
+        """All partitions are owned by those who are there."""
+        records = self.px.stores.coord.list(f"members/{GROUP}/")
+        ids = {decode(record, MemberRecord).id for record in records}
+        claims = self.claims()
+        return len(ids) == len(self.members) and (
+            [claim.owner in ids for claim in claims] == [True] * PARTITIONS
+            and {claim.owner for claim in claims} == ids
+        )
+
+    def owned_by(self, name: str) -> int:
+        return sum(claim.name == name for claim in self.claims())
+
+    def finish(self) -> None:
+        """End the load and wait until everything is handled."""
+        self._stop.set()
+        self._load.join()
+        self.wait(lambda: sum(claim.checkpoint or 0 for claim in self.claims()) == self.sent)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    for child in world.members.values():
+        child.kill()
+    world._stop.set()
+    world._load.join()
+    world.ledger.close()
+    world.px.close()
+
+
+@pytest.mark.engine("sqlite")
+def test_nothing_is_lost_doubled_or_disordered(world: World) -> None:
+    rng = random.Random(4711)
+    refused = 0
+    for _ in range(3):
+        world.start()
+    for number in range(ROUNDS):
+        world.wait(world.settled)
+        victim = rng.choice(sorted(world.members))
+        if number % 2 == 0:
+            world.members.pop(victim).kill()
+            world.start()
+        else:
+            refused += _freeze_and_wake(world, victim)
+    world.finish()
+    assert refused == ROUNDS // 2
+    _assert_ledger_is_right(world)
+    head = world.px.stores.coord.get(f"group/{GROUP}")
+    assert head is not None
+    assert decode(head, Head).generation >= ROUNDS
+
+
+def _freeze_and_wake(world: World, victim: str) -> bool:
+    """Freeze a member with a batch in hand until others own its partitions; then wake it."""
+    child = world.members[victim]
+    child.signal(signal.SIGUSR1)
+    assert child.read() == "holding a batch"
+    child.signal(signal.SIGSTOP)
+    world.wait(lambda: world.owned_by(victim) == 0)
+    child.signal(signal.SIGCONT)
+    child.tell()
+    outcome: str = child.read()
+    return outcome == "fenced"
+
+
+def _assert_ledger_is_right(world: World) -> None:
+    rows = world.ledger.execute("SELECT partition, offset, key, number FROM ledger").fetchall()
+    assert len(rows) == world.sent
+    assert len({(partition, offset) for partition, offset, _, _ in rows}) == world.sent
+    assert sorted(number for *_, number in rows) == list(range(world.sent))
+    by_key: defaultdict[str, list[int]] = defaultdict(list)
+    for _, _, key, number in rows:
+        by_key[key].append(number)
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    epochs: defaultdict[int, list[int]] = defaultdict(list)
+    for partition, epoch in world.ledger.execute("SELECT partition, epoch FROM ledger"):
+        epochs[partition].append(epoch)
+    assert all(found == sorted(found) for found in epochs.values())

@@ -1,0 +1,114 @@
+"""Whoever stops in the middle of what was handed out gets the rest again, and nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import pxrs
+from pxrs.types import TopicPartition
+
+PATIENCE = 30.0
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("memory", marks=pytest.mark.engine("memory")),
+        pytest.param("sqlite", marks=pytest.mark.engine("sqlite")),
+    ]
+)
+def consumer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Consumer]:
+    """Two partitions with three messages each."""
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/stops.db"
+    with pxrs.connect(url) as px:
+        px.create_topic("t", 2)
+        with px.producer() as producer:
+            for value in range(6):
+                producer.send("t", b"%d" % value, partition=value % 2)
+        with px.consumer("t", "g", debounce=0.0, auto_commit_interval=PATIENCE) as consumer:
+            yield consumer
+
+
+def rest(consumer: pxrs.Consumer, number: int) -> set[bytes]:
+    seen: set[bytes] = set()
+    while len(seen) < number:
+        found = consumer.poll(timeout=PATIENCE)
+        assert found, f"only {seen} came"
+        seen |= {message.value for message in found}
+    assert consumer.poll(timeout=0.01) == []
+    return seen
+
+
+def break_a_loop(consumer: pxrs.Consumer) -> None:
+    for _ in consumer:
+        break
+
+
+def break_batches(consumer: pxrs.Consumer) -> None:
+    for _ in consumer.batches():
+        break
+
+
+def fail_in_a_loop(consumer: pxrs.Consumer) -> None:
+    with pytest.raises(KeyError):
+        for message in consumer:
+            raise KeyError(message.value)
+
+
+@pytest.mark.parametrize("stop", [break_a_loop, break_batches, fail_in_a_loop])
+def test_what_was_not_handled_comes_again(
+    consumer: pxrs.Consumer, stop: Callable[[pxrs.Consumer], None]
+) -> None:
+    stop(consumer)
+    assert rest(consumer, 6) == {b"0", b"1", b"2", b"3", b"4", b"5"}
+
+
+def test_polling_inside_a_loop_does_not_skip_what_the_loop_has_not_shown(
+    consumer: pxrs.Consumer,
+) -> None:
+    messages = iter(consumer)
+    first = next(messages)
+    seen = rest(consumer, 5)
+    assert seen == {b"0", b"1", b"2", b"3", b"4", b"5"} - {first.value}
+
+
+def test_what_was_in_hand_before_a_seek_counts_no_more(consumer: pxrs.Consumer) -> None:
+    rest(consumer, 6)
+    consumer.seek("t", 0, 0)
+    assert [message.value for message in consumer.poll(timeout=PATIENCE)] == [b"0", b"2", b"4"]
+    consumer.seek("t", 0, 1)
+    assert [message.value for message in consumer.poll(timeout=PATIENCE)] == [b"2", b"4"]
+    consumer.seek("t", 0, 2)
+    consumer.commit()
+    assert [message.value for message in consumer.poll(timeout=PATIENCE)] == [b"4"]
+
+
+def test_a_loop_goes_on_where_it_was_sent(consumer: pxrs.Consumer) -> None:
+    consumer.pause(TopicPartition("t", 1))
+    seen: list[bytes] = []
+    for message in consumer:
+        seen.append(message.value)
+        if len(seen) == 2:
+            consumer.seek("t", 0, 0)
+        if len(seen) == 5:
+            break
+    assert seen == [b"0", b"2", b"0", b"2", b"4"]
+
+
+def test_a_poll_that_waits_can_be_woken(consumer: pxrs.Consumer) -> None:
+    rest(consumer, 6)
+    found: list[list[pxrs.Message]] = []
+    polling = threading.Thread(target=lambda: found.append(consumer.poll()))
+    polling.start()
+    consumer.wake()
+    polling.join(PATIENCE)
+    assert (found, polling.is_alive()) == ([[]], False)
+
+
+def test_being_woken_early_ends_the_next_poll(consumer: pxrs.Consumer) -> None:
+    rest(consumer, 6)
+    consumer.wake()
+    assert consumer.poll() == []

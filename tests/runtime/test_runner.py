@@ -1,0 +1,202 @@
+"""`px.run`: workers, order per key, retries, dead letters, and stopping."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pxrs
+from pxrs import Backoff, Message
+from pxrs.core.records import Claim, decode
+from support.child import PATIENCE, Child
+from support.inside import say
+
+QUICK = Backoff(first=0.001, longest=0.002, attempts=3)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("memory", marks=pytest.mark.engine("memory")),
+        pytest.param("sqlite", marks=pytest.mark.engine("sqlite")),
+    ]
+)
+def px(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Pxrs]:
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/run.db"
+    with pxrs.connect(url) as px:
+        yield px
+
+
+class Running:
+    """`px.run` in a thread, stopped when the test is done with it."""
+
+    def __init__(self, px: pxrs.Pxrs, handler: Callable[[Message], Any], **options: Any) -> None:
+        self.error: BaseException | None = None
+        self._px = px
+        self._thread = threading.Thread(target=self._run, args=(handler, options))
+        self._thread.start()
+
+    def _run(self, handler: Callable[[Message], Any], options: dict[str, Any]) -> None:
+        try:
+            self._px.run(handler, group="g", **options)
+        except pxrs.PxrsError as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+def _checkpoints(px: pxrs.Pxrs) -> int:
+    claims = [decode(record, Claim) for record in px.stores.coord.list("claims/g/")]
+    return sum(claim.checkpoint or 0 for claim in claims)
+
+
+def _send(px: pxrs.Pxrs, count: int, keys: int) -> None:
+    px.create_topic("orders", partitions=4)
+    with px.producer() as producer:
+        producer.send_many("orders", [(f"key-{n % keys}", str(n)) for n in range(count)])
+
+
+@pytest.mark.parametrize("parallel", ["partition", "key"])
+def test_every_message_once_and_each_key_in_order(px: pxrs.Pxrs, parallel: str) -> None:
+    _send(px, 400, keys=20)
+    seen: defaultdict[bytes, list[int]] = defaultdict(list)
+    busy: set[bytes] = set()
+    lock, finished = threading.Lock(), threading.Event()
+
+    def handle(message: Message) -> None:
+        with lock:
+            assert message.key not in busy
+            busy.add(message.key)
+        with lock:
+            seen[message.key].append(int(message.value))
+            busy.discard(message.key)
+            if sum(map(len, seen.values())) == 400:
+                finished.set()
+
+    running = Running(px, handle, topic="orders", workers=4, parallel=parallel)
+    assert finished.wait(PATIENCE)
+    px.stop()
+    running.join()
+    assert running.error is None
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+    assert _checkpoints(px) == 400
+
+
+def test_a_failing_key_waits_alone(px: pxrs.Pxrs) -> None:
+    _send(px, 100, keys=10)
+    others, allowed = threading.Event(), threading.Event()
+    handled: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        if message.key == b"key-3" and not allowed.is_set():
+            raise ValueError("not yet")
+        handled.append(message.key)
+        if sum(key != b"key-3" for key in handled) == 90:
+            others.set()
+
+    forever = Backoff(first=0.001, longest=0.01)
+    running = Running(px, handle, topic="orders", workers=3, parallel="key", retry=forever)
+    assert others.wait(PATIENCE), "a failing key held up the others"
+    allowed.set()
+    watch = px.stores.coord.watch("claims/g/")
+    while _checkpoints(px) < 100:
+        assert watch.wait(PATIENCE)
+    px.stop()
+    running.join()
+    assert handled.count(b"key-3") == 10
+
+
+def test_a_poisoned_message_becomes_a_dead_letter(px: pxrs.Pxrs) -> None:
+    px.create_topic("orders", partitions=1)
+    with px.producer() as producer:
+        for value in ("good", "poison", "good too"):
+            producer.send("orders", value, key="k", headers=[("trace", b"7")])
+    attempts: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        attempts.append(message.value)
+        if message.value == b"poison":
+            raise RuntimeError("can't be handled")
+
+    running = Running(px, handle, topic="orders", retry=QUICK)
+    watch = px.stores.coord.watch("claims/g/")
+    while _checkpoints(px) < 3:
+        assert watch.wait(PATIENCE)
+    px.stop()
+    running.join()
+    assert attempts == [b"good", b"poison", b"poison", b"poison", b"good too"]
+    [letter] = px.reader("orders.dlq").read(0, 0)
+    headers = dict(letter.headers)
+    assert (letter.key, letter.value, headers["trace"]) == (b"k", b"poison", b"7")
+    assert headers["pxrs-dlq-offset"] == b"1"
+    assert headers["pxrs-dlq-attempts"] == b"3"
+    assert headers["pxrs-dlq-error"] == b"RuntimeError: can't be handled"
+    assert b"Traceback" in (headers["pxrs-dlq-traceback"] or b"")
+
+
+def test_or_the_group_stops_there(px: pxrs.Pxrs) -> None:
+    px.create_topic("orders", partitions=1)
+    with px.producer() as producer:
+        producer.send_many("orders", [("k", str(n)) for n in range(10)])
+
+    def handle(message: Message) -> None:
+        if message.offset == 4:
+            raise RuntimeError("stop here")
+
+    running = Running(px, handle, topic="orders", retry=QUICK, on_failure=pxrs.Stop())
+    running.join()
+    assert isinstance(running.error, pxrs.HandlerFailed)
+    assert isinstance(running.error.__cause__, RuntimeError)
+    assert _checkpoints(px) == 4
+
+
+def test_a_serde_that_fails_is_a_handler_that_fails(px: pxrs.Pxrs) -> None:
+    px.create_topic("orders", partitions=1)
+    with px.producer() as producer:
+        producer.send("orders", b"{broken", key="k")
+        producer.send("orders", b'{"total": 3}', key="k")
+    seen: list[Any] = []
+    running = Running(
+        px, lambda message: seen.append(message.value), topic="orders", retry=QUICK,
+        serde=pxrs.JSON(),
+    )  # fmt: skip
+    watch = px.stores.coord.watch("claims/g/")
+    while _checkpoints(px) < 2:
+        assert watch.wait(PATIENCE)
+    px.stop()
+    running.join()
+    assert seen == [{"total": 3}]
+    assert px.reader("orders.dlq").read(0, 0)[0].value == b"{broken"
+
+
+def handle_in_a_process(message: Message) -> None:
+    say([message.partition, message.offset])
+
+
+def run_until_told(url: str) -> None:
+    with pxrs.connect(url) as px:
+        say("ready")
+        px.run(handle_in_a_process, topic="orders", group="g")
+        say("left")
+
+
+@pytest.mark.engine("sqlite")
+def test_sigterm_drains_commits_and_leaves(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    with pxrs.connect(url) as px:
+        _send(px, 50, keys=5)
+        with Child(run_until_told, url) as child:
+            assert child.read() == "ready"
+            handled = [child.read() for _ in range(50)]
+            child.signal(15)
+            assert child.read() == "left"
+            assert child.join() == 0
+        assert len({tuple(place) for place in handled}) == 50
+        assert _checkpoints(px) == 50
+        assert px.stores.coord.list("members/g/") == []

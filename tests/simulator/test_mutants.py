@@ -1,0 +1,207 @@
+"""Break the code under test in one place: the simulator has to notice, and to say what broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from pxrs.core import claims
+from pxrs.core.claims import Holding, Stamp, Step
+from pxrs.core.group import Decision, Memory, View, decide
+from pxrs.core.records import Claim, decode, encode
+from pxrs.errors import OutcomeUnknown
+from pxrs.runtime import membership
+from pxrs.runtime.desk import Seat
+from pxrs.runtime.holdings import Applied, Holdings, Mark
+from pxrs.runtime.membership import Membership
+from pxrs.runtime.worker import Run, Worker
+from pxrs.testing.faults import Rates
+from pxrs.testing.simulator import Broken, draw, run
+from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
+
+SEEDS = 100
+
+Patch = pytest.MonkeyPatch
+
+
+def no_fence(patch: Patch) -> None:
+    """Claims are written whatever version the store has."""
+
+    def send(
+        self: Holdings, steps: Sequence[Step], guard: Sequence[Check], also: Sequence[Write]
+    ) -> Conflict | Committed:
+        return self._coord.commit(guard, (*(step.put for step in steps), *also))
+
+    patch.setattr(Holdings, "_send", send)
+
+
+def released_before_the_final_commit(patch: Patch) -> None:
+    """The claim is given away first, and its last checkpoint written after."""
+    release = Holdings.release
+
+    def late(
+        self: Holdings,
+        marks: Mapping[TopicPartition, Mark | None],
+        guard: Sequence[Check] = (),
+        also: Sequence[Write] = (),
+    ) -> Applied:
+        applied = release(self, dict.fromkeys(marks), guard, also)
+        for holding in applied.written:
+            mark = marks[holding.part]
+            if mark is not None:
+                claim = msgspec.structs.replace(holding.claim, checkpoint=mark.checkpoint)
+                self._coord.commit(
+                    [Check(holding.key, holding.version)], [Put(holding.key, encode(claim))]
+                )
+        return applied
+
+    patch.setattr(Holdings, "release", late)
+
+
+def checkpoint_of_what_was_fetched(patch: Patch) -> None:
+    patch.setattr(Seat, "mark", lambda seat: Mark(seat.position) if seat.started else None)
+
+
+def epoch_stays_on_take_over(patch: Patch) -> None:
+    def take(part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp) -> Step:
+        before = decode(found, Claim) if found is not None else Claim()
+        claim = msgspec.structs.replace(
+            before, owner=stamp.owner, name=stamp.name, write=stamp.write
+        )
+        check = Check(key, found.version if found is not None else 0)
+        return Step(part, check, Put(key, encode(claim)), claim)
+
+    patch.setattr(claims, "take", take)
+
+
+def lease_is_not_looked_at(patch: Patch) -> None:
+    patch.setattr(Worker, "alive", True)
+
+
+def no_answer_is_success(patch: Patch) -> None:
+    send = Holdings._send
+
+    def hopeful(
+        self: Holdings, steps: Sequence[Step], guard: Sequence[Check], also: Sequence[Write]
+    ) -> Conflict | Committed:
+        try:
+            return send(self, steps, guard, also)
+        except OutcomeUnknown:
+            return Committed({step.put.key: step.check.version + 1 for step in steps})
+
+    patch.setattr(Holdings, "_send", hopeful)
+
+
+def doubts_are_forgotten(patch: Patch) -> None:
+    """A claim that reached the store unnoticed blocks its partition for ever."""
+    patch.setattr(Membership, "_settle_doubts", lambda membership, head: None)
+
+
+def zombie_pushes_its_successor_out(patch: Patch) -> None:
+    patch.setattr(Membership, "_refuse_if_displaced", lambda membership: None)
+
+
+def deadline_of_another_generation(patch: Patch) -> None:
+    """Who wanted a partition two generations ago has waited long enough, it thinks."""
+
+    def careless(view: View, memory: Memory, *rest: Any) -> Decision:
+        remembered = msgspec.structs.replace(memory, generation=view.head.generation)
+        return decide(view, remembered, *rest)
+
+    patch.setattr(membership, "decide", careless)
+
+
+def target_may_be_old(patch: Patch) -> None:
+    """Partitions are claimed by a target that is no longer the group's."""
+    take = Holdings.take
+
+    def unguarded(self: Holdings, found: Any, guard: Check) -> Applied:
+        current = self._coord.get(guard.key)
+        assert current is not None
+        return take(self, found, Check(guard.key, current.version))
+
+    patch.setattr(Holdings, "take", unguarded)
+
+
+def checkpoint_goes_back(patch: Patch) -> None:
+    """The committer writes what it was told, though the claim is further."""
+
+    def advance(holding: Holding, checkpoint: int, done: Any, metadata: Any, stamp: Stamp) -> Step:
+        return claims.seek(holding, max(0, checkpoint - 1), stamp)
+
+    patch.setattr(claims, "advance", advance)
+
+
+def loop_counts_what_it_left(patch: Patch) -> None:
+    """Leaving a loop counts everything that lies ready as handled."""
+
+    def finish(self: Worker) -> None:
+        for left in self.runs:
+            left.count(len(left.messages))
+        self.runs = []
+
+    patch.setattr(Worker, "finish", finish)
+    patch.setattr(Worker, "_end", lambda self, runs: None)
+
+
+def seek_keeps_what_came_before(patch: Patch) -> None:
+    """What was handed out before a seek counts as done after it."""
+
+    def count(self: Run, done: int) -> None:
+        if done:
+            self.seat.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
+
+    patch.setattr(Run, "count", count)
+
+
+class Mutant(NamedTuple):
+    """How to break it, what the simulator shall say, and what a run has to have in it for that."""
+
+    apply: Callable[[Patch], None]
+    words: str
+    plan: Mapping[str, Any] = MappingProxyType({})
+
+
+# A commit is sent three times before its outcome counts as unknown.
+NO_ANSWERS = Rates(unknown_applied=0.3, unknown_lost=0.3, unknown_late=0.3, longest_delay=1.0)
+
+MUTANTS = [
+    Mutant(no_fence, r"wrote|epoch|went back|released|need not have"),
+    Mutant(released_before_the_final_commit, r"wrote .* owned by None"),
+    Mutant(checkpoint_of_what_was_fetched, r"was not handled"),
+    Mutant(epoch_stays_on_take_over, r"both at epoch"),
+    Mutant(lease_is_not_looked_at, r"after its lease was over"),
+    Mutant(no_answer_is_success, r"handed out .* at epoch", {"rates": NO_ANSWERS}),
+    Mutant(
+        doubts_are_forgotten,
+        r"no rest",
+        {"rates": NO_ANSWERS, "revoke_timeout": None, "trouble": 3.0, "ttl": 6.0},
+    ),
+    Mutant(
+        zombie_pushes_its_successor_out,
+        r"came back and pushed",
+        {"static": 12, "trouble": 4.0, "ttl": 2.0},
+    ),
+    Mutant(
+        deadline_of_another_generation,
+        r"took .* after",
+        {"revoke_timeout": 0.5, "ttl": 6.0, "debounce": 0.0, "trouble": 3.0, "interleave": 0.2},
+    ),
+    Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
+    Mutant(checkpoint_goes_back, r"went back|no rest"),
+    Mutant(loop_counts_what_it_left, r"was not handled"),
+    Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
+]
+
+
+@pytest.mark.engine("memory")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.apply.__name__)
+def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises(Broken, match=mutant.words):
+        for seed in range(SEEDS):
+            run(msgspec.structs.replace(draw(seed), **mutant.plan))

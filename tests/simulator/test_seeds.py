@@ -1,0 +1,55 @@
+"""Groups under crashes, freezes and a store that fails: every promise, after every step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pxrs.testing.simulator import failures, simulate
+
+CHUNK = 50
+
+
+@pytest.mark.engine("memory")
+@pytest.mark.parametrize("start", range(0, 500, CHUNK))
+def test_seeds(start: int) -> None:
+    assert failures(range(start, start + CHUNK)) == []
+
+
+def test_same_seed_is_the_same_run() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    simulate(4, trace=first.append)
+    simulate(4, trace=second.append)
+    assert len(first) > 200
+    assert first == second
+
+
+def test_same_seed_in_another_process() -> None:
+    """Python orders sets by a number that differs from process to process."""
+    traces = [
+        subprocess.run(
+            [sys.executable, "-m", "pxrs.testing.simulator", "--seed", "12", "--trace"],
+            env={**os.environ, "PYTHONHASHSEED": number},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for number in ("1", "2")
+    ]
+    assert len(traces[0].splitlines()) > 100
+    assert traces[0] == traces[1]
+
+
+def test_a_failure_says_how_to_see_it() -> None:
+    """One seed, replayed with all that happened, and the code that scripts look at."""
+    fine = subprocess.run(
+        [sys.executable, "-m", "pxrs.testing.simulator", "--seeds", "4", "--jobs", "2"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert fine.returncode == 0, fine.stdout + fine.stderr
+    assert "4 seeds from 0 on, 0 failed" in fine.stdout

@@ -1,0 +1,120 @@
+"""Older files open, and people can look into a file with SQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pxrs
+from pxrs.stores.sqlite import schema
+
+pytestmark = pytest.mark.engine("sqlite")
+
+# Never change these: files like this exist.
+VERSION_1 = """
+CREATE TABLE pxrs_meta (name TEXT PRIMARY KEY, value);
+CREATE TABLE pxrs_coord (
+    key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, session TEXT);
+CREATE INDEX pxrs_coord_session ON pxrs_coord (session) WHERE session IS NOT NULL;
+CREATE TABLE pxrs_log_partitions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
+    start INTEGER NOT NULL, floor INTEGER NOT NULL, UNIQUE (topic_id, partition));
+CREATE TABLE pxrs_log_batches (
+    part INTEGER NOT NULL, base INTEGER NOT NULL, next INTEGER NOT NULL,
+    max_timestamp INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE UNIQUE INDEX pxrs_log_index
+    ON pxrs_log_batches (part, base, next, max_timestamp, size);
+CREATE TABLE pxrs_log_producers (
+    part INTEGER NOT NULL, producer INTEGER NOT NULL, state BLOB NOT NULL,
+    used INTEGER NOT NULL, PRIMARY KEY (part, producer));
+INSERT INTO pxrs_meta VALUES ('schema', 1), ('revision', 7);
+INSERT INTO pxrs_log_partitions (topic_id, partition, start, floor)
+    VALUES ('cafe', 0, 0, 0), ('cafe', 1, 5, 5);
+INSERT INTO pxrs_coord VALUES
+    ('topics/orders', CAST('{"schema":1,"id":"cafe","partitions":2}' AS BLOB), 1, NULL),
+    ('group/billing', CAST('{"generation":3,"reason":"a joined","schema":1}' AS BLOB), 2, NULL),
+    ('claims/billing/cafe/1',
+     CAST('{"owner":"a.1","name":"a","epoch":4,"checkpoint":5,"at_ms":99,"schema":1}' AS BLOB),
+     3, NULL);
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def query(path: Path, sql: str) -> list[Any]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def test_a_file_of_version_1_opens(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript(VERSION_1)
+    connection.close()
+    with pxrs.connect(f"sqlite:///{path}") as px:
+        assert [topic.name for topic in px.topics()] == ["orders"]
+        first, second = px.groups.describe("billing").partitions
+        assert (first.checkpoint, second.checkpoint, second.epoch) == (None, 5, 4)
+        with px.producer() as producer:
+            assert producer.send("orders", b"x", partition=1).result().offset == 5
+    assert query(path, "SELECT value FROM pxrs_meta WHERE name = 'schema'") == [(schema.VERSION,)]
+    assert query(path, "SELECT * FROM pxrs_partitions") == [("billing", "orders", 1, "a", 5, 4, 99)]
+    with pxrs.connect(f"sqlite:///{path}") as px:
+        assert px.groups.list()[0].generation == 3
+
+
+def test_every_way_to_a_version_ends_in_the_same_schema(path: Path, tmp_path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript(VERSION_1)
+    connection.close()
+    fresh = tmp_path / "fresh.db"
+    for each in (path, fresh):
+        pxrs.connect(f"sqlite:///{each}").close()
+    shape = "SELECT type, name, tbl_name FROM sqlite_schema ORDER BY 1, 2"
+    assert query(path, shape) == query(fresh, shape)
+
+
+def test_the_view_shows_who_owns_what(path: Path) -> None:
+    columns = 'SELECT "group", topic, partition, owner, checkpoint, epoch FROM pxrs_partitions'
+    with pxrs.connect(f"sqlite:///{path}") as px:
+        for topic in ("orders", "invoices"):
+            px.create_topic(topic, 2)
+        with px.producer() as producer:
+            for number in (0, 0, 1):
+                producer.send("orders", b"x", partition=number)
+        with px.consumer(["orders"], "billing", instance="a", debounce=0.0) as consumer:
+            seen = 0
+            while seen < 3:
+                seen += len(consumer.poll(timeout=30))
+            consumer.commit()
+            assert query(path, f"{columns} ORDER BY partition") == [
+                ("billing", "orders", 0, "a", 2, 1),
+                ("billing", "orders", 1, "a", 1, 1),
+            ]
+            (heartbeat,) = query(path, "SELECT max(heartbeat) FROM pxrs_partitions")[0]
+            assert heartbeat >= px.groups.describe("billing").at_ms
+        assert query(path, f"{columns} WHERE partition = 1") == [
+            ("billing", "orders", 1, None, 1, 2)
+        ]
+        px.delete_topic("orders")
+        assert query(path, columns) == []
+        px.groups.delete("billing")
+        assert query(path, columns) == []
+
+
+def test_a_newer_file_is_refused(path: Path) -> None:
+    pxrs.connect(f"sqlite:///{path}").close()
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("UPDATE pxrs_meta SET value = 99 WHERE name = 'schema'")
+    connection.close()
+    with pytest.raises(pxrs.SchemaMismatch, match="newer"):
+        pxrs.connect(f"sqlite:///{path}")

@@ -1,0 +1,140 @@
+"""The wrapper that fails: without faults it is the store itself, with them each kind is seen."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from random import Random
+
+import pytest
+
+from pxrs.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
+from pxrs.stores.memory import MemoryStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.conformance import MemoryLab, Rule, coord_checks, log_checks
+from pxrs.testing.faults import Faults, FaultyStores, Rates
+from pxrs.types import Check, Committed, Conflict, Put
+
+pytestmark = pytest.mark.engine("memory")
+
+
+class Place:
+    """A store, seen by `a` through faults and as it is."""
+
+    def __init__(self, rates: Rates) -> None:
+        self.clock = VirtualClock()
+        self.inner = MemoryStores(clock=self.clock)
+        self.faults = Faults(Random(1), self.clock, rates)
+        self.coord = FaultyStores(self.inner, self.faults, "a").coord
+
+    def value(self, key: str) -> bytes | None:
+        found = self.inner.coord.get(key)
+        return found.value if found is not None else None
+
+
+@pytest.mark.parametrize("check", coord_checks() + log_checks(), ids=lambda check: check.__name__)
+def test_without_faults_it_conforms(check: Rule) -> None:
+    with closing(
+        MemoryLab(lambda clock: FaultyStores(MemoryStores(clock=clock), Faults(Random(1), clock)))
+    ) as lab:
+        check(lab)
+
+
+def test_answer_lost() -> None:
+    place = Place(Rates(unknown_applied=1))
+    with pytest.raises(OutcomeUnknown):
+        place.coord.commit([], [Put("k", b"1")])
+    assert place.value("k") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("rates", "error"),
+    [
+        (Rates(unknown_lost=1), OutcomeUnknown),
+        (Rates(unavailable=1), StoreUnavailable),
+        (Rates(busy=1), StoreBusy),
+    ],
+)
+def test_commit_not_done(rates: Rates, error: type[Exception]) -> None:
+    place = Place(rates)
+    with pytest.raises(error):
+        place.coord.commit([], [Put("k", b"1")])
+    assert place.value("k") is None
+
+
+def test_late_commit_arrives_when_its_time_comes() -> None:
+    place = Place(Rates(unknown_late=1, longest_delay=5))
+    with pytest.raises(OutcomeUnknown):
+        place.coord.commit([], [Put("k", b"1")])
+    place.faults.arrive()
+    assert place.value("k") is None
+    place.clock.advance(5)
+    place.faults.arrive()
+    assert place.value("k") == b"1"
+
+
+def test_late_commit_is_conditional_still() -> None:
+    place = Place(Rates(unknown_late=1))
+    with pytest.raises(OutcomeUnknown):
+        place.coord.commit([Check("k", 0)], [Put("k", b"late")])
+    assert isinstance(place.inner.coord.commit([], [Put("k", b"other")]), Committed)
+    place.faults.heal()
+    assert place.value("k") == b"other"
+
+
+def test_healed_store_works() -> None:
+    place = Place(Rates(unavailable=1, reads=1))
+    place.faults.cut_off(None, until=100)
+    place.faults.heal()
+    assert isinstance(place.coord.commit([Check("k", 0)], [Put("k", b"1")]), Committed)
+    assert isinstance(place.coord.commit([Check("k", 0)], [Put("k", b"2")]), Conflict)
+    assert place.coord.get("k") is not None
+
+
+def test_reads_fail() -> None:
+    place = Place(Rates(reads=1))
+    with pytest.raises(StoreUnavailable):
+        place.coord.get("k")
+    with pytest.raises(StoreUnavailable):
+        place.coord.list("k")
+
+
+def test_one_is_cut_off_and_comes_back() -> None:
+    place = Place(Rates())
+    other = FaultyStores(place.inner, place.faults, "b").coord
+    place.faults.cut_off("a", until=10)
+    with pytest.raises(StoreUnavailable):
+        place.coord.get("k")
+    assert other.get("k") is None
+    place.clock.advance(10)
+    assert place.coord.get("k") is None
+
+
+def test_renewal_that_had_no_answer_does_not_count() -> None:
+    """The store keeps the session longer than its holder may trust in."""
+    place = Place(Rates())
+    session = place.coord.session(10)
+    place.clock.advance(4)
+    place.faults.cut_off("a", until=5)
+    with pytest.raises(StoreUnavailable):
+        session.renew()
+    assert session.remaining() == 6
+    place.clock.advance(1)
+    session.renew()
+    assert session.remaining() == 10
+
+
+def test_wake_up_lost() -> None:
+    place = Place(Rates(wake_lost=1))
+    watch = place.coord.watch("k")
+    place.inner.coord.commit([], [Put("k", b"1")])
+    assert not watch.wait(0)
+    assert not watch.wait(0)
+
+
+def test_wake_up_late() -> None:
+    place = Place(Rates(wake_late=1))
+    watch = place.coord.watch("k")
+    place.inner.coord.commit([], [Put("k", b"1")])
+    assert not watch.wait(0)
+    assert watch.wait(0)
+    assert not watch.wait(0)

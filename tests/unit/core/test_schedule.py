@@ -1,0 +1,70 @@
+"""Lanes: order inside, freedom outside."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pxrs.core.schedule import Schedule
+
+
+def test_a_lane_is_handled_in_order_and_one_at_a_time() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.put("a", "a1")
+    schedule.put("a", "a2")
+    schedule.put("b", "b1")
+    assert schedule.take(0) == ("a", "a1")
+    assert schedule.take(0) == ("b", "b1")
+    assert schedule.take(0) is None
+    schedule.done("a")
+    assert schedule.take(0) == ("a", "a2")
+    assert len(schedule) == 2
+
+
+def test_a_parked_lane_waits_alone() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.put("a", "a1")
+    schedule.put("b", "b1")
+    assert schedule.take(0) == ("a", "a1")
+    schedule.park("a", until=5.0)
+    assert schedule.next_time() == 5.0
+    assert schedule.take(1) == ("b", "b1")
+    assert schedule.take(4.9) is None
+    assert schedule.take(5.0) == ("a", "a1")
+    schedule.done("a")
+    assert schedule.next_time() is None
+
+
+@given(
+    st.lists(st.integers(0, 4)),
+    st.lists(st.sampled_from(["take", "done", "park"]), max_size=200),
+    st.randoms(use_true_random=False),
+)
+def test_nothing_is_lost_doubled_or_overtaken(lanes: list[int], events: list[str], rng) -> None:  # type: ignore[no-untyped-def]
+    schedule: Schedule[tuple[int, int]] = Schedule()
+    for number, lane in enumerate(lanes):
+        schedule.put(lane, (lane, number))
+    busy: dict[object, tuple[int, int]] = {}
+    finished: defaultdict[int, list[int]] = defaultdict(list)
+    now = 0.0
+    for event in (*events, *["take", "done"] * (3 * len(lanes))):
+        now += 1
+        if event == "take":
+            taken = schedule.take(now)
+            if taken is not None:
+                assert taken[0] not in busy
+                busy[taken[0]] = taken[1]
+        elif busy:
+            lane = rng.choice(sorted(busy, key=str))
+            item = busy.pop(lane)
+            if event == "done":
+                schedule.done(lane)
+                finished[item[0]].append(item[1])
+            else:
+                schedule.park(lane, now + rng.randrange(3))
+    for lane in set(lanes):
+        assert finished[lane] == sorted(finished[lane])
+    done = sum(len(numbers) for numbers in finished.values())
+    assert done + len(schedule) == len(lanes)
