@@ -16,9 +16,10 @@ from support.faults import FaultyLog, FaultyStores
 from support.inside import say, wait_for_parent
 
 TOPIC = "orders"
-# Two partitions are looked at when it starts and once a second to be sure; a follower that
-# polls every few milliseconds would be far above this.
-HANDFUL = 40
+NOISE = 200
+# A follower looks at its partitions when it starts, and now and then to be sure. One that polls,
+# or is woken by what is not its own, looks more often than there is noise.
+HANDFUL = NOISE // 2
 
 
 def send_when_told(url: str, messages: int) -> None:
@@ -97,7 +98,7 @@ class TestBetweenProcesses:
         with Child(follow_and_say, px.url, 1) as child:
             assert child.read() == "ready"
             with px.producer(linger=0.0) as producer:
-                for number in range(500):
+                for number in range(NOISE):
                     producer.send("other", "noise", partition=number % 2).result()
                 producer.send(TOPIC, "7", partition=1).result()
             assert child.read() == 7
@@ -127,7 +128,7 @@ def test_a_follower_of_one_partition_sleeps_while_another_is_filled(
     faulty.create_topic(TOPIC, partitions=2)
     follower = Follower(faulty.reader(TOPIC).follow([1]))
     with faulty.producer(linger=0.0) as producer:
-        for _ in range(500):
+        for _ in range(NOISE):
             producer.send(TOPIC, "noise", partition=0).result()
         producer.send(TOPIC, "end", partition=1).result()
     follower.join()
