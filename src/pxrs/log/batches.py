@@ -7,6 +7,7 @@ made here are read by any Kafka tool, and the other way round.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -77,31 +78,38 @@ class _Codec(NamedTuple):
 
 
 _codec: _Codec | None = None
+_loading = threading.RLock()
 
 
 def _load() -> _Codec:
-    global _codec
-    if _codec is None:
-        from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
-        from aiokafka.record._crecords import (  # type: ignore[import-untyped]
-            DefaultRecordBatch,
-            DefaultRecordBatchBuilder,
-        )
-        from cramjam import DecompressionError
+    return _codec or _load_once()
 
-        # What the codec and the decompressors under it raise on bytes that make no sense.
-        damage = (
-            KafkaError,
-            DecompressionError,
-            zlib.error,
-            struct.error,
-            EOFError,
-            OSError,
-            OverflowError,
-            ValueError,
-        )
-        _codec = _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, damage)
-    return _codec
+
+def _load_once() -> _Codec:
+    """One thread at a time: the codec's modules import each other and can't be met half made."""
+    global _codec
+    with _loading:
+        if _codec is None:
+            from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
+            from aiokafka.record._crecords import (  # type: ignore[import-untyped]
+                DefaultRecordBatch,
+                DefaultRecordBatchBuilder,
+            )
+            from cramjam import DecompressionError
+
+            # What the codec and the decompressors under it raise on bytes that make no sense.
+            damage = (
+                KafkaError,
+                DecompressionError,
+                zlib.error,
+                struct.error,
+                EOFError,
+                OSError,
+                OverflowError,
+                ValueError,
+            )
+            _codec = _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, damage)
+        return _codec
 
 
 def compression_code(name: str) -> int:
