@@ -13,13 +13,18 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _voice = -1
-_lock = threading.Lock()
+_turn = threading.Lock()
 
 
 def say(word: Any) -> None:
-    """Tell the parent, from any thread. A line that a kill cuts off is not heard."""
-    with _lock:
-        os.write(_voice, (json.dumps(word) + "\n").encode())
+    """Tell the parent, from any thread. What a killed child could not finish is not heard.
+
+    Only short writes to a pipe are whole: without the lock, long words of two threads mix.
+    """
+    data = (json.dumps(word) + "\n").encode()
+    with _turn:
+        while data:
+            data = data[os.write(_voice, data) :]
 
 
 def wait_for_parent() -> None:

@@ -78,7 +78,7 @@ class _Codec(NamedTuple):
 
 
 _codec: _Codec | None = None
-_loading = threading.Lock()
+_loading = threading.RLock()
 
 
 def _load() -> _Codec:
