@@ -121,8 +121,11 @@ def sharing(options: Options, say: Say) -> Section:
         ]
         result = compare("sharing a topic", contestants, options.rounds, options, say)
     ratio = result.ratio("two processes", "one process")
-    limit = result.ratio("two, work alone", "one, work alone")
-    part = ratio / limit if ratio and limit else None
+    part = None
+    if not result.failures:
+        each = [result.rates[contestant.name] for contestant in contestants]
+        rounds = zip(*each, strict=True)
+        part = median(two * bare_one / (one * bare_two) for one, two, bare_one, bare_two in rounds)
     return Section(
         [result],
         [

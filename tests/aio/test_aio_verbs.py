@@ -12,8 +12,8 @@ from pxrs import aio
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
     "Consumer": {
-        "all_at_once", "by_partition", "desk", "finish", "one_by_one", "run_transaction", "settled",
-        "take", "take_away", "transaction", "wait", "wake", "wake_steward",
+        "alive", "all_at_once", "by_partition", "desk", "finish", "one_by_one", "run_transaction",
+        "settled", "take", "take_away", "transaction", "wait", "wake", "wake_steward",
     },
     "Pxrs": {"run", "stop"},
     "Producer": {"deliver", "hurry", "sending"},

@@ -79,7 +79,7 @@ def family_of(demo: subprocess.Popen[bytes]) -> list[psutil.Process]:
     raise AssertionError("the demo ended before that")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_nobody_outlives_the_parent(shell: Shell, tmp_path: Path, how: signal.Signals) -> None:
     # A parent that is killed can't remove its folder: let it be one that goes by itself.
     environment = {**shell.environment, "TMPDIR": str(tmp_path)}
@@ -91,7 +91,11 @@ def test_nobody_outlives_the_parent(shell: Shell, tmp_path: Path, how: signal.Si
     demo.communicate(timeout=PATIENCE)
     gone, alive = psutil.wait_procs(family, PATIENCE)
     assert (len(gone), alive) == (4, [])
-    assert demo.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    if how == signal.SIGKILL:
+        assert demo.returncode == -signal.SIGKILL
+    else:
+        assert demo.returncode == 128 + how
+        assert list(tmp_path.glob("pxrs-demo-*")) == []
 
 
 def test_what_was_not_shown_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

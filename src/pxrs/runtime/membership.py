@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -31,7 +32,7 @@ from pxrs.core.records import (
     member_key,
     members_prefix,
 )
-from pxrs.errors import Displaced, TopicNotFound
+from pxrs.errors import Displaced, StoreError, TopicNotFound
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import CoordStore, Session
@@ -125,8 +126,11 @@ class Membership:
     def join(self) -> None:
         """Open a session and say that this member is there, touching the group in one commit."""
         self._lose_everything()
-        if self.session is not None:
-            self.session.close()
+        former, self.session = self.session, None
+        if former is not None:
+            # One that can't be closed ends by itself; it must not be taken up again.
+            with suppress(StoreError):
+                former.close()
         self.session = self._coord.session(self._settings.ttl)
         self.me = Me(self._settings.name, f"{self._settings.name}.{self._new_id()}")
         self._ids.add(self.me.id)

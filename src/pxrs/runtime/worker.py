@@ -29,6 +29,7 @@ from pxrs.types import Message, TopicPartition
 # Fetching from a partition at its end costs no more than asking so many together for their
 # ends: 8 where the store is a file, more over a network.
 _ASK_TOGETHER = 32
+_HAIR = 1e-6
 
 
 class Run:
@@ -116,7 +117,9 @@ class Worker:
     def _safe_until(self) -> float:
         """Until when it is alive even if no renewal succeeds any more."""
         session = self.membership.session
-        return self._clock.monotonic() + (session.remaining() if session is not None else 0.0)
+        left = session.remaining() if session is not None else 0.0
+        # A sum of floats may come out a hair too late.
+        return self._clock.monotonic() + left - _HAIR
 
     def hand_out(self, most: int) -> list[Run]:
         """Fetched messages for the caller, at most so many; none once the lease may be over."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -40,7 +44,23 @@ def demo(
     from pxrs.cli.demo.views import choose_view
 
     view = choose_view(as_json=settings.json, plain=plain)
-    outcome = perform(Plan(engine or settings.url, not at_least_once, Pace(pace, burst)), view)
+    with _cleaning_up():
+        outcome = perform(Plan(engine or settings.url, not at_least_once, Pace(pace, burst)), view)
     view.finish(outcome)
     if not outcome.proved:
         sys.exit(FAILED)
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """A closed terminal or a SIGTERM ends it like Ctrl-C does: nothing is left behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
