@@ -258,7 +258,7 @@ class FaultySession:
         self._inner.renew()
         if faults.happens(faults.rates.renewals):
             raise StoreUnavailable("renewed, but no answer came")
-        self._safe_until = sent + self.ttl
+        self._safe_until = max(self._safe_until, sent + self.ttl)
 
     def remaining(self) -> float:
         left = self._safe_until - self._faults.clock.monotonic()
