@@ -11,10 +11,8 @@ import pytest
 
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
-from pxrs.core.group import Decision, Memory, View, decide
 from pxrs.core.records import Claim, decode, encode
 from pxrs.errors import OutcomeUnknown
-from pxrs.runtime import membership
 from pxrs.runtime.desk import Seat
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
@@ -23,7 +21,7 @@ from pxrs.testing.faults import Rates
 from pxrs.testing.simulator import Broken, draw, run
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
 
-SEEDS = 100
+SEEDS = 300
 
 Patch = pytest.MonkeyPatch
 
@@ -105,16 +103,6 @@ def zombie_pushes_its_successor_out(patch: Patch) -> None:
     patch.setattr(Membership, "_refuse_if_displaced", lambda membership: None)
 
 
-def deadline_of_another_generation(patch: Patch) -> None:
-    """Who wanted a partition two generations ago has waited long enough, it thinks."""
-
-    def careless(view: View, memory: Memory, *rest: Any) -> Decision:
-        remembered = msgspec.structs.replace(memory, generation=view.head.generation)
-        return decide(view, remembered, *rest)
-
-    patch.setattr(membership, "decide", careless)
-
-
 def target_may_be_old(patch: Patch) -> None:
     """Partitions are claimed by a target that is no longer the group's."""
     take = Holdings.take
@@ -179,17 +167,12 @@ MUTANTS = [
     Mutant(
         doubts_are_forgotten,
         r"no rest",
-        {"rates": NO_ANSWERS, "revoke_timeout": None, "trouble": 3.0, "ttl": 6.0},
+        {"rates": NO_ANSWERS, "revoke_timeout": None, "trouble": 4.0, "ttl": 6.0, "members": 4},
     ),
     Mutant(
         zombie_pushes_its_successor_out,
         r"came back and pushed",
-        {"static": 12, "trouble": 4.0, "ttl": 2.0},
-    ),
-    Mutant(
-        deadline_of_another_generation,
-        r"took .* after",
-        {"revoke_timeout": 0.5, "ttl": 6.0, "debounce": 0.0, "trouble": 3.0, "interleave": 0.2},
+        {"members": 3, "static": 3, "trouble": 4.0, "ttl": 2.0, "steps": 400},
     ),
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
     Mutant(checkpoint_goes_back, r"went back|no rest"),

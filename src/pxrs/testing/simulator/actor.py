@@ -115,7 +115,7 @@ class Actor:
         self.frozen = False
         self.thaw_at = 0.0
         # What its threads are at right now, further down the stack.
-        self.stewarding = self.calling = self.fetching = False
+        self.stewarding = self.calling = self._fetching = self._renewing = False
         self._watch: Watch | None = None
         self._watched: frozenset[str] | None = None
         self._joined = False
@@ -136,11 +136,18 @@ class Actor:
 
     def renew(self) -> None:
         session = self.worker.membership.session
-        if session is not None:
+        if session is not None and not self._renewing:
+            self._renewing = True
             with self._tolerating("renew"):
                 session.renew()
+            self._renewing = False
 
     # The steward's thread
+
+    @property
+    def steward_free(self) -> bool:
+        """Whether the steward could run now: no lock is held while the log is read."""
+        return not self.stewarding and (not self.calling or self._fetching)
 
     @property
     def due(self) -> bool:
@@ -164,6 +171,8 @@ class Actor:
                 membership.join()
                 self._joined = True
                 self._ledger.joined(self.who)
+            if not self.worker.alive:
+                self._ledger.lease_over(self.who)
             self._arm(membership.waiting_for)
             wanted = membership.look()
             now = self._clock.monotonic()
@@ -239,11 +248,11 @@ class Actor:
     def _next_runs(self) -> list[Run]:
         runs = self.worker.hand_out(self._rng.choice((1, 3, 10)))
         if not runs:
-            self.fetching = True
+            self._fetching = True
             try:
                 self.worker.fetch(lambda: None)
             finally:
-                self.fetching = False
+                self._fetching = False
             runs = self.worker.hand_out(self._rng.choice((1, 3, 10)))
         for run in runs:
             for message in run.messages:

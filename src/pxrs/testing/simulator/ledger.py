@@ -51,7 +51,7 @@ class Ledger:
         self._head = Head()
         self._keys: dict[str, Account] = {}
         self.accounts: dict[TopicPartition, Account] = {}
-        # Writes of these processes to these claims had no answer: they may have to repeat them.
+        # Writes of these processes to these claims had no answer: they may claim them again.
         self._doubtful: set[tuple[str, str]] = set()
         self._have_joined: set[str] = set()
 
@@ -66,6 +66,10 @@ class Ledger:
     def in_doubt(self, who: str, keys: Sequence[str]) -> None:
         """A commit of these keys had no answer."""
         self._doubtful.update((who, key) for key in keys)
+
+    def lease_over(self, who: str) -> None:
+        """By its own clock its lease is over: it stops, even if the store still keeps it."""
+        self.in_doubt(who, list(self._keys))
 
     def joined(self, who: str) -> None:
         """The process has joined, and knows it."""

@@ -125,14 +125,14 @@ class World:
         return [event for event, _ in events], [weight for _, weight in events]
 
     def _steward(self) -> None:
-        actor = self._pick(lambda each: not each.stewarding and not each.calling)
+        actor = self._pick(lambda each: each.steward_free)
         if actor is not None and (actor.due or self.rng.random() < 0.5):
             with self._at(actor, "stewarding"):
                 self.say(f"{actor.who} looks")
                 actor.steward()
 
     def _commit(self) -> None:
-        actor = self._pick(lambda each: not each.stewarding and not each.calling)
+        actor = self._pick(lambda each: each.steward_free)
         if actor is not None:
             with self._at(actor, "stewarding"):
                 self.say(f"{actor.who} commits")

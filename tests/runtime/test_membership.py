@@ -1,0 +1,237 @@
+"""Single interleavings of members, step by step; the simulator looks for the others."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+
+import pytest
+
+from pxrs.config import ConsumerSettings
+from pxrs.core.assign import sticky
+from pxrs.core.group import Me, Memory, Rules, View, decide
+from pxrs.core.records import (
+    Claim,
+    GroupTopic,
+    Head,
+    MemberRecord,
+    claim_key,
+    decode,
+    resets_prefix,
+)
+from pxrs.errors import Displaced, Fenced, OutcomeUnknown
+from pxrs.log.batches import encode
+from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.topics import Topics
+from pxrs.runtime.worker import Worker
+from pxrs.stores.memory import MemoryStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.faults import NOTHING, Faults, FaultyStores, Rates
+from pxrs.types import Append, LogPartition, TopicPartition
+
+pytestmark = pytest.mark.engine("memory")
+
+TTL = 10.0
+PART = TopicPartition("t", 0)
+
+
+class Group:
+    """A topic of one partition with five messages, and members that take their steps by hand."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.stores = MemoryStores(clock=self.clock)
+        self.topic = Topics(self.stores.coord, self.stores.log, self.clock).create("t", 1)
+        batch = encode((b"k", b"%d" % number, [], 0) for number in range(5))
+        self.stores.log.append([Append(LogPartition(self.topic.id, 0), batch)])
+        self.faults = Faults(Random(1), self.clock)
+
+    def member(self, name: str, process: str = "", *, static: bool = False) -> Worker:
+        stores = FaultyStores(self.stores, self.faults, name)
+        numbers = count()
+        settings = ConsumerSettings(
+            group="g",
+            member_name=name,
+            instance=static,
+            session_ttl=TTL,
+            debounce=0.0,
+            revoke_timeout=None,
+            rejoin_timeout=0.0,
+            strategy="fair",
+        )
+        worker = Worker(
+            stores,
+            Topics(stores.coord, stores.log, self.clock),
+            self.clock,
+            lambda: ("t",),
+            settings,
+            Decoder(),
+            new_id=lambda: f"{name}{process}-{next(numbers)}",
+        )
+        worker.membership.join()
+        return worker
+
+    def look(self, *workers: Worker) -> None:
+        """All look, again and again, for a second."""
+        for _ in range(10):
+            for worker in workers:
+                worker.membership.look()
+            self.clock.advance(0.1)
+
+    def claim(self) -> Claim:
+        found = self.stores.coord.get(claim_key("g", self.topic.id, 0))
+        assert found is not None
+        return decode(found, Claim)
+
+
+def test_frozen_static_process_does_not_push_out_its_successor() -> None:
+    group = Group()
+    old = group.member("a", "old", static=True)
+    group.look(old)
+    group.clock.advance(TTL)
+    new = group.member("a", "new", static=True)
+    group.look(new)
+    with pytest.raises(Displaced):
+        old.membership.look()
+    group.look(new)
+    assert group.claim().owner == new.membership.me.id
+
+
+def test_process_that_was_frozen_comes_back_if_nobody_took_its_name() -> None:
+    group = Group()
+    worker = group.member("a", static=True)
+    group.look(worker)
+    before = worker.membership.me
+    group.clock.advance(TTL)
+    group.look(worker)
+    assert group.claim().owner == worker.membership.me.id != before.id
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [Rates(unknown_applied=1), Rates(unknown_late=1, longest_delay=0.5)],
+    ids=["answer lost", "late"],
+)
+def test_claim_that_nobody_knows_of_is_released(rates: Rates) -> None:
+    """No answer came, it was done all the same, and meanwhile the target gave it to another."""
+    group = Group()
+    b = group.member("b")
+    b.membership.look()
+    group.faults.rates = rates
+    with pytest.raises(OutcomeUnknown):
+        b.membership.look()
+    group.faults.rates = NOTHING
+    assert b.holdings.parts == frozenset()
+    group.clock.advance(0.5)
+    a = group.member("a")
+    group.look(a)
+    assert group.claim().owner == b.membership.me.id
+    group.look(a, b)
+    assert group.claim().owner == a.membership.me.id
+    assert a.holdings.parts == {PART}
+    assert not b.holdings.doubts
+
+
+def test_claim_that_nobody_knew_of_is_kept_if_it_is_ours() -> None:
+    group = Group()
+    a = group.member("a")
+    a.membership.look()
+    group.faults.rates = Rates(unknown_applied=1)
+    with pytest.raises(OutcomeUnknown):
+        a.membership.look()
+    group.faults.rates = NOTHING
+    group.look(a)
+    assert group.claim().owner == a.membership.me.id
+    assert a.holdings.parts == {PART}
+    assert not a.holdings.doubts
+
+
+def test_seek_without_an_answer_starts_where_the_store_says() -> None:
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    assert [message.offset for message in worker.iterate(worker.hand_out(3))] == [0, 1, 2]
+    worker.commit_handled()
+    group.faults.rates = Rates(unknown_applied=1)
+    with pytest.raises(OutcomeUnknown):
+        worker.seek("t", 0, 1)
+    group.faults.rates = NOTHING
+    assert worker.hand_out(10) == []
+    group.look(worker)
+    worker.fetch(lambda: None)
+    assert [message.offset for message in worker.iterate(worker.hand_out(1))] == [1]
+
+
+def test_seek_of_a_lost_partition_leaves_no_record() -> None:
+    group = Group()
+    a = group.member("a")
+    group.look(a)
+    b = group.member("a", "again")
+    group.look(b)
+    assert group.claim().owner == b.membership.me.id
+    with pytest.raises(Fenced, match="owned by somebody else"):
+        a.seek("t", 0, 1)
+    assert group.stores.coord.list(resets_prefix("g")) == []
+
+
+def test_leaving_a_loop_loses_nothing() -> None:
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    loop = worker.iterate(worker.hand_out(10))
+    assert next(loop).offset == 0
+    assert next(loop).offset == 1
+    loop.close()  # type: ignore[attr-defined]
+    worker.finish_runs()
+    worker.commit_handled()
+    assert group.claim().checkpoint == 1
+
+
+def test_batch_that_was_left_is_not_handled() -> None:
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    loop = worker.iterate_batches(worker.hand_out(2))
+    assert [message.offset for message in next(loop)] == [0, 1]
+    loop.close()  # type: ignore[attr-defined]
+    worker.finish_runs()
+    worker.fetch(lambda: None)
+    assert [message.offset for message in worker.hand_out(2)[0].messages] == [0, 1]
+
+
+def test_nothing_is_handed_out_after_the_lease() -> None:
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    loop = worker.iterate(worker.hand_out(3))
+    assert next(loop).offset == 0
+    group.clock.advance(TTL)
+    assert next(loop, None) is None
+    assert worker.hand_out(3) == []
+
+
+def test_deadline_starts_anew_after_a_generation_that_was_missed() -> None:
+    """Wanted in 5, another's in 6, wanted again in 7: nobody was asked to let go before 7."""
+    rules = Rules(debounce=0.0, revoke_timeout=10.0, assign=sticky)
+    members = {name: MemberRecord(id=f"{name}.1", topics=("t",)) for name in ("a", "b")}
+    topics = {"t": GroupTopic("id", 1)}
+
+    def view(generation: int) -> View:
+        head = Head(
+            generation=generation,
+            target={"a": {"t": (0,)}, "b": {}},
+            topics=topics,
+            subscriptions={"a": ("t",), "b": ("t",)},
+        )
+        return View(head, members, topics, {PART: Claim(owner="b.1", name="b", epoch=1)})
+
+    me = Me("a", "a.1")
+    first = decide(view(5), Memory(generation=5), me, frozenset(), 0.0, rules)
+    assert decide(view(6), first.memory, me, frozenset(), 11.0, rules).force == {PART}
+    missed = decide(view(7), first.memory, me, frozenset(), 11.0, rules)
+    assert missed.force == frozenset()
+    assert missed.look_again_at == 21.0
