@@ -36,9 +36,8 @@ _SELECT = "SELECT data FROM batches WHERE part = ? ORDER BY base"
 
 
 def connect(folder: Path) -> sqlite3.Connection:
-    """A database with SQLite's defaults but WAL, `synchronous=FULL` and pxrs' page size."""
+    """A database with SQLite's defaults but WAL and `synchronous=FULL`."""
     db = sqlite3.connect(folder / "bare.db", isolation_level=None)
-    db.execute("PRAGMA page_size=8192")
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=FULL")
     db.executescript(_SCHEMA)

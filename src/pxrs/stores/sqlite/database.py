@@ -50,8 +50,11 @@ from pxrs.stores.sqlite.whereabouts import Whereabouts
 S = TypeVar("S")
 T = TypeVar("T")
 
+# How long the write-ahead log may get: a file that still grows is slower to sync, so small commits
+# start it anew early, and large ones may fill it with a few of them.
 WAL_LIMIT = 16 * 2**20
-_WAL_RETRY = 12 * 2**20
+_WAL_LEAST = 4 * 2**20
+_WAL_COMMITS = 8
 _COMMIT_WEIGHT = 16 * 2**10
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _LONGEST_TIMEOUT = 24 * 3600.0
@@ -167,8 +170,6 @@ class Database:
             raise translate(error, self.path) from error
         with self._taking_turn():
             try:
-                # Only a new file takes it: batches in larger pages are a quarter faster to write.
-                self._writer.execute("PRAGMA page_size=8192")
                 mode = self._writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
                 if mode != "wal":
                     raise ConfigError(f"{self.path} can't have a write-ahead log (it has: {mode})")
@@ -400,8 +401,9 @@ class Database:
 
     def _keep_log_short(self, weight: int) -> None:
         size = self.control.wal_bytes + weight + _COMMIT_WEIGHT
-        if size > WAL_LIMIT:
-            size = 0 if self._checkpoint() else _WAL_RETRY
+        limit = min(WAL_LIMIT, max(_WAL_LEAST, _WAL_COMMITS * weight))
+        if size > limit:
+            size = 0 if self._checkpoint() else limit * 3 // 4
         self.control.wal_bytes = size
 
     def _checkpoint(self) -> bool:
