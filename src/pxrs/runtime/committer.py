@@ -89,11 +89,14 @@ class Committer:
                 return False
             self._owner = me
             if unless is None or not unless():
+                # Senders give way from here on: taking their boxes waits for them, too.
+                self.busy = True
                 self._one_round(timeout)
             return True
         finally:
             # An interrupt may have come before the lock did, or just after: only the lock knows.
             if self._owner == me:
+                self.busy = False
                 self._owner = None
             try:  # noqa: SIM105 - a call before the release could be interrupted
                 self._lock.release()
@@ -118,13 +121,9 @@ class Committer:
             delay = self._backoff.delay(self._failures, self._random) or 0.0
             time.sleep(delay if patience is None else min(delay, patience))
         appends = self._sealed()
-        self.busy = True
-        try:
-            results = self._attempt(appends) if appends else []
-            if results is not None:
-                self._finish(results)
-        finally:
-            self.busy = False
+        results = self._attempt(appends) if appends else []
+        if results is not None:
+            self._finish(results)
 
     def _sealed(self) -> list[Append]:
         """The round's batches that are not settled. One that can't be sealed fails alone."""

@@ -30,6 +30,7 @@ from pxrs.types import Header
 _Record = tuple[int, bytes | None, bytes | None, list[Header]]
 # Long enough for the committing thread to get the interpreter, short enough not to be felt.
 _YIELD = 1e-5
+_YIELD_EVERY = 0.0003
 # How many messages or bytes `send_many` adds before the committer may take what is there.
 _BUSY_MESSAGES = 128
 _BUSY_BYTES = 64 * 2**10
@@ -83,6 +84,7 @@ class Producer:
         self._awake = False
         self._wake = threading.Event()
         self._due = threading.Event()
+        self._yield_at = 0.0
         self._retention = Retention(topics, clock)
         self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
         self._thread.start()
@@ -304,8 +306,9 @@ class Producer:
         self._outbox.report(lane)
         if self._outbox.held >= self._commit_at and not self._due.is_set():
             self._due.set()
-        if self._committer.busy:
+        if self._committer.busy and self._clock.monotonic() >= self._yield_at:
             time.sleep(_YIELD)
+            self._yield_at = self._clock.monotonic() + _YIELD_EVERY
         return lane
 
     def _open_and_append(
