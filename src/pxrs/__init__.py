@@ -1,5 +1,7 @@
 """Safe parallel consumption of ordered messages on the store you already run."""
 
+from typing import TYPE_CHECKING, Any
+
 from pxrs._version import __version__
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
@@ -40,28 +42,62 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.app import Pxrs, connect
-from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.failure import DeadLetter, Stop
-from pxrs.runtime.group_info import (
-    CheckpointChange,
-    GroupHistory,
-    GroupInfo,
-    GroupPartition,
-    GroupReset,
-    GroupSummary,
-    MemberInfo,
-    PartitionMove,
-    Rebalance,
-)
-from pxrs.runtime.groups import Groups
-from pxrs.runtime.health import Health
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.sent import Sent, SentMany
 from pxrs.runtime.topics import PartitionInfo, TopicInfo
-from pxrs.runtime.transaction import Transaction
 from pxrs.serde import JSON, Serde
 from pxrs.types import Bounds, Fence, Message, Position, Topic, TopicPartition
+
+if TYPE_CHECKING:
+    from pxrs.runtime.consumer import Consumer
+    from pxrs.runtime.group_info import (
+        CheckpointChange,
+        GroupHistory,
+        GroupInfo,
+        GroupPartition,
+        GroupReset,
+        GroupSummary,
+        MemberInfo,
+        PartitionMove,
+        Rebalance,
+    )
+    from pxrs.runtime.groups import Groups
+    from pxrs.runtime.health import Health
+    from pxrs.runtime.transaction import Transaction
+
+# Loaded at first use: a program that only sends does not pay for them.
+_LATER = {
+    "Consumer": "consumer",
+    "Transaction": "transaction",
+    "Health": "health",
+    "Groups": "groups",
+    "CheckpointChange": "group_info",
+    "GroupHistory": "group_info",
+    "GroupInfo": "group_info",
+    "GroupPartition": "group_info",
+    "GroupReset": "group_info",
+    "GroupSummary": "group_info",
+    "MemberInfo": "group_info",
+    "PartitionMove": "group_info",
+    "Rebalance": "group_info",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'pxrs' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"pxrs.runtime.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     # opening

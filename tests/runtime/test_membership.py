@@ -151,7 +151,7 @@ def test_seek_without_an_answer_starts_where_the_store_says() -> None:
     worker = group.member("a")
     group.look(worker)
     worker.fetch(lambda: None)
-    assert [message.offset for message in worker.iterate(worker.hand_out(3))] == [0, 1, 2]
+    assert [message.offset for message in worker.one_by_one(worker.hand_out(3))] == [0, 1, 2]
     worker.commit_handled()
     group.faults.rates = Rates(unknown_applied=1)
     with pytest.raises(OutcomeUnknown):
@@ -160,7 +160,7 @@ def test_seek_without_an_answer_starts_where_the_store_says() -> None:
     assert worker.hand_out(10) == []
     group.look(worker)
     worker.fetch(lambda: None)
-    assert [message.offset for message in worker.iterate(worker.hand_out(1))] == [1]
+    assert [message.offset for message in worker.one_by_one(worker.hand_out(1))] == [1]
 
 
 def test_seek_of_a_lost_partition_leaves_no_record() -> None:
@@ -180,11 +180,11 @@ def test_leaving_a_loop_loses_nothing() -> None:
     worker = group.member("a")
     group.look(worker)
     worker.fetch(lambda: None)
-    loop = worker.iterate(worker.hand_out(10))
+    loop = worker.one_by_one(worker.hand_out(10))
     assert next(loop).offset == 0
     assert next(loop).offset == 1
     loop.close()  # type: ignore[attr-defined]
-    worker.finish_runs()
+    worker.finish()
     worker.commit_handled()
     assert group.claim().checkpoint == 1
 
@@ -194,10 +194,10 @@ def test_batch_that_was_left_is_not_handled() -> None:
     worker = group.member("a")
     group.look(worker)
     worker.fetch(lambda: None)
-    loop = worker.iterate_batches(worker.hand_out(2))
+    loop = worker.by_partition(worker.hand_out(2))
     assert [message.offset for message in next(loop)] == [0, 1]
     loop.close()  # type: ignore[attr-defined]
-    worker.finish_runs()
+    worker.finish()
     worker.fetch(lambda: None)
     assert [message.offset for message in worker.hand_out(2)[0].messages] == [0, 1]
 
@@ -207,7 +207,7 @@ def test_nothing_is_handed_out_after_the_lease() -> None:
     worker = group.member("a")
     group.look(worker)
     worker.fetch(lambda: None)
-    loop = worker.iterate(worker.hand_out(3))
+    loop = worker.one_by_one(worker.hand_out(3))
     assert next(loop).offset == 0
     group.clock.advance(TTL)
     assert next(loop, None) is None

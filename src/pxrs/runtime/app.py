@@ -9,7 +9,7 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
@@ -19,20 +19,22 @@ from pxrs.config import (
     check_member_name,
 )
 from pxrs.core.retry import Backoff
-from pxrs.runtime.consumer import Callbacks, Consumer
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import Seat
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
-from pxrs.runtime.groups import Groups
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.reader import Reader
-from pxrs.runtime.runner import Runner
-from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.types import Message, Topic, TopicPartition
+
+# What only consumers need is loaded when the first one is made: a program that sends starts sooner.
+if TYPE_CHECKING:
+    from pxrs.runtime.consumer import Callbacks, Consumer
+    from pxrs.runtime.desk import Seat
+    from pxrs.runtime.groups import Groups
+    from pxrs.runtime.runner import Runner
 
 _DEFAULTS = ProducerSettings()
 _RETRY = Backoff(attempts=5)
@@ -56,7 +58,7 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._topics = Topics(stores.coord, stores.log, clock)
-        self._groups = Groups(stores.coord, stores.log, self._topics, clock)
+        self._groups: Groups | None = None
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._runners: weakref.WeakSet[Runner] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -175,6 +177,8 @@ class Pxrs:
             rejoin_timeout=rejoin_timeout,
             strategy=strategy,
         )
+        from pxrs.runtime.consumer import Callbacks
+
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         return self._new_consumer(topics, settings, Decoder(key_serde, serde), callbacks)
 
@@ -254,6 +258,9 @@ class Pxrs:
         if isinstance(on_failure, DeadLetter):
             letters = DeadLetters(on_failure, self._topics, self.producer())
         decoder = Decoder(key_serde, serde)
+        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.runner import Runner
+
         runner = Runner(handler, settings, retry, self._clock, decoder, letters)
         self._runners.add(runner)
         nothing = Callbacks(None, None, None)
@@ -272,6 +279,9 @@ class Pxrs:
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
     ) -> Consumer:
+        from pxrs.runtime.consumer import Consumer
+        from pxrs.runtime.subscription import Subscription
+
         consumer = Consumer(
             self.stores,
             self._topics,
@@ -288,6 +298,10 @@ class Pxrs:
     @property
     def groups(self) -> Groups:
         """The groups of this store: list, describe, explain, reset and delete them."""
+        if self._groups is None:
+            from pxrs.runtime.groups import Groups
+
+            self._groups = Groups(self.stores.coord, self.stores.log, self._topics, self._clock)
         return self._groups
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from contextlib import suppress
 
 import msgspec
@@ -40,6 +39,8 @@ class DeadLetters:
 
     def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> None:
         """Write the message with what is known of its failure; returns when that is durable."""
+        import traceback
+
         name = self._settings.topic or f"{message.topic}.dlq"
         self._make(name, message.topic)
         headers: list[Header] = [
