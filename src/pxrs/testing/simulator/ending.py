@@ -70,6 +70,9 @@ def _unrest(world: World) -> str | None:
     if state != "STABLE":
         return f"the group is {state}"
     ids = {actor.worker.membership.me.id: actor for actor in world.living}
+    gone = sorted({member.id for member in members.values()} - ids.keys())
+    if gone:
+        return f"{gone[0]} is not there, and its session is not over yet"
     for part in sorted(world.ledger.accounts):
         claim, account = claims.get(part), world.ledger.accounts[part]
         if claim is None or claim.owner not in ids:
