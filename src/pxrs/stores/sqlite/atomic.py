@@ -11,10 +11,21 @@ from types import TracebackType
 from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
 from pxrs.stores.api import validate_batch, validate_commit
+from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
-from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, Write
+from pxrs.stores.sqlite.queues import SqliteQueues
+from pxrs.types import (
+    Append,
+    Appended,
+    Batch,
+    Check,
+    Conflict,
+    LogPartition,
+    QueueChange,
+    Write,
+)
 
 
 class SqliteAtomic:
@@ -33,11 +44,13 @@ class SqliteAtomic:
         database: Database,
         coord: SqliteCoord,
         log: SqliteLog,
+        queues: SqliteQueues,
         connection: sqlite3.Connection | None,
     ) -> None:
         self._database = database
         self._coord = coord
         self._log = log
+        self._queues = queues
         self._given = connection
         self._joined = False
         self._used = False
@@ -45,8 +58,10 @@ class SqliteAtomic:
         self._checks: list[Check] = []
         self._writes: list[Write] = []
         self._appends: list[Append] = []
+        self._change: QueueChange | None = None
         self.versions: dict[str, int] = {}
         self.appended: list[Appended] = []
+        self.queued: list[int | None] = []
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -66,6 +81,12 @@ class SqliteAtomic:
             raise InvalidRequest("a batch inside a transaction carries no producer id")
         validate_batch(batch)
         self._appends.append(Append(where, batch))
+
+    def queue(self, change: QueueChange) -> None:
+        self._running()
+        require_first(self._change)
+        validate_change(change, self._queues.limits)
+        self._change = change
 
     def __enter__(self) -> SqliteAtomic:
         if self._used:
@@ -131,6 +152,8 @@ class SqliteAtomic:
                 if isinstance(outcome, Conflict):
                     raise CommitConflict(outcome.current)
                 self.versions = dict(outcome.versions)
+                if self._change is not None:
+                    self.queued = self._queues.apply_in(turn, self._change)
                 for result in self._log.apply(turn, self._appends) if self._appends else ():
                     if isinstance(result, PxrsError):
                         raise result

@@ -420,10 +420,10 @@ class Database:
                 self._writer.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
 
 
-def in_chunks(values: Sequence[S]) -> Iterator[Sequence[S]]:
-    """Pieces that fit into one statement: 32 766 variables as SQLite comes, six a row at most."""
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]
+def in_chunks(values: Sequence[S], most: int = _CHUNK) -> Iterator[Sequence[S]]:
+    """Pieces that fit into one statement: 32 766 variables as SQLite comes, six a row usually."""
+    for start in range(0, len(values), most):
+        yield values[start : start + most]
 
 
 _abandoned: list[sqlite3.Connection] = []
