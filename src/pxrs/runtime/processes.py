@@ -69,11 +69,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_in_processes(job: Job, count: int) -> None:
     """Run the job in so many processes until a signal stops it."""
-    if parse_url(job.url).scheme == "memory":
-        raise ConfigError("processes can't share memory://; use a file, or threads")
+    refuse_memory(job.url)
     workers = Workers(job, count)
     with stop_on_signals(workers.stop):
         workers.run()
+
+
+def refuse_memory(url: str) -> None:
+    """Raise where processes would each have a store of their own."""
+    if parse_url(url).scheme == "memory":
+        raise ConfigError("processes can't share memory://; use a file, or threads")
 
 
 class Workers:

@@ -52,7 +52,7 @@ class SqliteAtomic:
         self._log = log
         self._queues = queues
         self._given = connection
-        self._joined = False
+        self.joined = False
         self._used = False
         self._turn: Turn | None = None
         self._checks: list[Check] = []
@@ -93,8 +93,8 @@ class SqliteAtomic:
             raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
         if self._given is not None:
             self._refuse_other_file(self._given)
-            self._joined = self._given.in_transaction
-        if self._joined and self._given is not None:
+            self.joined = self._given.in_transaction
+        if self.joined and self._given is not None:
             self._database.join()
             self._turn = Turn(self._given)
         else:
@@ -109,7 +109,7 @@ class SqliteAtomic:
         trace: TracebackType | None,
     ) -> None:
         turn, self._turn = self._running(), None
-        if self._joined:
+        if self.joined:
             self._database.part()
             if error is None:
                 self._refuse_ended(turn)
