@@ -192,14 +192,21 @@ class Consumer:
         self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
     ) -> Any:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
-        for left in reversed(range(attempts)):
+        for begun in self.attempts(connection, attempts):
             try:
-                with self._transaction(connection, keep_on_conflict=left > 0) as tx:
+                with begun as tx:
                     return work(tx)
             except TransactionConflict:
-                if not left:
+                if not begun.keeps_on_conflict:
                     raise
-        raise InvalidRequest(f"{attempts} attempts; at least 1 is needed")
+        raise AssertionError("unreachable: the last attempt raises")
+
+    def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
+        """Transactions over the same messages, one after the other; the last one gives them up."""
+        if most < 1:
+            raise InvalidRequest(f"{most} attempts; at least 1 is needed")
+        for left in reversed(range(most)):
+            yield self._transaction(connection, keep_on_conflict=left > 0)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""

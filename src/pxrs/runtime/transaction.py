@@ -67,7 +67,7 @@ class Transaction:
         self._holdings = holdings
         self._work = work
         self._given = Lent(connection) if connection is not None else None
-        self._keep_on_conflict = keep_on_conflict
+        self.keeps_on_conflict = keep_on_conflict
         self._outgoing = Outgoing(topics, clock)
         self._atomic: Atomic | None = None
         self._marks: dict[TopicPartition, Mark] = {}
@@ -131,7 +131,7 @@ class Transaction:
 
     def _rewind_after(self, error: BaseException) -> None:
         """Hand it all out again, unless the same messages are about to be tried again."""
-        if not (self._keep_on_conflict and isinstance(error, TransactionConflict)):
+        if not (self.keeps_on_conflict and isinstance(error, TransactionConflict)):
             self._work.rolled_back()
 
     def _commit(self, atomic: Atomic) -> None:
