@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pxrs.aio.ears import Ears
+from pxrs.aio.listener import Handler, Listener, OnOwnLoop, OnThisLoop, is_coroutine_function
+from pxrs.aio.queues import Queues
 from pxrs.aio.threads import Threads
+from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.core.delivery import Policy
 from pxrs.runtime import app as blocking
 from pxrs.serde import Serde
 from pxrs.types import Header, Queue
-
-# Loaded at first use: most programs have no queues, or nothing but queues.
-if TYPE_CHECKING:
-    from pxrs.aio.listener import Handler, Listener
-    from pxrs.aio.queues import Queues
-    from pxrs.aio.unit_of_work import UnitOfWork
 
 
 class QueueVerbs:
@@ -36,8 +33,6 @@ class QueueVerbs:
         A connection that is given is used by another thread when the block ends, and so has to
         allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
         """
-        from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
-
         begin = partial(self._px.transaction, connection, serde=serde, strict=strict)
         return UnitOfWork(begin, Surroundings(self._threads, self._ears))
 
@@ -48,8 +43,6 @@ class QueueVerbs:
 
         `tx = await px.begin()` does without a block.
         """
-        from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
-
         begin = partial(self._px.begin, connection, serde=serde, strict=strict)
         return UnitOfWork(begin, Surroundings(self._threads, self._ears))
 
@@ -101,8 +94,6 @@ class QueueVerbs:
         `async with px.listen(…)` stops it and waits for what is in hand; stop it before the loop
         ends.
         """
-        from pxrs.aio.listener import Listener, OnOwnLoop, OnThisLoop, is_coroutine_function
-
         on_loop = OnThisLoop(handler, asyncio.get_running_loop(), self._ears)
         called: Any = handler
         if is_coroutine_function(handler):
@@ -127,6 +118,4 @@ class QueueVerbs:
     @property
     def queues(self) -> Queues:
         """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
-        from pxrs.aio.queues import Queues
-
         return Queues(self._px.queues, self._threads)
