@@ -443,7 +443,9 @@ def test_looking_after_queues(tmp_path: Path) -> None:
 def test_values_through_a_serde(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path) as px:
-            await px.put("inbox", {"total": 12}, serde=pxrs.JSON(), key="ada", headers=[("a", b"1")])
+            await px.put(
+                "inbox", {"total": 12}, serde=pxrs.JSON(), key="ada", headers=[("a", b"1")]
+            )
             async with px.transaction(serde=pxrs.JSON()) as tx:
                 item = await tx.take("inbox")
             assert isinstance(item, Item)
