@@ -34,14 +34,14 @@ def test_put_list_describe_delete(run: Run, px: pxrs.Pxrs) -> None:
         assert tx.take("inbox")
         shown = words(run("queues", "list").stdout)
         described = run("queues", "describe", "inbox").stdout.splitlines()
-    assert shown[0] == "queue ready delayed in flight waiting dead oldest".split()
+    assert shown[0] == ["queue", "ready", "delayed", "in", "flight", "waiting", "dead", "oldest"]
     assert shown[1][:6] == ["inbox", "0", "1", "1", "1", "0"]
     assert shown[2] == ["strict", "0", "0", "0", "0", "0", "-"]
     assert described[0].startswith("inbox: 3 items to handle, the oldest ")
     assert described[1].startswith("best-effort order, made ")
     assert described[1].endswith("; 3 put and 0 done since")
     assert words("\n".join(described[2:])) == [
-        "ready delayed in flight waiting dead".split(), ["0", "1", "1", "1", "0"],
+        ["ready", "delayed", "in", "flight", "waiting", "dead"], ["0", "1", "1", "1", "0"],
     ]  # fmt: skip
     assert run("queues", "delete", "inbox", "--yes").stdout == "inbox deleted\n"
     assert run("queues", "delete", "strict", "--yes").exit_code == 0
@@ -74,7 +74,8 @@ def test_rates(run: Run, px: pxrs.Pxrs) -> None:
 
 def test_what_is_put(run: Run, px: pxrs.Pxrs) -> None:
     run(
-        "queues", "put", "inbox", "ä", "-k", "ada", "-p", "-3", "-d", "90s", "-H", "a=1", "-H", "b=",
+        "queues", "put", "inbox", "ä", "-k", "ada", "-p", "-3", "-d", "90s",
+        "-H", "a=1", "-H", "b=",
     )  # fmt: skip
     (item,) = px.queues.peek("inbox")
     assert (item.value, item.key, item.priority, item.state) == ("ä", "ada", -3, "delayed")
