@@ -8,6 +8,7 @@ import secrets
 import socket
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -306,11 +307,13 @@ class Pxrs:
 
     def close(self) -> None:
         """Close every consumer, flush and close every producer, then close the store."""
-        for consumer in list(self._consumers):
-            consumer.close()
-        for producer in list(self._producers):
-            producer.close()
-        self.stores.close()
+        # One that fails to close must not keep the others, and the store, open.
+        with ExitStack() as closing:
+            closing.callback(self.stores.close)
+            for producer in list(self._producers):
+                closing.callback(producer.close)
+            for consumer in list(self._consumers):
+                closing.callback(consumer.close)
 
     def __enter__(self) -> Pxrs:
         return self
