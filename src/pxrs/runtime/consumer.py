@@ -162,7 +162,7 @@ class Consumer:
         if message is None:
             lost = self._worker.commit_handed()
         else:
-            lost = self._worker.commit(self._worker.mark_of(message))
+            lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
             raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")

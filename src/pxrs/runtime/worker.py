@@ -267,11 +267,24 @@ class Worker:
                 run.count(run.seen)
             return self.desk.marks()
 
-    def mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
-        """Everything up to one message."""
+    def commit_message(self, message: Message) -> frozenset[TopicPartition]:
+        """Commit everything up to one message; the partition if it was lost.
+
+        Under one lock: a partition that is lost and claimed in between, of a topic that was made
+        again even, is not the one that the message is of.
+        """
+        with self.holdings.lock:
+            return self.commit(self._mark_of(message))
+
+    def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
         part = TopicPartition(message.topic, message.partition)
         seat = self.desk.seats.get(part)
-        if seat is None or seat.epoch != message.fence.epoch:
+        if (
+            seat is None
+            or seat.epoch != message.fence.epoch
+            or message.fence is self.desk.former.get(part)
+            or not self._holds(seat)
+        ):
             raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
         if message.offset >= seat.handed:
             raise InvalidRequest(
