@@ -10,6 +10,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -442,15 +443,17 @@ class Pxrs:
         """Stop every listener, close every consumer, flush every producer, close the store."""
         for listener in list(self._listeners):
             listener.stop()
-        for listener in list(self._listeners):
-            listener.join()
-        for consumer in list(self._consumers):
-            consumer.close()
-        for producer in list(self._producers):
-            producer.close()
-        if self._work_desk is not None:
-            self._work_desk.keeper.close()
-        self.stores.close()
+        # The last one first; what one of them raises keeps none of the others open.
+        with ExitStack() as closing:
+            closing.callback(self.stores.close)
+            if self._work_desk is not None:
+                closing.callback(self._work_desk.keeper.close)
+            for producer in list(self._producers):
+                closing.callback(producer.close)
+            for consumer in list(self._consumers):
+                closing.callback(consumer.close)
+            for listener in list(self._listeners):
+                closing.callback(listener.join)
 
     def __enter__(self) -> Pxrs:
         return self
