@@ -51,9 +51,9 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 # How long the write-ahead log may get. A file that still grows is slower to sync (310 against
-# 190 µs per small commit), so it is started anew early where no reader stands in the way: at 1 MB,
-# then whenever it has doubled. From `WAL_LIMIT` on readers are waited for. Large commits fill it
-# with a few of them first.
+# 190 µs per small commit), so it is started anew early where no reader stands in the way: at
+# 1 MB, then whenever it has doubled. From `WAL_LIMIT` on readers are waited for. Large commits
+# fill it with a few of them first.
 WAL_LIMIT = 16 * 2**20
 _WAL_LEAST = 2**20
 _WAL_STEP = 4 * 2**20
@@ -61,6 +61,7 @@ _WAL_COMMITS = 8
 _READERS_PATIENCE_MS = 50
 _COMMIT_WEIGHT = 16 * 2**10
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+_UNSYNCED = "NORMAL"
 _LONGEST_TIMEOUT = 24 * 3600.0
 _CHUNK = 5000
 
@@ -95,6 +96,7 @@ class Database:
         self.path = os.path.realpath(path)
         self.folder = f"{self.path}-pxrs"
         self.durability = durability
+        self._level = _SYNCHRONOUS[durability]
         self.busy_timeout = busy_timeout
         self._clock = clock
         self._readers: deque[sqlite3.Connection] = deque()
@@ -251,12 +253,16 @@ class Database:
 
     # Writing
 
-    def write(self, work: Callable[[Turn], T], patience: float | None = None) -> T:
+    def write(
+        self, work: Callable[[Turn], T], patience: float | None = None, *, synced: bool = True
+    ) -> T:
         """Run `work` in a write transaction of its own.
 
-        With `patience` it waits so long for the writer, not for `busy_timeout`.
+        With `patience` it waits so long for the writer, not for `busy_timeout`. If it need not
+        be `synced` it survives any process, and only a power cut may undo it; never without
+        all that came after it.
         """
-        turn = self.begin(patience=patience)
+        turn = self.begin(patience=patience, synced=synced)
         try:
             result = work(turn)
         except BaseException as error:
@@ -268,14 +274,20 @@ class Database:
         return result
 
     def begin(
-        self, connection: sqlite3.Connection | None = None, patience: float | None = None
+        self,
+        connection: sqlite3.Connection | None = None,
+        patience: float | None = None,
+        *,
+        synced: bool = True,
     ) -> Turn:
         """Start a write transaction, on the process's writing connection unless one is given."""
         turn = Turn(self._writer if connection is None else connection)
         try:
             self._enter(turn, self.busy_timeout if patience is None else patience)
             if connection is None:
-                self._begin_own(turn, patience)
+                self._begin_own(
+                    turn, patience, _SYNCHRONOUS[self.durability] if synced else _UNSYNCED
+                )
             else:
                 connection.execute("BEGIN IMMEDIATE")
         except BaseException as error:
@@ -285,7 +297,7 @@ class Database:
             raise
         return turn
 
-    def _begin_own(self, turn: Turn, patience: float | None) -> None:
+    def _begin_own(self, turn: Turn, patience: float | None, level: str) -> None:
         turn.connection = self._running_on = self._writer
         # A transaction's block had it in hand.
         turn.connection.row_factory = None
@@ -293,6 +305,7 @@ class Database:
         try:
             if patience is not None:
                 turn.connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
+            self._set_level(level)
             turn.connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             # Closed by the caller of `atomic`, or held in the past by a cursor left open.
@@ -301,13 +314,22 @@ class Database:
                 raise
             self._replace_writer()
             turn.connection = self._running_on = self._writer
+            self._set_level(level)
             turn.connection.execute("BEGIN IMMEDIATE")
         finally:
             if patience is not None:
                 turn.connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
 
+    def _set_level(self, level: str) -> None:
+        """What the next commit of the writing connection does for durability."""
+        if self._level != level:
+            self._level = ""
+            self._writer.execute(f"PRAGMA synchronous={level}")
+            self._level = level
+
     def _replace_writer(self) -> None:
         old, self._writer = self._writer, self.connect()
+        self._level = _SYNCHRONOUS[self.durability]
         old.close()
 
     def commit(self, turn: Turn, ending: Callable[[], object] | None = None) -> None:
