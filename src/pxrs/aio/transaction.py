@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pxrs.aio.threads import OwnThread, outcome, waited_out
+from pxrs.aio.threads import Calls, outcome, own_thread, waited_out
 from pxrs.errors import InvalidRequest
 from pxrs.runtime import transaction as blocking
 from pxrs.types import Header
@@ -28,7 +28,7 @@ class Transaction:
     def __init__(self, tx: blocking.Transaction, on_change: Callable[[bool], None]) -> None:
         self._tx = tx
         self._on_change = on_change
-        self._thread: OwnThread | None = None
+        self._thread: Calls | None = None
         self._inside = False
 
     @property
@@ -57,9 +57,9 @@ class Transaction:
     async def __aenter__(self) -> Transaction:
         if self._thread is not None:
             raise InvalidRequest("a transaction can be used once; call transaction() again")
-        self._thread = OwnThread()
+        self._thread = own_thread()
         self._on_change(True)
-        entering = self._thread.start(self._tx.__enter__)
+        entering = self._thread.submit(self._tx.__enter__)
         try:
             await waited_out(entering)
         except asyncio.CancelledError as error:
@@ -92,7 +92,7 @@ class Transaction:
         self._inside = False
         try:
             # In its turn: a statement that a cancelled call has left behind is finished first.
-            await waited_out(self._thread.start(partial(self._tx.__exit__, kind, error, trace)))
+            await waited_out(self._thread.submit(partial(self._tx.__exit__, kind, error, trace)))
         finally:
             self._end()
 
@@ -104,4 +104,4 @@ class Transaction:
     async def _call(self, work: Callable[[], T]) -> T:
         if self._thread is None or not self._inside:
             raise InvalidRequest("use the transaction with `async with`, inside its block")
-        return await outcome(self._thread.start(work))
+        return await outcome(self._thread.submit(work))
