@@ -8,6 +8,7 @@ import secrets
 import socket
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -312,13 +313,16 @@ class Pxrs(QueueVerbs):
 
     def close(self) -> None:
         """Stop every listener, close every consumer, flush every producer, close the store."""
-        self._stop_listeners()
-        for consumer in list(self._consumers):
-            consumer.close()
-        for producer in list(self._producers):
-            producer.close()
-        self._end_session()
-        self.stores.close()
+        self._tell_listeners_to_stop()
+        # Last in, first out. One that fails to close must not keep the others, and the store, open.
+        with ExitStack() as closing:
+            closing.callback(self.stores.close)
+            closing.callback(self._end_session)
+            for producer in list(self._producers):
+                closing.callback(producer.close)
+            for consumer in list(self._consumers):
+                closing.callback(consumer.close)
+            closing.callback(self._join_listeners)
 
     def __enter__(self) -> Pxrs:
         return self

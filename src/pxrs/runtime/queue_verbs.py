@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import weakref
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import Clock
@@ -185,12 +186,14 @@ class QueueVerbs:
                 )
             return self._work_desk
 
-    def _stop_listeners(self) -> None:
-        """Let all of them finish what they have in hand, at the same time."""
+    def _tell_listeners_to_stop(self) -> None:
         for listener in list(self._listeners):
             listener.stop()
-        for listener in list(self._listeners):
-            listener.join()
+
+    def _join_listeners(self) -> None:
+        with ExitStack() as joining:
+            for listener in list(self._listeners):
+                joining.callback(listener.join)
 
     def _end_session(self) -> None:
         """What is still held is free."""

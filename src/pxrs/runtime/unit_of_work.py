@@ -12,15 +12,14 @@ import random
 import secrets
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pxrs.clock import Clock
-from pxrs.core.delivery import Dead, Forever, Policy, after_failure
-from pxrs.core.retry import Backoff
+from pxrs.core.delivery import Dead, Forever, Policy, after_failure, describe, storable
 from pxrs.errors import (
-    Closed,
     Fenced,
     InvalidRequest,
     OutcomeUnknown,
@@ -30,7 +29,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.item import Item, as_item, encode_body
-from pxrs.runtime.keeper import Keeper
+from pxrs.runtime.keeper import GivenBack, Keeper, held_by
 from pxrs.runtime.outgoing import Outgoing
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
@@ -40,8 +39,10 @@ from pxrs.types import Delivery, Header, Held, Holder, NewItem, QueueChange, Rel
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 _CAREFUL_WAIT = 5.0
-_RETRY = Backoff(first=0.01, longest=1.0)
 _FOREVER = Forever()
+_PATIENCE = 10
+
+T = TypeVar("T")
 
 
 class Desk(NamedTuple):
@@ -89,8 +90,13 @@ class UnitOfWork:
         self._atomic: Atomic | None = None
         # Statements of the caller's can't be repeated here: then a commit has only one try.
         self._ran_sql = False
+        # Queues that were asked for items without an answer, because of an interrupt or an outage.
+        self._asked: list[str] = []
+        # A commit was sent, and nobody knows what became of it.
+        self._in_doubt = False
         self._ended = ""
-        self._drop = weakref.finalize(self, _dropped, desk.keeper, self._holder, self._taken)
+        self._nothing_left = False
+        self._drop = weakref.finalize(self, _dropped, desk, self._holder, self._taken, self._asked)
         self._drop.atexit = False
 
     # Taking and putting
@@ -147,18 +153,40 @@ class UnitOfWork:
                 armed.close()
 
     def _take_now(
-        self, queue: str, count: int, policy: Policy, lock_for: float | None
+        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
     ) -> tuple[list[Item], float | None]:
         queues = self._desk.stores.queues
         with self._lock:
             self._require_open()
-            taken = queues.take(queue, self._holder, count, most=policy.times, lock_for=lock_for)
-            if not taken.items and self._strict and queues.find(queue) is None:
+            self._asked.append(queue)
+            try:
+                items, due = queues.take(
+                    queue, self._holder, most_items, most=policy.times, lock_for=lock_for
+                )
+            except OutcomeUnknown:
+                known = {each.held for each in self._taken}
+                items = self._ask(lambda: held_by(queues, queue, self._holder, known))
+                due = 0.0
+            except PxrsError:
+                self._asked.remove(queue)
+                raise
+            self._taken += [InHand(delivery.held, policy) for delivery in items]
+            self._asked.remove(queue)
+            if not items and self._strict and queues.find(queue) is None:
                 raise QueueNotFound(queue)
-            self._taken += [InHand(delivery.held, policy) for delivery in taken.items]
-            return [self._as_item(delivery, policy) for delivery in taken.items], taken.due
+            return [self._as_item(delivery) for delivery in items], due
 
-    def _as_item(self, delivery: Delivery, policy: Policy) -> Item:
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor rolled back."""
+        return not self._ended
+
+    @property
+    def in_hand(self) -> int:
+        """How many items it holds."""
+        return len(self._taken)
+
+    def _as_item(self, delivery: Delivery) -> Item:
         try:
             return as_item(delivery, self._serde)
         except Exception as error:
@@ -258,10 +286,14 @@ class UnitOfWork:
                 self._commit()
             except BaseException as error:
                 if self._ran_sql or isinstance(error, (Fenced, SessionLost)):
-                    self._end("rolled back, as its commit failed")
-                    self._release(f"{type(error).__name__}: {error}")
+                    self._ended = "rolled back, as its commit failed"
+                    self._release(describe(error))
                 raise
-            self._end("committed")
+            self._ended = "committed"
+            self._nothing_left = True
+            self._drop.detach()
+            if self._asked:
+                self._desk.keeper.give_back(GivenBack(self._holder, (), tuple(self._asked)))
 
     def finish(self) -> None:
         """Commit, unless the transaction has ended already."""
@@ -273,6 +305,9 @@ class UnitOfWork:
         change = QueueChange(
             self._holder, tuple(each.held for each in self._taken), tuple(self._put)
         )
+        if self._in_doubt and self._was_applied():
+            return
+        self._in_doubt = True
         try:
             if self._atomic is None and self._given is None and self._outgoing is None:
                 if change.remove or change.put:
@@ -281,13 +316,17 @@ class UnitOfWork:
                 self._commit_atomically(change)
         except OutcomeUnknown:
             if not self._was_applied():
+                self._in_doubt = False
                 raise TransactionConflict("the transaction was not committed") from None
+        except Exception:
+            self._in_doubt = False
+            raise
 
     def _commit_atomically(self, change: QueueChange) -> None:
         atomic = self._open_atomic()
         try:
-            if change.remove or change.put:
-                atomic.queue(change)
+            # Even if it is empty: that it was done is remembered with it.
+            atomic.queue(change)
             for where, batch in self._outgoing.appends() if self._outgoing else ():
                 atomic.append(where, batch)
         except BaseException as error:
@@ -298,79 +337,68 @@ class UnitOfWork:
         atomic.__exit__(None, None, None)
         if atomic.joined and change.remove:
             # The caller may still roll back: then what was taken has to be free again.
-            self._desk.keeper.release_unless_removed(self._holder, change.remove)
+            self._desk.keeper.release_unless_removed(
+                _given_back(self._desk, self._holder, self._taken, (), "it was rolled back")
+            )
 
     def _was_applied(self) -> bool:
         """Ask until there is an answer: nobody may be told that it is done when it is not."""
-        failures = 0
-        while True:
+        if self._ask(lambda: self._desk.stores.queues.applied(self._holder)):
+            return True
+        if not self._desk.keeper.holds(self._session):
+            raise OutcomeUnknown("the commit was not answered, and its session is forgotten")
+        return False
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        for failures in count(1):
             try:
-                return self._desk.stores.queues.applied(self._holder)
+                return question()
             except PxrsError as error:
-                failures += 1
-                if not error.retryable or failures > 10:
+                if not error.retryable or failures > _PATIENCE:
                     raise OutcomeUnknown(
-                        "the commit was not answered, and the store can't say what became of it"
+                        "the store gave no answer, and can't say what became of the question"
                     ) from error
-                self._pause(failures)
+                self._desk.keeper.pause(failures)
+        raise AssertionError
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.
 
         While the store is away it waits, at most until the session is over, which frees it all.
-        What has had its last delivery is dead then; `error` is noted on it.
+        What has had its last delivery is dead then; `error` is noted on it. One that was
+        interrupted is finished by another thread; calling it again waits for that.
         """
+        self._desk.keeper.refuse_after_fork()
         with self._lock:
-            if self._ended:
+            if self._nothing_left:
                 return
-            self._end("rolled back")
-            self._roll_back_atomic()
-            self._release(error)
-
-    def _roll_back_atomic(self) -> None:
-        atomic, self._atomic = self._atomic, None
-        if atomic is not None:
-            atomic.__exit__(PxrsError, PxrsError("rolled back"), None)
+            self._ended = self._ended or "rolled back"
+            atomic, self._atomic = self._atomic, None
+            try:
+                if atomic is not None:
+                    atomic.__exit__(PxrsError, PxrsError("rolled back"), None)
+            finally:
+                self._release(storable(error))
 
     def _release(self, error: str) -> None:
-        releases = [self._after(each, error) for each in self._taken]
+        keeper = self._desk.keeper
+        given = _given_back(self._desk, self._holder, self._taken, self._asked, error)
         failures = 0
-        while releases and self._session.remaining() > 0:
-            try:
-                self._desk.stores.queues.release(self._holder, releases)
-                break
-            except (SessionLost, Closed):
-                # Nobody holds anything any more.
-                break
-            except PxrsError as trouble:
+        try:
+            while (given.releases or given.doubts) and not keeper.release(given):
                 failures += 1
-                if not trouble.retryable and not isinstance(trouble, OutcomeUnknown):
-                    # It can't be written down, so the session has to go, and all its locks.
-                    self._desk.keeper.end(self._session)
-                    break
-                self._pause(failures)
+                keeper.pause(failures)
+        except BaseException:
+            keeper.give_back(given)
+            raise
+        self._nothing_left = True
         self._drop.detach()
-
-    def _after(self, in_hand: InHand, error: str) -> Release:
-        held = in_hand.held
-        verdict = after_failure(in_hand.policy, held.delivery, self._desk.random)
-        if isinstance(verdict, Dead):
-            return Release(held, error=error, dead=True)
-        return Release(held, verdict.delay, error)
-
-    def _pause(self, failures: int) -> None:
-        threading.Event().wait(_RETRY.delay(failures, self._desk.random))
-
-    def _end(self, how: str) -> None:
-        self._ended = how
-        if how == "committed":
-            self._drop.detach()
 
     def _require_open(self) -> None:
         self._desk.keeper.refuse_after_fork()
         if self._ended:
             raise InvalidRequest(f"the transaction was {self._ended}; begin another")
-        if self._session.remaining() <= 0:
+        if not self._desk.keeper.holds(self._session):
             raise SessionLost("the session of this transaction is over, and its items are free")
 
     def __enter__(self) -> UnitOfWork:
@@ -383,7 +411,7 @@ class UnitOfWork:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.rollback(f"{type(error).__name__}: {error}")
+            self.rollback(describe(error))
             return
         if self._ended:
             return
@@ -393,11 +421,27 @@ class UnitOfWork:
         try:
             self.commit()
         except BaseException as failure:
-            self.rollback(f"{type(failure).__name__}: {failure}")
+            self.rollback(describe(failure))
             raise
 
 
-def _dropped(keeper: Keeper, holder: Holder, taken: list[InHand]) -> None:
+def _given_back(
+    desk: Desk, holder: Holder, taken: Sequence[InHand], asked: Sequence[str], error: str
+) -> GivenBack:
+    """What becomes of everything that was taken, by the policy it was taken under."""
+    releases = []
+    for held, policy in taken:
+        verdict = after_failure(policy, held.delivery, desk.random)
+        if isinstance(verdict, Dead):
+            releases.append(Release(held, error=error, dead=True))
+        else:
+            releases.append(Release(held, verdict.delay, error))
+    return GivenBack(holder, tuple(releases), tuple(asked))
+
+
+def _dropped(desk: Desk, holder: Holder, taken: list[InHand], asked: list[str]) -> None:
     """A transaction was forgotten without an end: its items must not stay locked."""
-    if taken:
-        keeper.give_back(holder, [each.held for each in taken])
+    if taken or asked:
+        desk.keeper.give_back(
+            _given_back(desk, holder, taken, asked, "its transaction was dropped")
+        )

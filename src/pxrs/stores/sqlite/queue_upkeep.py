@@ -13,6 +13,7 @@ from pxrs.stores.queue_rules import LIVE, LOOSE, require_same, states_or, valida
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.control import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
+from pxrs.stores.sqlite.queue_ahead import IS_AHEAD, is_ahead
 from pxrs.types import Holder, ItemState, NewItem, Queue, QueueStats, StoredItem
 
 _CHUNK = 5000
@@ -87,10 +88,13 @@ class QueueUpkeep:
                 (rows.item_id(found.id, 0), rows.item_id(found.id + 1, 0)),
             ).fetchone()
             overdue = self._overdue(connection, found.id)
+            aside: int = connection.execute(
+                f"SELECT count(*) FROM pxrs_queue_items WHERE queue = ? AND {IS_AHEAD}", (found.id,)
+            ).fetchone()[0]
         return QueueStats(
-            ready=counts[0] + overdue,
+            ready=counts[0] + overdue + aside,
             delayed=counts[1] - overdue,
-            held=counts[2],
+            held=counts[2] - aside,
             waiting=counts[3],
             dead=counts[4],
             oldest_ms=oldest[0] if oldest else None,
@@ -115,14 +119,13 @@ class QueueUpkeep:
         limit: int = 100,
     ) -> list[StoredItem]:
         wanted = states_or(states, LIVE)
-        numbers = ",".join(str(rows.STATES.index(state)) for state in wanted)
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
             if found is None:
                 return []
             items = connection.execute(
                 f"SELECT {_ITEM} FROM pxrs_queue_items WHERE id > ? AND id < ? "
-                f"AND state IN ({numbers}) ORDER BY id LIMIT ?",
+                f"AND {_in_states(wanted)} ORDER BY id LIMIT ?",
                 (rows.item_id(found.id, after or 0), rows.item_id(found.id + 1, 0), limit),
             ).fetchall()
             return [_stored(connection, item) for item in items]
@@ -144,7 +147,6 @@ class QueueUpkeep:
 
     def _latest(self, queue: str, states: Sequence[ItemState], before: int | None) -> list[int]:
         """Items from the end: removing a lane from its front would show each of its items."""
-        numbers = ",".join(str(rows.STATES.index(state)) for state in states)
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
             if found is None:
@@ -152,7 +154,7 @@ class QueueUpkeep:
             top = rows.item_id(*((found.id + 1, 0) if before is None else (found.id, before)))
             items = connection.execute(
                 f"SELECT id FROM pxrs_queue_items WHERE id > ? AND id < ? "
-                f"AND state IN ({numbers}) ORDER BY id DESC LIMIT ?",
+                f"AND {_in_states(states)} ORDER BY id DESC LIMIT ?",
                 (rows.item_id(found.id, 0), top, _CHUNK),
             ).fetchall()
         return [rows.number_of(item) for (item,) in items]
@@ -164,12 +166,11 @@ class QueueUpkeep:
         queue = rows.find_queue(connection, name)
         if queue is None:
             return 0
-        numbers = ",".join(str(rows.STATES.index(state)) for state in states)
         gone: list[tuple[int, str | None]] = []
         for some in in_chunks(list(ids)):
             marks = ",".join("?" * len(some))
             gone += connection.execute(
-                f"DELETE FROM pxrs_queue_items WHERE id IN ({marks}) AND state IN ({numbers}) "
+                f"DELETE FROM pxrs_queue_items WHERE id IN ({marks}) AND {_in_states(states)} "
                 "RETURNING id, lane",
                 [rows.item_id(queue.id, number) for number in some],
             ).fetchall()
@@ -218,8 +219,20 @@ def slot_of(queue: str) -> int:
     return slot(f"queue/{queue}")
 
 
+def _in_states(states: Sequence[ItemState]) -> str:
+    """The condition for items in those states. What is set aside for somebody is ready."""
+    numbers = ",".join(str(rows.STATES.index(state)) for state in states)
+    if ItemState.READY in states and ItemState.HELD not in states:
+        return f"(state IN ({numbers}) OR {IS_AHEAD})"
+    if ItemState.HELD in states and ItemState.READY not in states:
+        return f"(state IN ({numbers}) AND NOT {IS_AHEAD})"
+    return f"state IN ({numbers})"
+
+
 def _stored(connection: sqlite3.Connection, row: Sequence[Any]) -> StoredItem:
     item, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error, session, tx = row
+    if tx is not None and is_ahead(tx):
+        state, deliveries, session = rows.READY, deliveries - 1, None
     return StoredItem(
         id=rows.number_of(item),
         state=rows.STATES[state],
