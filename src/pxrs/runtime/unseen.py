@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pxrs.core.delivery import Policy
 from pxrs.errors import PxrsError
 from pxrs.runtime.item import Item
+from pxrs.runtime.keeper import GivenBack
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore
 from pxrs.types import Release
@@ -63,7 +64,8 @@ class Unseen:
         try:
             self.queues.release(work._holder, [Release(held) for held in given])
         except PxrsError:
-            work._desk.keeper.give_back(work._holder, given)
+            releases = tuple(Release(held) for held in given)
+            work._desk.keeper.give_back(GivenBack(work._holder, releases))
 
     def end(self, how: Callable[[], None]) -> None:
         """End the transaction in this way, without what nobody has seen."""
