@@ -290,9 +290,7 @@ class Pxrs(QueueVerbs):
         from pxrs.runtime.subscription import Subscription
 
         consumer = Consumer(
-            self.stores,
-            self._topics,
-            self._clock,
+            self._desk(),
             Subscription(topics, self._topics),
             settings,
             decoder,

@@ -54,13 +54,13 @@ class Unseen:
         work = self._work
         with work._lock:
             unwanted = {(item.queue, item.id) for item in items}
-            given = [held for held, _ in work._taken if (held.queue, held.id) in unwanted]
+            given = [held for held, _ in work._hold.taken if (held.queue, held.id) in unwanted]
             # In place: the transaction's finalizer looks at the same list.
-            work._taken[:] = [each for each in work._taken if each.held not in given]
+            work._hold.taken[:] = [each for each in work._hold.taken if each.held not in given]
             self.seen(items)
         if not given or not work.is_open:
             return
-        unseen = GivenBack(work._holder, tuple(Release(held) for held in given))
+        unseen = GivenBack(work._hold.holder, tuple(Release(held) for held in given))
         keeper = work._desk.keeper
         # Inside a write transaction of its own this thread can't release: another one will.
         if work._atomic is not None or not keeper.release(unseen):
