@@ -82,7 +82,16 @@ def _memory(url: StoreUrl) -> Opened:
     return _whole(open_memory(url.place))
 
 
+def _etcd(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import etcd_settings
+    from pxrs.stores.etcd.coord import EtcdCoord
+
+    coord = EtcdCoord(etcd_settings(url))
+    return Opened(coord.close, coord=coord)
+
+
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    "etcd": _etcd,
 }
