@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from types import TracebackType
 
 _HOST = "127.0.0.1"
@@ -37,6 +38,7 @@ class Proxy:
 
     def cut(self) -> None:
         """Nothing passes in either direction; connections stay open."""
+        self._asked.clear()
         self._requests_flow.clear()
         self._answers_flow.clear()
 
@@ -46,7 +48,7 @@ class Proxy:
         self._answers_flow.clear()
 
     def await_request(self, patience: float = 20.0) -> None:
-        """Block until something was asked since the answers are held."""
+        """Block until something was asked since answers no longer pass."""
         assert self._asked.wait(patience), "nothing was asked"
 
     def heal(self) -> None:
@@ -103,21 +105,17 @@ class Proxy:
             threading.Thread(target=self._pass, args=(source, goal, flow), daemon=True).start()
 
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(_CHUNK):
-                flow.wait()
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
+                flow.wait()
                 goal.sendall(data)
-        except OSError:
-            pass
         _end(source)
         _end(goal)
 
 
 def _end(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     connection.close()
