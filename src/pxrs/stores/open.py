@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError
-from pxrs.stores.api import CoordStore, LogStore, Stores
+from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import CompositeStores
 
 
@@ -17,6 +17,7 @@ class Opened(NamedTuple):
     close: Callable[[], None]
     coord: CoordStore | None = None
     log: LogStore | None = None
+    queues: QueueStore | None = None
     whole: Stores | None = None
 
 
@@ -47,7 +48,9 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
         for each in opened:
             each.close()
         raise
-    return CompositeStores(str(parts), of_coord.coord, of_log.log, [each.close for each in opened])
+    return CompositeStores(
+        str(parts), of_coord.coord, of_log.log, of_coord.queues, [each.close for each in opened]
+    )
 
 
 def _open(url: str, opened: list[Opened]) -> Opened:
@@ -63,7 +66,7 @@ def _place(url: str) -> str:
 
 
 def _whole(stores: Stores) -> Opened:
-    return Opened(stores.close, stores.coord, stores.log, stores)
+    return Opened(stores.close, stores.coord, stores.log, stores.queues, stores)
 
 
 def _sqlite(url: StoreUrl) -> Opened:
