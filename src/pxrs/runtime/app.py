@@ -58,6 +58,8 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
     `sqlite:///app.db` (a file shared by processes of one host; `?durability=relaxed`,
     `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
     With `coord` groups and everything else that is owned are kept there, with `log` messages.
+    `etcd://host:2379,host2:2379/prefix` and `zookeeper://host:2181/root` can be a `coord`
+    (`?timeout=10`, `?ca=…&cert=…&key=…`, `user:password@`).
     """
     return Pxrs(open_stores(url, coord=coord, log=log))
 
