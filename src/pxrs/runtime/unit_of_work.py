@@ -220,6 +220,11 @@ class UnitOfWork:
             self._has_one_try = True
             return self._open_atomic().connection
 
+    @property
+    def has_connection(self) -> bool:
+        """Whether `connection` is there already, and need not be waited for."""
+        return self._atomic is not None
+
     def execute(self, statement: str, parameters: Any = ()) -> Any:
         """Run a statement of the caller's in this transaction. See `connection`."""
         return self.connection.execute(statement, parameters)
