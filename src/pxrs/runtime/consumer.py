@@ -181,7 +181,8 @@ class Consumer:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
 
         In a loop: of everything up to the current message. On a connection of the caller's, if
-        one is given; pxrs commits it. A block left by an exception is rolled back, and its
+        one is given: the driver's own, or an SQLAlchemy Session or Connection. pxrs commits it,
+        with what it had begun before. A block left by an exception is rolled back, and its
         messages are handed out again. `Fenced` if somebody else owns a partition now;
         `NotAtomic` where the store can't do it.
         """
@@ -191,14 +192,21 @@ class Consumer:
         self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
     ) -> Any:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
-        for left in reversed(range(attempts)):
+        for begun in self.attempts(connection, attempts):
             try:
-                with self._transaction(connection, keep_on_conflict=left > 0) as tx:
+                with begun as tx:
                     return work(tx)
             except TransactionConflict:
-                if not left:
+                if not begun.keeps_on_conflict:
                     raise
-        raise InvalidRequest(f"{attempts} attempts; at least 1 is needed")
+        raise AssertionError("unreachable: the last attempt raises")
+
+    def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
+        """Transactions over the same messages, one after the other; the last one gives them up."""
+        if most < 1:
+            raise InvalidRequest(f"{most} attempts; at least 1 is needed")
+        for left in reversed(range(most)):
+            yield self._transaction(connection, keep_on_conflict=left > 0)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""

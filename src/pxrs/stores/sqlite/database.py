@@ -306,20 +306,38 @@ class Database:
         old, self._writer = self._writer, self.connect()
         old.close()
 
-    def commit(self, turn: Turn) -> None:
-        """Make the transaction durable, ring its slots and let the next writer in."""
+    def commit(self, turn: Turn, ending: Callable[[], object] | None = None) -> None:
+        """Make the transaction durable, ring its slots and let the next writer in.
+
+        `ending` commits in the place of a statement, where somebody keeps account of that.
+        """
         self.check_open()
         try:
-            turn.connection.execute("COMMIT")
+            self._make_durable(turn, ending or (lambda: turn.connection.execute("COMMIT")))
+            with self._translated():
+                self._keep_log_short(turn.weight)
+        finally:
+            self.rollback(turn)
+
+    def commit_joined(self, turn: Turn, ending: Callable[[], object]) -> None:
+        """Commit a transaction that was begun outside: it has no turn, so no log is shortened."""
+        self.check_open()
+        self._make_durable(turn, ending)
+
+    def _make_durable(self, turn: Turn, ending: Callable[[], object]) -> None:
+        with self._translated():
+            ending()
             if turn.slots:
                 self.control.ring(turn.slots)
-            self._keep_log_short(turn.weight)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
             if is_io_error(error):
                 raise OutcomeUnknown(f"the disk failed while committing to {self.path}") from error
             raise translate(error, self.path) from error
-        finally:
-            self.rollback(turn)
 
     def rollback(self, turn: Turn) -> None:
         """Undo the transaction, if it was not committed, and let the next writer in.
