@@ -34,7 +34,7 @@ RETURNS TABLE (failed bool, r_key text, r_version int8, r_place text, r_value by
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 #variable_conflict use_column
 DECLARE
-    owner text;
+    holder text;
     each record;
     there record;
     here tid;
@@ -43,11 +43,11 @@ DECLARE
     revision int8;
     any_failed bool := false;
 BEGIN
-    FOR owner IN SELECT DISTINCT u COLLATE "C" FROM unnest(owners) u WHERE u <> '' ORDER BY 1 LOOP
+    FOR holder IN SELECT DISTINCT u COLLATE "C" FROM unnest(owners) u WHERE u <> '' ORDER BY 1 LOOP
         PERFORM 1 FROM @.pxrs_sessions s
-            WHERE s.id = owner AND s.deadline > clock_timestamp() FOR KEY SHARE;
+            WHERE s.id = holder AND s.deadline > clock_timestamp() FOR KEY SHARE;
         IF NOT FOUND THEN
-            RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = owner;
+            RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = holder;
         END IF;
     END LOOP;
 
@@ -136,44 +136,46 @@ LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 #variable_conflict use_column
 DECLARE
     each record;
-    topic text;
-    number int8;
-    part int8;
+    my_topic text;
+    my_partition int8;
+    my_part int8;
     head int8;
-    floor_ int8;
+    my_floor int8;
 BEGIN
     FOR each IN SELECT * FROM unnest(
             topics, partitions, counts, stamps, producers, epochs, sequences, datas)
             AS u(topic, partition, count, stamp, producer, epoch, sequence, data) LOOP
-        IF topic IS DISTINCT FROM each.topic OR number IS DISTINCT FROM each.partition THEN
-            topic := each.topic;
-            number := each.partition;
-            SELECT p.id, p.floor INTO part, floor_ FROM @.pxrs_log_partitions p
-                WHERE p.topic_id = topic AND p.partition = number FOR UPDATE;
+        IF my_topic IS DISTINCT FROM each.topic
+                OR my_partition IS DISTINCT FROM each.partition THEN
+            my_topic := each.topic;
+            my_partition := each.partition;
+            SELECT p.id, p.floor INTO my_part, my_floor FROM @.pxrs_log_partitions p
+                WHERE p.topic_id = my_topic AND p.partition = my_partition FOR UPDATE;
             head := NULL;
-            IF part IS NOT NULL THEN
+            IF my_part IS NOT NULL THEN
                 SELECT b.next INTO head FROM @.pxrs_log_batches b
-                    WHERE b.part = part ORDER BY b.base DESC LIMIT 1;
-                head := coalesce(head, floor_);
+                    WHERE b.part = my_part ORDER BY b.base DESC LIMIT 1;
+                head := coalesce(head, my_floor);
             END IF;
         END IF;
         status := {APPENDED};
         detail := NULL;
-        IF part IS NULL THEN
+        IF my_part IS NULL THEN
             r_base := NULL;
-            SELECT count(*) INTO detail FROM @.pxrs_log_partitions p WHERE p.topic_id = topic;
+            SELECT count(*) INTO detail FROM @.pxrs_log_partitions p
+                WHERE p.topic_id = my_topic;
             status := CASE detail WHEN 0 THEN {NO_TOPIC} ELSE {NO_PARTITION} END;
         ELSE
             r_base := head;
             IF each.producer >= 0 THEN
                 SELECT j.status, j.base, j.detail INTO status, r_base, detail FROM
-                    @.pxrs_judge(part, each.producer, each.epoch, each.sequence, each.count, head)
+                    @.pxrs_judge(my_part, each.producer, each.epoch, each.sequence, each.count, head)
                     AS j;
             END IF;
         END IF;
         IF status = {APPENDED} THEN
             INSERT INTO @.pxrs_log_batches VALUES (
-                part, head, head + each.count, each.stamp, octet_length(each.data) + 8,
+                my_part, head, head + each.count, each.stamp, octet_length(each.data) + 8,
                 each.producer, each.epoch, each.sequence, int8send(head) || each.data);
             head := head + each.count;
         END IF;
