@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from pxrs.config import parse_url
+from pxrs.config import parse_url, split_url
 from pxrs.errors import ConfigError, HandlerFailed, PxrsError
 from pxrs.runtime.job import Job
 from pxrs.runtime.runner import stop_on_signals
@@ -48,7 +48,7 @@ class ProcessRun:
     """See `pxrs.runtime.job.Running`: the job in processes of its own."""
 
     def __init__(self, url: str, job: Job) -> None:
-        if parse_url(url).scheme == "memory":
+        if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
             raise ConfigError("processes can't share memory://; use a file, or threads")
         self._workers = Workers(WorkerJob(url, job), job.processes)
 

@@ -68,7 +68,10 @@ class Database:
         try:
             wanted = conninfo_to_dict(conninfo)
         except psycopg.ProgrammingError as error:
-            raise ConfigError(f"not a PostgreSQL URL: {error}") from None
+            raise ConfigError(
+                f"{str(error).strip()}; besides libpq's options, postgresql:// takes schema, "
+                "connections and busy_timeout"
+            ) from None
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **wanted})
         self.place = _describe(wanted)
         self.busy_timeout = busy_timeout
