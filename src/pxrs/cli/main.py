@@ -15,6 +15,7 @@ from pxrs.cli.groups import groups
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.produce import produce
 from pxrs.cli.read import read
+from pxrs.cli.store import store
 from pxrs.cli.topics import topics
 
 
@@ -52,7 +53,7 @@ def cli() -> None:
     """
 
 
-for command in (topics, produce, read, consume, groups, demo):
+for command in (topics, produce, read, consume, groups, store, demo):
     cli.add_command(command)
 
 

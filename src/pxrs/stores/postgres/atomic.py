@@ -106,10 +106,7 @@ class PostgresAtomic:
     def __enter__(self) -> PostgresAtomic:
         if self._used:
             raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
-        if self._loan is None:
-            connection = self._database.take()
-        else:
-            connection = self._lend(self._loan)
+        connection = self._database.take() if self._loan is None else self._lend(self._loan)
         try:
             self._begin(connection)
         except BaseException as error:

@@ -55,9 +55,9 @@ class PostgresCoord:
         beyond = max(after or "", prefix)
         compare = ">" if after is not None and after >= prefix else ">="
         wanted = (beyond, prefix + _LAST, limit)
-        return self._living(lambda: self._database.read(self._list[compare], wanted))
+        return [*self._living(lambda: self._database.read(self._list[compare], wanted))]
 
-    def _living(self, read: Callable[[], list[Row]]) -> list[Versioned]:
+    def _living(self, read: Callable[[], Sequence[Row]]) -> Sequence[Versioned]:
         """What was read. If nobody looks after sessions, those behind it are looked at first."""
         rows = read()
         if any(row[3] is not None for row in rows) and self._sessions.observer.look_if_due():

@@ -62,7 +62,6 @@ class Database:
         *,
         connections: int = 8,
         busy_timeout: float = 10.0,
-        migrate: bool = True,
     ) -> None:
         self.schema = schemas.check_schema_name(schema)
         try:
@@ -83,12 +82,13 @@ class Database:
         self._in_fork: list[Callable[[], None]] = []
         self.pooled = False
         self.store_id = ""
-        self._open(migrate)
+        # The versions of the schema before and after it was opened.
+        self.versions = self._open()
         _open_databases.add(self)
 
     # Opening and closing
 
-    def _open(self, may_migrate: bool) -> None:
+    def _open(self) -> tuple[int, int]:
         connection = self.connect()
         try:
             # A pooler answers with a number of its own when a connection starts.
@@ -98,9 +98,10 @@ class Database:
                 connection.prepare_threshold = None
             version = schemas.found_version(connection, self.schema)
             schemas.refuse_newer(version, self.schema, self.place)
-            if version < schemas.VERSION and may_migrate:
-                schemas.migrate(connection, self.schema, self.place)
-            self.store_id = self.read_store_id(connection) if may_migrate else ""
+            versions = (version, version)
+            if version < schemas.VERSION:
+                versions = schemas.migrate(connection, self.schema, self.place)
+            self.store_id = self.read_store_id(connection)
         except DRIVER_ERRORS as error:
             self.drop(connection)
             raise translate(error, self.place) from error
@@ -108,19 +109,12 @@ class Database:
             self.drop(connection)
             raise
         self._idle.append(connection)
+        return versions
 
     def read_store_id(self, connection: Pg) -> str:
         """The mark that tells this store from any other, as this connection sees it."""
         found = run(connection, self.sql("SELECT value FROM @.pxrs_meta WHERE name = 'id'"))
         return str(found[0][0]) if found else ""
-
-    def migrate(self) -> tuple[int, int]:
-        """Bring the schema to this version of pxrs; the versions before and after."""
-        with self._borrowed() as connection:
-            try:
-                return schemas.migrate(connection, self.schema, self.place)
-            except DRIVER_ERRORS as error:
-                raise translate(error, self.place) from error
 
     def connect(self) -> Pg:
         """A connection of its own, for the caller to `drop`. Not through any pool of ours."""
@@ -247,6 +241,13 @@ class Database:
                 self._room.release()
 
 
+def migrate(conninfo: str, schema: str) -> tuple[int, int]:
+    """Bring the schema to this version of pxrs; the versions before and after."""
+    database = Database(conninfo, schema, connections=1)
+    database.close()
+    return database.versions
+
+
 def run(connection: Pg, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
     """Rows as tuples and in binary form, whatever the connection's owner prefers."""
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
@@ -284,4 +285,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-

@@ -185,9 +185,10 @@ class Ears:
     def _hang_up(self) -> None:
         connection = self._connection
         if connection is not None:
-            with suppress(OSError, psycopg.Error), socket.fromfd(
-                connection.fileno(), socket.AF_UNSPEC, socket.SOCK_STREAM
-            ) as ours:
+            with (
+                suppress(OSError, psycopg.Error),
+                socket.fromfd(connection.fileno(), socket.AF_UNSPEC, socket.SOCK_STREAM) as ours,
+            ):
                 ours.shutdown(socket.SHUT_RDWR)
 
     def _listen(self) -> None:
@@ -281,7 +282,9 @@ class Ears:
 
     def _look(self, read: Callable[[str, tuple[object, ...]], list[Row]]) -> None:
         prefixes = sorted({each for wants in self._keys.wanted() for each in _of(wants, Prefixes)})
-        places = sorted({each for wants in self._partitions.wanted() for each in _of(wants, Places)})
+        places = sorted(
+            {each for wants in self._partitions.wanted() for each in _of(wants, Places)}
+        )
         if not prefixes and not places:
             self._seen = {}
             return

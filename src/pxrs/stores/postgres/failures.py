@@ -56,7 +56,9 @@ def translate(error: BaseException, place: str) -> PxrsError:
     if code in _CONFLICTS or code == functions.OVERTAKEN:
         return TransactionConflict(f"PostgreSQL rolled the transaction back ({text}); run it again")
     if code == "55P03":
-        return StoreBusy(f"somebody holds a lock in {place} for more than 10 s; end its transaction")
+        return StoreBusy(
+            f"somebody holds a lock in {place} for more than 10 s; end its transaction"
+        )
     if code in ("53100", "53200"):
         return StoreFull(f"no room left in {place} ({text}); nothing was written")
     if code in ("25006", "42501"):

@@ -168,9 +168,8 @@ BEGIN
         ELSE
             r_base := head;
             IF each.producer >= 0 THEN
-                SELECT j.status, j.base, j.detail INTO status, r_base, detail FROM
-                    @.pxrs_judge(my_part, each.producer, each.epoch, each.sequence, each.count, head)
-                    AS j;
+                SELECT j.status, j.base, j.detail INTO status, r_base, detail FROM @.pxrs_judge(
+                    my_part, each.producer, each.epoch, each.sequence, each.count, head) AS j;
             END IF;
         END IF;
         IF status = {APPENDED} THEN
@@ -195,7 +194,8 @@ DECLARE
 BEGIN
     base := head;
     FOR each IN
-        (SELECT b.epoch::int8 AS epoch, b.sequence::int8 AS sequence, b.base, b.next - b.base AS length
+        (SELECT b.epoch::int8 AS epoch, b.sequence::int8 AS sequence, b.base,
+                b.next - b.base AS length
             FROM @.pxrs_log_batches b
             WHERE b.part = in_part AND b.producer = in_producer AND b.producer >= 0
             ORDER BY b.base DESC LIMIT 5)
