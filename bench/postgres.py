@@ -11,10 +11,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import engines
 import psycopg
 from xxhash import xxh64_intdigest
 
+import engines
 import pxrs
 from bench import ours
 from bench.bare import BATCH_BYTES, GROUP_BYTES
@@ -133,12 +133,13 @@ def committing(options: Options, say: Say) -> Section:
                 beside = _commit_latency(consumer, 1_000)
                 held = perf_counter() - started
                 other.rollback()
+    note = (
+        f"a commit takes {1e3 * alone:.2f} ms; after {commits:,} commits in {held:.0f} s "
+        f"beside an open transaction {1e3 * beside:.2f} ms"
+    )
     return Section(
         checks=[Check("commit beside an open transaction ÷ alone", beside / alone, 2.0, "")],
-        notes=[
-            f"a commit takes {1e3 * alone:.2f} ms; after {commits:,} commits in {held:.0f} s "
-            f"beside an open transaction {1e3 * beside:.2f} ms"
-        ],
+        notes=[note],
         figures={"alone_ms": 1e3 * alone, "beside_ms": 1e3 * beside, "held_s": held},
     )
 
@@ -154,9 +155,7 @@ def joining(options: Options, say: Say) -> Section:
             with px.consumer("wide", group=f"g{number}") as consumer:
                 await_share(consumer, MANY_PARTITIONS)
                 took.append(perf_counter() - started)
-    return Section(
-        checks=[Check(f"{MANY_PARTITIONS:,} partitions join", median(took), 2.0, " s")]
-    )
+    return Section(checks=[Check(f"{MANY_PARTITIONS:,} partitions join", median(took), 2.0, " s")])
 
 
 def _bare_append(url: str, messages: int) -> Sample:

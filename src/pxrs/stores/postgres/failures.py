@@ -55,6 +55,11 @@ def translate(error: BaseException, place: str) -> PxrsError:
         return InvalidRequest(f"{text!r} is bound to a session; its version can't be checked")
     if code in _CONFLICTS or code == functions.OVERTAKEN:
         return TransactionConflict(f"PostgreSQL rolled the transaction back ({text}); run it again")
+    if code == "25P03":
+        return TransactionConflict(
+            f"the transaction did nothing for as long as a session lives, and {place} rolled it "
+            "back; run it again, and keep slow work outside of it"
+        )
     if code == "55P03":
         return StoreBusy(
             f"somebody holds a lock in {place} for more than 10 s; end its transaction"
