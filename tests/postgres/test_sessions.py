@@ -158,6 +158,8 @@ def test_a_forked_child_can_not_use_it_and_does_not_hold_it(
     session = stores.coord.session(LONG)
     stores.coord.commit((), (Put("k/parent", b"1", session.id),))
     release, held = os.pipe(), os.pipe()
+    block = stores.atomic().__enter__()
+    block.write(Put("k/block", b"1"))
     child = os.fork()
     if child == 0:
         code = 1
@@ -166,12 +168,20 @@ def test_a_forked_child_can_not_use_it_and_does_not_hold_it(
                 stores.coord.get("k/parent")
             except Closed:
                 code = 0 if session.remaining() == 0.0 else 2
+            try:
+                block.__exit__(None, None, None)
+            except Closed:
+                pass
+            else:
+                code = 3
             os.write(held[1], b"x")
             os.read(release[0], 1)
         finally:
             os._exit(code)
     os.read(held[0], 1)
     session.renew()
+    block.__exit__(None, None, None)
+    assert stores.coord.get("k/block") is not None
     # The parent's connection closes while the child lives: that has to be the end of it.
     other = open_stores()
     assert stores.coord.get("k/parent") is not None

@@ -142,6 +142,7 @@ class PostgresAtomic:
         trace: TracebackType | None,
     ) -> None:
         connection, self._running_on = self._running(), None
+        self._database.check_not_forked()
         if error is not None:
             self._let_go(connection)
             return

@@ -79,6 +79,7 @@ class Database:
         self._all: set[Pg] = set()
         self._lock = threading.Lock()
         self._closed = ""
+        self._forked = False
         self._in_fork: list[Callable[[], None]] = []
         self.pooled = False
         self.store_id = ""
@@ -154,21 +155,30 @@ class Database:
         if self._closed:
             raise Closed(self._closed)
 
+    def check_not_forked(self) -> None:
+        """Raise in a forked child, whose connections are the parent's."""
+        if self._forked:
+            raise Closed(self._closed)
+
     def on_fork(self, release: Callable[[], None]) -> None:
         """Call `release` in a forked child, to let go of what only the parent may hold."""
         self._in_fork.append(release)
 
     def abandon(self) -> None:
-        """In a forked child: close the sockets, and say nothing to the server.
+        """In a forked child: let go of the sockets, and say nothing to the server.
 
-        A child that kept them open would keep the parent's sessions alive beyond its death.
+        A child that kept them open would keep the parent's sessions alive beyond its death. Their
+        numbers stay taken: whatever still writes to one must not hit a file of the child's.
         """
+        self._forked = True
         self._closed = "this store was opened before a fork; open it again in the child"
         self._lock = threading.Lock()
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for connection in self._all:
             with suppress(OSError, psycopg.Error):
-                os.close(connection.fileno())
+                os.dup2(nowhere, connection.fileno(), inheritable=False)
             _abandoned.append(connection)
+        os.close(nowhere)
         self._idle = deque()
         for release in self._in_fork:
             release()
@@ -237,8 +247,7 @@ class Database:
                 if self._closed:
                     self._close_idle()
         finally:
-            if not self._closed.startswith("this store"):
-                self._room.release()
+            self._room.release()
 
 
 def migrate(conninfo: str, schema: str) -> tuple[int, int]:
