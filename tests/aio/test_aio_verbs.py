@@ -15,7 +15,7 @@ ONLY_BLOCKING = {
         "alive", "all_at_once", "attempts", "by_partition", "desk", "finish", "one_by_one",
         "settled", "take", "take_away", "wait", "wake", "wake_steward",
     },
-    "Pxrs": {"new_run"},
+    "Pxrs": {"new_run", "begin", "create_queue", "listen", "put", "queues", "transaction"},
     "Producer": {"deliver", "hurry", "sending"},
     "Sent": {"when_done"},
 }  # fmt: skip

@@ -48,8 +48,7 @@ class ProcessRun:
     """See `pxrs.runtime.job.Running`: the job in processes of its own."""
 
     def __init__(self, url: str, job: Job) -> None:
-        if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
-            raise ConfigError("processes can't share memory://; use a file, or threads")
+        refuse_memory(url)
         self._workers = Workers(WorkerJob(url, job), job.processes)
 
     def run(self) -> None:
@@ -58,6 +57,12 @@ class ProcessRun:
 
     def stop(self) -> None:
         self._workers.stop()
+
+
+def refuse_memory(url: str) -> None:
+    """Raise where processes would each have a store of their own."""
+    if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
+        raise ConfigError("processes can't share memory://; use a file, or threads")
 
 
 class Workers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pxrs.errors import NotAtomic
+from pxrs.errors import ConfigError, NotAtomic
 from pxrs.stores.api import CoordStore, LogStore
 
 
@@ -19,6 +19,10 @@ class CompositeStores:
         self.coord = coord
         self.log = log
         self._close = list(close)
+
+    @property
+    def queues(self) -> NoReturn:
+        raise ConfigError(f"{self.url} has no work queues yet; keep them in a SQLite file")
 
     def atomic(self, connection: Any = None) -> NoReturn:
         raise NotAtomic(

@@ -27,7 +27,7 @@ from pxrs.stores.postgres.database import Database, Pg, run
 from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.sessions import Sessions
-from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, Write
+from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, QueueChange, Write
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
@@ -83,6 +83,11 @@ class PostgresAtomic:
         self._appends: list[Append] = []
         self.versions: dict[str, int] = {}
         self.appended: list[Appended] = []
+        self.queued: list[int | None] = []
+
+    @property
+    def joined(self) -> bool:
+        return self._joined and not self._lent
 
     @property
     def connection(self) -> Pg:
@@ -102,6 +107,9 @@ class PostgresAtomic:
             raise InvalidRequest("a batch inside a transaction carries no producer id")
         validate_batch(batch)
         self._appends.append(Append(where, batch))
+
+    def queue(self, change: QueueChange) -> None:
+        raise NotAtomic(f"{self._database.place} has no work queues yet")
 
     def __enter__(self) -> PostgresAtomic:
         if self._used:

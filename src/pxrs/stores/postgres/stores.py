@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.errors import ConfigError
 from pxrs.log.postgres import PostgresLog
 from pxrs.stores.postgres.atomic import PostgresAtomic
 from pxrs.stores.postgres.coord import PostgresCoord
@@ -36,6 +37,12 @@ class PostgresStores:
         self._sessions = Sessions(self.database, clock, self._ears.observer, self._ears.guard)
         self.coord = PostgresCoord(self.database, self._sessions, self._ears)
         self.log = PostgresLog(self.database, self._ears)
+
+    @property
+    def queues(self) -> NoReturn:
+        raise ConfigError(
+            f"{self.database.place} has no work queues yet; keep them in a SQLite file"
+        )
 
     def atomic(self, connection: Any = None) -> PostgresAtomic:
         self.database.check_open()

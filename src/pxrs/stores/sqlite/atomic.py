@@ -13,10 +13,21 @@ from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
 from pxrs.stores.api import validate_batch, validate_commit
 from pxrs.stores.connections import Lent, Loan, borrow
+from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, is_old_snapshot, translate
-from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, Write
+from pxrs.stores.sqlite.queues import SqliteQueues
+from pxrs.types import (
+    Append,
+    Appended,
+    Batch,
+    Check,
+    Conflict,
+    LogPartition,
+    QueueChange,
+    Write,
+)
 
 
 class SqliteAtomic:
@@ -36,11 +47,13 @@ class SqliteAtomic:
         database: Database,
         coord: SqliteCoord,
         log: SqliteLog,
+        queues: SqliteQueues,
         connection: Any,
     ) -> None:
         self._database = database
         self._coord = coord
         self._log = log
+        self._queues = queues
         self._lent = isinstance(connection, Lent)
         self._loan: Loan | None = None
         if connection is not None:
@@ -51,8 +64,14 @@ class SqliteAtomic:
         self._checks: list[Check] = []
         self._writes: list[Write] = []
         self._appends: list[Append] = []
+        self._change: QueueChange | None = None
         self.versions: dict[str, int] = {}
         self.appended: list[Appended] = []
+        self.queued: list[int | None] = []
+
+    @property
+    def joined(self) -> bool:
+        return self._joined and not self._lent
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -72,6 +91,12 @@ class SqliteAtomic:
             raise InvalidRequest("a batch inside a transaction carries no producer id")
         validate_batch(batch)
         self._appends.append(Append(where, batch))
+
+    def queue(self, change: QueueChange) -> None:
+        self._running()
+        require_first(self._change)
+        validate_change(change, self._queues.limits)
+        self._change = change
 
     def __enter__(self) -> SqliteAtomic:
         if self._used:
@@ -183,6 +208,8 @@ class SqliteAtomic:
                 if isinstance(outcome, Conflict):
                     raise CommitConflict(outcome.current)
                 self.versions = dict(outcome.versions)
+                if self._change is not None:
+                    self.queued = self._queues.apply_in(turn, self._change)
                 for result in self._log.apply(turn, self._appends) if self._appends else ():
                     if isinstance(result, PxrsError):
                         raise result
