@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,26 @@ def test_all_parts_are_closed_though_one_fails() -> None:
 
 def open_stores_of_memory() -> pxrs.Pxrs:
     return pxrs.connect("memory://")
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [("etcd://h", "aetcd", "etcd"), ("zookeeper://h", "kazoo", "zookeeper")],
+)
+def test_a_client_that_is_not_installed_is_named(url: str, module: str, extra: str) -> None:
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+import pxrs
+try:
+    pxrs.connect("memory://", coord={url!r})
+except pxrs.MissingExtra as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"pip install 'pxrs[{extra}]'" in done.stdout, done.stderr
+
+
+def test_a_place_that_keeps_no_messages_is_not_enough(etcd_url: str) -> None:
+    with pytest.raises(ConfigError, match="keeps no messages"):
+        open_stores(etcd_url)

@@ -144,10 +144,19 @@ def _etcd(url: StoreUrl) -> Opened:
     return Opened(coord.close, coord=coord)
 
 
+def _zookeeper(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import zookeeper_settings
+    from pxrs.stores.zookeeper.coord import ZooKeeperCoord
+
+    coord = ZooKeeperCoord(zookeeper_settings(url))
+    return Opened(coord.close, coord=coord)
+
+
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "postgresql": _postgres,
     "postgres": _postgres,
     "etcd": _etcd,
+    "zookeeper": _zookeeper,
 }
