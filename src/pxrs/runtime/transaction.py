@@ -101,8 +101,12 @@ class Transaction:
             self._marks = self._work.marks()
             atomic = self._stores.atomic(self._given)
             self._atomic = atomic.__enter__()
-        except BaseException:
-            self._holdings.lock.release()
+        except BaseException as error:
+            # One that never began is left by an exception too: the next poll must not count it.
+            try:
+                self._rewind_after(error)
+            finally:
+                self._holdings.lock.release()
             raise
         return self
 
