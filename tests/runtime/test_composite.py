@@ -50,6 +50,17 @@ def test_parts_do_not_commit_together(urls: tuple[str, str]) -> None:
     stores.close()
 
 
+def test_queues_are_where_coordination_is(urls: tuple[str, str], etcd_url: str) -> None:
+    with pxrs.connect(urls[0], coord=urls[1]) as px, pxrs.connect(urls[1]) as records:
+        px.stores.queues.create("q")
+        assert [queue.name for queue in records.stores.queues.all()] == ["q"]
+    with (
+        pxrs.connect(urls[0], coord=etcd_url) as px,
+        pytest.raises(ConfigError, match="where coordination is"),
+    ):
+        px.stores.queues.create("q")
+
+
 def test_one_text_names_several_places() -> None:
     parts = split_url("sqlite:///a b.db coord=memory://c log=memory://l")
     assert parts.urls() == ["sqlite:///a b.db", "memory://c", "memory://l"]
@@ -72,7 +83,11 @@ def test_all_parts_are_closed_though_one_fails() -> None:
 
     with open_stores_of_memory() as memory:
         stores = CompositeStores(
-            "x", memory.stores.coord, memory.stores.log, [lambda: closed.append("first"), fail]
+            "x",
+            memory.stores.coord,
+            memory.stores.log,
+            None,
+            [lambda: closed.append("first"), fail],
         )
         with pytest.raises(OSError, match="no"):
             stores.close()

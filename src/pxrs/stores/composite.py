@@ -6,23 +6,35 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pxrs.errors import ConfigError, NotAtomic
-from pxrs.stores.api import CoordStore, LogStore
+from pxrs.stores.api import CoordStore, LogStore, QueueStore
 
 
 class CompositeStores:
     """`Stores` put together. Each part commits by itself: there is no commit across them."""
 
     def __init__(
-        self, url: str, coord: CoordStore, log: LogStore, close: Sequence[Callable[[], None]]
+        self,
+        url: str,
+        coord: CoordStore,
+        log: LogStore,
+        queues: QueueStore | None,
+        close: Sequence[Callable[[], None]],
     ) -> None:
         self.url = url
         self.coord = coord
         self.log = log
+        self._queues = queues
         self._close = list(close)
 
     @property
-    def queues(self) -> NoReturn:
-        raise ConfigError(f"{self.url} has no work queues yet; keep them in a SQLite file")
+    def queues(self) -> QueueStore:
+        """Beside the coordination: what is held is bound to its sessions."""
+        if self._queues is None:
+            raise ConfigError(
+                f"{self.url}: queues are kept where coordination is, and there are none there; "
+                "open a second connection to a database for them"
+            )
+        return self._queues
 
     def atomic(self, connection: Any = None) -> NoReturn:
         raise NotAtomic(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
-from pxrs.stores.api import CoordStore, LogStore, Stores
+from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import CompositeStores
 
 
@@ -18,6 +18,7 @@ class Opened(NamedTuple):
     close: Callable[[], None]
     coord: CoordStore | None = None
     log: LogStore | None = None
+    queues: QueueStore | None = None
     whole: Stores | None = None
 
 
@@ -48,7 +49,9 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
         for each in opened:
             each.close()
         raise
-    return CompositeStores(str(parts), of_coord.coord, of_log.log, [each.close for each in opened])
+    return CompositeStores(
+        str(parts), of_coord.coord, of_log.log, of_coord.queues, [each.close for each in opened]
+    )
 
 
 class Migrated(NamedTuple):
@@ -101,7 +104,7 @@ def _place(url: str) -> str:
 
 
 def _whole(stores: Stores) -> Opened:
-    return Opened(stores.close, stores.coord, stores.log, stores)
+    return Opened(stores.close, stores.coord, stores.log, stores.queues, stores)
 
 
 def _sqlite(url: StoreUrl) -> Opened:
@@ -126,14 +129,13 @@ def _postgres(url: StoreUrl) -> Opened:
     settings = postgres_settings(url)
     with _needing("postgresql://", "postgres"):
         from pxrs.stores.postgres.stores import PostgresStores
-    return _whole(
-        PostgresStores(
-            settings.conninfo,
-            schema=settings.schema,
-            connections=settings.connections,
-            busy_timeout=settings.busy_timeout,
-        )
+    stores = PostgresStores(
+        settings.conninfo,
+        schema=settings.schema,
+        connections=settings.connections,
+        busy_timeout=settings.busy_timeout,
     )
+    return Opened(stores.close, stores.coord, stores.log, whole=stores)
 
 
 def _etcd(url: StoreUrl) -> Opened:
