@@ -8,6 +8,7 @@ import secrets
 import socket
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,15 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
     ConsumerSettings,
     ProducerSettings,
-    RunnerSettings,
     check_member_name,
 )
 from pxrs.core.retry import Backoff
+from pxrs.errors import InvalidRequest
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
+from pxrs.runtime.job import Job, Running
 from pxrs.runtime.producer import Producer
+from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
@@ -51,16 +54,21 @@ def connect(url: str) -> Pxrs:
     return Pxrs(open_stores(url))
 
 
-class Pxrs:
+class Pxrs(QueueVerbs):
     """An open store. Thread-safe; close it, or use it as a context manager."""
 
-    def __init__(self, stores: Stores, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.stores = stores
-        self._clock = clock
-        self._topics = Topics(stores.coord, stores.log, clock)
+    def __init__(
+        self,
+        stores: Stores,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        session_ttl: float = SESSION_TTL,
+    ) -> None:
+        topics = Topics(stores.coord, stores.log, clock)
+        super().__init__(stores, topics, clock, session_ttl)
         self._groups: Groups | None = None
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        self._runners: weakref.WeakSet[Runner] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Running] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @property
@@ -212,64 +220,63 @@ class Pxrs:
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
         """
-        if processes:
-            # Worker processes are rare, and multiprocessing is slow to import.
-            from pxrs.runtime.processes import Job, run_in_processes
+        from inspect import iscoroutinefunction
 
-            job = Job(
-                url=self.stores.url,
-                handler=handler,
-                topic=topic,
-                group=group,
-                workers=workers,
-                parallel=parallel,
-                retry=retry,
-                on_failure=on_failure,
-                max_in_flight=max_in_flight,
-                max_handler_time=max_handler_time,
-                instance=instance,
-                auto_commit_interval=auto_commit_interval,
-                start=start,
-                session_ttl=session_ttl,
-                revoke_timeout=revoke_timeout,
-                serde=serde,
-                key_serde=key_serde,
-            )
-            run_in_processes(job, processes)
-            return
-        settings = RunnerSettings(
+        if iscoroutinefunction(handler):
+            raise InvalidRequest("the handler is a coroutine function; for those is pxrs.aio's run")
+        job = Job(
+            handler=handler,
+            topic=topic,
             group=group,
             workers=workers,
+            processes=processes,
             parallel=parallel,
+            retry=retry,
+            on_failure=on_failure,
             max_in_flight=max_in_flight,
             max_handler_time=max_handler_time,
-        )
-        consuming = ConsumerSettings(
-            group=group,
-            member_name=_member_name(instance),
-            instance=instance is not None,
-            client=_client(),
+            instance=instance,
             auto_commit_interval=auto_commit_interval,
             start=start,
             session_ttl=session_ttl,
             revoke_timeout=revoke_timeout,
+            serde=serde,
+            key_serde=key_serde,
         )
-        letters = None
-        if isinstance(on_failure, DeadLetter):
-            letters = DeadLetters(on_failure, self._topics, self.producer())
-        decoder = Decoder(key_serde, serde)
+        self.new_run(job).run()
+
+    def new_run(self, job: Job) -> Running:
+        """What `run` runs; `stop` knows it from here on."""
+        running: Running
+        if job.processes:
+            # Worker processes are rare, and multiprocessing is slow to import.
+            from pxrs.runtime.processes import ProcessRun
+
+            running = ProcessRun(self.stores.url, job)
+        else:
+            running = self._new_runner(job)
+        self._running.add(running)
+        return running
+
+    def _new_runner(self, job: Job) -> Runner:
         from pxrs.runtime.consumer import Callbacks
         from pxrs.runtime.runner import Runner
 
-        runner = Runner(handler, settings, retry, self._clock, decoder, letters)
-        self._runners.add(runner)
+        letters = None
+        if isinstance(job.on_failure, DeadLetter):
+            letters = DeadLetters(job.on_failure, self._topics, self.producer())
+        consuming = job.consuming(_member_name(job.instance), _client())
         nothing = Callbacks(None, None, None)
-        runner.run(self._new_consumer(topic, consuming, Decoder(), nothing, runner.in_hand))
+
+        def join(runner: Runner) -> Consumer:
+            return self._new_consumer(job.topic, consuming, Decoder(), nothing, runner.in_hand)
+
+        return Runner(job, self._clock, letters, join)
 
     def stop(self) -> None:
         """End every `run` of this object, from another thread: they drain, commit and leave."""
-        for runner in list(self._runners):
-            runner.stop()
+        for running in list(self._running):
+            running.stop()
 
     def _new_consumer(
         self,
@@ -305,12 +312,17 @@ class Pxrs:
         return self._groups
 
     def close(self) -> None:
-        """Close every consumer, flush and close every producer, then close the store."""
-        for consumer in list(self._consumers):
-            consumer.close()
-        for producer in list(self._producers):
-            producer.close()
-        self.stores.close()
+        """Stop every listener, close every consumer, flush every producer, close the store."""
+        self._tell_listeners_to_stop()
+        # Last in, first out. One that fails to close must not keep the others, and the store, open.
+        with ExitStack() as closing:
+            closing.callback(self.stores.close)
+            closing.callback(self._end_session)
+            for producer in list(self._producers):
+                closing.callback(producer.close)
+            for consumer in list(self._consumers):
+                closing.callback(consumer.close)
+            closing.callback(self._join_listeners)
 
     def __enter__(self) -> Pxrs:
         return self

@@ -315,6 +315,11 @@ class Atomic(Protocol):
         ...
 
     @property
+    def joined(self) -> bool:
+        """Whether it runs inside a transaction that the caller began and will end."""
+        ...
+
+    @property
     def versions(self) -> dict[str, int]: ...
 
     @property

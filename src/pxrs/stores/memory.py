@@ -91,6 +91,10 @@ class MemoryAtomic:
         return None
 
     @property
+    def joined(self) -> bool:
+        return False
+
+    @property
     def versions(self) -> dict[str, int]:
         return dict(self._versions)
 

@@ -66,6 +66,7 @@ class HeldRow(NamedTuple):
     queue: int
     name: str
     session: str
+    tx: str
     lane: str | None
     deliveries: int
     most: int | None
@@ -230,7 +231,7 @@ def first_due_ms(connection: sqlite3.Connection, queue: int) -> int | None:
 def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
     """Everything in somebody's hands, in one queue or in all."""
     rows = connection.execute(
-        "SELECT i.id, i.queue, q.name, i.session, i.lane, i.deliveries, i.most, i.lock_until "
+        "SELECT i.id, i.queue, q.name, i.session, i.tx, i.lane, i.deliveries, i.most, i.lock_until "
         "FROM pxrs_queue_items i JOIN pxrs_queues q ON q.id = i.queue "
         f"WHERE i.state = {HELD} AND (?1 IS NULL OR i.queue = ?1) ORDER BY i.id",
         (queue,),

@@ -19,6 +19,7 @@ from pxrs.stores.queue_rules import (
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.control import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
+from pxrs.stores.sqlite.queue_ahead import IS_AHEAD, is_ahead
 from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.types import Holder, ItemState, NewItem, Queue, QueueStats, StoredItem
 
@@ -33,7 +34,8 @@ _STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))
     (SELECT put_ms FROM pxrs_queue_items WHERE id > q.id << {rows.NUMBER_BITS}
         AND id < q.id + 1 << {rows.NUMBER_BITS} AND state < {rows.DEAD} ORDER BY id LIMIT 1),
     (SELECT count(*) FROM pxrs_queue_items
-        WHERE queue = q.id AND state = {rows.DELAYED} AND visible <= ?2)
+        WHERE queue = q.id AND state = {rows.DELAYED} AND visible <= ?2),
+    (SELECT count(*) FROM pxrs_queue_items WHERE queue = q.id AND {IS_AHEAD})
     FROM pxrs_queues q WHERE name = ?1"""
 
 
@@ -88,12 +90,13 @@ class QueueUpkeep:
             row = connection.execute(_STATS, (queue, self._clock.wall_ms())).fetchone()
         if row is None:
             return QueueStats()
-        ready, delayed, held, waiting, dead, put, done, oldest, overdue = row
+        ready, delayed, held, waiting, dead, put, done, oldest, overdue, aside = row
         return QueueStats(
-            # Delayed items whose time has come are ready, nobody has noted it yet.
-            ready=ready + overdue,
+            # Delayed items whose time has come are ready, nobody has noted it yet. So are those
+            # that are set aside for somebody.
+            ready=ready + overdue + aside,
             delayed=delayed - overdue,
-            held=held,
+            held=held - aside,
             waiting=waiting,
             dead=dead,
             oldest_ms=oldest,
@@ -164,14 +167,13 @@ class QueueUpkeep:
             return 0
         now_ms = self._clock.wall_ms()
         rows.promote_due(connection, queue.id, now_ms)
-        numbers = ",".join(str(rows.STATES.index(state)) for state in states)
         gone: list[tuple[int, str | None]] = []
         for some in in_chunks(list(ids)):
-            marks = ",".join("?" * len(some))
+            marks = ",".join(f"?{at}" for at in range(2, len(some) + 2))
             gone += connection.execute(
-                f"DELETE FROM pxrs_queue_items WHERE id IN ({marks}) AND state IN ({numbers}) "
+                f"DELETE FROM pxrs_queue_items WHERE id IN ({marks}) AND ({_among(states)}) "
                 "RETURNING id, lane",
-                [rows.item_id(queue.id, number) for number in some],
+                [now_ms, *(rows.item_id(queue.id, number) for number in some)],
             ).fetchall()
         rows.remove_bodies(connection, [item for item, _ in gone])
         lanes = {(queue.id, lane) for _, lane in gone if lane is not None}
@@ -219,16 +221,21 @@ def slot_of(queue: str) -> int:
 
 
 def _among(states: Sequence[ItemState]) -> str:
-    """Which rows stand so, by the time ?1: a delayed one whose time has come is ready."""
+    """Which rows stand so, by the time ?1.
+
+    A delayed one whose time has come is ready, and so is one that is set aside for somebody.
+    """
     numbers = ",".join(str(rows.STATES.index(state)) for state in states)
-    overdue = f"state = {rows.DELAYED} AND visible <= ?1"
+    as_good_as_ready = f"(state = {rows.DELAYED} AND visible <= ?1 OR {IS_AHEAD})"
     if ItemState.READY in states:
-        return f"state IN ({numbers}) AND NOT ({overdue}) OR {overdue}"
-    return f"state IN ({numbers}) AND NOT ({overdue})"
+        return f"state IN ({numbers}) OR {as_good_as_ready}"
+    return f"state IN ({numbers}) AND NOT {as_good_as_ready}"
 
 
 def _stored(row: Sequence[Any]) -> StoredItem:
     item, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error, session, tx = row
+    if tx is not None and is_ahead(tx):
+        state, deliveries, session = rows.READY, deliveries - 1, None
     return StoredItem(
         id=rows.number_of(item),
         state=rows.STATES[state],

@@ -8,6 +8,7 @@ looks next: a `take` that finds nothing, and every `take` after a tenth of a sec
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -25,11 +26,13 @@ from pxrs.stores.queue_rules import (
     validate_releases,
     validate_take,
 )
+from pxrs.stores.sqlite import queue_ahead as ahead
 from pxrs.stores.sqlite import queue_commits as commits
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
+from pxrs.stores.sqlite.queue_ahead import Habits
 from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.stores.sqlite.queue_rows import Candidate, HeldRow, QueueRow
 from pxrs.stores.sqlite.queue_upkeep import QueueUpkeep, slot_of
@@ -62,8 +65,17 @@ class SqliteQueues(QueueUpkeep):
 
     limits = LIMITS
 
-    def __init__(self, database: Database, coord: SqliteCoord, ears: Ears, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        coord: SqliteCoord,
+        ears: Ears,
+        clock: Clock,
+        *,
+        set_aside: bool = True,
+    ) -> None:
         super().__init__(database, clock)
+        self._habits = Habits(set_aside)
         self._coord = coord
         self._ears = ears
         # By queue: each is looked after by those who take from it.
@@ -90,12 +102,43 @@ class SqliteQueues(QueueUpkeep):
             if due is None or due > 0:
                 self._require_session(holder.session)
                 return Taken([], due)
-        taken = self._database.write(lambda turn: self._take(turn, queue, wanted))
+        taken = None
+        if self._habits.expects(queue):
+            taken = self._database.write(
+                lambda turn: self._take_ahead(turn, queue, wanted), synced=False
+            )
+        if taken is None:
+            taken = self._database.write(lambda turn: self._take(turn, queue, wanted))
+        self._habits.took(queue, most, self._clock.monotonic())
         if taken.items:
             self._found_empty.discard(queue)
         else:
             self._found_empty.add(queue)
         return taken
+
+    def _take_ahead(self, turn: Turn, name: str, wanted: Wanted) -> Taken | None:
+        """Hand out what was set aside, if it is just what is wanted. See `queue_ahead`."""
+        self._require_session(wanted.holder.session)
+        connection = turn.connection
+        queue = rows.find_queue(connection, name)
+        if queue is None:
+            return None
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        rows.promote_due(connection, queue.id, now_ms)
+        chosen = ahead.waiting(connection, queue.id, wanted.holder.session, wanted.number)
+        if not chosen:
+            return None
+        ids = [item.id for item in chosen]
+        if (
+            len(ids) < wanted.number
+            or any(wanted.most is not None and each.deliveries >= wanted.most for each in chosen)
+            or ahead.is_outranked(connection, queue.id, chosen[0].rank)
+        ):
+            ahead.put_back(connection, ids)
+            return None
+        until = None if wanted.lock_for is None else now + wanted.lock_for
+        ahead.hand_out(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        return Taken([_delivery(connection, queue, item) for item in chosen], None)
 
     def _take(self, turn: Turn, name: str, wanted: Wanted) -> Taken:
         self._require_session(wanted.holder.session)
@@ -164,6 +207,8 @@ class SqliteQueues(QueueUpkeep):
             lanes = rows.lanes_held(connection, queue.id, holder, now)
             if rows.following_items(connection, queue.id, lanes, 1, now_ms):
                 return 0.0
+            if ahead.waiting(connection, queue.id, holder.session, 1):
+                return 0.0
             if any(self._is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
                 return 0.0
             return self._due(connection, queue.id, lanes)
@@ -204,7 +249,25 @@ class SqliteQueues(QueueUpkeep):
 
     def apply(self, change: QueueChange) -> list[int | None]:
         validate_change(change, LIMITS)
-        return self._database.write(lambda turn: self.apply_in(turn, change))
+        removed = Counter(held.queue for held in change.remove)
+
+        def work(turn: Turn) -> list[int | None]:
+            numbers = self.apply_in(turn, change)
+            for name, count in removed.items():
+                if self._habits.expects(name):
+                    self._set_aside(turn, name, change.holder.session, count)
+            return numbers
+
+        numbers = self._database.write(work)
+        for name in removed:
+            self._habits.committed(name, self._clock.monotonic())
+        return numbers
+
+    def _set_aside(self, turn: Turn, name: str, session: str, count: int) -> None:
+        queue = rows.find_queue(turn.connection, name)
+        if queue is not None:
+            most, now = self._habits.most(name), self._clock.monotonic()
+            ahead.set_aside(turn.connection, queue.id, session, count, most, now)
 
     def apply_in(self, turn: Turn, change: QueueChange) -> list[int | None]:
         """`apply` inside the caller's write transaction."""
@@ -312,7 +375,9 @@ class SqliteQueues(QueueUpkeep):
         alive: dict[str, bool] = {}
         lost = [held for held in rows.held_rows(connection, queue) if self._is_lost(held, alive)]
         for held in lost:
-            if held.most is not None and held.deliveries >= held.most:
+            if not ahead.was_handed_out(held.tx):
+                ahead.put_back(connection, [held.id])
+            elif held.most is not None and held.deliveries >= held.most:
                 rows.bury(connection, held.id, DIED_HOLDING, now_ms)
             else:
                 rows.give_back(

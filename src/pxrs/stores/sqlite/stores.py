@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.log.sqlite import SqliteLog
@@ -39,7 +39,7 @@ class SqliteStores:
         self.queues = SqliteQueues(self.database, self.coord, self._ears, clock)
         self.database.on_fork(self._ears.abandon)
 
-    def atomic(self, connection: sqlite3.Connection | None = None) -> SqliteAtomic:
+    def atomic(self, connection: Any = None) -> SqliteAtomic:
         return SqliteAtomic(self.database, self.coord, self.log, self.queues, connection)
 
     def close(self) -> None:
