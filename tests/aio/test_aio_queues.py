@@ -301,6 +301,8 @@ def test_a_transaction_goes_on_without_an_item_that_nobody_saw(tmp_path: Path) -
                 store.may_return.set()
                 with pytest.raises(asyncio.CancelledError):
                     await taking
+                assert await there(px, "inbox", "ready") == ["one"]
+                assert (tx.is_open, tx.in_hand) == (True, 0)
                 await tx.put("outbox", "anyway")
             assert await there(px, "inbox", "ready") == ["one"]
             assert await there(px, "outbox") == ["anyway"]
@@ -450,5 +452,30 @@ def test_values_through_a_serde(tmp_path: Path) -> None:
                 item = await tx.take("inbox")
             assert isinstance(item, Item)
             assert (item.value, item.key, item.headers) == ({"total": 12}, "ada", (("a", b"1"),))
+
+    run(main())
+
+
+def test_an_item_goes_back_beside_an_open_database_transaction(tmp_path: Path) -> None:
+    """The transaction's own thread holds the writer: whoever releases has to wait for it."""
+
+    async def main() -> None:
+        store = SlowStore(tmp_path)
+        async with store.open() as px:
+            await px.put("inbox", "one")
+            async with px.transaction() as tx:
+                taking = asyncio.ensure_future(tx.take("inbox"))
+                await elsewhere(store.took.acquire)
+                running = asyncio.ensure_future(tx.execute("CREATE TABLE mine (value)"))
+                await asyncio.sleep(0)
+                taking.cancel()
+                store.may_return.set()
+                await running
+                with pytest.raises(asyncio.CancelledError):
+                    await taking
+                await tx.put("outbox", "anyway")
+            assert await there(px, "outbox") == ["anyway"]
+            async with px.transaction() as tx:
+                assert await tx.take("inbox", timeout=PATIENCE)
 
     run(main())

@@ -69,6 +69,16 @@ class UnitOfWork:
         self._ran_sql = False
         self._end_own: weakref.finalize[..., UnitOfWork] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor rolled back."""
+        return self._running().work.is_open
+
+    @property
+    def in_hand(self) -> int:
+        """How many items it holds."""
+        return self._running().work.in_hand
+
     # Taking and putting
 
     async def take(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pxrs.cli.messages import content, headers_content
-from pxrs.cli.output import console, human_time, readable, table
+from pxrs.cli.output import console, human_age, human_time, readable, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,17 +55,17 @@ def print_values(items: Sequence[ItemInfo]) -> None:
 
 
 def print_items(items: Sequence[ItemInfo]) -> None:
-    """Items that are to be handled, a row each. Only the last column gives way."""
-    rows = table("id", "state", "put", "tried", "prio", "key", left=("state", "put", "key"))
-    _add_loose_columns(rows, "value")
+    """Items that are to be handled, a row each. Keys and values give way to a narrow terminal."""
+    rows = table("id", "state", "age", "tried", "prio", left=("state",))
+    _add_loose_columns(rows, "key", "value")
     for item in items:
         rows.add_row(
             str(item.id),
             item.state.value,
-            human_time(item.put_ms),
+            _ago(item.put_ms),
             str(item.deliveries),
             str(item.priority),
-            _key(item),
+            _cut(_key(item)),
             _cut(_value(item)),
         )
     console().print(rows)
@@ -72,14 +73,14 @@ def print_items(items: Sequence[ItemInfo]) -> None:
 
 def print_dead(items: Sequence[ItemInfo]) -> None:
     """Dead items, a row each, with what killed them."""
-    rows = table("id", "died", "tried", "key", left=("died", "key"))
-    _add_loose_columns(rows, "error", "value")
+    rows = table("id", "dead for", "tried")
+    _add_loose_columns(rows, "key", "error", "value")
     for item in items:
         rows.add_row(
             str(item.id),
-            human_time(item.dead_ms or 0),
+            _ago(item.dead_ms or 0),
             str(item.deliveries),
-            _key(item),
+            _cut(_key(item)),
             _cut(readable(item.error.encode()) or "-"),
             _cut(_value(item)),
         )
@@ -135,6 +136,10 @@ def _headers(headers: Iterable[Header]) -> list[str]:
 
 def _key(item: ItemInfo) -> str:
     return "-" if item.key is None else readable(item.key.encode())
+
+
+def _ago(milliseconds: int) -> str:
+    return human_age(max(0.0, time.time() - milliseconds / 1000))
 
 
 def _moment(milliseconds: int | None) -> str:

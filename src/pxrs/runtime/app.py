@@ -45,13 +45,16 @@ _DEAD_LETTER = DeadLetter()
 _CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
-def connect(url: str) -> Pxrs:
+def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Pxrs:
     """Open a store, creating it if need be.
 
     `sqlite:///app.db` (a file shared by processes of one host; `?durability=relaxed`,
     `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
+    With `coord` groups and everything else that is owned are kept there, with `log` messages.
+    `etcd://host:2379,host2:2379/prefix` and `zookeeper://host:2181/root` can be a `coord`
+    (`?timeout=10`, `?ca=…&cert=…&key=…`, `user:password@`).
     """
-    return Pxrs(open_stores(url))
+    return Pxrs(open_stores(url, coord=coord, log=log))
 
 
 class Pxrs(QueueVerbs):
@@ -290,9 +293,7 @@ class Pxrs(QueueVerbs):
         from pxrs.runtime.subscription import Subscription
 
         consumer = Consumer(
-            self.stores,
-            self._topics,
-            self._clock,
+            self._desk(),
             Subscription(topics, self._topics),
             settings,
             decoder,

@@ -20,10 +20,11 @@ from pxrs.stores.api import Stores
 from pxrs.types import Header, Queue
 
 if TYPE_CHECKING:
+    from pxrs.runtime.hold import Desk
     from pxrs.runtime.listener import Handler, Listener
     from pxrs.runtime.listener_processes import ProcessListener
     from pxrs.runtime.queues import Queues
-    from pxrs.runtime.unit_of_work import Desk, UnitOfWork
+    from pxrs.runtime.unit_of_work import UnitOfWork
 
 SESSION_TTL = 10.0
 
@@ -177,8 +178,8 @@ class QueueVerbs:
     def _desk(self) -> Desk:
         with self._making:
             if self._work_desk is None:
+                from pxrs.runtime.hold import Desk
                 from pxrs.runtime.keeper import Keeper
-                from pxrs.runtime.unit_of_work import Desk
 
                 keeper = Keeper(self.stores, self._clock, self._session_ttl)
                 self._work_desk = Desk(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pxrs.core.delivery import Policy
-from pxrs.errors import PxrsError
 from pxrs.runtime.item import Item
 from pxrs.runtime.keeper import GivenBack
 from pxrs.runtime.unit_of_work import UnitOfWork
@@ -55,17 +54,17 @@ class Unseen:
         work = self._work
         with work._lock:
             unwanted = {(item.queue, item.id) for item in items}
-            given = [held for held, _ in work._taken if (held.queue, held.id) in unwanted]
+            given = [held for held, _ in work._hold.taken if (held.queue, held.id) in unwanted]
             # In place: the transaction's finalizer looks at the same list.
-            work._taken[:] = [each for each in work._taken if each.held not in given]
+            work._hold.taken[:] = [each for each in work._hold.taken if each.held not in given]
             self.seen(items)
-        if not given or work._ended:
+        if not given or not work.is_open:
             return
-        try:
-            self.queues.release(work._holder, [Release(held) for held in given])
-        except PxrsError:
-            releases = tuple(Release(held) for held in given)
-            work._desk.keeper.give_back(GivenBack(work._holder, releases))
+        unseen = GivenBack(work._hold.holder, tuple(Release(held) for held in given))
+        keeper = work._desk.keeper
+        # Inside a write transaction of its own this thread can't release: another one will.
+        if work._atomic is not None or not keeper.release(unseen):
+            keeper.give_back(unseen)
 
     def end(self, how: Callable[[], None]) -> None:
         """End the transaction in this way, without what nobody has seen."""
