@@ -13,7 +13,6 @@ from pxrs.core.delivery import ConsumeTimes, Forever
 from pxrs.errors import OutcomeUnknown
 from pxrs.runtime.keeper import GivenBack, Keeper
 from pxrs.runtime.unit_of_work import UnitOfWork
-from pxrs.stores.api import Session
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
 from pxrs.stores.memory_queues import MemoryQueues
 from pxrs.testing.faults import Rates
@@ -68,7 +67,7 @@ def fence_ignores_the_delivery(patch: Patch) -> None:
 
 def fence_ignores_the_holder(patch: Patch) -> None:
     def is_held(self: MemoryQueues, holder: Holder, held: Held, item: MemoryItem) -> bool:
-        return item.id == held.id
+        return item.holder is not None
 
     patch.setattr(MemoryQueues, "_is_held", is_held)
 
@@ -115,21 +114,6 @@ def no_answer_is_success(patch: Patch) -> None:
 
 def no_answer_is_failure(patch: Patch) -> None:
     patch.setattr(UnitOfWork, "_was_applied", lambda self: False)
-
-
-def session_comes_back(patch: Patch) -> None:
-    """A session that was found to be over is renewed, if the store still has it."""
-
-    def holds(self: Keeper, session: Session) -> bool:
-        return session.remaining() > 0
-
-    def renew(self: Keeper) -> float | None:
-        if self._session is not None:
-            self._session.renew()
-        return None
-
-    patch.setattr(Keeper, "holds", holds)
-    patch.setattr(Keeper, "renew", renew)
 
 
 def dropped_stays_locked(patch: Patch) -> None:
@@ -199,7 +183,6 @@ MUTANTS = [
     Mutant(unanswered_take_is_forgotten, r"no rest", {"rates": NO_ANSWERS}),
     Mutant(no_answer_is_success, r"nothing was committed", {"rates": NO_ANSWERS}),
     Mutant(no_answer_is_failure, r"was done|put twice", {"rates": NO_ANSWERS}),
-    Mutant(session_comes_back, r"no rest", {"rates": Rates(renewals=0.4), "trouble": 2.0}),
     Mutant(dropped_stays_locked, r"no rest"),
     Mutant(rollback_gives_up, r"no rest", {"rates": AWAY}),
     Mutant(suspects_are_forgiven, r"counts as|handed out", {"queues": TWICE, "trouble": 2.0}),
