@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -26,19 +26,19 @@ _DEFAULTS = ProducerSettings()
 _CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
-def connect(url: str) -> Connecting:
+def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Connecting:
     """Open a store: `px = await connect(url)` or `async with connect(url) as px`.
 
     For the URLs see `pxrs.connect`.
     """
-    return Connecting(url)
+    return Connecting(partial(blocking.connect, url, coord=coord, log=log))
 
 
 class Connecting:
     """A store about to be opened, by awaiting it or by entering it."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, connect: Callable[[], blocking.Pxrs]) -> None:
+        self._connect = connect
         self._opened: Pxrs | None = None
 
     def __await__(self) -> Generator[Any, None, Pxrs]:
@@ -59,7 +59,7 @@ class Connecting:
 
     async def _open(self) -> Pxrs:
         threads = Threads()
-        opening = threads.start(partial(blocking.connect, self._url))
+        opening = threads.start(self._connect)
         try:
             return Pxrs(await outcome(opening), threads)
         except asyncio.CancelledError:

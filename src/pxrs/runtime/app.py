@@ -42,13 +42,14 @@ _DEAD_LETTER = DeadLetter()
 _CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
-def connect(url: str) -> Pxrs:
+def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Pxrs:
     """Open a store, creating it if need be.
 
     `sqlite:///app.db` (a file shared by processes of one host; `?durability=relaxed`,
     `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
+    With `coord` groups and everything else that is owned are kept there, with `log` messages.
     """
-    return Pxrs(open_stores(url))
+    return Pxrs(open_stores(url, coord=coord, log=log))
 
 
 class Pxrs:

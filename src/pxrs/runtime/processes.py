@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from pxrs.config import parse_url
+from pxrs.config import parse_url, split_url
 from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError, HandlerFailed, PxrsError
 from pxrs.runtime.failure import OnFailure
@@ -69,7 +69,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_in_processes(job: Job, count: int) -> None:
     """Run the job in so many processes until a signal stops it."""
-    if parse_url(job.url).scheme == "memory":
+    if any(parse_url(url).scheme == "memory" for url in split_url(job.url).urls()):
         raise ConfigError("processes can't share memory://; use a file, or threads")
     workers = Workers(job, count)
     with stop_on_signals(workers.stop):

@@ -2,21 +2,87 @@
 
 from __future__ import annotations
 
-from pxrs.config import parse_url, refuse_unknown, sqlite_settings
-from pxrs.stores.api import Stores
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
+from pxrs.errors import ConfigError
+from pxrs.stores.api import CoordStore, LogStore, Stores
+from pxrs.stores.composite import CompositeStores
 
 
-def open_stores(url: str) -> Stores:
-    """Open what the URL names, creating it if need be."""
+class Opened(NamedTuple):
+    """What one URL opens: whole stores, or only coordination, or only logs."""
+
+    close: Callable[[], None]
+    coord: CoordStore | None = None
+    log: LogStore | None = None
+    whole: Stores | None = None
+
+
+def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -> Stores:
+    """Open what the URL names, creating it if need be; `coord` and `log` replace parts of it.
+
+    One text can name all of it: `"sqlite:///app.db coord=etcd://host:2379"`.
+    """
+    parts = split_url(url, coord, log)
+    opened: list[Opened] = []
+    try:
+        main = _open(parts.main, opened)
+        if main.whole is not None and parts.coord is None and parts.log is None:
+            return main.whole
+        of_coord = main if parts.coord is None else _open(parts.coord, opened)
+        of_log = main if parts.log is None else _open(parts.log, opened)
+        if of_coord.coord is None:
+            raise ConfigError(
+                f"{_place(parts.coord or parts.main)} keeps messages only; say where coordination "
+                "is kept: connect(…, coord='etcd://host:2379')"
+            )
+        if of_log.log is None:
+            raise ConfigError(
+                f"{_place(parts.log or parts.main)} keeps no messages; say where they are kept: "
+                "connect('sqlite:///app.db', coord='etcd://host:2379')"
+            )
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+    return CompositeStores(str(parts), of_coord.coord, of_log.log, [each.close for each in opened])
+
+
+def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
-    if parsed.scheme == "sqlite":
-        from pxrs.stores.sqlite.stores import SqliteStores
+    part = _OPENERS[parsed.scheme](parsed)
+    opened.append(part)
+    return part
 
-        settings = sqlite_settings(parsed.options)
-        return SqliteStores(
-            parsed.place, durability=settings.durability, busy_timeout=settings.busy_timeout
-        )
+
+def _place(url: str) -> str:
+    """A URL as errors may show it: without a password."""
+    return f"{parse_url(url).scheme}://"
+
+
+def _whole(stores: Stores) -> Opened:
+    return Opened(stores.close, stores.coord, stores.log, stores)
+
+
+def _sqlite(url: StoreUrl) -> Opened:
+    from pxrs.stores.sqlite.stores import SqliteStores
+
+    settings = sqlite_settings(url.options)
+    return _whole(
+        SqliteStores(url.place, durability=settings.durability, busy_timeout=settings.busy_timeout)
+    )
+
+
+def _memory(url: StoreUrl) -> Opened:
     from pxrs.stores.memory import open_memory
 
-    refuse_unknown(parsed.options, set(), "memory://")
-    return open_memory(parsed.place)
+    refuse_unknown(url.options, set(), "memory://")
+    return _whole(open_memory(url.place))
+
+
+_OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+}
