@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
+from pxrs.config import StoreUrl, nats_settings, parse_url, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError
 from pxrs.stores.api import CoordStore, LogStore, Stores
 from pxrs.stores.composite import CompositeStores
@@ -82,7 +82,15 @@ def _memory(url: StoreUrl) -> Opened:
     return _whole(open_memory(url.place))
 
 
+def _nats(url: StoreUrl) -> Opened:
+    from pxrs.log.jetstream.log import JetStreamLog
+
+    log = JetStreamLog(nats_settings(url))
+    return Opened(log.close, log=log)
+
+
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
+    "nats": _nats,
     "sqlite": _sqlite,
 }

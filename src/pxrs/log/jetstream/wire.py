@@ -120,8 +120,9 @@ class Wire:
             await self._connect()
         except (nats.errors.Error, OSError, TimeoutError) as error:
             why = self._last_error or error
+            places = ", ".join(self._settings.shown)
             raise StoreUnavailable(
-                f"NATS can't be reached at {', '.join(self._settings.shown)}: {str(why) or repr(why)}"
+                f"NATS can't be reached at {places}: {str(why) or repr(why)}"
             ) from error
         version = self._client.connected_server_version
         if (version.major, version.minor) < _LEAST_VERSION:
