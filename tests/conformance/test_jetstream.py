@@ -10,6 +10,7 @@ import pytest
 from pxrs.stores.api import Session, Stores
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance import Rule, log_checks
+from support.engine_fixtures import started
 
 pytestmark = pytest.mark.engine("nats")
 
@@ -46,6 +47,26 @@ def lab(nats_url: str) -> Iterator[JetStreamLab]:
     lab.close()
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Three nodes for the whole module."""
+    with started("nats", nodes=3) as engine:
+        yield engine.url
+
+
+@pytest.fixture
+def replicated_lab(cluster: str) -> Iterator[JetStreamLab]:
+    lab = JetStreamLab(cluster, "&replicas=3")
+    yield lab
+    lab.close()
+
+
 @pytest.mark.parametrize("check", log_checks(), ids=lambda check: check.__name__)
 def test_conforms(check: Rule, lab: JetStreamLab) -> None:
     check(lab)
+
+
+@pytest.mark.parametrize("check", log_checks(), ids=lambda check: check.__name__)
+def test_conforms_with_three_replicas(check: Rule, replicated_lab: JetStreamLab) -> None:
+    """Each handle may be connected to another node, and reads may come from a follower."""
+    check(replicated_lab)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pxrs.config import StoreUrl, nats_settings, parse_url, refuse_unknown, split_url, sqlite_settings
+from pxrs.config import (
+    StoreUrl,
+    nats_settings,
+    parse_url,
+    refuse_unknown,
+    split_url,
+    sqlite_settings,
+)
 from pxrs.errors import ConfigError
 from pxrs.stores.api import CoordStore, LogStore, Stores
 from pxrs.stores.composite import CompositeStores

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import count
 from typing import Any
 
@@ -19,21 +20,23 @@ from pxrs.config import NatsSettings
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
 
 try:
-    import nats
     import nats.errors
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
+
+    import nats
 except ImportError as error:
     raise MissingExtra("nats://", "nats") from error
 
 _LOG = logging.getLogger("pxrs.nats")
 _LEAST_VERSION = (2, 11)
-_CONNECT_TIMEOUT = 3.0
+_CONNECT_TIMEOUT = 3
 _STATUS = "Status"
 _NO_RESPONDERS = "503"
-# A connection that says nothing is given up after two of these.
-_PING_EVERY = 2
+_PAUSE = 0.2
+_PING_EVERY = 1.5
+_PING_PATIENCE = 4
 
 
 class NotSent(Exception):  # noqa: N818 - not an error by itself: it is tried again
@@ -94,40 +97,35 @@ def status_of(message: Msg) -> str | None:
 
 
 class Wire:
-    """One connection, made again whenever it breaks. Used in its loop's thread only."""
+    """One connection, made again whenever it breaks. Used in its loop's thread only.
+
+    nats-py's own reconnecting is off: it waits for a silent connection to take what it can't
+    send any more, and leaves the sockets of failed attempts open.
+    """
 
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
-        self._client = Client()
+        self._servers = list(settings.servers)
+        self._client: Client | None = None
         self._inbox = ""
         self._tokens = count()
         self._calls: dict[str, _Call] = {}
         self._up = asyncio.Event()
         self._last_error: Exception | None = None
-        self._mending: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._hints: dict[str, Callable[[Msg], None]] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._closed = False
+        self.max_payload = 0
         self.on_reconnect: Callable[[], None] = lambda: None
-
-    @property
-    def max_payload(self) -> int:
-        return int(self._client.max_payload)
 
     async def open(self) -> None:
         """Connect; `StoreUnavailable` if that can't be done now."""
-        try:
-            await self._connect()
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            why = self._last_error or error
+        if not await self._connect_to_one():
+            why = self._last_error
             places = ", ".join(self._settings.shown)
-            raise StoreUnavailable(
-                f"NATS can't be reached at {places}: {str(why) or repr(why)}"
-            ) from error
-        version = self._client.connected_server_version
-        if (version.major, version.minor) < _LEAST_VERSION:
-            await self.close()
-            raise ConfigError(f"{version!r}: pxrs needs NATS 2.11 or newer")
+            raise StoreUnavailable(f"NATS can't be reached at {places}: {str(why) or repr(why)}")
+        self._start(self._watch_over())
 
     async def request(
         self,
@@ -142,13 +140,14 @@ class Wire:
 
         Raises `NotSent` if nobody got it, `NoAnswer` if somebody may have.
         """
-        if not self._up.is_set():
-            await self._wait_until_up(timeout)
+        client = self._client
+        if client is None or not self._up.is_set():
+            client = await self._wait_until_up(timeout)
         token = str(next(self._tokens))
         call = self._calls[token] = _Call(many)
         try:
             try:
-                await self._client.publish(
+                await client.publish(
                     subject, payload, f"{self._inbox}.{token}", dict(headers) if headers else None
                 )
             except nats.errors.Error as error:
@@ -166,82 +165,110 @@ class Wire:
     async def listen(self, subject: str, hint: Callable[[Msg], None]) -> None:
         """Call `hint` with every message on the subject, until `ignore`."""
         self._hints[subject] = hint
-        if not self._client.is_closed:
-            await self._subscribe(subject)
+        if self._client is not None and self._up.is_set():
+            await self._subscribe(self._client, subject)
 
     async def ignore(self, subject: str) -> None:
         """No more of this subject."""
         self._hints.pop(subject, None)
         subscription = self._subscriptions.pop(subject, None)
-        if subscription is not None and not self._client.is_closed:
+        if subscription is not None and self._up.is_set():
             try:
                 await subscription.unsubscribe()
             except nats.errors.Error as error:
                 _LOG.debug("unsubscribing %s: %s", subject, error)
 
-    async def settle(self, timeout: float = 1.0) -> None:
+    async def settle(self, timeout: int = 1) -> None:
         """Until the server has seen what was sent before; at most this long."""
-        if self._up.is_set():
+        if self._client is not None and self._up.is_set():
             try:
-                await self._client.flush(timeout)  # type: ignore[arg-type]
+                await self._client.flush(timeout)
             except (nats.errors.Error, OSError) as error:
                 _LOG.debug("flush: %s", error)
 
     async def close(self) -> None:
         self._closed = True
-        if self._mending is not None:
-            self._mending.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._fail_calls()
-        try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT):
-                await self._client.close()
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            _LOG.debug("closing: %s", error)
+        if self._client is not None:
+            await self._discard(self._client)
 
-    async def _connect(self) -> None:
-        settings = self._settings
-        client = Client()
+    # Connecting
+
+    async def _connect_to_one(self) -> bool:
+        """Connect to the first server that can be reached, in any order."""
+        for server in random.sample(self._servers, len(self._servers)):
+            client = Client()
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT):
+                    await self._connect(client, server)
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                if self._last_error is None or not isinstance(error, nats.errors.NoServersError):
+                    self._last_error = error
+                await self._discard(client)
+            except BaseException:
+                await self._discard(client)
+                raise
+            else:
+                return True
+        return False
+
+    async def _connect(self, client: Client, server: str) -> None:
+        async def on_closed() -> None:
+            self._lose(client)
+
+        self._last_error = None
         await client.connect(
-            servers=list(settings.servers),
+            servers=[server],
             name="pxrs",
             error_cb=self._note_error,
-            disconnected_cb=self._on_disconnect,
-            reconnected_cb=self._on_reconnect,
-            closed_cb=self._on_closed,
-            connect_timeout=_CONNECT_TIMEOUT,  # type: ignore[arg-type]
-            reconnect_time_wait=0.2,  # type: ignore[arg-type]
+            closed_cb=on_closed,
+            connect_timeout=_CONNECT_TIMEOUT,
+            allow_reconnect=False,
             max_reconnect_attempts=1,
-            ping_interval=_PING_EVERY,
-            max_outstanding_pings=2,
-            # While there is no connection nothing is kept back: it would be sent when the
-            # caller has long tried again.
-            pending_size=0,
-            **_security(settings),
+            reconnect_time_wait=0,
+            **_security(self._settings),
         )
-        # Once it was there it is tried for ever; at first, a wrong address should be told.
-        client.options["max_reconnect_attempts"] = -1
-        self._client = client
+        version = client.connected_server_version
+        if (version.major, version.minor) < _LEAST_VERSION:
+            raise ConfigError(f"{version!r}: pxrs needs NATS 2.11 or newer")
         self._inbox = client.new_inbox()
         self._subscriptions.clear()
         await client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
         for subject in self._hints:
-            await self._subscribe(subject)
+            await self._subscribe(client, subject)
+        self._learn_servers(client)
+        self.max_payload = int(client.max_payload)
+        self._client = client
         self._up.set()
 
-    async def _subscribe(self, subject: str) -> None:
+    def _learn_servers(self, client: Client) -> None:
+        """The other nodes of the cluster, as the server tells them."""
+        if self._settings.tls:
+            return  # Their names in certificates are not known.
+        account = self._settings.servers[0].removeprefix("nats://").rpartition("@")[0]
+        for found in client.discovered_servers:
+            url = f"nats://{account}@{found.netloc}" if account else f"nats://{found.netloc}"
+            if url not in self._servers:
+                self._servers.append(url)
+
+    async def _subscribe(self, client: Client, subject: str) -> None:
         async def on_hint(message: Msg) -> None:
             hint = self._hints.get(subject)
             if hint is not None:
                 hint(message)
 
-        self._subscriptions[subject] = await self._client.subscribe(subject, cb=on_hint)
+        self._subscriptions[subject] = await client.subscribe(subject, cb=on_hint)
 
-    async def _wait_until_up(self, timeout: float) -> None:
+    async def _wait_until_up(self, timeout: float) -> Client:
         try:
             async with asyncio.timeout(timeout):
                 await self._up.wait()
         except TimeoutError:
             raise NotSent(f"no connection: {self._last_error!r}") from None
+        assert self._client is not None
+        return self._client
 
     async def _on_answer(self, message: Msg) -> None:
         call = self._calls.get(message.subject.rpartition(".")[2])
@@ -252,31 +279,56 @@ class Wire:
         self._last_error = error
         _LOG.debug("nats: %r", error)
 
-    async def _on_disconnect(self) -> None:
+    # Losing and mending
+
+    def _lose(self, client: Client) -> None:
+        """This connection is over; begin another."""
+        if client is not self._client or not self._up.is_set():
+            return
         self._up.clear()
         self._fail_calls()
+        if not self._closed:
+            self._start(self._mend(client))
 
-    async def _on_reconnect(self) -> None:
-        self._up.set()
+    async def _mend(self, lost: Client) -> None:
+        await self._discard(lost)
+        while not await self._connect_to_one():
+            await asyncio.sleep(_PAUSE)
         self.on_reconnect()
 
-    async def _on_closed(self) -> None:
-        """The server sent us away (authorization, a protocol error): begin anew, patiently."""
-        self._up.clear()
-        self._fail_calls()
-        if not self._closed and (self._mending is None or self._mending.done()):
-            self._mending = asyncio.create_task(self._mend())
-
-    async def _mend(self) -> None:
-        while not self._closed:
+    async def _watch_over(self) -> None:
+        """A connection that says nothing any more has to be noticed by asking."""
+        while True:
+            await asyncio.sleep(_PING_EVERY)
+            client = self._client
+            if client is None or not self._up.is_set():
+                continue
             try:
-                await self._connect()
-            except (nats.errors.Error, OSError, TimeoutError) as error:
+                await client.flush(_PING_PATIENCE)
+            except (nats.errors.Error, OSError) as error:
                 self._last_error = error
-                await asyncio.sleep(1.0)
-            else:
-                self.on_reconnect()
-                return
+                self._lose(client)
+
+    async def _discard(self, client: Client) -> None:
+        """Close without waiting for what can't be sent any more.
+
+        nats-py has no way to do that: closing waits until all was taken. So the socket under
+        it is closed first.
+        """
+        writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+        if writer is not None:
+            client._pending, client._pending_data_size = [], 0
+            writer.transport.abort()
+        try:
+            async with asyncio.timeout(1):
+                await client.close()
+        except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
+            _LOG.debug("closing: %r", error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _fail_calls(self) -> None:
         for call in self._calls.values():
