@@ -12,7 +12,7 @@ import msgspec
 from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
-_SCHEMES = ("memory", "sqlite", "nats")
+_SCHEMES = ("memory", "sqlite", "etcd", "nats")
 _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
@@ -122,56 +122,6 @@ def sqlite_settings(options: Mapping[str, str]) -> SqliteSettings:
     return SqliteSettings(
         durability=options.get("durability", defaults.durability),
         busy_timeout=_number(options, "busy_timeout", defaults.busy_timeout),
-    )
-
-
-class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where JetStream is, how many servers keep each topic, and how to prove who we are.
-
-    `servers` may hold passwords; `shown` is for messages. `prefix` keeps several users of one
-    account apart. `timeout`: how long an operation may take, a leader's election included.
-    """
-
-    servers: tuple[str, ...]
-    shown: tuple[str, ...]
-    replicas: int = 1
-    prefix: str = "pxrs"
-    domain: str = ""
-    timeout: float = 20.0
-    credentials: str = ""
-    nkey: str = ""
-    tls: bool = False
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-
-    def __post_init__(self) -> None:
-        if self.replicas not in (1, 3, 5):
-            raise ConfigError(f"replicas={self.replicas}; JetStream keeps 1, 3 or 5")
-        if not self.prefix or not set(self.prefix) <= _NAME_CHARACTERS - {"."}:
-            raise ConfigError(f"prefix={self.prefix!r}; letters, digits, '_' and '-' can be used")
-        _seconds("timeout", self.timeout, 0.1)
-
-
-def nats_settings(url: StoreUrl) -> NatsSettings:
-    """Settings from `nats://[user:password@]host:port,host:port?options`."""
-    text = {"prefix", "domain", "credentials", "nkey", "tls_ca", "tls_cert", "tls_key"}
-    options = url.options
-    refuse_unknown(options, text | {"replicas", "timeout", "tls"}, "nats://")
-    account, _, places = url.place.rpartition("@")
-    hosts = [host.strip() for host in places.rstrip("/").split(",")]
-    if not all(hosts) or "/" in places.rstrip("/"):
-        raise ConfigError("a NATS URL is nats://host:4222,host2:4222?replicas=3")
-    given = {name: value for name, value in options.items() if name in text}
-    return NatsSettings(
-        servers=tuple(
-            f"nats://{account}@{host}" if account else f"nats://{host}" for host in hosts
-        ),
-        shown=tuple(hosts),
-        replicas=_whole_number(options, "replicas", 1),
-        timeout=_number(options, "timeout", 20.0),
-        tls=_switch(options, "tls") or any(name.startswith("tls_") for name in given),
-        **given,
     )
 
 
@@ -305,19 +255,6 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
         return float(options.get(name, default))
     except ValueError:
         raise ConfigError(f"{name}={options[name]!r} is not a number") from None
-
-
-def _whole_number(options: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(options.get(name, default))
-    except ValueError:
-        raise ConfigError(f"{name}={options[name]!r} is not a whole number") from None
-
-
-def _switch(options: Mapping[str, str], name: str) -> bool:
-    value = options.get(name, "false")
-    _one_of(name, value, ("true", "false"))
-    return value == "true"
 
 
 def _seconds(name: str, value: float, least: float = 0) -> None:

@@ -22,7 +22,7 @@ class JetStreamLab:
     patience = 20.0
 
     def __init__(self, url: str, options: str) -> None:
-        self._url = f"{url}?prefix=lab-{secrets.token_hex(6)}{options}"
+        self._url = f"{url}/lab-{secrets.token_hex(6)}{options}"
         self._opened: list[Stores] = []
 
     def open(self) -> Stores:
@@ -56,7 +56,7 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture
 def replicated_lab(cluster: str) -> Iterator[JetStreamLab]:
-    lab = JetStreamLab(cluster, "&replicas=3")
+    lab = JetStreamLab(cluster, "?replicas=3")
     yield lab
     lab.close()
 

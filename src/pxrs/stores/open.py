@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from pxrs.config import (
     StoreUrl,
-    nats_settings,
     parse_url,
     refuse_unknown,
     split_url,
@@ -89,7 +88,16 @@ def _memory(url: StoreUrl) -> Opened:
     return _whole(open_memory(url.place))
 
 
+def _etcd(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import etcd_settings
+    from pxrs.stores.etcd.coord import EtcdCoord
+
+    coord = EtcdCoord(etcd_settings(url))
+    return Opened(coord.close, coord=coord)
+
+
 def _nats(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import nats_settings
     from pxrs.log.jetstream.log import JetStreamLog
 
     log = JetStreamLog(nats_settings(url))
@@ -98,6 +106,7 @@ def _nats(url: StoreUrl) -> Opened:
 
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
-    "nats": _nats,
     "sqlite": _sqlite,
+    "etcd": _etcd,
+    "nats": _nats,
 }

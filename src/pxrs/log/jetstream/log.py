@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import NatsSettings
+from pxrs.config_engines import NatsSettings
 from pxrs.errors import PxrsError, TopicNotFound
 from pxrs.log.jetstream.appending import Appending
 from pxrs.log.jetstream.bells import Bells, BellWatch

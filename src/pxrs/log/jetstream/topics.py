@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from typing import Any
 
-from pxrs.config import NatsSettings
+from pxrs.config_engines import NatsSettings
 from pxrs.errors import (
     InvalidRequest,
     PartitionNotFound,

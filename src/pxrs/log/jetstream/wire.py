@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from pxrs.config import NatsSettings
+from pxrs.config_engines import NatsSettings
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
 
 try:
@@ -105,7 +105,7 @@ class Wire:
 
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
-        self._servers = list(settings.servers)
+        self._servers = list(settings.hosts)
         self._client: Client | None = None
         self._inbox = ""
         self._tokens = count()
@@ -123,7 +123,7 @@ class Wire:
         """Connect; `StoreUnavailable` if that can't be done now."""
         if not await self._connect_to_one():
             why = self._last_error
-            places = ", ".join(self._settings.shown)
+            places = ", ".join(self._settings.hosts)
             raise StoreUnavailable(f"NATS can't be reached at {places}: {str(why) or repr(why)}")
         self._start(self._watch_over())
 
@@ -220,7 +220,7 @@ class Wire:
 
         self._last_error = None
         await client.connect(
-            servers=[server],
+            servers=[f"nats://{server}"],
             name="pxrs",
             error_cb=self._note_error,
             closed_cb=on_closed,
@@ -247,11 +247,9 @@ class Wire:
         """The other nodes of the cluster, as the server tells them."""
         if self._settings.tls:
             return  # Their names in certificates are not known.
-        account = self._settings.servers[0].removeprefix("nats://").rpartition("@")[0]
         for found in client.discovered_servers:
-            url = f"nats://{account}@{found.netloc}" if account else f"nats://{found.netloc}"
-            if url not in self._servers:
-                self._servers.append(url)
+            if found.netloc not in self._servers:
+                self._servers.append(found.netloc)
 
     async def _subscribe(self, client: Client, subject: str) -> None:
         async def on_hint(message: Msg) -> None:
@@ -336,16 +334,19 @@ class Wire:
 
 
 def _security(settings: NatsSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if settings.credentials:
-        options["user_credentials"] = settings.credentials
-    if settings.nkey:
-        options["nkeys_seed"] = settings.nkey
-    if settings.tls:
+    options: dict[str, Any] = {
+        "user_credentials": settings.credentials,
+        "nkeys_seed": settings.nkey,
+    }
+    if settings.password is None:
+        options["token"] = settings.user
+    else:
+        options |= {"user": settings.user, "password": settings.password}
+    if settings.tls is not None:
         import ssl
 
-        context = ssl.create_default_context(cafile=settings.tls_ca or None)
-        if settings.tls_cert:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+        context = ssl.create_default_context(cafile=settings.tls.ca)
+        if settings.tls.cert is not None:
+            context.load_cert_chain(settings.tls.cert, settings.tls.key)
         options["tls"] = context
     return options
