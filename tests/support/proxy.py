@@ -14,8 +14,8 @@ class Proxy:
     """Forwards to `host:port` until told otherwise.
 
     `cut` ends all connections and refuses new ones. `silence` leaves them open and lets nothing
-    through in either direction, like a firewall that drops packets. `mend` undoes both; what was
-    held back goes through then.
+    through in either direction, like a firewall that drops packets; `mute` holds back only what
+    the engine answers. `mend` undoes all of it; what was held back goes through then.
     """
 
     def __init__(self, target: str) -> None:
@@ -24,8 +24,10 @@ class Proxy:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._refusing = False
-        self._flowing = threading.Event()
-        self._flowing.set()
+        self._asking = threading.Event()
+        self._answering = threading.Event()
+        self._asking.set()
+        self._answering.set()
         self._closed = False
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -38,18 +40,22 @@ class Proxy:
             self._end_connections()
 
     def silence(self) -> None:
-        self._flowing.clear()
+        self._asking.clear()
+        self._answering.clear()
+
+    def mute(self) -> None:
+        self._answering.clear()
 
     def mend(self) -> None:
         with self._lock:
             self._refusing = False
-        self._flowing.set()
+        self._let_flow()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._end_connections()
-        self._flowing.set()
+        self._let_flow()
         with suppress(OSError):
             # Wakes the accepting thread; closing alone would not.
             self._server.shutdown(socket.SHUT_RDWR)
@@ -67,6 +73,10 @@ class Proxy:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _let_flow(self) -> None:
+        self._asking.set()
+        self._answering.set()
 
     def _end_connections(self) -> None:
         for each in self._sockets:
@@ -96,15 +106,24 @@ class Proxy:
             if self._refusing or self._closed:
                 self._end_connections()
         left = [2]
-        for source, target in ((client, server), (server, client)):
-            pump = threading.Thread(target=self._pump, args=(source, target, left), daemon=True)
+        ways = ((client, server, self._asking), (server, client, self._answering))
+        for source, target, gate in ways:
+            pump = threading.Thread(
+                target=self._pump, args=(source, target, gate, left), daemon=True
+            )
             self._threads.append(pump)
             pump.start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, left: list[int]) -> None:
+    def _pump(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        gate: threading.Event,
+        left: list[int],
+    ) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
-                self._flowing.wait()
+                gate.wait()
                 target.sendall(data)
         for each in (source, target):
             with suppress(OSError):
