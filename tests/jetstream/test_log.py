@@ -22,7 +22,7 @@ from pxrs.errors import (
     StoreUnavailable,
 )
 from pxrs.log.jetstream import streams
-from pxrs.log.jetstream.entries import INLINE
+from pxrs.log.jetstream.entries import INLINE, Producers
 from pxrs.log.jetstream.log import JetStreamLog
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance.tools import append, batch, stored_in, values_in
@@ -128,6 +128,36 @@ def test_more_producers_than_travel_with_a_batch(log: JetStreamLog, url: str) ->
         assert isinstance(refused, SequenceGap)
     assert log.bounds("t-1") == {0: Bounds(0, 3 * many)}
     other.close()
+
+
+def test_a_producer_on_two_handles(log: JetStreamLog, url: str) -> None:
+    """A handle that knows only an older end asks again before it refuses a batch."""
+    other = opened(url)
+    for sequence in range(6):
+        sent = batch(b"x", producer=(7, 0, sequence))
+        assert append((log, other)[sequence % 2], HERE, sent) == [sequence]
+    other.close()
+
+
+def test_a_state_put_aside_too_early_is_replaced(log: JetStreamLog) -> None:
+    """Somebody put a producer aside for a batch that came too late; it went on, and is put
+    aside again: the newer state counts."""
+    append(log, HERE, batch(b"x", producer=(99, 0, 0)))
+    part = log._run(log._topics.find("t-1")).parts[0]
+    assert part.tail is not None
+    known = Producers.of(part.tail).get(99)
+    assert known is not None
+    log._run(log._appending.put_aside(part, 99, known))
+    append(log, HERE, batch(b"y", producer=(99, 0, 1)))
+    for producer in range(INLINE):
+        append(log, HERE, batch(b"z", producer=(producer, 0, 0)))
+    assert part.tail is not None
+    assert Producers.of(part.tail).get(99) is None
+    # And the other way round: the older one does not come back over the newer.
+    log._run(log._appending.put_aside(part, 99, known))
+    repeat = Append(HERE, batch(b"y", producer=(99, 0, 1)))
+    following = Append(HERE, batch(b"w", producer=(99, 0, 2)))
+    assert log.append([repeat, following]) == [Appended(1, duplicate=True), Appended(2 + INLINE)]
 
 
 def test_states_survive_a_trim_of_everything(log: JetStreamLog, url: str) -> None:

@@ -8,6 +8,7 @@ comes back. What the last message says of the producers decides whether a batch 
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import Sequence
 
@@ -52,8 +53,9 @@ from pxrs.types import Append, Appended, Batch, LogPartition
 
 # A big batch to several replicas that sync may take its time; a dead leader's silence costs it.
 _PUBLISH = 3.0
-# Status line, names and numbers of the headers.
-_HEADER_ROOM = 256
+# The most that headers take: the states of some producers, and numbers.
+_HEADER_ROOM = 2304
+_SOON = 0.004
 
 
 class Appending:
@@ -130,20 +132,28 @@ class Appending:
     async def put_aside(self, part: Part, producer: int, known: Known) -> None:
         """Keep the state of a producer that no longer travels with the batches.
 
-        Two may do so at once: the state that is there then is at least as new, or the batch
-        that is to follow will not be accepted.
+        Others may have done so before: for a batch that then came too late, or for this very
+        state. The newer state stays; where its last batch lies tells which that is.
         """
-        headers = {
-            EXPECTED: str(known.aside_seq),
-            ROLLUP: "sub",
-            TTL: f"{PRODUCER_MEMORY_MS // 1000}s",
-        }
-        subject = f"{part.aside}.{producer}"
-        try:
-            await self._streams.publish(subject, known_to_bytes(producer, known), headers, TRY)
-        except ApiError as error:
-            if error.err_code not in WRONG_SEQUENCE:
-                raise
+        expected = known.aside_seq
+        while True:
+            headers = {
+                EXPECTED: str(expected),
+                ROLLUP: "sub",
+                TTL: f"{PRODUCER_MEMORY_MS // 1000}s",
+            }
+            data = known_to_bytes(producer, known)
+            try:
+                await self._streams.publish(f"{part.aside}.{producer}", data, headers, TRY)
+            except ApiError as error:
+                if error.err_code not in WRONG_SEQUENCE:
+                    raise
+            else:
+                return
+            there = await self.from_aside(part, producer)
+            if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
+                return
+            expected = 0 if there is None else there.aside_seq
 
     async def from_aside(self, part: Part, producer: int) -> Known | None:
         """The state of a producer that was put aside."""
@@ -153,17 +163,23 @@ class Appending:
         _, known, _ = known_from_bytes(stored.data)
         return known._replace(aside_seq=stored.seq)
 
-    async def find_writer(self, part: Part, writer: str, after: int, upto: int) -> Entry | None:
-        """The batch of this writer among those between two sequences."""
-        seq = after + 1
-        while seq <= upto:
-            stored = await self._streams.next(part.stream, part.batches, seq)
-            if stored is None:
-                return None
-            entry = from_headers(stored.headers, stored.seq)
+    async def find_writer(self, part: Part, writer: str, after: Entry, upto: Entry) -> Entry | None:
+        """The batch of this writer among those between two others.
+
+        Raises `OutcomeUnknown` if some of those were trimmed meanwhile.
+        """
+        before = after
+        while before.seq < upto.seq:
+            stored = await self._streams.next(part.stream, part.batches, before.seq + 1)
+            if stored is None or (entry := from_headers(stored.headers, stored.seq)).base != (
+                before.next
+            ):
+                raise OutcomeUnknown(
+                    "a batch was sent, no answer came, and where it would stand was trimmed"
+                )
             if entry.writer == writer:
                 return entry
-            seq = entry.seq + 1
+            before = entry
         return None
 
     async def publish(self, part: Part, batch: Batch, entry: Entry, expected: int) -> int:
@@ -173,14 +189,18 @@ class Appending:
         return await self._streams.publish(part.batches, data, headers, _PUBLISH)
 
     def too_large(self, batch: Batch) -> bool:
-        return len(batch.data) + _HEADER_ROOM + 2048 > self._streams.wire.max_payload
+        return len(batch.data) + _HEADER_ROOM > self._streams.wire.max_payload
 
     @property
     def max_payload(self) -> int:
         return self._streams.wire.max_payload
 
     async def pause(self, tries: int, deadline: float, why: Exception) -> None:
-        await self._streams.pause(tries, deadline, why)
+        """Wait before the next try. Who was overtaken comes back soon, but not all at once."""
+        if isinstance(why, _Overtaken):
+            await self._streams.pause(tries, deadline, why, random.uniform(0, _SOON))
+        else:
+            await self._streams.pause(tries, deadline, why)
 
     def deadline(self) -> float:
         return self._streams.deadline()
@@ -190,6 +210,10 @@ class Appending:
 
     def now(self) -> int:
         return self._clock.wall_ms()
+
+
+class _Overtaken(Exception):  # noqa: N818 - it is tried again
+    """Somebody else's batch came first."""
 
 
 class _Attempt:
@@ -202,7 +226,7 @@ class _Attempt:
         self._batch = batch
         self._writer = secrets.token_hex(6)
         # The end for which the first try without an answer was built.
-        self._unanswered: int | None = None
+        self._unanswered: Entry | None = None
 
     async def run(self) -> Appended | PxrsError:
         if self._desk.too_large(self._batch):
@@ -219,9 +243,10 @@ class _Attempt:
             try:
                 last = await self._desk.tail(self._topic, self._part, fresh=fresh)
                 outcome = await self._find_mine(last) or await self._publish(last)
-                if outcome is not None:
+                if isinstance(outcome, Appended) or (outcome is not None and fresh):
                     return outcome
-                why = NotSent("others append to this partition all the time")
+                # Overtaken; or to be refused, which has to be said by what is there now.
+                why = _Overtaken("others append to this partition all the time")
             except NotSent as error:
                 await self._desk.require(self._part)
                 why = error
@@ -234,11 +259,10 @@ class _Attempt:
             except StoreUnavailable as error:
                 raise self._given_up(error) from error
             fresh = True
-            if tries or not isinstance(why, NotSent):
-                try:
-                    await self._desk.pause(tries, deadline, why)
-                except StoreUnavailable as error:
-                    raise self._given_up(error) from error
+            try:
+                await self._desk.pause(tries, deadline, why)
+            except StoreUnavailable as error:
+                raise self._given_up(error) from error
             tries += 1
 
     async def _publish(self, last: Entry) -> Appended | PxrsError | None:
@@ -261,7 +285,7 @@ class _Attempt:
             raise
         except NoAnswer:
             if self._unanswered is None:
-                self._unanswered = last.seq
+                self._unanswered = last
             raise
         self._part.note(entry._replace(seq=seq))
         return Appended(entry.base)
@@ -290,13 +314,11 @@ class _Attempt:
 
     async def _find_mine(self, last: Entry) -> Appended | None:
         """Whether a try without an answer was stored after all."""
-        if self._unanswered is None or last.seq <= self._unanswered:
+        if self._unanswered is None or last.seq <= self._unanswered.seq:
             return None
-        mine: Entry | None = last if last.writer == self._writer else None
-        if mine is None:
-            mine = await self._desk.find_writer(
-                self._part, self._writer, self._unanswered, last.seq
-            )
+        if self._batch.producer_id >= 0 and last.writer != self._writer:
+            return None  # The producer's state will tell.
+        mine = await self._desk.find_writer(self._part, self._writer, self._unanswered, last)
         if mine is None:
             # Somebody else's message stands where it would have had to go: it never will.
             self._unanswered = None

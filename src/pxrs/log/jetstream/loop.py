@@ -54,8 +54,10 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what runs and end the thread."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
-            if self._closed or os.getpid() != self._pid:
+            if self._closed:
                 return
             self._closed = True
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -241,9 +241,12 @@ class Streams:
         """When an operation that begins now has taken too long."""
         return asyncio.get_running_loop().time() + self.settings.timeout
 
-    async def pause(self, tries: int, deadline: float, why: Exception) -> None:
+    async def pause(
+        self, tries: int, deadline: float, why: Exception, delay: float | None = None
+    ) -> None:
         """Wait before the next try, or raise if there is no time for it."""
-        delay = _PAUSES[min(tries, len(_PAUSES) - 1)]
+        if delay is None:
+            delay = _PAUSES[min(tries, len(_PAUSES) - 1)]
         if asyncio.get_running_loop().time() + delay >= deadline:
             raise StoreUnavailable(
                 f"NATS did not do it within {self.settings.timeout:g} s: {why}"
