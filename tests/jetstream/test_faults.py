@@ -75,9 +75,10 @@ def test_every_node_is_restarted_in_turn(cluster: Engine, replicated: Pxrs) -> N
     load.check(replicated)
 
 
-def test_the_server_restarts_under_load(new_engine: NewEngine) -> None:
-    """With `sync_interval: always` a server alone keeps what it acknowledged through kill -9."""
-    engine = new_engine("nats", sync="always")
+@pytest.mark.parametrize("sync", ["2m", "always"])
+def test_the_server_restarts_under_load(new_engine: NewEngine, sync: str) -> None:
+    """A server alone keeps what it acknowledged through kill -9; only a power cut needs `always`."""
+    engine = new_engine("nats", sync=sync)
     with pxrs.connect("memory://", log=engine.url) as px:
         px.create_topic(TOPIC, partitions=4)
         load = Load(px, TOPIC)

@@ -277,6 +277,25 @@ def test_closing_wakes_and_refuses(url: str) -> None:
     watch.close()
 
 
+def test_closing_ends_calls_that_wait(log: JetStreamLog, proxy: Proxy, url: str) -> None:
+    """A call that can't be answered now does not hold up close, and says why it ended."""
+    cut_off = through(proxy, url)
+    append(cut_off, HERE, batch(b"a"))
+    proxy.cut()
+    entered = threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        cut_off.bounds("t-1")
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        assert entered.wait(PATIENCE)
+        cut_off.close()
+        with pytest.raises(Closed):
+            waiting.result(PATIENCE)
+
+
 def test_a_forked_child_can_not_use_it(log: JetStreamLog) -> None:
     append(log, HERE, batch(b"a"))
     child = os.fork()

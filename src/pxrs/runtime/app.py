@@ -47,7 +47,8 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
 
     `sqlite:///app.db` (a file shared by processes of one host; `?durability=relaxed`,
     `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
-    With `coord` groups and everything else that is owned are kept there, with `log` messages.
+    With `coord` groups and everything else that is owned are kept there, with `log` messages:
+    `log="nats://host:4222,host2:4222?replicas=3"` keeps them in JetStream.
     """
     return Pxrs(open_stores(url, coord=coord, log=log))
 

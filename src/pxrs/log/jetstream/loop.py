@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from pxrs.errors import Closed
@@ -37,6 +38,8 @@ class LoopThread:
             raise
         try:
             return future.result()
+        except CancelledError:
+            raise Closed("the log was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise

@@ -8,15 +8,17 @@ reached a server.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import random
+import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from itertools import count
 from typing import Any
 
 import msgspec
 
-from pxrs.config_engines import NatsSettings
+from pxrs.config_engines import NatsSettings, TlsFiles
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
 
 try:
@@ -105,6 +107,7 @@ class Wire:
 
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
+        self._security = _security(settings)
         self._servers = list(settings.hosts)
         self._client: Client | None = None
         self._inbox = ""
@@ -228,7 +231,7 @@ class Wire:
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
-            **_security(self._settings),
+            **self._security,
         )
         version = client.connected_server_version
         if (version.major, version.minor) < _LEAST_VERSION:
@@ -334,19 +337,43 @@ class Wire:
 
 
 def _security(settings: NatsSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "user_credentials": settings.credentials,
-        "nkeys_seed": settings.nkey,
-    }
+    """How to prove who we are, as nats-py wants it. Bad files are told now, not at a reconnect."""
+    options: dict[str, Any] = {}
+    for option, file in (("user_credentials", settings.credentials), ("nkeys_seed", settings.nkey)):
+        if file is not None:
+            _require_nkeys()
+            _require_file(file)
+            options[option] = file
     if settings.password is None:
         options["token"] = settings.user
     else:
         options |= {"user": settings.user, "password": settings.password}
     if settings.tls is not None:
-        import ssl
-
-        context = ssl.create_default_context(cafile=settings.tls.ca)
-        if settings.tls.cert is not None:
-            context.load_cert_chain(settings.tls.cert, settings.tls.key)
-        options["tls"] = context
+        options["tls"] = _tls(settings.tls)
     return options
+
+
+def _tls(files: TlsFiles) -> ssl.SSLContext:
+    for file in (files.ca, files.cert, files.key):
+        if file is not None:
+            _require_file(file)
+    try:
+        context = ssl.create_default_context(cafile=files.ca)
+        if files.cert is not None:
+            context.load_cert_chain(files.cert, files.key)
+    except ssl.SSLError as error:
+        raise ConfigError(f"the files for TLS can't be used: {error}") from error
+    return context
+
+
+def _require_file(path: str) -> None:
+    try:
+        with open(path, "rb"):
+            return
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _require_nkeys() -> None:
+    if importlib.util.find_spec("nkeys") is None:
+        raise MissingExtra("credentials= or nkey= of nats://", "nats")
