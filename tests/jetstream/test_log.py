@@ -57,7 +57,7 @@ def log(url: str) -> Iterator[JetStreamLog]:
 
 @pytest.fixture
 def proxy(nats_url: str) -> Iterator[Proxy]:
-    with Proxy(nats_url.removeprefix("nats://")) as proxy:
+    with Proxy(int(nats_url.rpartition(":")[2])) as proxy:
         yield proxy
 
 
@@ -76,14 +76,14 @@ def test_a_batch_whose_answer_was_lost_is_found(
     append(cut_off, HERE, batch(b"before"))
     watch = log.watch(HERE)
     with ThreadPoolExecutor(1) as pool:
-        proxy.mute()
+        proxy.hold_answers()
         outcome = pool.submit(cut_off.append, [Append(HERE, batch(b"a", producer=producer))])
         while log.bounds("t-1")[0].end < 2:
             assert watch.wait(PATIENCE)
         if followed:
             append(log, HERE, batch(b"after"))
-        proxy.cut()
-        proxy.mend()
+        proxy.refuse()
+        proxy.heal()
         assert outcome.result(PATIENCE)[0] in (Appended(1), Appended(1, duplicate=True))
     watch.close()
     expected = [b"before", b"a", b"after"] if followed else [b"before", b"a"]
@@ -97,11 +97,11 @@ def test_what_nobody_can_tell_is_said(log: JetStreamLog, proxy: Proxy, url: str)
     append(cut_off, HERE, batch(b"before"))
     watch = log.watch(HERE)
     with ThreadPoolExecutor(1) as pool:
-        proxy.mute()
+        proxy.hold_answers()
         outcome = pool.submit(cut_off.append, [Append(HERE, batch(b"a"))])
         while log.bounds("t-1")[0].end < 2:
             assert watch.wait(PATIENCE)
-        proxy.cut()
+        proxy.refuse()
         with pytest.raises(OutcomeUnknown):
             outcome.result(PATIENCE)
     with pytest.raises(StoreUnavailable):
@@ -281,7 +281,7 @@ def test_closing_ends_calls_that_wait(log: JetStreamLog, proxy: Proxy, url: str)
     """A call that can't be answered now does not hold up close, and says why it ended."""
     cut_off = through(proxy, url)
     append(cut_off, HERE, batch(b"a"))
-    proxy.cut()
+    proxy.refuse()
     entered = threading.Event()
 
     def wait() -> None:

@@ -1,67 +1,78 @@
-"""A TCP proxy in front of an engine: a network that can be cut, silenced and mended."""
+"""A TCP proxy that can be cut: what a client sees of a network that fails."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from contextlib import suppress
 from types import TracebackType
 
-_CHUNK = 64 * 2**10
+_HOST = "127.0.0.1"
+_CHUNK = 1 << 16
 
 
 class Proxy:
-    """Forwards to `host:port` until told otherwise.
+    """Passes bytes on to a port. `cut` stops them without a word, as a lost cable does.
 
-    `cut` ends all connections and refuses new ones. `silence` leaves them open and lets nothing
-    through in either direction, like a firewall that drops packets; `mute` holds back only what
-    the engine answers. `mend` undoes all of it; what was held back goes through then.
+    `hold_answers` lets requests through and keeps what comes back; `reset` breaks all
+    connections, and what was kept is lost; `refuse` does so and lets nobody connect again.
     """
 
-    def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+    def __init__(self, port: int) -> None:
+        self._target = port
         self._lock = threading.Lock()
-        self._sockets: set[socket.socket] = set()
-        self._refusing = False
-        self._asking = threading.Event()
-        self._answering = threading.Event()
-        self._asking.set()
-        self._answering.set()
+        self._requests_flow = threading.Event()
+        self._answers_flow = threading.Event()
+        self._requests_flow.set()
+        self._answers_flow.set()
+        self._asked = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server((_HOST, 0))
+        self.port: int = self._listener.getsockname()[1]
         self._closed = False
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._refusing = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"{_HOST}:{self.port}"
 
     def cut(self) -> None:
+        """Nothing passes in either direction; connections stay open."""
+        self._requests_flow.clear()
+        self._answers_flow.clear()
+
+    def hold_answers(self) -> None:
+        """Requests pass, answers do not."""
+        self._asked.clear()
+        self._answers_flow.clear()
+
+    def await_request(self, patience: float = 20.0) -> None:
+        """Block until something was asked since the answers are held."""
+        assert self._asked.wait(patience), "nothing was asked"
+
+    def heal(self) -> None:
+        """Everything passes, also what was kept."""
+        self._refusing = False
+        self._requests_flow.set()
+        self._answers_flow.set()
+
+    def reset(self) -> None:
+        """Break every connection; new ones can be made."""
         with self._lock:
-            self._refusing = True
-            self._end_connections()
+            broken, self._open = self._open, set()
+        for each in broken:
+            _end(each)
 
-    def silence(self) -> None:
-        self._asking.clear()
-        self._answering.clear()
-
-    def mute(self) -> None:
-        self._answering.clear()
-
-    def mend(self) -> None:
-        with self._lock:
-            self._refusing = False
-        self._let_flow()
+    def refuse(self) -> None:
+        """Break every connection; new ones are broken at once."""
+        self._refusing = True
+        self.reset()
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._end_connections()
-        self._let_flow()
-        with suppress(OSError):
-            # Wakes the accepting thread; closing alone would not.
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        for thread in self._threads:
-            thread.join()
+        self._closed = True
+        _end(self._listener)
+        self.reset()
+        self.heal()
 
     def __enter__(self) -> Proxy:
         return self
@@ -74,63 +85,48 @@ class Proxy:
     ) -> None:
         self.close()
 
-    def _let_flow(self) -> None:
-        self._asking.set()
-        self._answering.set()
-
-    def _end_connections(self) -> None:
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
-                client, _ = self._server.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
-            with self._lock:
-                refused = self._refusing or self._closed
-            try:
-                server = None if refused else socket.create_connection(self._target)
-            except OSError:
-                server = None
-            if server is None:
-                client.close()
-                continue
-            self._connect(client, server)
+            threading.Thread(target=self._join, args=(client,), daemon=True).start()
 
-    def _connect(self, client: socket.socket, server: socket.socket) -> None:
+    def _join(self, client: socket.socket) -> None:
+        # A connection that is made while it is cut does not come to stand either.
+        self._requests_flow.wait()
+        try:
+            server = socket.create_connection((_HOST, self._target))
+        except OSError:
+            _end(client)
+            return
         with self._lock:
-            self._sockets |= {client, server}
-            if self._refusing or self._closed:
-                self._end_connections()
-        left = [2]
-        ways = ((client, server, self._asking), (server, client, self._answering))
-        for source, target, gate in ways:
-            pump = threading.Thread(
-                target=self._pump, args=(source, target, gate, left), daemon=True
-            )
-            self._threads.append(pump)
-            pump.start()
+            self._open |= {client, server}
+        if self._refusing:
+            self.reset()
+        for source, goal, flow in (
+            (client, server, self._requests_flow),
+            (server, client, self._answers_flow),
+        ):
+            threading.Thread(target=self._pass, args=(source, goal, flow), daemon=True).start()
 
-    def _pump(
-        self,
-        source: socket.socket,
-        target: socket.socket,
-        gate: threading.Event,
-        left: list[int],
-    ) -> None:
-        with suppress(OSError):
+    def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
+        try:
             while data := source.recv(_CHUNK):
-                gate.wait()
-                target.sendall(data)
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        with self._lock:
-            left[0] -= 1
-            if not left[0]:
-                self._sockets -= {source, target}
-                source.close()
-                target.close()
+                flow.wait()
+                if flow is self._requests_flow and not self._answers_flow.is_set():
+                    self._asked.set()
+                goal.sendall(data)
+        except OSError:
+            pass
+        _end(source)
+        _end(goal)
+
+
+def _end(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    connection.close()

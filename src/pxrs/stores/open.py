@@ -96,6 +96,14 @@ def _etcd(url: StoreUrl) -> Opened:
     return Opened(coord.close, coord=coord)
 
 
+def _zookeeper(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import zookeeper_settings
+    from pxrs.stores.zookeeper.coord import ZooKeeperCoord
+
+    coord = ZooKeeperCoord(zookeeper_settings(url))
+    return Opened(coord.close, coord=coord)
+
+
 def _nats(url: StoreUrl) -> Opened:
     from pxrs.config_engines import nats_settings
     from pxrs.log.jetstream.log import JetStreamLog
@@ -108,5 +116,6 @@ _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "etcd": _etcd,
+    "zookeeper": _zookeeper,
     "nats": _nats,
 }

@@ -130,7 +130,7 @@ class EtcdCoord:
             lambda node, left, words: node.kv.Range(request, timeout=left, metadata=words)
         )
 
-    def _compares(self, checks: Sequence[Check]) -> list[Any]:
+    def _compares(self, checks: Sequence[Check]) -> Sequence[Any]:
         """The versions; and, as far as there is room, that none belongs to a session.
 
         Here such a version would be as good as any. It is refused because elsewhere it is not.
