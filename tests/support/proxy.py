@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from types import TracebackType
 
 _HOST = "127.0.0.1"
@@ -112,21 +113,17 @@ class Proxy:
             threading.Thread(target=self._pass, args=(source, goal, flow), daemon=True).start()
 
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(_CHUNK):
                 flow.wait()
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
                 goal.sendall(data)
-        except OSError:
-            pass
         _end(source)
         _end(goal)
 
 
 def _end(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     connection.close()

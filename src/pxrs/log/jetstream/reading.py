@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
 from pxrs.log.jetstream.entries import Entry
-from pxrs.log.jetstream.floors import GENESIS, Floor, above, below, decode, publish_floor
+from pxrs.log.jetstream.floors import Floor, above, below, decode, publish_floor
 from pxrs.log.jetstream.streams import WRONG_SEQUENCE, Stored, Streams, passing, translated
 from pxrs.log.jetstream.topics import AT_ONCE, Part, Topic, Topics, last_or_nothing
 from pxrs.log.jetstream.wire import ApiError, NoAnswer, NotSent
@@ -28,12 +30,16 @@ class Reading:
     # The ends of a partition
 
     async def floor(self, topic: Topic, part: Part) -> Floor:
-        """Where the partition begins now."""
+        """Where the partition begins now.
+
+        Floors only rise: a leader that was just elected may not know of the last one yet.
+        """
         stored = await self._streams.last(part.stream, part.floor)
-        if stored is not None:
-            return decode(stored.data, stored.seq)
-        await self._topics.require_same(topic)
-        return GENESIS
+        if stored is None:
+            await self._topics.require_same(topic)
+        elif stored.seq > part.known_floor.at:
+            part.known_floor = decode(stored.data, stored.seq)
+        return part.known_floor
 
     async def tail(self, part: Part) -> Entry:
         """The last batch that was appended by now; `NOTHING` if there never was one."""
@@ -245,7 +251,8 @@ class Reading:
         tries = 0
         while wanted.start > floor.start:
             try:
-                await publish_floor(self._streams, part, wanted, floor.at)
+                at = await publish_floor(self._streams, part, wanted, floor.at)
+                part.known_floor = msgspec.structs.replace(wanted, at=at)
                 break
             except ApiError as error:
                 if error.err_code not in WRONG_SEQUENCE and not passing(error):

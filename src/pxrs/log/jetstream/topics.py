@@ -46,6 +46,7 @@ class Part:
         self.marks = Marks()
         # The last batch as far as is known; None if nobody has asked.
         self.tail: Entry | None = None
+        self.known_floor = GENESIS
         self.lock = asyncio.Lock()
 
     def note(self, entry: Entry) -> None:

@@ -207,8 +207,7 @@ class Wire:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):
                     await self._connect(client, server)
             except (nats.errors.Error, OSError, TimeoutError) as error:
-                if self._last_error is None or not isinstance(error, nats.errors.NoServersError):
-                    self._last_error = error
+                self._last_error = self._better_reason(client, error)
                 await self._discard(client)
             except BaseException:
                 await self._discard(client)
@@ -216,6 +215,18 @@ class Wire:
             else:
                 return True
         return False
+
+    def _better_reason(self, client: Client, error: Exception) -> Exception:
+        """Why it really failed: nats-py's last error often only says that it gave up."""
+        noted = self._last_error
+        if isinstance(noted, nats.errors.AuthorizationError):
+            return noted
+        info = getattr(client, "_server_info", None) or {}
+        if info.get("auth_required") and not isinstance(error, nats.errors.AuthorizationError):
+            return nats.errors.Error(f"it demands authorization and closed the connection: {error}")
+        if isinstance(error, nats.errors.NoServersError) and noted is not None:
+            return noted
+        return error
 
     async def _connect(self, client: Client, server: str) -> None:
         async def on_closed() -> None:
