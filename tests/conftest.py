@@ -23,7 +23,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     suites: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
-            engines = [value for name, value in report.user_properties if name == _PROPERTY]
+            engines = [
+                value for name, value in getattr(report, "user_properties", ()) if name == _PROPERTY
+            ]
             for engine in engines or ["no engine"]:
                 counts[str(engine)][outcome] += 1
                 if outcome == "passed":

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from pxrs._version import __version__
+from pxrs.core.delivery import ConsumeOnce, ConsumeTimes, Forever
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
     BufferFull,
@@ -28,6 +29,8 @@ from pxrs.errors import (
     PartitionNotFound,
     ProducerFenced,
     PxrsError,
+    QueueExists,
+    QueueNotFound,
     SchemaMismatch,
     SequenceGap,
     SessionLost,
@@ -48,7 +51,7 @@ from pxrs.runtime.reader import Reader
 from pxrs.runtime.sent import Sent, SentMany
 from pxrs.runtime.topics import PartitionInfo, TopicInfo
 from pxrs.serde import JSON, Serde
-from pxrs.types import Bounds, Fence, Message, Position, Topic, TopicPartition
+from pxrs.types import Bounds, Fence, ItemState, Message, Position, Queue, Topic, TopicPartition
 
 if TYPE_CHECKING:
     from pxrs.runtime.consumer import Consumer
@@ -65,7 +68,12 @@ if TYPE_CHECKING:
     )
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.health import Health
+    from pxrs.runtime.item import Item
+    from pxrs.runtime.listener import Listener
+    from pxrs.runtime.listener_processes import ProcessListener
+    from pxrs.runtime.queues import ItemInfo, QueueInfo, QueueRates, Queues
     from pxrs.runtime.transaction import Transaction
+    from pxrs.runtime.unit_of_work import UnitOfWork
 
 # Loaded at first use: a program that only sends does not pay for them.
 _LATER = {
@@ -82,6 +90,14 @@ _LATER = {
     "MemberInfo": "group_info",
     "PartitionMove": "group_info",
     "Rebalance": "group_info",
+    "UnitOfWork": "unit_of_work",
+    "Item": "item",
+    "Listener": "listener",
+    "ProcessListener": "listener_processes",
+    "Queues": "queues",
+    "QueueInfo": "queues",
+    "QueueRates": "queues",
+    "ItemInfo": "queues",
 }
 
 
@@ -137,6 +153,20 @@ __all__ = [
     "PartitionMove",
     "GroupReset",
     "CheckpointChange",
+    # work queues
+    "UnitOfWork",
+    "Item",
+    "Listener",
+    "ProcessListener",
+    "ConsumeOnce",
+    "ConsumeTimes",
+    "Forever",
+    "Queue",
+    "Queues",
+    "QueueInfo",
+    "QueueRates",
+    "ItemInfo",
+    "ItemState",
     # errors
     "PxrsError",
     "InvalidRequest",
@@ -145,6 +175,8 @@ __all__ = [
     "TopicNotFound",
     "TopicExists",
     "PartitionNotFound",
+    "QueueNotFound",
+    "QueueExists",
     "GroupNotFound",
     "GroupNotEmpty",
     "OffsetOutOfRange",

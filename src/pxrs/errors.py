@@ -8,6 +8,8 @@ PxrsError
 │   ├── TopicNotFound
 │   ├── TopicExists             … with another number of partitions or other settings
 │   ├── PartitionNotFound
+│   ├── QueueNotFound
+│   ├── QueueExists             … with another order
 │   ├── GroupNotFound
 │   ├── GroupNotEmpty           .members: who has to leave first, unless it is forced
 │   ├── OffsetOutOfRange        .start, .end: what the partition holds
@@ -100,6 +102,21 @@ class PartitionNotFound(InvalidRequest):
         )
         self.topic = topic
         self.partition = partition
+
+
+class QueueNotFound(InvalidRequest):
+    """No queue of this name."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(
+            f"queue {queue!r} does not exist; it begins with its first item, "
+            f"or with create_queue({queue!r})"
+        )
+        self.queue = queue
+
+
+class QueueExists(InvalidRequest):
+    """A queue of this name exists with another order."""
 
 
 class GroupNotFound(InvalidRequest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -182,3 +183,128 @@ class Fetched(NamedTuple):
     batches: list[StoredBatch]
     start: int
     end: int
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """A work queue and how it orders its items."""
+
+    name: str
+    fifo: bool = False
+    created_ms: int = 0
+
+
+class Holder(NamedTuple):
+    """Who holds items: a transaction of a session. What it holds is free when that session ends."""
+
+    session: str
+    transaction: str
+
+
+class NewItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item to be put. Of several with one `dedupe` key within the window only the first is.
+
+    Items of one key are handed out strictly in order; `delay` and the window are in seconds.
+    """
+
+    queue: str
+    body: bytes
+    key: str | None = None
+    priority: int = 0
+    delay: float = 0.0
+    dedupe: str | None = None
+    dedupe_window: float = 0.0
+
+
+class Held(NamedTuple):
+    """One delivery of an item. A later delivery of the same item has a higher number."""
+
+    queue: str
+    id: int
+    delivery: int
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """An item as it is handed out, counted already. `error`: how its last delivery ended."""
+
+    held: Held
+    body: bytes
+    key: str | None
+    priority: int
+    put_ms: int
+    error: str
+
+
+class Taken(NamedTuple):
+    """What could be had, and in how many seconds more may be, as far as the store knows."""
+
+    items: list[Delivery]
+    due: float | None
+
+
+class Release(NamedTuple):
+    """An item given back: to be handed out again after `delay` seconds, or dead."""
+
+    held: Held
+    delay: float = 0.0
+    error: str = ""
+    dead: bool = False
+
+
+class QueueChange(msgspec.Struct, frozen=True):
+    """What a transaction does to queues: all of it or nothing."""
+
+    holder: Holder
+    remove: tuple[Held, ...] = ()
+    put: tuple[NewItem, ...] = ()
+
+
+class ItemState(enum.StrEnum):
+    """Where an item stands. `WAITING`: behind another of its key, or of its fifo queue."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    HELD = "held"
+    WAITING = "waiting"
+    DEAD = "dead"
+
+
+class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item as it lies in its queue, for people to look at."""
+
+    id: int
+    state: ItemState
+    body: bytes
+    key: str | None
+    priority: int
+    deliveries: int
+    put_ms: int
+    taken_ms: int | None
+    visible_ms: int | None
+    dead_ms: int | None
+    error: str
+    holder: Holder | None
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what a queue holds, and what has gone through it since it was made."""
+
+    ready: int = 0
+    delayed: int = 0
+    held: int = 0
+    waiting: int = 0
+    dead: int = 0
+    oldest_ms: int | None = None
+    put: int = 0
+    done: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Items that are still to be handled."""
+        return self.ready + self.delayed + self.held + self.waiting
+
+
+class QueueLimits(NamedTuple):
+    """What one transaction can carry."""
+
+    items: int
+    body_bytes: int

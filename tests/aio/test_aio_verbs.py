@@ -12,16 +12,18 @@ from pxrs import aio
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
     "Consumer": {
-        "alive", "all_at_once", "by_partition", "desk", "finish", "one_by_one", "run_transaction",
-        "settled", "take", "take_away", "transaction", "wait", "wake", "wake_steward",
+        "alive", "all_at_once", "attempts", "by_partition", "desk", "finish", "one_by_one",
+        "settled", "take", "take_away", "wait", "wake", "wake_steward",
     },
-    "Pxrs": {"run", "stop"},
+    "Pxrs": {"new_run", "begin", "create_queue", "listen", "put", "queues", "transaction"},
     "Producer": {"deliver", "hurry", "sending"},
     "Sent": {"when_done"},
 }  # fmt: skip
 ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
 # These return the classes of their own side, or take coroutines.
-OF_ITS_OWN = {"producer", "reader", "follow", "consumer", "batches"}
+OF_ITS_OWN = {
+    "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
+}  # fmt: skip
 PAIRS = [
     (pxrs.Pxrs, aio.Pxrs),
     (pxrs.Producer, aio.Producer),
@@ -30,6 +32,7 @@ PAIRS = [
     (pxrs.SentMany, aio.SentMany),
     (pxrs.Consumer, aio.Consumer),
     (pxrs.Groups, aio.Groups),
+    (pxrs.Transaction, aio.Transaction),
 ]
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pxrs.errors import PxrsError
-from pxrs.stores.api import Atomic, CoordStore, LogStore, Stores, Watch
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores, Watch
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 Hook = Callable[[Sequence[Append]], None]
@@ -92,6 +92,10 @@ class FaultyStores:
     @property
     def coord(self) -> CoordStore:
         return self._inner.coord
+
+    @property
+    def queues(self) -> QueueStore:
+        return self._inner.queues
 
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         return self._inner.atomic(connection)

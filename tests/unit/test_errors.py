@@ -24,6 +24,7 @@ SAMPLES: list[PxrsError] = [
     errors.MissingExtra("etcd", "etcd"),
     errors.TopicNotFound("orders"),
     errors.PartitionNotFound("orders", 7, 4),
+    errors.QueueNotFound("inbox"),
     errors.GroupNotFound("billing"),
     errors.GroupNotEmpty("billing", ("a", "b")),
     errors.OffsetOutOfRange("orders", 3, 5, 10, 20),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import pickle
 
@@ -33,6 +34,8 @@ SAMPLES = [
 def frozen(found: type) -> bool:
     if issubclass(found, msgspec.Struct):
         return found.__struct_config__.frozen
+    if issubclass(found, enum.Enum):
+        return True
     return issubclass(found, tuple) and hasattr(found, "_fields")
 
 

@@ -9,6 +9,7 @@ from pxrs.aio.groups import Groups
 from pxrs.aio.producer import Producer
 from pxrs.aio.reader import Follow, Reader
 from pxrs.aio.sent import Sent, SentMany
+from pxrs.aio.transaction import Transaction
 
 __all__ = [
     # opening
@@ -25,5 +26,6 @@ __all__ = [
     "Joining",
     "Consumer",
     "Arriving",
+    "Transaction",
     "Groups",
 ]

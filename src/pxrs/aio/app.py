@@ -12,15 +12,19 @@ from typing import Any
 
 from pxrs.aio.consumer import Callback, Joining, OnLoop
 from pxrs.aio.groups import Groups
+from pxrs.aio.handlers import OnOwnLoop, OnThisLoop
 from pxrs.aio.producer import Producer
 from pxrs.aio.reader import Reader
-from pxrs.aio.threads import Threads, outcome
+from pxrs.aio.threads import Threads, outcome, waited_out
 from pxrs.config import ConsumerSettings, ProducerSettings
+from pxrs.core.retry import Backoff
 from pxrs.runtime import app as blocking
 from pxrs.runtime.consumer import Consumer as BlockingConsumer
+from pxrs.runtime.failure import OnFailure
+from pxrs.runtime.job import Job
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
-from pxrs.types import Topic, TopicPartition
+from pxrs.types import Message, Topic, TopicPartition
 
 _DEFAULTS = ProducerSettings()
 _CONSUMER = ConsumerSettings(group="defaults", member_name="")
@@ -205,6 +209,67 @@ class Pxrs:
             )
 
         return Joining(self._threads, join)
+
+    async def run(
+        self,
+        handler: Callable[[Message], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        workers: int = 1,
+        processes: int = 0,
+        parallel: str = "partition",
+        retry: Backoff = blocking._RETRY,
+        on_failure: OnFailure = blocking._DEAD_LETTER,
+        max_in_flight: int = 1000,
+        max_handler_time: float | None = None,
+        instance: str | None = None,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: str = _CONSUMER.start,
+        session_ttl: float = _CONSUMER.session_ttl,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> None:
+        """Call `handler(message)` for every message of the group's share. See `pxrs.Pxrs.run`.
+
+        The handler may be a coroutine function: then `workers` is how many messages are awaited
+        at a time, on this loop. A plain function is called by threads. `stop` ends it: what is
+        in hand is finished and committed first. So does cancelling, which cancels handlers that
+        are being awaited: their messages come again. Signals are the application's:
+        `loop.add_signal_handler(signal.SIGTERM, px.stop)`.
+        """
+        on_loop = OnThisLoop(handler, asyncio.get_running_loop())
+        job = Job(
+            handler=OnOwnLoop(handler) if processes else on_loop,
+            topic=topic,
+            group=group,
+            workers=workers,
+            processes=processes,
+            parallel=parallel,
+            retry=retry,
+            on_failure=on_failure,
+            max_in_flight=max_in_flight,
+            max_handler_time=max_handler_time,
+            instance=instance,
+            auto_commit_interval=auto_commit_interval,
+            start=start,
+            session_ttl=session_ttl,
+            revoke_timeout=revoke_timeout,
+            serde=serde,
+            key_serde=key_serde,
+        )
+        running = self._px.new_run(job)
+
+        def give_up() -> None:
+            running.stop()
+            on_loop.abandon()
+
+        await waited_out(self._threads.start(running.run), give_up)
+
+    def stop(self) -> None:
+        """End every `run` of this object: they drain, commit and leave. Not awaited."""
+        self._px.stop()
 
     @property
     def groups(self) -> Groups:

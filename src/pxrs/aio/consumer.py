@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from pxrs.aio.threads import Threads, outcome
-from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.aio.transaction import Transaction
+from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
 from pxrs.runtime import consumer as blocking
 from pxrs.runtime.consumer import RUN, Parts
 from pxrs.runtime.health import Health
@@ -68,6 +69,7 @@ class Consumer:
         self._consumer = consumer
         self._threads = threads
         self._waiting: Future[bool] | None = None
+        self._in_transaction = False
 
     @property
     def member(self) -> str:
@@ -90,6 +92,7 @@ class Consumer:
         """
         if max_records < 1:
             raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
+        self._refuse_inside()
         self._consumer.finish()
         return self._consumer.all_at_once(await self._next(max_records, timeout))
 
@@ -108,19 +111,52 @@ class Consumer:
 
         See `pxrs.Consumer.commit`.
         """
+        self._refuse_inside()
         await self._threads.call(partial(self._consumer.commit, message))
 
     def commit_async(self) -> None:
         """Commit what was handled soon, in the background. Not awaited: it does not wait."""
         self._consumer.commit_async()
 
+    def transaction(self, connection: Any = None) -> Transaction:
+        """Commit the checkpoint of what was handed out together with the caller's writes.
+
+        `async with consumer.transaction() as tx`. See `pxrs.Consumer.transaction`. A connection
+        that is given is used by another thread while the block begins and ends, and so has to
+        allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
+        """
+        return Transaction(self._consumer.transaction(connection), self._transaction_changed)
+
+    async def run_transaction(
+        self,
+        work: Callable[[Transaction], Any],
+        *,
+        connection: Any = None,
+        attempts: int = 5,
+    ) -> Any:
+        """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns.
+
+        `work` may be a coroutine function.
+        """
+        for begun in self._consumer.attempts(connection, attempts):
+            try:
+                async with Transaction(begun, self._transaction_changed) as tx:
+                    result = work(tx)
+                    return await result if inspect.isawaitable(result) else result
+            except TransactionConflict:
+                if not begun.keeps_on_conflict:
+                    raise
+        raise AssertionError("unreachable: the last attempt raises")
+
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. See `pxrs.Consumer.seek`."""
+        self._refuse_inside()
         await self._calm()
         await self._threads.call(partial(self._consumer.seek, topic, partition, offset))
 
     async def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
+        self._refuse_inside()
         await self._calm()
         await self._threads.call(partial(self._consumer.seek_to_time, timestamp, parts))
 
@@ -155,7 +191,16 @@ class Consumer:
     async def _by_partition(self, most: int) -> Iterator[list[Message]]:
         return self._consumer.by_partition(await self._next(most, None))
 
+    def _transaction_changed(self, inside: bool) -> None:
+        self._in_transaction = inside
+
+    def _refuse_inside(self) -> None:
+        """In the block of a transaction these would wait for its end, and it for them."""
+        if self._in_transaction:
+            raise InsideTransaction("leave the block of the consumer's transaction first")
+
     async def _next(self, most: int, timeout: float | None) -> list[Run]:
+        self._refuse_inside()
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         await asyncio.sleep(0)  # full buffers must not keep other tasks from their turn

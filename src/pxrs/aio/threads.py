@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from typing import TypeVar
 
 from pxrs.errors import Closed
@@ -57,10 +58,50 @@ class Threads:
         self._pool.shutdown(wait=False)
 
 
+class OwnThread:
+    """One thread for calls that have to be made by the same one, in order. A daemon."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name="pxrs-aio-block", daemon=True).start()
+
+    def start(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` after what was started before; `outcome` waits for it."""
+        future: Future[T] = Future()
+        self._calls.put(partial(_fulfil, future, work))
+        return future
+
+    def end(self) -> None:
+        """Let the thread end when it has done all that was started."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
 async def outcome(future: Future[T]) -> T:
     """What the future holds once it is done. Cancelling this leaves the future alone."""
     if not future.done():
         await called(lambda wake: future.add_done_callback(lambda _: wake()))
+    return future.result()
+
+
+async def waited_out(future: Future[T], give_up: Callable[[], None] | None = None) -> T:
+    """What the future holds. A cancellation is passed on, but not before the future is done.
+
+    `give_up` is called when one comes, to hurry the future on.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await called(lambda wake: future.add_done_callback(lambda _: wake()))
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if give_up is not None:
+                give_up()
+    if cancelled is not None:
+        raise cancelled
     return future.result()
 
 

@@ -204,6 +204,12 @@ class Holdings:
             self._held[step.part] = step.done(versions[step.put.key])
             self._doubts.pop(step.part, None)
 
+    def doubt(self, steps: Sequence[Step]) -> None:
+        """A transaction with these steps had no answer, and could not be asked after."""
+        with self.lock:
+            self._doubt(steps, ())
+            self.drop(step.part for step in steps)
+
     def _change(
         self,
         parts: Iterable[TopicPartition],

@@ -9,11 +9,10 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -21,12 +20,9 @@ from typing import Any
 import msgspec
 
 from pxrs.config import parse_url, split_url
-from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError, HandlerFailed, PxrsError
-from pxrs.runtime.failure import OnFailure
+from pxrs.runtime.job import Job
 from pxrs.runtime.runner import stop_on_signals
-from pxrs.serde import Serde
-from pxrs.types import Message
 
 _GAVE_UP = 70
 _PR_SET_PDEATHSIG = 1
@@ -34,46 +30,39 @@ _RESTART_PAUSE = 0.5
 _LOOK = 0.5
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process is told: the arguments of `run`, and where the store is."""
+class WorkerJob(msgspec.Struct, frozen=True):
+    """What a worker process is told: the job, and where the store is."""
 
     url: str
-    handler: Callable[[Message], Any]
-    topic: str | Sequence[str] | re.Pattern[str]
-    group: str
-    workers: int
-    parallel: str
-    retry: Backoff
-    on_failure: OnFailure
-    max_in_flight: int
-    max_handler_time: float | None
-    instance: str | None
-    auto_commit_interval: float
-    start: str
-    session_ttl: float
-    revoke_timeout: float | None
-    serde: Serde | None
-    key_serde: Serde | None
+    job: Job
 
     def __call__(self, number: int) -> None:
         """Run it in this process, as worker `number`."""
         from pxrs.runtime.app import connect
 
-        arguments = msgspec.structs.asdict(self)
-        handler, url = arguments.pop("handler"), arguments.pop("url")
-        if self.instance is not None:
-            arguments["instance"] = f"{self.instance}-{number}"
-        with connect(url) as px:
-            px.run(handler, **arguments)
+        with connect(self.url) as px:
+            px.run(**self.job.arguments(number))
 
 
-def run_in_processes(job: Job, count: int) -> None:
-    """Run the job in so many processes until a signal stops it."""
-    if any(parse_url(url).scheme == "memory" for url in split_url(job.url).urls()):
+class ProcessRun:
+    """See `pxrs.runtime.job.Running`: the job in processes of its own."""
+
+    def __init__(self, url: str, job: Job) -> None:
+        refuse_memory(url)
+        self._workers = Workers(WorkerJob(url, job), job.processes)
+
+    def run(self) -> None:
+        with stop_on_signals(self.stop):
+            self._workers.run()
+
+    def stop(self) -> None:
+        self._workers.stop()
+
+
+def refuse_memory(url: str) -> None:
+    """Raise where processes would each have a store of their own."""
+    if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
         raise ConfigError("processes can't share memory://; use a file, or threads")
-    workers = Workers(job, count)
-    with stop_on_signals(workers.stop):
-        workers.run()
 
 
 class Workers:
@@ -82,7 +71,8 @@ class Workers:
     def __init__(self, target: Callable[[int], None], count: int) -> None:
         self._target = target
         self._context = multiprocessing.get_context("spawn")
-        self._processes: list[BaseProcess] = [self._start(number) for number in range(count)]
+        self._count = count
+        self._processes: list[BaseProcess] = []
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -92,6 +82,8 @@ class Workers:
     def run(self) -> None:
         """Until stopped; raises `HandlerFailed` if a worker's handler gave up."""
         failed = False
+        if not self._stopping.is_set():
+            self._processes = [self._start(number) for number in range(self._count)]
         while not self._stopping.is_set() and not failed:
             wait([process.sentinel for process in self._processes], _LOOK)
             for number, process in enumerate(self._processes):

@@ -14,23 +14,25 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.config import RunnerSettings
 from pxrs.core.progress import Progress
-from pxrs.core.retry import Backoff
 from pxrs.core.schedule import Schedule
 from pxrs.errors import HandlerFailed, PxrsError
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import Seat
 from pxrs.runtime.failure import DeadLetters
+from pxrs.runtime.job import Job
 from pxrs.runtime.worker import Run
 from pxrs.types import Message
 
-Handler = Callable[[Message], Any]
 _LOOK = 0.5
+
+
+class Abandoned(Exception):  # noqa: N818 - it is no error
+    """Raised in place of a handler that was told to stop: neither handled nor failed."""
 
 
 class Task(NamedTuple):
@@ -47,19 +49,18 @@ class Runner:
 
     def __init__(
         self,
-        handler: Handler,
-        settings: RunnerSettings,
-        retry: Backoff,
+        job: Job,
         clock: Clock,
-        decoder: Decoder,
         dead_letters: DeadLetters | None,
+        join: Callable[[Runner], Consumer],
     ) -> None:
-        self._handler = handler
-        self._settings = settings
-        self._retry = retry
+        self._handler = job.handler
+        self._settings = job.running()
+        self._retry = job.retry
         self._clock = clock
-        self._decoder = decoder
+        self._decoder = Decoder(job.key_serde, job.serde)
         self._dead_letters = dead_letters
+        self._join = join
         self._random = random.Random()
         self._schedule: Schedule[Task] = Schedule()
         self._turn = threading.Condition()
@@ -82,9 +83,9 @@ class Runner:
             # A signal handler must not wait for a lock that its own thread may hold.
             threading.Thread(target=self._consumer.wake, daemon=True).start()
 
-    def run(self, consumer: Consumer) -> None:
+    def run(self) -> None:
         """Work until stopped; raises what made it stop by itself."""
-        self._consumer = consumer
+        consumer = self._consumer = self._join(self)
         workers = [
             threading.Thread(target=self._work, name=f"pxrs-worker-{number}", daemon=True)
             for number in range(self._settings.workers)
@@ -160,6 +161,8 @@ class Runner:
         try:
             self._handler(self._decoder.deserialize(message))
             done = True
+        except Abandoned:
+            return _LOOK
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             delay = self._failed(task, error)
             done = delay is None and self._failure is None

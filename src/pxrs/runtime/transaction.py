@@ -3,6 +3,10 @@
 The claim's record is written in the caller's database transaction, conditional on the version
 that this member last wrote. A stale owner's transaction finds another version and is rolled back
 whole, its own statements included.
+
+A connection of the caller's is lent for the block: what it had begun before becomes part of it,
+and pxrs ends it either way. If the caller committed, positions would have moved past messages of
+which nobody knows yet whether they count.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ from pxrs.errors import (
     Fenced,
     InvalidRequest,
     OutcomeUnknown,
+    PxrsError,
     TransactionConflict,
 )
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.outgoing import Outgoing
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import Atomic, Stores
+from pxrs.stores.connections import Lent
 from pxrs.types import Conflict, Header, TopicPartition, Versioned
 
 
@@ -60,8 +66,8 @@ class Transaction:
         self._stores = stores
         self._holdings = holdings
         self._work = work
-        self._given = connection
-        self._keep_on_conflict = keep_on_conflict
+        self._given = Lent(connection) if connection is not None else None
+        self.keeps_on_conflict = keep_on_conflict
         self._outgoing = Outgoing(topics, clock)
         self._atomic: Atomic | None = None
         self._marks: dict[TopicPartition, Mark] = {}
@@ -111,26 +117,46 @@ class Transaction:
             if error is None:
                 self._commit(atomic)
             else:
-                atomic.__exit__(kind, error, trace)
-                self._work.rolled_back()
+                self._roll_back(atomic, error)
         finally:
             self._holdings.lock.release()
+
+    def _roll_back(self, atomic: Atomic, error: BaseException) -> None:
+        try:
+            atomic.__exit__(type(error), error, error.__traceback__)
+        except BaseException as another:
+            self._rewind_after(another)
+            raise
+        self._rewind_after(error)
+
+    def _rewind_after(self, error: BaseException) -> None:
+        """Hand it all out again, unless the same messages are about to be tried again."""
+        if not (self.keeps_on_conflict and isinstance(error, TransactionConflict)):
+            self._work.rolled_back()
 
     def _commit(self, atomic: Atomic) -> None:
         try:
             steps = self._stage(atomic)
         except BaseException as error:
-            atomic.__exit__(type(error), error, error.__traceback__)
-            self._work.rolled_back()
+            self._roll_back(atomic, error)
             raise
         try:
             atomic.__exit__(None, None, None)
         except CommitConflict as conflict:
             self._refused(steps, conflict.current)
-        except OutcomeUnknown:
-            self._find_out(steps)
-        except BaseException:
-            self._work.rolled_back()
+        except OutcomeUnknown as unknown:
+            if not steps:
+                # No claim tells whether it happened.
+                raise
+            if not self._happened(steps, unknown):
+                self._not_committed()
+        except PxrsError as error:
+            self._rewind_after(error)
+            raise
+        except BaseException as error:
+            # Ctrl-C, or something of the caller's that its session calls: before or after?
+            if not self._happened(steps, error):
+                self._work.rolled_back()
             raise
         else:
             self._succeeded(steps, atomic.versions)
@@ -163,34 +189,48 @@ class Transaction:
             and isinstance(judge(step, owner, current[step.put.key]), Lost)
         )
         if lost:
-            self._holdings.drop(lost)
-            self._work.lost(lost)
+            self._lose(lost)
             self._work.rolled_back()
-            raise Fenced(f"rolled back, owned by somebody else now: {sorted(lost)}")
-        if not self._keep_on_conflict:
-            self._work.rolled_back()
-        raise TransactionConflict("a checkpoint moved meanwhile; run the transaction again")
+            raise Fenced(f"not committed, owned by somebody else now: {sorted(lost)}")
+        self._not_committed()
 
-    def _find_out(self, steps: Sequence[Step]) -> None:
+    def _not_committed(self) -> None:
+        conflict = TransactionConflict("the transaction was not committed; run it again")
+        self._rewind_after(conflict)
+        raise conflict
+
+    def _happened(self, steps: Sequence[Step], doubt: BaseException) -> bool:
         """No answer came: a check alone waits the old transaction out, then tells."""
-        outcome = self._stores.coord.commit([step.check for step in steps], [])
+        try:
+            outcome = self._stores.coord.commit([step.check for step in steps], [])
+        except PxrsError as error:
+            # Nothing may be worked on that is known so little of; claiming it again will tell.
+            parts = frozenset(step.part for step in steps)
+            self._holdings.doubt(steps)
+            self._work.lost(parts)
+            raise OutcomeUnknown(
+                f"the transaction may have been committed or not; the store does not say: {error}"
+            ) from doubt
         if not isinstance(outcome, Conflict):
-            if not self._keep_on_conflict:
-                self._work.rolled_back()
-            raise TransactionConflict("the transaction was not committed; run it again")
-        verdicts = {
-            step.put.key: judge(step, self._holdings.owner, outcome.current.get(step.put.key))
-            for step in steps
+            return False
+        owner = self._holdings.owner
+        verdicts = [judge(step, owner, outcome.current.get(step.put.key)) for step in steps]
+        mine = {
+            step.put.key: verdict.version
+            for step, verdict in zip(steps, verdicts, strict=True)
+            if isinstance(verdict, Happened)
         }
-        if all(isinstance(verdict, Happened) for verdict in verdicts.values()):
-            versions = {
-                key: verdict.version
-                for key, verdict in verdicts.items()
-                if isinstance(verdict, Happened)
-            }
-            self._succeeded(steps, versions)
-            return
-        self._refused(steps, outcome.current)
+        if not mine:
+            self._refused(steps, outcome.current)
+        # One of them proves all: they were one commit. The others were taken after it.
+        self._lose(frozenset(step.part for step in steps if step.put.key not in mine))
+        self._succeeded([step for step in steps if step.put.key in mine], mine)
+        return True
+
+    def _lose(self, parts: frozenset[TopicPartition]) -> None:
+        if parts:
+            self._holdings.drop(parts)
+            self._work.lost(parts)
 
     def _running(self) -> Atomic:
         if self._atomic is None:

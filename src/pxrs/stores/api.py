@@ -24,9 +24,19 @@ from pxrs.types import (
     Committed,
     Conflict,
     Fetched,
+    Held,
+    Holder,
+    ItemState,
     Limits,
     LogPartition,
     Put,
+    Queue,
+    QueueChange,
+    QueueLimits,
+    QueueStats,
+    Release,
+    StoredItem,
+    Taken,
     Versioned,
     Write,
 )
@@ -182,11 +192,121 @@ class LogStore(Protocol):
     def close(self) -> None: ...
 
 
+class QueueStore(Protocol):
+    """Work queues: items that are held by one transaction at a time, counted by delivery.
+
+    Items without a key are handed out by priority, then by age, roughly. Items of one key, and
+    all items of a fifo queue, strictly in the order in which they were put: the next one when
+    the one before is done or dead, or when the same transaction holds it. One that is delayed
+    or backs off holds up those behind it.
+    """
+
+    @property
+    def limits(self) -> QueueLimits: ...
+
+    def create(self, name: str, *, fifo: bool = False) -> Queue:
+        """Make a queue. One that is just so is returned; raises `QueueExists` if it differs."""
+        ...
+
+    def find(self, name: str) -> Queue | None: ...
+
+    def all(self) -> list[Queue]:
+        """Every queue, by name."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove the queue and all its items, held and dead ones too."""
+        ...
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+    ) -> Taken:
+        """Hold up to `count` items for the holder, each counted durably as one more delivery.
+
+        An item that was delivered `most` times is not handed out again: it is dead. One whose
+        holder died, or was too late, is handed out alone. A hold ends with the holder's session,
+        or after `lock_for` seconds. Raises `SessionLost` if the session is over; a queue that
+        does not exist is empty.
+        """
+        ...
+
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        """Hold on for `lock_for` seconds from now. Raises `Fenced` if one is not held any more."""
+        ...
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        """Remove and put, in one durable commit; the new items' ids, None for a duplicate.
+
+        Queues that are put to are made if need be. Raises `Fenced` if an item to be removed is
+        not held any more by this holder at this delivery, `SessionLost` if the session is over:
+        then nothing was done. The session is not looked at where nothing is removed.
+        """
+        ...
+
+    def applied(self, holder: Holder) -> bool:
+        """Whether this holder's `apply`, which answered `OutcomeUnknown`, was done.
+
+        Waits out the one that may be under way. To be asked soon: a session's latest ones are
+        remembered.
+        """
+        ...
+
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        """Give items back. One that is not held by this holder any more is left alone."""
+        ...
+
+    def reap(self) -> float | None:
+        """Free what is held by ended sessions and past its time; when to look again, in seconds.
+
+        What died at its last delivery is dead. `take` does this when it has to; somebody should
+        do it now and then where nobody takes.
+        """
+        ...
+
+    def stats(self, queue: str) -> QueueStats: ...
+
+    def peek(
+        self,
+        queue: str,
+        states: Sequence[ItemState] = (),
+        *,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[StoredItem]:
+        """Items in the given states (all but dead ones, if none is given), oldest first."""
+        ...
+
+    def drop(self, queue: str, ids: Sequence[int]) -> int:
+        """Remove items that are not held, dead ones too; how many there were."""
+        ...
+
+    def redrive(self, queue: str, ids: Sequence[int]) -> int:
+        """Put dead items back at the queue's end, not delivered yet; how many there were."""
+        ...
+
+    def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
+        """Remove everything in the given states (all but held and dead if none); how many."""
+        ...
+
+    def watch(self, *queues: str) -> Watch:
+        """Wakes when there may be something to take from one of the queues."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Atomic(Protocol):
     """Collects changes to several stores and applies them in one engine commit.
 
     Leaving the block applies and commits; leaving it by an exception rolls back. After the
-    block `versions` and `appended` hold what `commit` and `append` would have returned.
+    block `versions`, `appended` and `queued` hold what `commit`, `append` and `QueueStore.apply`
+    would have returned.
     """
 
     @property
@@ -195,10 +315,18 @@ class Atomic(Protocol):
         ...
 
     @property
+    def joined(self) -> bool:
+        """Whether it runs inside a transaction that the caller began and will end."""
+        ...
+
+    @property
     def versions(self) -> dict[str, int]: ...
 
     @property
     def appended(self) -> list[Appended]: ...
+
+    @property
+    def queued(self) -> list[int | None]: ...
 
     def check(self, *checks: Check) -> None: ...
 
@@ -206,6 +334,10 @@ class Atomic(Protocol):
 
     def append(self, where: LogPartition, batch: Batch) -> None:
         """Batches inside a transaction carry no producer id: a rollback would leave a gap."""
+        ...
+
+    def queue(self, change: QueueChange) -> None:
+        """At most one: a unit of work has one holder."""
         ...
 
     def __enter__(self) -> Atomic: ...
@@ -229,6 +361,9 @@ class Stores(Protocol):
 
     @property
     def log(self) -> LogStore: ...
+
+    @property
+    def queues(self) -> QueueStore: ...
 
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         """One commit across the stores, on the caller's own connection if one is given.

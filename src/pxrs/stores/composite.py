@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pxrs.errors import NotAtomic
-from pxrs.stores.api import CoordStore, LogStore
+from pxrs.errors import ConfigError, NotAtomic
+from pxrs.stores.api import CoordStore, LogStore, QueueStore
 
 
 class CompositeStores:
     """`Stores` put together. Each part commits by itself: there is no commit across them."""
 
     def __init__(
-        self, url: str, coord: CoordStore, log: LogStore, close: Sequence[Callable[[], None]]
+        self,
+        url: str,
+        coord: CoordStore,
+        log: LogStore,
+        queues: QueueStore | None,
+        close: Sequence[Callable[[], None]],
     ) -> None:
         self.url = url
         self.coord = coord
         self.log = log
+        self._queues = queues
         self._close = list(close)
+
+    @property
+    def queues(self) -> QueueStore:
+        if self._queues is None:
+            raise ConfigError(f"{self.url} keeps no queues; a database can: connect('sqlite:///…')")
+        return self._queues
 
     def atomic(self, connection: Any = None) -> NoReturn:
         raise NotAtomic(

@@ -18,7 +18,9 @@ from pxrs.errors import Closed, CommitConflict, InvalidRequest, NotAtomic
 from pxrs.log.memory import MemoryLog
 from pxrs.stores.api import Stores, validate_batch, validate_commit
 from pxrs.stores.memory_coord import LIMITS, MemoryCoord
-from pxrs.types import Append, Appended, Batch, Check, LogPartition, Write
+from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.stores.queue_rules import require_first
+from pxrs.types import Append, Appended, Batch, Check, LogPartition, QueueChange, Write
 
 
 def open_memory(name: str) -> Stores:
@@ -37,6 +39,7 @@ class MemoryStores:
         self._name = name
         self._coord = MemoryCoord(self._lock, clock)
         self._log = MemoryLog(self._lock)
+        self._queues = MemoryQueues(self._lock, self._coord, clock)
 
     @property
     def url(self) -> str:
@@ -50,23 +53,33 @@ class MemoryStores:
     def log(self) -> MemoryLog:
         return self._log
 
+    @property
+    def queues(self) -> MemoryQueues:
+        return self._queues
+
     def atomic(self, connection: Any = None) -> MemoryAtomic:
         if connection is not None:
             raise NotAtomic("the memory store has no connections; it can't commit on yours")
-        return MemoryAtomic(self._lock, self._coord, self._log)
+        return MemoryAtomic(self._lock, self._coord, self._log, self._queues)
 
     def close(self) -> None:
         self._coord.close()
         self._log.close()
+        self._queues.close()
 
 
 class MemoryAtomic:
     """An `Atomic`: examines everything under the lock, then does everything."""
 
-    def __init__(self, lock: threading.RLock, coord: MemoryCoord, log: MemoryLog) -> None:
+    def __init__(
+        self, lock: threading.RLock, coord: MemoryCoord, log: MemoryLog, queues: MemoryQueues
+    ) -> None:
         self._lock = lock
         self._coord = coord
         self._log = log
+        self._queues = queues
+        self._change: QueueChange | None = None
+        self._queued: list[int | None] = []
         self._checks: list[Check] = []
         self._writes: list[Write] = []
         self._appends: list[Append] = []
@@ -78,12 +91,20 @@ class MemoryAtomic:
         return None
 
     @property
+    def joined(self) -> bool:
+        return False
+
+    @property
     def versions(self) -> dict[str, int]:
         return dict(self._versions)
 
     @property
     def appended(self) -> list[Appended]:
         return list(self._appended)
+
+    @property
+    def queued(self) -> list[int | None]:
+        return list(self._queued)
 
     def check(self, *checks: Check) -> None:
         self._checks.extend(checks)
@@ -96,6 +117,10 @@ class MemoryAtomic:
             raise InvalidRequest("a batch inside a transaction can't carry a producer id")
         validate_batch(batch)
         self._appends.append(Append(where, batch))
+
+    def queue(self, change: QueueChange) -> None:
+        require_first(self._change)
+        self._change = change
 
     def __enter__(self) -> MemoryAtomic:
         return self
@@ -117,6 +142,9 @@ class MemoryAtomic:
                 raise CommitConflict(current)
             for where, _ in self._appends:
                 self._log.find(where)
+            if self._change is not None:
+                self._queues.examine(self._change)
+                self._queued = self._queues.place(self._change)
             self._versions = self._coord.apply(self._writes)
             self._appended = [self._log.place(where, batch) for where, batch in self._appends]
 
@@ -165,6 +193,10 @@ class NamedStores:
     @property
     def log(self) -> MemoryLog:
         return self._held().log
+
+    @property
+    def queues(self) -> MemoryQueues:
+        return self._held().queues
 
     def atomic(self, connection: Any = None) -> MemoryAtomic:
         return self._held().atomic(connection)

@@ -44,6 +44,7 @@ class MemoryCoord:
         self._unsubscribe = (
             clock.subscribe(self.settle) if isinstance(clock, SteppedClock) else None
         )
+        self._ended: list[Callable[[str], None]] = []
         self._closed = False
 
     @property
@@ -115,6 +116,16 @@ class MemoryCoord:
                 for key in lease.keys:
                     self._remove(key)
                 self._wakeups.ring(lease.keys)
+                for told in self._ended:
+                    told(session_id)
+
+    def has_session(self, session_id: str) -> bool:
+        """Whether the session lives. Under the lock, after `settle`."""
+        return session_id in self._leases
+
+    def on_session_end(self, told: Callable[[str], None]) -> None:
+        """Have `told` called, under the lock, with the id of every session that ends."""
+        self._ended.append(told)
 
     def settle(self) -> float | None:
         """End sessions that are past their time; the seconds until there may be another.

@@ -53,7 +53,9 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
         for each in opened:
             each.close()
         raise
-    return CompositeStores(str(parts), of_coord.coord, of_log.log, [each.close for each in opened])
+    queues = None if main.whole is None else main.whole.queues
+    closing = [each.close for each in opened]
+    return CompositeStores(str(parts), of_coord.coord, of_log.log, queues, closing)
 
 
 def _open(url: str, opened: list[Opened]) -> Opened:

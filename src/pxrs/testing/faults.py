@@ -29,7 +29,7 @@ import msgspec
 
 from pxrs.clock import Clock
 from pxrs.errors import OutcomeUnknown, PxrsError, StoreBusy, StoreUnavailable
-from pxrs.stores.api import Atomic, CoordStore, LogStore, Session, Stores, Watch
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Session, Stores, Watch
 from pxrs.types import (
     Append,
     Appended,
@@ -177,6 +177,11 @@ class FaultyStores:
     @property
     def log(self) -> FaultyLog:
         return self._log
+
+    @property
+    def queues(self) -> QueueStore:
+        """The inner stores' own."""
+        return self._inner.queues
 
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         """The inner stores' own: transactions do not fail here."""

@@ -5,16 +5,29 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import Any
 
 from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
 from pxrs.stores.api import validate_batch, validate_commit
+from pxrs.stores.connections import Lent, Loan, borrow
+from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
-from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
-from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, Write
+from pxrs.stores.sqlite.failures import DRIVER_ERRORS, is_old_snapshot, translate
+from pxrs.stores.sqlite.queues import SqliteQueues
+from pxrs.types import (
+    Append,
+    Appended,
+    Batch,
+    Check,
+    Conflict,
+    LogPartition,
+    QueueChange,
+    Write,
+)
 
 
 class SqliteAtomic:
@@ -22,7 +35,8 @@ class SqliteAtomic:
 
     Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
     or inside a transaction that the caller began and will commit. Then no bell can be rung
-    after the commit, and other processes notice within a quarter of a second.
+    after the commit, and other processes notice within a quarter of a second. A connection that
+    comes as `Lent` is committed by pxrs in any case.
 
     The caller must not end the transaction inside the block. Who does is told, and nothing of
     what the block collected is applied: it would not be atomic any more.
@@ -33,20 +47,31 @@ class SqliteAtomic:
         database: Database,
         coord: SqliteCoord,
         log: SqliteLog,
-        connection: sqlite3.Connection | None,
+        queues: SqliteQueues,
+        connection: Any,
     ) -> None:
         self._database = database
         self._coord = coord
         self._log = log
-        self._given = connection
+        self._queues = queues
+        self._lent = isinstance(connection, Lent)
+        self._loan: Loan | None = None
+        if connection is not None:
+            self._loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
         self._joined = False
         self._used = False
         self._turn: Turn | None = None
         self._checks: list[Check] = []
         self._writes: list[Write] = []
         self._appends: list[Append] = []
+        self._change: QueueChange | None = None
         self.versions: dict[str, int] = {}
         self.appended: list[Appended] = []
+        self.queued: list[int | None] = []
+
+    @property
+    def joined(self) -> bool:
+        return self._joined and not self._lent
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -67,19 +92,38 @@ class SqliteAtomic:
         validate_batch(batch)
         self._appends.append(Append(where, batch))
 
+    def queue(self, change: QueueChange) -> None:
+        self._running()
+        require_first(self._change)
+        validate_change(change, self._queues.limits)
+        self._change = change
+
     def __enter__(self) -> SqliteAtomic:
         if self._used:
             raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
-        if self._given is not None:
-            self._refuse_other_file(self._given)
-            self._joined = self._given.in_transaction
-        if self._joined and self._given is not None:
-            self._database.join()
-            self._turn = Turn(self._given)
+        if self._loan is None:
+            self._turn = self._database.begin()
         else:
-            self._turn = self._database.begin(self._given)
+            try:
+                self._turn = self._begin_on(self._loan)
+            except BaseException:
+                if self._loan.began:
+                    self._loan.rollback()
+                raise
         self._used = True
         return self
+
+    def _begin_on(self, loan: Loan) -> Turn:
+        connection = loan.open()
+        self._refuse_other_file(connection)
+        if loan.began and connection.in_transaction and _begins_when_told(connection):
+            # Nothing has happened in it. One of ours takes its turn among the writers.
+            connection.execute("ROLLBACK")
+        self._joined = connection.in_transaction
+        if not self._joined:
+            return self._database.begin(connection)
+        self._database.join()
+        return Turn(connection)
 
     def __exit__(
         self,
@@ -87,23 +131,56 @@ class SqliteAtomic:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        turn, self._turn = self._running(), None
+        turn = self._running()
+        try:
+            if error is None:
+                self._finish(turn)
+            else:
+                self._undo(turn)
+                self._raise_if_outdated(error)
+        finally:
+            self._turn = None
+
+    def _finish(self, turn: Turn) -> None:
+        """Apply what was collected, and commit unless that is the caller's."""
+        loan = self._loan
+        try:
+            if loan is not None:
+                loan.flush()
+            self._refuse_ended(turn)
+            if self._joined:
+                self._apply_in_savepoint(turn)
+            else:
+                self._apply(turn)
+            if not self._joined:
+                self._database.commit(turn, None if loan is None else loan.commit)
+            elif self._lent and loan is not None:
+                self._database.commit_joined(turn, loan.commit)
+        except BaseException as error:
+            self._undo(turn)
+            self._raise_if_outdated(error)
+            raise
         if self._joined:
             self._database.part()
-            if error is None:
-                self._refuse_ended(turn)
-                self._apply_in_savepoint(turn)
-            return
-        if error is not None:
-            self._database.rollback(turn)
-            return
+
+    def _undo(self, turn: Turn) -> None:
+        """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
         try:
-            self._refuse_ended(turn)
-            self._apply(turn)
-        except BaseException:
-            self._database.rollback(turn)
-            raise
-        self._database.commit(turn)
+            if self._loan is not None and (self._lent or not self._joined):
+                # A connection that the caller has closed has nothing left to roll back.
+                with suppress(sqlite3.Error):
+                    self._loan.rollback()
+        finally:
+            if self._joined:
+                self._database.part()
+            else:
+                self._database.rollback(turn)
+
+    def _raise_if_outdated(self, error: BaseException) -> None:
+        """A statement of the caller's on an old snapshot: as much a conflict as one of ours."""
+        own = getattr(error, "orig", error)
+        if isinstance(own, sqlite3.Error) and is_old_snapshot(own):
+            raise translate(own, self._database.path) from error
 
     def _running(self) -> Turn:
         if self._turn is None:
@@ -116,7 +193,7 @@ class SqliteAtomic:
             ended = not turn.connection.in_transaction
         except sqlite3.ProgrammingError:
             ended = True
-        if ended:
+        if ended or (self._loan is not None and self._loan.ended()):
             raise InvalidRequest(
                 "the transaction was ended inside the block of atomic(); nothing that the block "
                 "collected was applied. Leave COMMIT and ROLLBACK to the block; executescript() "
@@ -131,6 +208,8 @@ class SqliteAtomic:
                 if isinstance(outcome, Conflict):
                     raise CommitConflict(outcome.current)
                 self.versions = dict(outcome.versions)
+                if self._change is not None:
+                    self.queued = self._queues.apply_in(turn, self._change)
                 for result in self._log.apply(turn, self._appends) if self._appends else ():
                     if isinstance(result, PxrsError):
                         raise result
@@ -152,10 +231,11 @@ class SqliteAtomic:
             if connection.in_transaction:
                 connection.execute("RELEASE pxrs")
 
-    def _refuse_other_file(self, connection: sqlite3.Connection) -> None:
+    def _refuse_other_file(self, connection: Any) -> None:
         if not isinstance(connection, sqlite3.Connection):
             raise NotAtomic(
-                f"this store commits on sqlite3 connections, not on {type(connection).__name__}"
+                "this store commits on sqlite3 connections, and SQLAlchemy sessions over them, "
+                f"not on {type(connection).__name__}"
             )
         try:
             with _plain_rows(connection):
@@ -166,6 +246,11 @@ class SqliteAtomic:
             if name == "main" and path and _is_same_file(path, self._database.path):
                 return
         raise NotAtomic(f"the connection is not one to {self._database.path}")
+
+
+def _begins_when_told(connection: Any) -> bool:
+    """False where the driver keeps a transaction open at all times: `autocommit=False`."""
+    return getattr(connection, "autocommit", None) is not False
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class SqliteCoord:
         self._database = database
         self._sessions = sessions
         self._ears = ears
-        self._held: set[FileSession] = set()
+        self._mine: dict[str, FileSession] = {}
         self._clock = clock
         self._next_sweep = 0.0
         database.on_fork(self._forget_sessions)
@@ -99,11 +99,21 @@ class SqliteCoord:
         self._database.check_open()
         self._sweep()
         session = self._sessions.open(ttl, self._session_ended)
-        self._held.add(session)
+        self._mine[session.id] = session
         return session
 
+    def is_alive(self, session: str) -> bool:
+        """Whether the session lives, for those who hold something by its name.
+
+        This process's own need no look at their file: while their time lasts nobody has judged.
+        """
+        mine = self._mine.get(session)
+        if mine is not None and mine.remaining() > 0:
+            return True
+        return self._sessions.alive(session)
+
     def close(self) -> None:
-        for session in list(self._held):
+        for session in list(self._mine.values()):
             session.close()
 
     def _as_of_now(
@@ -165,7 +175,7 @@ class SqliteCoord:
         self._remove_rows([name for (name,) in rows if not self._sessions.alive(name)])
 
     def _session_ended(self, session: FileSession) -> None:
-        self._held.discard(session)
+        self._mine.pop(session.id, None)
         self._remove_rows([session.id])
 
     def _remove_rows(self, sessions: Sequence[str]) -> None:
@@ -178,7 +188,7 @@ class SqliteCoord:
                 self._database.write(lambda turn: _delete_rows(turn, sessions), patience=0.0)
 
     def _forget_sessions(self) -> None:
-        for session in list(self._held):
+        for session in list(self._mine.values()):
             session.forget()
 
 

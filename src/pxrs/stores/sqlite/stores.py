@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.log.sqlite import SqliteLog
@@ -10,6 +10,7 @@ from pxrs.stores.sqlite.atomic import SqliteAtomic
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database
 from pxrs.stores.sqlite.ears import Ears
+from pxrs.stores.sqlite.queues import SqliteQueues
 from pxrs.stores.sqlite.sessions import SessionFiles
 
 
@@ -35,13 +36,15 @@ class SqliteStores:
         self._ears = Ears(self.database, sessions, clock, use_inotify)
         self.coord = SqliteCoord(self.database, sessions, self._ears, clock)
         self.log = SqliteLog(self.database, self._ears, clock)
+        self.queues = SqliteQueues(self.database, self.coord, self._ears, clock)
         self.database.on_fork(self._ears.abandon)
 
-    def atomic(self, connection: sqlite3.Connection | None = None) -> SqliteAtomic:
-        return SqliteAtomic(self.database, self.coord, self.log, connection)
+    def atomic(self, connection: Any = None) -> SqliteAtomic:
+        return SqliteAtomic(self.database, self.coord, self.log, self.queues, connection)
 
     def close(self) -> None:
         self._ears.close()
         self.coord.close()
         self.log.close()
+        self.queues.close()
         self.database.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pxrs.stores.api import Atomic, LogStore, Session, Watch
+from pxrs.stores.api import Atomic, LogStore, QueueStore, Session, Watch
 from pxrs.stores.memory import MemoryStores
 from pxrs.types import Check, Committed, Conflict, Limits, Versioned, Write
 
@@ -32,6 +32,10 @@ class ObservedStores:
     @property
     def log(self) -> LogStore:
         return self._stores.log
+
+    @property
+    def queues(self) -> QueueStore:
+        return self._stores.queues
 
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         return self._stores.atomic(connection)

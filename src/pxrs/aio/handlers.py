@@ -1,0 +1,78 @@
+"""Handlers of `run` that are coroutine functions, called by threads and other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import msgspec
+
+from pxrs.runtime.runner import Abandoned
+from pxrs.types import Message
+
+Handler = Callable[[Message], Any]
+
+
+class OnThisLoop:
+    """Calls a handler for worker threads; what it returns is awaited on the caller's loop."""
+
+    def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop) -> None:
+        self._handler = handler
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._in_flight: set[Future[Any]] = set()
+        self._abandoned = False
+
+    def __call__(self, message: Message) -> None:
+        found = self._handler(message)
+        if not inspect.isawaitable(found):
+            return
+        with self._lock:
+            awaiting = asyncio.run_coroutine_threadsafe(_awaited(found), self._loop)
+            self._in_flight.add(awaiting)
+            if self._abandoned:
+                awaiting.cancel()
+        try:
+            awaiting.result()
+        except CancelledError:
+            if self._abandoned:
+                raise Abandoned from None
+            raise
+        finally:
+            self._in_flight.discard(awaiting)
+
+    def abandon(self) -> None:
+        """Cancel what is awaited now; its messages are neither handled nor failed."""
+        with self._lock:
+            self._abandoned = True
+            for awaiting in list(self._in_flight):
+                awaiting.cancel()
+
+
+class OnOwnLoop(msgspec.Struct, frozen=True):
+    """The same in worker processes: every thread has a loop of its own there."""
+
+    handler: Handler
+
+    def __call__(self, message: Message) -> None:
+        found = self.handler(message)
+        if inspect.isawaitable(found):
+            _runner().run(_awaited(found))
+
+
+_loops = threading.local()
+
+
+def _runner() -> asyncio.Runner:
+    if not hasattr(_loops, "runner"):
+        _loops.runner = asyncio.Runner()
+    runner: asyncio.Runner = _loops.runner
+    return runner
+
+
+async def _awaited(found: Any) -> Any:
+    return await found

@@ -1,0 +1,82 @@
+"""What `px.run` was asked to do, as a value: for threads here, or for other processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from pxrs.config import ConsumerSettings, RunnerSettings
+from pxrs.core.retry import Backoff
+from pxrs.runtime.failure import OnFailure
+from pxrs.serde import Serde
+from pxrs.types import Message
+
+Handler = Callable[[Message], Any]
+
+
+class Running(Protocol):
+    """A run that was made and can be begun once."""
+
+    def run(self) -> None:
+        """Work until stopped; raises what made it stop by itself."""
+        ...
+
+    def stop(self) -> None:
+        """Finish what is in hand and end. From any thread or signal; before `run`, too."""
+        ...
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of `run`."""
+
+    handler: Handler
+    topic: str | Sequence[str] | re.Pattern[str]
+    group: str
+    workers: int
+    processes: int
+    parallel: str
+    retry: Backoff
+    on_failure: OnFailure
+    max_in_flight: int
+    max_handler_time: float | None
+    instance: str | None
+    auto_commit_interval: float
+    start: str
+    session_ttl: float
+    revoke_timeout: float | None
+    serde: Serde | None
+    key_serde: Serde | None
+
+    def arguments(self, number: int) -> dict[str, Any]:
+        """For the `run` of worker process `number`."""
+        arguments = msgspec.structs.asdict(self)
+        arguments["processes"] = 0
+        if self.instance is not None:
+            arguments["instance"] = f"{self.instance}-{number}"
+        return arguments
+
+    def running(self) -> RunnerSettings:
+        """What the runner has to know."""
+        return RunnerSettings(
+            group=self.group,
+            workers=self.workers,
+            parallel=self.parallel,
+            max_in_flight=self.max_in_flight,
+            max_handler_time=self.max_handler_time,
+        )
+
+    def consuming(self, member_name: str, client: str) -> ConsumerSettings:
+        """What its consumer has to know."""
+        return ConsumerSettings(
+            group=self.group,
+            member_name=member_name,
+            instance=self.instance is not None,
+            client=client,
+            auto_commit_interval=self.auto_commit_interval,
+            start=self.start,
+            session_ttl=self.session_ttl,
+            revoke_timeout=self.revoke_timeout,
+        )

@@ -1,0 +1,225 @@
+"""The listener container: a handler, a queue and several workers.
+
+Every worker takes an item, calls the handler with it and its transaction, and commits. What the
+handler raises rolls back, and the policy decides what becomes of the item. A store that is away
+for a while is waited for.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pxrs.clock import Clock
+from pxrs.core.delivery import ConsumeTimes, Policy
+from pxrs.core.retry import Backoff
+from pxrs.errors import Closed, ConfigError, Fenced, InvalidRequest, PxrsError, SessionLost
+from pxrs.runtime.item import Item
+from pxrs.runtime.runner import stop_on_signals
+from pxrs.runtime.unit_of_work import UnitOfWork
+from pxrs.stores.api import QueueStore, Watch
+
+Handler = Callable[[Item, UnitOfWork], Any]
+DEFAULT_POLICY = ConsumeTimes(5, Backoff(first=0.5, longest=60.0))
+_STORE_AWAY = Backoff(first=0.05, longest=5.0)
+_EXTENSIONS_PER_DEADLINE = 3
+_SHORTEST_DEADLINE = 0.05
+
+
+class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a listener is told. `deadline`: seconds an item is held, extended while it is handled.
+
+    `max_handler_time`: after that it is not extended any more, and others get the item.
+    """
+
+    queue: str
+    workers: int = 1
+    policy: Policy = DEFAULT_POLICY
+    deadline: float | None = None
+    max_handler_time: float | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.workers) is not int or self.workers < 1:
+            raise ConfigError(f"workers = {self.workers!r}; one at least is needed")
+        if self.deadline is not None and not self.deadline >= _SHORTEST_DEADLINE:
+            raise ConfigError(f"deadline = {self.deadline}; {_SHORTEST_DEADLINE} s at least")
+        if self.max_handler_time is not None and self.deadline is None:
+            raise ConfigError("max_handler_time needs a deadline: that is what is not extended")
+
+
+class Listener:
+    """Workers that handle a queue's items until they are stopped. See `px.listen`."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: ListenerSettings,
+        queues: QueueStore,
+        begin: Callable[[], UnitOfWork],
+        clock: Clock,
+    ) -> None:
+        self._handler = handler
+        self._settings = settings
+        self._queues = queues
+        self._begin = begin
+        self._clock = clock
+        self._random = random.Random()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._over = threading.Event()
+        self._working = 0
+        self._threads: list[threading.Thread] = []
+        self._watches: set[Watch] = set()
+        self._running: dict[UnitOfWork, float] = {}
+        self._failure: BaseException | None = None
+        self.handled = 0
+        self.failed = 0
+
+    def start(self) -> Listener:
+        """Start the workers. After a `stop` it can be started again."""
+        with self._changed:
+            if any(thread.is_alive() for thread in self._threads):
+                raise InvalidRequest("the listener is running")
+            self._stopping.clear()
+            self._over.clear()
+            self._working = self._settings.workers
+            self._failure = None
+            self._threads = [
+                threading.Thread(target=self._work, name=f"pxrs-listener-{number}", daemon=True)
+                for number in range(self._settings.workers)
+            ]
+            if self._settings.deadline is not None:
+                extender = threading.Thread(target=self._extend, name="pxrs-extend", daemon=True)
+                self._threads.append(extender)
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more items and finish those in hand; does not wait. From any thread."""
+        self._stopping.set()
+        for watch in list(self._watches):
+            watch.wake()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until all workers have finished; whether they have.
+
+        In the main thread SIGTERM and SIGINT stop the listener meanwhile. Raises what ended a
+        worker that should have gone on.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        with stop_on_signals(self._stop_from_signal):
+            for thread in self._threads:
+                thread.join(None if deadline is None else max(0.0, deadline - self._now()))
+        if self._failure is not None:
+            raise self._failure
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _stop_from_signal(self) -> None:
+        # A signal handler must not wait for a lock that its own thread may hold.
+        threading.Thread(target=self.stop, daemon=True).start()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self.join()
+
+    # The workers
+
+    def _work(self) -> None:
+        try:
+            self._work_until_stopped()
+        except Closed:
+            self._stopping.set()
+        except BaseException as error:  # noqa: BLE001 - whoever joins is told
+            self._failure = self._failure or error
+            self.stop()
+        finally:
+            with self._changed:
+                self._working -= 1
+                if self._working == 0:
+                    self._over.set()
+
+    def _work_until_stopped(self) -> None:
+        failures = 0
+        watch: Watch | None = None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    if watch is None:
+                        watch = self._queues.watch(self._settings.queue)
+                        self._watches.add(watch)
+                    self._one_item(watch)
+                    failures = 0
+                except PxrsError as error:
+                    if not error.retryable and not isinstance(error, (Fenced, SessionLost)):
+                        raise
+                    failures += 1
+                    self._stopping.wait(_STORE_AWAY.delay(failures, self._random))
+                except Exception:  # noqa: BLE001 - what the serde can't read has failed
+                    self._count(failed=1)
+        finally:
+            if watch is not None:
+                self._watches.discard(watch)
+                watch.close()
+
+    def _one_item(self, watch: Watch) -> None:
+        with self._begin() as work:
+            items = work.take_many(
+                self._settings.queue,
+                1,
+                policy=self._settings.policy,
+                lock_for=self._settings.deadline,
+                watch=watch,
+                stopping=self._stopping.is_set,
+            )
+            if items:
+                self._handle(items[0], work)
+
+    def _handle(self, item: Item, work: UnitOfWork) -> None:
+        self._running[work] = self._now()
+        try:
+            self._handler(item, work)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            work.rollback(f"{type(error).__name__}: {error}")
+            self._count(failed=1)
+            return
+        finally:
+            del self._running[work]
+        work.finish()
+        self._count(handled=1)
+
+    def _count(self, *, handled: int = 0, failed: int = 0) -> None:
+        with self._changed:
+            self.handled += handled
+            self.failed += failed
+
+    def _extend(self) -> None:
+        """Hold on to what is being handled, while its handler lives and may go on."""
+        deadline = self._settings.deadline
+        assert deadline is not None
+        while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
+            for work, since in list(self._running.items()):
+                if self._may_go_on(since):
+                    with suppress(PxrsError):
+                        work.extend(deadline)
+
+    def _may_go_on(self, since: float) -> bool:
+        limit = self._settings.max_handler_time
+        return limit is None or self._now() - since <= limit
+
+    def _now(self) -> float:
+        return self._clock.monotonic()

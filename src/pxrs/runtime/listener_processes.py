@@ -1,0 +1,94 @@
+"""Listener workers in processes of their own: spawned, each with its session and its threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pxrs.core.delivery import Policy
+from pxrs.errors import InvalidRequest
+from pxrs.runtime.processes import Workers, refuse_memory
+from pxrs.runtime.runner import stop_on_signals
+from pxrs.serde import Serde
+
+
+class ListenerJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process is told: the arguments of `listen`, and where the store is."""
+
+    url: str
+    queue: str
+    handler: Callable[..., Any]
+    workers: int
+    policy: Policy
+    deadline: float | None
+    max_handler_time: float | None
+    serde: Serde | None
+
+    def __call__(self, number: int) -> None:
+        """Listen in this process until it is told to stop."""
+        from pxrs.runtime.app import connect
+
+        arguments = msgspec.structs.asdict(self)
+        url, queue = arguments.pop("url"), arguments.pop("queue")
+        handler = arguments.pop("handler")
+        with connect(url) as px:
+            px.listen(queue, handler, **arguments).join()
+
+
+class ProcessListener:
+    """A listener whose workers are processes. One that dies is started again."""
+
+    def __init__(self, job: ListenerJob, count: int) -> None:
+        refuse_memory(job.url)
+        self._job = job
+        self._count = count
+        self._workers: Workers | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def start(self) -> ProcessListener:
+        """Start the processes. After a `stop` it can be started again."""
+        if self._thread is not None and self._thread.is_alive():
+            raise InvalidRequest("the listener is running")
+        self._failure = None
+        self._workers = Workers(self._job, self._count)
+        self._thread = threading.Thread(target=self._run, args=(self._workers,), daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more items and finish those in hand; does not wait. From any thread."""
+        if self._workers is not None:
+            self._workers.stop()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until all processes have finished; whether they have."""
+        if self._thread is None:
+            return True
+        with stop_on_signals(self.stop):
+            self._thread.join(timeout)
+        if self._failure is not None:
+            raise self._failure
+        return not self._thread.is_alive()
+
+    def _run(self, workers: Workers) -> None:
+        try:
+            workers.run()
+        except BaseException as error:  # noqa: BLE001 - whoever joins is told
+            self._failure = error
+
+    def __enter__(self) -> ProcessListener:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self.join()

@@ -1,0 +1,155 @@
+"""Rules that every queue store keeps, whatever it keeps its items in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from pxrs.errors import InvalidRequest, MessageTooLarge, QueueExists
+from pxrs.types import ItemState, NewItem, Queue, QueueChange, QueueLimits
+
+# The lane of a fifo queue's items: there is only one.
+FIFO_LANE = ""
+LIVE = (ItemState.READY, ItemState.DELAYED, ItemState.HELD, ItemState.WAITING)
+LOOSE = (ItemState.READY, ItemState.DELAYED, ItemState.WAITING)
+# How many of a session's latest transactions a store can be asked about.
+REMEMBERED = 64
+DIED_HOLDING = "its holder died, or held it for too long"
+USED_UP = "all its deliveries were used up"
+_MOST_PRIORITY = 2**31
+_LONGEST_DELAY = 10 * 365 * 24 * 3600.0
+_LONGEST_NAME = 249
+_LONGEST_KEY = 1024
+
+
+class Counted(Protocol):
+    """What `pick` has to know of an item. Suspect: its last holder died with it in hand."""
+
+    @property
+    def deliveries(self) -> int: ...
+
+    @property
+    def suspect(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Counted)
+
+
+def pick(candidates: Iterable[C], count: int, most: int | None) -> tuple[list[C], list[C]]:
+    """From items in order: those to hand out, and those that have had all their deliveries.
+
+    A suspect goes out alone: if it kills again, the others' counts are not burnt with it.
+    """
+    chosen: list[C] = []
+    used_up: list[C] = []
+    for item in candidates:
+        if most is not None and item.deliveries >= most:
+            used_up.append(item)
+        elif item.suspect:
+            if not chosen:
+                chosen.append(item)
+            break
+        else:
+            chosen.append(item)
+            if len(chosen) == count:
+                break
+    return chosen, used_up
+
+
+def lane_of(queue: Queue, key: str | None) -> str | None:
+    """What an item has to stay in order with: its key, or the whole of a fifo queue."""
+    return FIFO_LANE if queue.fifo else key
+
+
+def require_same(queue: Queue, fifo: bool) -> Queue:
+    """The queue that is there already, if it is the one that is wanted."""
+    if queue.fifo != fifo:
+        kind = "strict fifo" if queue.fifo else "not fifo"
+        raise QueueExists(f"queue {queue.name!r} exists and is {kind}; delete it first")
+    return queue
+
+
+def validate_name(name: str) -> str:
+    """Refuse what can't be a queue's name."""
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name) <= _LONGEST_NAME
+        or not name.isprintable()
+        or "/" in name
+    ):
+        raise InvalidRequest(
+            f"queue name {name!r}: 1 to {_LONGEST_NAME} printable characters without a slash"
+        )
+    return name
+
+
+def validate_take(count: int, most: int | None, lock_for: float | None) -> None:
+    """Refuse what can't be asked for."""
+    if count < 1:
+        raise InvalidRequest(f"{count} items can't be taken")
+    if most is not None and most < 1:
+        raise InvalidRequest(f"an item that may be delivered {most} times can't be taken")
+    if lock_for is not None:
+        validate_lock(lock_for)
+
+
+def validate_lock(lock_for: float) -> None:
+    """Refuse a time that can't be held for."""
+    if not 0 < lock_for <= _LONGEST_DELAY:
+        raise InvalidRequest(f"items can't be held for {lock_for} s")
+
+
+def validate_change(change: QueueChange, limits: QueueLimits) -> None:
+    """Refuse what some engine could not do, on every engine alike."""
+    total = len(change.remove) + len(change.put)
+    if total > limits.items:
+        raise InvalidRequest(f"{total} items in one transaction; this store takes {limits.items}")
+    if len(set(change.remove)) < len(change.remove):
+        raise InvalidRequest("an item can be removed once")
+    for item in change.put:
+        validate_item(item, limits)
+
+
+def require_first(change: QueueChange | None) -> None:
+    """Refuse a second change in one transaction: it has one holder."""
+    if change is not None:
+        raise InvalidRequest("a transaction changes queues once, when it commits")
+
+
+def validate_item(item: NewItem, limits: QueueLimits) -> None:
+    """Refuse an item that no queue could hold."""
+    validate_name(item.queue)
+    if len(item.body) > limits.body_bytes:
+        raise MessageTooLarge(
+            f"an item of {len(item.body)} bytes for {item.queue!r}; "
+            f"this store takes {limits.body_bytes}"
+        )
+    if not abs(item.priority) < _MOST_PRIORITY:
+        raise InvalidRequest(f"priority {item.priority}; 32 bits are there for it")
+    for name, seconds in (("delay", item.delay), ("window", item.dedupe_window)):
+        if not 0 <= seconds <= _LONGEST_DELAY or math.isnan(seconds):
+            raise InvalidRequest(f"a {name} of {seconds} s; 0 s to ten years can be had")
+    for name, text in (("key", item.key), ("dedupe key", item.dedupe)):
+        if text is not None and not 0 < len(text) <= _LONGEST_KEY:
+            raise InvalidRequest(f"a {name} of {len(text)} characters; 1 to {_LONGEST_KEY} can be")
+    if item.dedupe is not None and item.dedupe_window <= 0:
+        raise InvalidRequest(f"dedupe key {item.dedupe!r} needs a window of time")
+
+
+def validate_for(queue: Queue, item: NewItem) -> None:
+    """Refuse what goes against the queue's order."""
+    if queue.fifo and (item.priority != 0 or item.delay > 0):
+        raise InvalidRequest(
+            f"queue {queue.name!r} is strictly fifo: its items have neither priority nor delay"
+        )
+
+
+def states_or(states: Sequence[ItemState], default: Sequence[ItemState]) -> tuple[ItemState, ...]:
+    """The states that were asked for, or those that are meant when none was."""
+    return tuple(states) or tuple(default)
+
+
+def delay_ms(seconds: float) -> int:
+    """Whole milliseconds, never less than asked for."""
+    return math.ceil(seconds * 1000)

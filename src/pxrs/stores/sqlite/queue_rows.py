@@ -1,0 +1,416 @@
+"""The rows of queues and items, inside somebody's transaction.
+
+A lane is what has to stay in order: the items of a key, or all of a fifo queue. At its front is
+one item that is ready or delayed, or those that one transaction holds; all others wait. Whatever
+changes a front calls `settle`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pxrs.errors import Fenced
+from pxrs.stores.queue_rules import REMEMBERED, delay_ms, lane_of, validate_for
+from pxrs.stores.sqlite.database import in_chunks
+from pxrs.types import Held, Holder, ItemState, NewItem, Queue
+
+READY, DELAYED, HELD, WAITING, DEAD = range(5)
+STATES = (
+    ItemState.READY,
+    ItemState.DELAYED,
+    ItemState.HELD,
+    ItemState.WAITING,
+    ItemState.DEAD,
+)
+# 8 million queues of a trillion items each.
+_NUMBER_BITS = 40
+_INLINE_BYTES = 2048
+
+Lane = tuple[int, str]
+
+_INSERT = """INSERT INTO pxrs_queue_items (id, queue, state, rank, lane, key, visible, deliveries,
+    suspect, put_ms, error, body) VALUES """
+_CANDIDATE = "id, deliveries, suspect, rank, key, put_ms, error, body, lane"
+_SHOW = f"""UPDATE pxrs_queue_items
+    SET state = CASE WHEN visible > ?3 THEN {DELAYED} ELSE {READY} END
+    WHERE id = (SELECT min(id) FROM pxrs_queue_items
+                WHERE queue = ?1 AND lane = ?2 AND state = {WAITING})
+    AND NOT EXISTS (SELECT 1 FROM pxrs_queue_items
+                    WHERE queue = ?1 AND lane = ?2 AND lane IS NOT NULL AND state < {WAITING})"""
+
+
+class QueueRow(NamedTuple):
+    """A queue and its number in the file."""
+
+    id: int
+    info: Queue
+
+
+class Candidate(NamedTuple):
+    """An item that may be handed out."""
+
+    id: int
+    deliveries: int
+    suspect: bool
+    rank: int
+    key: str | None
+    put_ms: int
+    error: str
+    body: bytes | None
+    lane: str | None
+
+
+class HeldRow(NamedTuple):
+    """An item in somebody's hands."""
+
+    id: int
+    queue: int
+    name: str
+    session: str
+    tx: str
+    lane: str | None
+    deliveries: int
+    most: int | None
+    lock_until: float | None
+
+
+class FoundHeld(NamedTuple):
+    """An item that is still in the hands of who asks."""
+
+    id: int
+    lane: str | None
+
+
+def item_id(queue: int, number: int) -> int:
+    """An item's row: its queue's id and its number in it."""
+    return queue << _NUMBER_BITS | number
+
+
+def number_of(item: int) -> int:
+    """What people know an item by."""
+    return item & ((1 << _NUMBER_BITS) - 1)
+
+
+def find_queue(connection: sqlite3.Connection, name: str) -> QueueRow | None:
+    row = connection.execute(
+        "SELECT id, fifo, created FROM pxrs_queues WHERE name = ?", (name,)
+    ).fetchone()
+    if row is None:
+        return None
+    return QueueRow(row[0], Queue(name=name, fifo=bool(row[1]), created_ms=row[2]))
+
+
+def make_queue(connection: sqlite3.Connection, name: str, fifo: bool, now_ms: int) -> QueueRow:
+    cursor = connection.execute(
+        "INSERT INTO pxrs_queues (name, fifo, created, next, put, done) VALUES (?, ?, ?, 1, 0, 0)",
+        (name, fifo, now_ms),
+    )
+    assert cursor.lastrowid is not None
+    return QueueRow(cursor.lastrowid, Queue(name=name, fifo=fifo, created_ms=now_ms))
+
+
+def settle(connection: sqlite3.Connection, lanes: Iterable[Lane], now_ms: int) -> None:
+    """Show the first item of each lane, unless there is one at its front already."""
+    for queue, lane in lanes:
+        connection.execute(_SHOW, (queue, lane, now_ms))
+
+
+def promote_due(connection: sqlite3.Connection, queue: int, now_ms: int) -> None:
+    """Show delayed items whose time has come."""
+    connection.execute(
+        f"UPDATE pxrs_queue_items SET state = {READY} "
+        f"WHERE queue = ? AND state = {DELAYED} AND visible <= ?",
+        (queue, now_ms),
+    )
+
+
+# Putting
+
+
+def put_items(
+    connection: sqlite3.Connection, queue: QueueRow, items: Sequence[NewItem], now_ms: int
+) -> list[int | None]:
+    """Add items at the queue's end; their numbers, None for those that were put before."""
+    for item in items:
+        validate_for(queue.info, item)
+    fresh = [_is_fresh(connection, queue.id, item, now_ms) for item in items]
+    wanted = [item for item, is_fresh in zip(items, fresh, strict=True) if is_fresh]
+    after: int = connection.execute(
+        "UPDATE pxrs_queues SET next = next + ?1, put = put + ?1 WHERE id = ?2 RETURNING next",
+        (len(wanted), queue.id),
+    ).fetchone()[0]
+    first = after - len(wanted)
+    rows = [_row(queue, first + at, item, now_ms) for at, item in enumerate(wanted)]
+    for some in in_chunks(rows, 2000):
+        marks = ",".join(["(?,?,?,?,?,?,?,0,0,?,'',?)"] * len(some))
+        connection.execute(_INSERT + marks, [value for row in some for value in row])
+    for at, item in enumerate(wanted):
+        if len(item.body) > _INLINE_BYTES:
+            store_body(connection, item_id(queue.id, first + at), item.body)
+    lanes = {lane for item in wanted if (lane := lane_of(queue.info, item.key)) is not None}
+    settle(connection, ((queue.id, lane) for lane in lanes), now_ms)
+    numbers = iter(range(first, after))
+    return [next(numbers) if is_fresh else None for is_fresh in fresh]
+
+
+def _row(queue: QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:
+    lane = lane_of(queue.info, item.key)
+    visible = now_ms + delay_ms(item.delay) if item.delay else now_ms
+    state = WAITING if lane is not None else DELAYED if item.delay else READY
+    body = item.body if len(item.body) <= _INLINE_BYTES else None
+    return (
+        item_id(queue.id, number),
+        queue.id,
+        state,
+        -item.priority,
+        lane,
+        item.key,
+        visible,
+        now_ms,
+        body,
+    )
+
+
+def _is_fresh(connection: sqlite3.Connection, queue: int, item: NewItem, now_ms: int) -> bool:
+    if item.dedupe is None:
+        return True
+    connection.execute(
+        "DELETE FROM pxrs_queue_seen WHERE queue = ? AND until <= ?", (queue, now_ms)
+    )
+    until = now_ms + delay_ms(item.dedupe_window)
+    cursor = connection.execute(
+        "INSERT OR IGNORE INTO pxrs_queue_seen VALUES (?, ?, ?)", (queue, item.dedupe, until)
+    )
+    return cursor.rowcount == 1
+
+
+def store_body(connection: sqlite3.Connection, item: int, body: bytes) -> None:
+    connection.execute("INSERT INTO pxrs_queue_bodies VALUES (?, ?)", (item, body))
+
+
+def load_body(connection: sqlite3.Connection, item: int, body: bytes | None) -> bytes:
+    """The body of an item, from its row or from where the large ones lie."""
+    if body is not None:
+        return body
+    row = connection.execute("SELECT body FROM pxrs_queue_bodies WHERE id = ?", (item,)).fetchone()
+    return bytes(row[0])
+
+
+# Taking
+
+
+def ready_items(connection: sqlite3.Connection, queue: int, count: int) -> list[Candidate]:
+    """What is at hand, by priority and age. Suspects and used-up ones are among them."""
+    rows = connection.execute(
+        f"SELECT {_CANDIDATE} FROM pxrs_queue_items WHERE queue = ? AND state = {READY} "
+        "ORDER BY rank, id LIMIT ?",
+        (queue, count),
+    ).fetchall()
+    return [Candidate(*row) for row in rows]
+
+
+def following_items(
+    connection: sqlite3.Connection,
+    queue: int,
+    lanes: Sequence[str],
+    count: int,
+    now_ms: int,
+) -> list[Candidate]:
+    """What follows in the lanes that the holder has the front of, up to what is not due yet."""
+    found: list[Candidate] = []
+    for lane in lanes:
+        rows = connection.execute(
+            f"SELECT {_CANDIDATE}, visible FROM pxrs_queue_items "
+            f"WHERE queue = ? AND lane = ? AND state = {WAITING} ORDER BY id LIMIT ?",
+            (queue, lane, count - len(found)),
+        ).fetchall()
+        for row in rows:
+            if row[-1] > now_ms:
+                break
+            found.append(Candidate(*row[:-1]))
+        if len(found) == count:
+            break
+    return found
+
+
+def lanes_held(connection: sqlite3.Connection, queue: int, holder: Holder) -> list[str]:
+    rows = connection.execute(
+        "SELECT DISTINCT lane FROM pxrs_queue_items "
+        f"WHERE queue = ? AND session = ? AND tx = ? AND state = {HELD} AND lane IS NOT NULL",
+        (queue, *holder),
+    ).fetchall()
+    return sorted(row[0] for row in rows)
+
+
+def hold(
+    connection: sqlite3.Connection,
+    items: Sequence[int],
+    holder: Holder,
+    most: int | None,
+    lock_until: float | None,
+    now_ms: int,
+) -> None:
+    """Put items into the holder's hands and count the delivery."""
+    for some in in_chunks(items):
+        marks = ",".join("?" * len(some))
+        connection.execute(
+            f"UPDATE pxrs_queue_items SET state = {HELD}, deliveries = deliveries + 1, "
+            f"session = ?, tx = ?, most = ?, lock_until = ?, taken_ms = ? WHERE id IN ({marks})",
+            (*holder, most, lock_until, now_ms, *some),
+        )
+
+
+def first_due_ms(connection: sqlite3.Connection, queue: int) -> int | None:
+    """When the next delayed item shows."""
+    row = connection.execute(
+        f"SELECT min(visible) FROM pxrs_queue_items WHERE queue = ? AND state = {DELAYED}",
+        (queue,),
+    ).fetchone()
+    due: int | None = row[0]
+    return due
+
+
+def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
+    """Everything in somebody's hands, in one queue or in all."""
+    rows = connection.execute(
+        "SELECT i.id, i.queue, q.name, i.session, i.tx, i.lane, i.deliveries, i.most, i.lock_until "
+        "FROM pxrs_queue_items i JOIN pxrs_queues q ON q.id = i.queue "
+        f"WHERE i.state = {HELD} AND (?1 IS NULL OR i.queue = ?1) ORDER BY i.id",
+        (queue,),
+    ).fetchall()
+    return [HeldRow(*row) for row in rows]
+
+
+# Ending
+
+
+def remove_held(
+    connection: sqlite3.Connection, queue: int, holder: Holder, held: Sequence[Held], now: float
+) -> list[str]:
+    """Remove what the holder has handled; the lanes it was in. Raises `Fenced` if it lost any.
+
+    The fence stands in the statement: holder, delivery and deadline are those of the row.
+    """
+    lanes: set[str] = set()
+    apart: list[int] = []
+    gone = 0
+    for some in in_chunks(held):
+        marks = ",".join(["(?,?)"] * len(some))
+        pairs = [value for each in some for value in (item_id(queue, each.id), each.delivery)]
+        rows = connection.execute(
+            f"DELETE FROM pxrs_queue_items WHERE (id, deliveries) IN (VALUES {marks}) "
+            f"AND state = {HELD} AND session = ? AND tx = ? "
+            "AND (lock_until IS NULL OR lock_until > ?) RETURNING id, lane, body IS NULL",
+            (*pairs, *holder, now),
+        ).fetchall()
+        gone += len(rows)
+        lanes |= {lane for _, lane, _ in rows if lane is not None}
+        apart += [number for number, _, is_apart in rows if is_apart]
+    if gone < len(held):
+        raise Fenced(
+            f"{len(held) - gone} of {len(held)} items of queue {held[0].queue!r} are not held "
+            "any more; somebody else has them, or will"
+        )
+    remove_bodies(connection, apart)
+    connection.execute("UPDATE pxrs_queues SET done = done + ? WHERE id = ?", (gone, queue))
+    return sorted(lanes)
+
+
+def remove_bodies(connection: sqlite3.Connection, items: Sequence[int]) -> None:
+    for some in in_chunks(items):
+        marks = ",".join("?" * len(some))
+        connection.execute(f"DELETE FROM pxrs_queue_bodies WHERE id IN ({marks})", some)
+
+
+def give_back(
+    connection: sqlite3.Connection,
+    item: int,
+    *,
+    visible: int,
+    error: str,
+    suspect: bool,
+    now_ms: int,
+) -> None:
+    """Nobody holds it any more. In a lane it waits, and `settle` shows it."""
+    connection.execute(
+        "UPDATE pxrs_queue_items SET state = CASE WHEN lane IS NOT NULL THEN "
+        f"{WAITING} WHEN ?2 > ?5 THEN {DELAYED} ELSE {READY} END, visible = ?2, "
+        "error = CASE WHEN ?3 = '' THEN error ELSE ?3 END, suspect = ?4, "
+        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
+        (item, visible, error, suspect, now_ms),
+    )
+
+
+def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> None:
+    """It is dead: it stays, with what is known of its end, until somebody looks after it."""
+    connection.execute(
+        f"UPDATE pxrs_queue_items SET state = {DEAD}, dead_ms = ?3, "
+        "error = CASE WHEN ?2 = '' THEN error ELSE ?2 END, "
+        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
+        (item, error, now_ms),
+    )
+
+
+def find_held(
+    connection: sqlite3.Connection, queue: int, holder: Holder, held: Held, now: float
+) -> FoundHeld | None:
+    """The item, if it is held just so; None if it is not, or not any more."""
+    row = connection.execute(
+        f"SELECT id, lane FROM pxrs_queue_items WHERE id = ? AND state = {HELD} "
+        "AND deliveries = ? AND session = ? AND tx = ? AND (lock_until IS NULL OR lock_until > ?)",
+        (item_id(queue, held.id), held.delivery, *holder, now),
+    ).fetchone()
+    return FoundHeld(*row) if row else None
+
+
+def extend(
+    connection: sqlite3.Connection,
+    queue: int,
+    holder: Holder,
+    held: Sequence[Held],
+    now: float,
+    lock_until: float,
+) -> int:
+    """Hold on until then; how many are still held."""
+    total = 0
+    for some in in_chunks(held):
+        marks = ",".join(["(?,?)"] * len(some))
+        pairs = [value for each in some for value in (item_id(queue, each.id), each.delivery)]
+        total += connection.execute(
+            f"UPDATE pxrs_queue_items SET lock_until = ? WHERE (id, deliveries) IN (VALUES {marks})"
+            f" AND state = {HELD} AND session = ? AND tx = ? "
+            "AND (lock_until IS NULL OR lock_until > ?)",
+            (lock_until, *pairs, *holder, now),
+        ).rowcount
+    return total
+
+
+# Remembering commits
+
+
+def remember(connection: sqlite3.Connection, holder: Holder) -> None:
+    connection.execute(
+        "INSERT INTO pxrs_queue_commits VALUES (?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET tx = excluded.tx",
+        (holder.session, _slot(holder), holder.transaction),
+    )
+
+
+def is_remembered(connection: sqlite3.Connection, holder: Holder) -> bool:
+    row = connection.execute(
+        "SELECT tx FROM pxrs_queue_commits WHERE session = ? AND slot = ?",
+        (holder.session, _slot(holder)),
+    ).fetchone()
+    return row is not None and row[0] == holder.transaction
+
+
+def forget_sessions(connection: sqlite3.Connection, sessions: Sequence[str]) -> None:
+    marks = ",".join("?" * len(sessions))
+    connection.execute(f"DELETE FROM pxrs_queue_commits WHERE session IN ({marks})", sessions)
+
+
+def _slot(holder: Holder) -> int:
+    return zlib.crc32(holder.transaction.encode()) % REMEMBERED

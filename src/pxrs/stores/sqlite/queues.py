@@ -1,0 +1,414 @@
+"""QueueStore on SQLite: one row per item, one writer for all.
+
+An item is counted and held in one transaction, and removed in another together with what its
+handling put. A holder is a session of `sessions.py`; what a dead one holds is freed by whoever
+looks next: a `take` that finds nothing, and every `take` after a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.errors import Fenced, SessionLost
+from pxrs.stores.queue_rules import (
+    DIED_HOLDING,
+    USED_UP,
+    delay_ms,
+    pick,
+    validate_change,
+    validate_lock,
+    validate_take,
+)
+from pxrs.stores.sqlite import queue_ahead as ahead
+from pxrs.stores.sqlite import queue_rows as rows
+from pxrs.stores.sqlite.coord import SqliteCoord
+from pxrs.stores.sqlite.database import Database, Turn
+from pxrs.stores.sqlite.ears import Ears, SlotWatch
+from pxrs.stores.sqlite.queue_ahead import Habits
+from pxrs.stores.sqlite.queue_rows import Candidate, HeldRow, QueueRow
+from pxrs.stores.sqlite.queue_upkeep import QueueUpkeep, slot_of
+from pxrs.types import (
+    Delivery,
+    Held,
+    Holder,
+    NewItem,
+    QueueChange,
+    QueueLimits,
+    Release,
+    Taken,
+)
+
+LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
+_REAP_EVERY = 0.1
+
+
+class Wanted(NamedTuple):
+    """What a `take` asks for."""
+
+    holder: Holder
+    number: int
+    most: int | None
+    lock_for: float | None
+
+
+class SqliteQueues(QueueUpkeep):
+    """See `pxrs.stores.api.QueueStore`."""
+
+    limits = LIMITS
+
+    def __init__(
+        self,
+        database: Database,
+        coord: SqliteCoord,
+        ears: Ears,
+        clock: Clock,
+        *,
+        set_aside: bool = True,
+    ) -> None:
+        super().__init__(database, clock)
+        self._habits = Habits(set_aside)
+        self._coord = coord
+        self._ears = ears
+        self._next_reap = 0.0
+        # Queues that had nothing for whoever took last: the next one looks before it writes.
+        self._found_empty: set[str] = set()
+
+    # Taking
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+    ) -> Taken:
+        validate_take(count, most, lock_for)
+        wanted = Wanted(holder, count, most, lock_for)
+        if queue in self._found_empty:
+            due = self._glance(queue, holder)
+            if due is None or due > 0:
+                self._require_session(holder.session)
+                return Taken([], due)
+        taken = None
+        if self._habits.expects(queue):
+            taken = self._database.write(
+                lambda turn: self._take_ahead(turn, queue, wanted), synced=False
+            )
+        if taken is None:
+            taken = self._database.write(lambda turn: self._take(turn, queue, wanted))
+        self._habits.took(queue, most, self._clock.monotonic())
+        if taken.items:
+            self._found_empty.discard(queue)
+        else:
+            self._found_empty.add(queue)
+        return taken
+
+    def _take_ahead(self, turn: Turn, name: str, wanted: Wanted) -> Taken | None:
+        """Hand out what was set aside, if it is just what is wanted. See `queue_ahead`."""
+        self._require_session(wanted.holder.session)
+        connection = turn.connection
+        queue = rows.find_queue(connection, name)
+        if queue is None:
+            return None
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        rows.promote_due(connection, queue.id, now_ms)
+        chosen = ahead.waiting(connection, queue.id, wanted.holder.session, wanted.number)
+        if not chosen:
+            return None
+        ids = [item.id for item in chosen]
+        if (
+            len(ids) < wanted.number
+            or any(wanted.most is not None and each.deliveries >= wanted.most for each in chosen)
+            or ahead.is_outranked(connection, queue.id, chosen[0].rank)
+        ):
+            ahead.put_back(connection, ids)
+            return None
+        until = None if wanted.lock_for is None else now + wanted.lock_for
+        ahead.hand_out(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        return Taken([_delivery(connection, queue, item) for item in chosen], None)
+
+    def _take(self, turn: Turn, name: str, wanted: Wanted) -> Taken:
+        self._require_session(wanted.holder.session)
+        connection = turn.connection
+        queue = rows.find_queue(connection, name)
+        if queue is None:
+            return Taken([], None)
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        if now >= self._next_reap:
+            self._reap_queue(turn, queue.id)
+            self._next_reap = now + _REAP_EVERY
+        rows.promote_due(connection, queue.id, now_ms)
+        chosen = self._choose(turn, queue, wanted, now_ms)
+        if not chosen and self._reap_queue(turn, queue.id):
+            chosen = self._choose(turn, queue, wanted, now_ms)
+        if not chosen:
+            return Taken([], self._due(connection, queue.id))
+        until = None if wanted.lock_for is None else now + wanted.lock_for
+        ids = [item.id for item in chosen]
+        rows.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        turn.weight += sum(len(item.body or b"") for item in chosen)
+        return Taken([_delivery(connection, queue, item) for item in chosen], None)
+
+    def _choose(self, turn: Turn, queue: QueueRow, wanted: Wanted, now_ms: int) -> list[Candidate]:
+        while True:
+            candidates = self._candidates(turn.connection, queue, wanted, now_ms)
+            chosen, used_up = pick(candidates, wanted.number, wanted.most)
+            for item in used_up:
+                rows.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
+                if item.lane is not None:
+                    rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)
+            if chosen or not used_up:
+                return chosen
+
+    def _candidates(
+        self, connection: sqlite3.Connection, queue: QueueRow, wanted: Wanted, now_ms: int
+    ) -> list[Candidate]:
+        """Fronts first, then what follows what the holder has or is about to have."""
+        found = rows.ready_items(connection, queue.id, wanted.number)
+        missing = wanted.number - len(found)
+        if missing == 0:
+            return found
+        lanes = [item.lane for item in found if item.lane is not None]
+        lanes += rows.lanes_held(connection, queue.id, wanted.holder)
+        if lanes:
+            found += rows.following_items(
+                connection, queue.id, list(dict.fromkeys(lanes)), missing, now_ms
+            )
+        return found
+
+    def _glance(self, name: str, holder: Holder) -> float | None:
+        """Seconds until a `take` may find something, 0 if it may now; None if nobody knows.
+
+        It only reads: workers that wait must not line up for the writer to be told to wait.
+        """
+        with self._database.reading() as connection:
+            queue = rows.find_queue(connection, name)
+            if queue is None:
+                return None
+            if rows.ready_items(connection, queue.id, 1):
+                return 0.0
+            if rows.lanes_held(connection, queue.id, holder):
+                return 0.0
+            if ahead.waiting(connection, queue.id, holder.session, 1):
+                return 0.0
+            if any(self._is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
+                return 0.0
+            return self._due(connection, queue.id)
+
+    def _due(self, connection: sqlite3.Connection, queue: int) -> float | None:
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        waits = []
+        visible = rows.first_due_ms(connection, queue)
+        if visible is not None:
+            waits.append(max(0.0, (visible - now_ms) / 1000))
+        waits += [
+            max(0.0, held.lock_until - now)
+            for held in rows.held_rows(connection, queue)
+            if held.lock_until is not None
+        ]
+        return min(waits, default=None)
+
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        validate_lock(lock_for)
+
+        def work(turn: Turn) -> None:
+            self._require_session(holder.session)
+            now = self._clock.monotonic()
+            for name, some in _by_queue(held).items():
+                queue = rows.find_queue(turn.connection, name)
+                if queue is None or len(some) > rows.extend(
+                    turn.connection, queue.id, holder, some, now, now + lock_for
+                ):
+                    raise Fenced(f"an item of queue {name!r} is not held any more")
+
+        self._database.write(work)
+
+    # Committing
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        validate_change(change, LIMITS)
+        removed = Counter(held.queue for held in change.remove)
+
+        def work(turn: Turn) -> list[int | None]:
+            numbers = self.apply_in(turn, change)
+            for name, count in removed.items():
+                if self._habits.expects(name):
+                    self._set_aside(turn, name, change.holder.session, count)
+            return numbers
+
+        numbers = self._database.write(work)
+        for name in removed:
+            self._habits.committed(name, self._clock.monotonic())
+        return numbers
+
+    def _set_aside(self, turn: Turn, name: str, session: str, count: int) -> None:
+        queue = rows.find_queue(turn.connection, name)
+        if queue is not None:
+            most, now = self._habits.most(name), self._clock.monotonic()
+            ahead.set_aside(turn.connection, queue.id, session, count, most, now)
+
+    def apply_in(self, turn: Turn, change: QueueChange) -> list[int | None]:
+        """`apply` inside the caller's write transaction."""
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        if change.remove:
+            self._require_session(change.holder.session)
+            for name, held in sorted(_by_queue(change.remove).items()):
+                self._remove(turn, name, change.holder, held, now, now_ms)
+        numbers = self._put(turn, change.put, now_ms)
+        rows.remember(turn.connection, change.holder)
+        return numbers
+
+    def _remove(
+        self, turn: Turn, name: str, holder: Holder, held: Sequence[Held], now: float, now_ms: int
+    ) -> None:
+        queue = rows.find_queue(turn.connection, name)
+        if queue is None:
+            raise Fenced(f"queue {name!r} was deleted, and its items with it")
+        lanes = rows.remove_held(turn.connection, queue.id, holder, held, now)
+        if lanes:
+            rows.settle(turn.connection, ((queue.id, lane) for lane in lanes), now_ms)
+            turn.slots.add(slot_of(name))
+
+    def _put(self, turn: Turn, items: Sequence[NewItem], now_ms: int) -> list[int | None]:
+        numbers: list[int | None] = [None] * len(items)
+        places: dict[str, list[int]] = {}
+        for at, item in enumerate(items):
+            places.setdefault(item.queue, []).append(at)
+        for name, where in sorted(places.items()):
+            queue = rows.find_queue(turn.connection, name)
+            if queue is None:
+                queue = rows.make_queue(turn.connection, name, False, now_ms)
+            some = [items[at] for at in where]
+            for at, number in zip(
+                where, rows.put_items(turn.connection, queue, some, now_ms), strict=True
+            ):
+                numbers[at] = number
+            turn.slots.add(slot_of(name))
+            turn.weight += sum(len(item.body) for item in some)
+        return numbers
+
+    def applied(self, holder: Holder) -> bool:
+        return self._database.write(lambda turn: rows.is_remembered(turn.connection, holder))
+
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        self._database.write(lambda turn: self._release(turn, holder, releases))
+
+    def _release(self, turn: Turn, holder: Holder, releases: Sequence[Release]) -> None:
+        if not self._coord.is_alive(holder.session):
+            return
+        connection = turn.connection
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        lanes: set[rows.Lane] = set()
+        for release in releases:
+            queue = rows.find_queue(connection, release.held.queue)
+            if queue is None:
+                continue
+            found = rows.find_held(connection, queue.id, holder, release.held, now)
+            if found is None:
+                continue
+            if release.dead:
+                rows.bury(connection, found.id, release.error, now_ms)
+            else:
+                rows.give_back(
+                    connection,
+                    found.id,
+                    visible=now_ms + delay_ms(release.delay),
+                    error=release.error,
+                    suspect=False,
+                    now_ms=now_ms,
+                )
+            if found.lane is not None:
+                lanes.add((queue.id, found.lane))
+            turn.slots.add(slot_of(release.held.queue))
+        rows.settle(connection, lanes, now_ms)
+
+    # What the dead leave behind
+
+    def reap(self) -> float | None:
+        with self._database.reading() as connection:
+            alive: dict[str, bool] = {}
+            lost = [held for held in rows.held_rows(connection) if self._is_lost(held, alive)]
+            queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
+            gone = self._ended_sessions(connection)
+        if lost or gone:
+            self._database.write(lambda turn: self._reap(turn, queues, gone))
+        with self._database.reading() as connection:
+            dues = [self._due(connection, queue) for queue in queues]
+        return min((due for due in dues if due is not None), default=None)
+
+    def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
+        for queue in queues:
+            self._reap_queue(turn, queue)
+        if gone:
+            rows.forget_sessions(turn.connection, gone)
+
+    def _reap_queue(self, turn: Turn, queue: int) -> bool:
+        """Free what nobody holds any more in one queue; whether there was something."""
+        connection = turn.connection
+        now_ms = self._clock.wall_ms()
+        alive: dict[str, bool] = {}
+        lost = [held for held in rows.held_rows(connection, queue) if self._is_lost(held, alive)]
+        for held in lost:
+            if not ahead.was_handed_out(held.tx):
+                ahead.put_back(connection, [held.id])
+            elif held.most is not None and held.deliveries >= held.most:
+                rows.bury(connection, held.id, DIED_HOLDING, now_ms)
+            else:
+                rows.give_back(
+                    connection,
+                    held.id,
+                    visible=now_ms,
+                    error=DIED_HOLDING,
+                    suspect=True,
+                    now_ms=now_ms,
+                )
+            turn.slots.add(slot_of(held.name))
+        rows.settle(
+            connection, {(queue, held.lane) for held in lost if held.lane is not None}, now_ms
+        )
+        return bool(lost)
+
+    def _is_lost(self, held: HeldRow, alive: dict[str, bool]) -> bool:
+        if held.lock_until is not None and held.lock_until <= self._clock.monotonic():
+            return True
+        if held.session not in alive:
+            alive[held.session] = self._coord.is_alive(held.session)
+        return not alive[held.session]
+
+    def _ended_sessions(self, connection: sqlite3.Connection) -> list[str]:
+        found = connection.execute("SELECT DISTINCT session FROM pxrs_queue_commits").fetchall()
+        return [name for (name,) in found if not self._coord.is_alive(name)]
+
+    def _require_session(self, session: str) -> None:
+        if not self._coord.is_alive(session):
+            raise SessionLost(f"session {session} is over, and what it held is free")
+
+    def watch(self, *queues: str) -> SlotWatch:
+        return self._ears.watch(frozenset(map(slot_of, queues)), sessions=True)
+
+    def close(self) -> None:
+        self._found_empty.clear()
+
+
+def _delivery(connection: sqlite3.Connection, queue: QueueRow, item: Candidate) -> Delivery:
+    return Delivery(
+        held=Held(queue.info.name, rows.number_of(item.id), item.deliveries + 1),
+        body=rows.load_body(connection, item.id, item.body),
+        key=item.key,
+        priority=-item.rank,
+        put_ms=item.put_ms,
+        error=item.error,
+    )
+
+
+def _by_queue(held: Sequence[Held]) -> dict[str, list[Held]]:
+    found: dict[str, list[Held]] = {}
+    for each in held:
+        found.setdefault(each.queue, []).append(each)
+    return found

@@ -1,0 +1,162 @@
+"""`aio`'s `run`: coroutine functions as handlers, stopping and cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import pxrs
+from pxrs import Backoff, Message, aio
+from support.loops import PATIENCE, run
+
+pytestmark = pytest.mark.engine("sqlite")
+
+ONCE = Backoff(attempts=1)
+
+
+@asynccontextmanager
+async def sent(folder: Path, count: int) -> AsyncIterator[aio.Pxrs]:
+    async with aio.connect(f"sqlite:///{folder}/store.db") as px:
+        await px.create_topic("orders", 2)
+        async with px.producer() as producer:
+            for number in range(count):
+                await producer.send("orders", str(number), key=f"k{number}")
+        yield px
+
+
+async def left_behind(px: aio.Pxrs) -> int:
+    info = await px.groups.describe("g")
+    assert info.members == ()
+    return info.lag
+
+
+def test_a_coroutine_function_handles_and_stop_drains(tmp_path: Path) -> None:
+    async def main() -> None:
+        seen: list[int] = []
+        async with sent(tmp_path, 50) as px:
+
+            async def handle(message: Message) -> None:
+                await asyncio.sleep(0)
+                seen.append(int(message.value))
+                if len(seen) == 50:
+                    px.stop()
+
+            await px.run(handle, topic="orders", group="g")
+            assert sorted(seen) == list(range(50))
+            assert await left_behind(px) == 0
+
+    run(main())
+
+
+def test_as_many_are_awaited_as_there_are_workers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with sent(tmp_path, 8) as px:
+            together = asyncio.Barrier(8)
+
+            async def handle(message: Message) -> None:
+                await together.wait()
+                px.stop()
+
+            await px.run(handle, topic="orders", group="g", workers=8, parallel="key")
+            assert await left_behind(px) == 0
+
+    run(main())
+
+
+def test_a_plain_function_is_called_by_threads(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with sent(tmp_path, 5) as px:
+            seen: list[bytes] = []
+
+            def handle(message: Message) -> None:
+                seen.append(message.value)
+                if len(seen) == 5:
+                    px.stop()
+
+            await px.run(handle, topic="orders", group="g")
+            assert await left_behind(px) == 0
+
+    run(main())
+
+
+def test_a_cancelled_run_leaves_the_group_and_its_messages(tmp_path: Path) -> None:
+    """What was awaited is neither handled nor failed: it is not even the last attempt."""
+
+    async def main() -> None:
+        async with sent(tmp_path, 2) as px:
+            began, ended = asyncio.Event(), asyncio.Event()
+
+            async def handle(message: Message) -> None:
+                began.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ended.set()
+
+            task = asyncio.create_task(px.run(handle, topic="orders", group="g", retry=ONCE))
+            await began.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert ended.is_set()
+            assert await left_behind(px) == 2
+            assert [topic.name for topic in await px.topics()] == ["orders"]
+
+    run(main())
+
+
+def test_a_run_cancelled_before_it_has_begun_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with sent(tmp_path, 1) as px:
+            seen: list[Message] = []
+
+            async def handle(message: Message) -> None:
+                seen.append(message)
+
+            task = asyncio.create_task(px.run(handle, topic="orders", group="g"))
+            await asyncio.sleep(0)  # one turn: the run is made, its thread may not have begun
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with px.consumer("orders", "g") as consumer:
+                assert len(seen) + len(await consumer.poll(timeout=PATIENCE)) >= 1
+
+    run(main())
+
+
+def test_a_handler_that_raises_goes_through_the_policy(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with sent(tmp_path, 3) as px:
+            bad = asyncio.CancelledError, ValueError, pxrs.PxrsError
+            tries: list[bytes] = []
+
+            async def handle(message: Message) -> None:
+                tries.append(message.value)
+                if len(tries) == 3:
+                    px.stop()
+                raise bad[int(message.value)]("no")
+
+            await px.run(handle, topic="orders", group="g", retry=ONCE)
+            assert await left_behind(px) == 0
+            assert (await px.describe_topic("orders.dlq")).messages == 3
+            with pytest.raises(pxrs.HandlerFailed):
+                async with px.producer() as producer:
+                    await producer.send("orders", "1")
+                await px.run(handle, topic="orders", group="g", retry=ONCE, on_failure=pxrs.Stop())
+            assert await left_behind(px) == 1
+
+    run(main())
+
+
+def test_the_blocking_run_refuses_coroutine_functions() -> None:
+    async def handle(message: Message) -> None:
+        pass
+
+    with pxrs.connect("memory://") as px:
+        px.create_topic("orders", 1)
+        with pytest.raises(pxrs.InvalidRequest, match="aio"):
+            px.run(handle, topic="orders", group="g")
