@@ -69,9 +69,8 @@ def test_all_parts_are_closed_though_one_fails() -> None:
         raise OSError("no")
 
     with open_stores_of_memory() as memory:
-        stores = CompositeStores(
-            "x", memory.stores.coord, memory.stores.log, [lambda: closed.append("first"), fail]
-        )
+        parts = memory.stores.coord, memory.stores.log, None
+        stores = CompositeStores("x", *parts, [lambda: closed.append("first"), fail])
         with pytest.raises(OSError, match="no"):
             stores.close()
         assert closed == ["second", "first"]
