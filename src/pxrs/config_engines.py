@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 import msgspec
 
@@ -149,6 +149,29 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
         replicas=int(replicas),
         domain=url.options.get("domain"),
         timeout=positive_seconds(url.options, "timeout", 20.0),
+    )
+
+
+class SqlSettings(msgspec.Struct, frozen=True):
+    """A URL as SQLAlchemy takes it, and one without a password for messages."""
+
+    url: str
+    shown: str
+
+
+_DRIVERS = {"mysql": "pymysql", "mariadb": "pymysql", "oracle": "oracledb"}
+
+
+def sql_settings(url: StoreUrl) -> SqlSettings:
+    """`mysql://user:password@host/database`; options are the driver's own."""
+    dialect, plus, driver = url.scheme.partition("+")
+    scheme = f"{dialect}+{driver if plus else _DRIVERS[dialect]}"
+    query = f"?{urlencode(url.options)}" if url.options else ""
+    if not url.place.partition("/")[2]:
+        raise ConfigError(f"{dialect}:// names no database; try {dialect}://user@host/database")
+    return SqlSettings(
+        url=f"{scheme}://{url.place}{query}",
+        shown=f"{dialect}://{url.place.rpartition('@')[2]}",
     )
 
 

@@ -60,7 +60,7 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
 
 def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
-    part = _OPENERS[parsed.scheme](parsed)
+    part = _OPENERS[parsed.scheme.partition("+")[0]](parsed)
     opened.append(part)
     return part
 
@@ -114,10 +114,22 @@ def _nats(url: StoreUrl) -> Opened:
     return Opened(log.close, log=log)
 
 
+def _sql(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import sql_settings
+    from pxrs.stores.sql.coord import SqlCoord
+
+    settings = sql_settings(url)
+    coord = SqlCoord(settings.url, settings.shown)
+    return Opened(coord.close, coord=coord)
+
+
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "etcd": _etcd,
     "zookeeper": _zookeeper,
     "nats": _nats,
+    "mysql": _sql,
+    "mariadb": _sql,
+    "oracle": _sql,
 }
