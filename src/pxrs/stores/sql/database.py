@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise MissingExtra("this database", "sql") from error
 
-from pxrs.stores.sql.schema import SCHEMA, metadata
+from pxrs.stores.sql.schema import PARTITIONS_VIEW, SCHEMA, metadata
 from pxrs.stores.sql.statements import FIRST_META, SCHEMA_VERSION
 
 T = TypeVar("T")
@@ -147,19 +147,37 @@ class Database:
         return StoreError(text)
 
     def _create(self) -> None:
-        """Make the tables that are missing; several processes may do so at once."""
+        """Make the tables if they are missing; several processes may do so at once."""
         try:
-            with suppress(exc.DBAPIError), self._writing.begin() as connection:
-                metadata.create_all(connection, checkfirst=True)
-            with suppress(exc.IntegrityError), self._writing.begin() as connection:
-                if connection.execute(SCHEMA_VERSION).first() is None:
+            found = self._schema_version()
+            if found is None:
+                with suppress(exc.DBAPIError), self._writing.begin() as connection:
+                    metadata.create_all(connection, checkfirst=True)
+                self._create_view()
+                with suppress(exc.IntegrityError), self._writing.begin() as connection:
                     connection.execute(FIRST_META, {"schema_version": SCHEMA})
-            with self._reading.connect() as connection:
-                found = connection.execute(SCHEMA_VERSION).scalar_one()
+                with self._reading.connect() as connection:
+                    found = connection.execute(SCHEMA_VERSION).scalar_one()
         except exc.DBAPIError as error:
             raise self.translated(error) from error
         if found != SCHEMA:
             raise SchemaMismatch(f"{self.place} has schema {found}; this pxrs knows {SCHEMA}")
+
+    def _schema_version(self) -> int | None:
+        """None if there is none yet, or no table for it."""
+        with self._reading.connect() as connection:
+            try:
+                return connection.execute(SCHEMA_VERSION).scalar_one_or_none()
+            except (exc.ProgrammingError, exc.DatabaseError) as error:
+                if error.connection_invalidated or isinstance(error, exc.OperationalError):
+                    raise
+                return None
+
+    def _create_view(self) -> None:
+        """For people: whoever may not make views does without."""
+        if self._writing.dialect.name in ("mysql", "mariadb"):
+            with suppress(exc.DBAPIError), self._writing.begin() as connection:
+                connection.exec_driver_sql(PARTITIONS_VIEW)
 
 
 def _set_up_mysql(connection: Any, record: Any) -> None:

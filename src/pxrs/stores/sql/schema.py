@@ -13,7 +13,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Dialect,
-    Float,
+    Double,
     Index,
     Integer,
     LargeBinary,
@@ -70,7 +70,7 @@ _MOMENT = (
     .with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     .with_variant(oracle.TIMESTAMP(), "oracle")
 )
-_SECONDS = Float(53)
+_SECONDS: Double[float] = Double()
 
 metadata = MetaData()
 
@@ -109,6 +109,22 @@ META = Table(
     Column("removals", BigInteger, nullable=False),
     mysql_engine="InnoDB",
 )
+
+
+# What an operator sees: who owns which partition, and how far it is.
+PARTITIONS_VIEW = """CREATE OR REPLACE VIEW pxrs_partitions AS
+    SELECT SUBSTRING_INDEX(SUBSTRING(claim.k, 8), '/', 1) AS `group`, topic.name AS topic,
+        CAST(SUBSTRING_INDEX(claim.k, '/', -1) AS UNSIGNED) AS `partition`,
+        JSON_VALUE(claim.v, '$.name') AS owner,
+        CAST(JSON_VALUE(claim.v, '$.checkpoint') AS SIGNED) AS checkpoint,
+        CAST(JSON_VALUE(claim.v, '$.epoch') AS SIGNED) AS epoch,
+        CAST(JSON_VALUE(claim.v, '$.at_ms') AS SIGNED) AS heartbeat
+    FROM (SELECT CONVERT(name USING utf8mb4) AS k, CONVERT(body USING utf8mb4) AS v
+            FROM pxrs_coord WHERE name > 'claims/' AND name < 'claims0') claim
+    JOIN (SELECT SUBSTRING(CONVERT(name USING utf8mb4), 8) AS name,
+                JSON_VALUE(CONVERT(body USING utf8mb4), '$.id') AS id
+            FROM pxrs_coord WHERE name > 'topics/' AND name < 'topics0') topic
+        ON topic.id = SUBSTRING_INDEX(SUBSTRING_INDEX(claim.k, '/', -2), '/', 1)"""
 
 
 class utc_now(FunctionElement[Any]):  # noqa: N801 - reads as a function of SQL
