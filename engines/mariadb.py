@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from engines.engine import Engine, Plan
 from engines.places import HOST
 from engines.probes import version_of
-from engines.process import Command
+from engines.process import Command, run_as
 from engines.sources import debian, in_path
 
 _PACKAGES = (
@@ -72,20 +71,9 @@ def _prepare(
         f"--datadir={data}",
         f"--lc-messages-dir={base / 'share/mysql'}",
     ]
-    made = subprocess.run(
-        [
-            str(base / "bin" / "mariadb-install-db"),
-            *common,
-            "--skip-test-db",
-            "--auth-root-authentication-method=normal",
-            *(["--user=root"] if os.getuid() == 0 else []),
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **_libraries(base)},
-    )
-    if made.returncode:
-        raise RuntimeError(f"mariadb-install-db failed: {made.stdout} {made.stderr}")
+    as_root = ["--user=root"] if os.getuid() == 0 else []
+    install = [str(base / "bin" / "mariadb-install-db"), *common, "--skip-test-db", *as_root]
+    run_as(None, [*install, "--auth-root-authentication-method=normal"], _libraries(base))
     options = {
         "bind-address": HOST,
         "port": str(ports[0]),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from engines.engine import Engine, Plan
 from engines.places import HOST, new_folder
 from engines.probes import version_of
-from engines.process import Command, as_user
+from engines.process import Command, run_as
 from engines.sources import Missing, in_path, in_wheel
 
 # It refuses to run as root.
@@ -79,22 +77,11 @@ def _prepare(
     programs: Path, settings: Mapping[str, str], folder: Path, ports: Sequence[int]
 ) -> list[Command]:
     user = _UNPRIVILEGED if os.getuid() == 0 else None
-    owner: dict[str, Any] = {} if user is None else as_user(user)
     if user is not None:
         shutil.chown(folder, user)
     data = folder / "data"
-    made = subprocess.run(
-        [
-            *(str(programs / "initdb"), "-D", str(data), "-U", USER, "-A", "trust"),
-            *("-E", "UTF8", "--locale=C", "--no-sync"),
-        ],
-        capture_output=True,
-        text=True,
-        cwd="/",
-        **owner,
-    )
-    if made.returncode:
-        raise RuntimeError(f"initdb failed: {made.stderr or made.stdout}")
+    made = [str(programs / "initdb"), "-D", str(data), "-U", USER, "-A", "trust"]
+    run_as(user, [*made, "-E", "UTF8", "--locale=C", "--no-sync"])
     flags = [f"--{name}={value}" for name, value in {"port": str(ports[0]), **settings}.items()]
     return [
         Command(

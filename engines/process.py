@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import pwd
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-_PR_SET_PDEATHSIG = 1
 _POLL = 0.01
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_BECOME = str(Path(__file__).with_name("become.py"))
 # The death signal comes when the *thread* that launched a child ends: this one ends with us.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="engine-launcher")
 
@@ -110,26 +107,29 @@ class Process:
 
 def spawn(command: Command, output: int) -> subprocess.Popen[bytes]:
     """A process in a group of its own that is killed when this one is."""
-    owner: dict[str, Any] = {} if command.user is None else as_user(command.user)
     return subprocess.Popen(
-        command.argv,
+        [*_becoming(command.user), *command.argv],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         env={**os.environ, **command.env},
         cwd="/",
         start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - it makes one system call
-        **owner,
     )
 
 
-def as_user(name: str) -> dict[str, Any]:
-    """Arguments for `subprocess` that run a child as somebody else."""
-    entry = pwd.getpwnam(name)
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+def run_as(user: str | None, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    """Run a program to its end; what it said is in the error if it fails."""
+    done = subprocess.run(
+        [*_becoming(user), *argv],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, **(env or {})},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{argv[0]} failed: {done.stderr} {done.stdout}")
 
 
-def die_with_parent() -> None:
-    """In the child, before exec. Only a system call: the parent has other threads."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _becoming(user: str | None) -> list[str]:
+    return [sys.executable, "-I", "-S", _BECOME, str(os.getpid()), user or ""]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,17 @@ def test_parts_do_not_commit_together(urls: tuple[str, str]) -> None:
     stores.close()
 
 
+def test_queues_are_where_coordination_is(urls: tuple[str, str], etcd_url: str) -> None:
+    with pxrs.connect(urls[0], coord=urls[1]) as px, pxrs.connect(urls[1]) as records:
+        px.stores.queues.create("q")
+        assert [queue.name for queue in records.stores.queues.all()] == ["q"]
+    with (
+        pxrs.connect(urls[0], coord=etcd_url) as px,
+        pytest.raises(ConfigError, match="where coordination is"),
+    ):
+        px.stores.queues.create("q")
+
+
 def test_one_text_names_several_places() -> None:
     parts = split_url("sqlite:///a b.db coord=memory://c log=memory://l")
     assert parts.urls() == ["sqlite:///a b.db", "memory://c", "memory://l"]
@@ -69,8 +82,13 @@ def test_all_parts_are_closed_though_one_fails() -> None:
         raise OSError("no")
 
     with open_stores_of_memory() as memory:
-        parts = memory.stores.coord, memory.stores.log, None
-        stores = CompositeStores("x", *parts, [lambda: closed.append("first"), fail])
+        stores = CompositeStores(
+            "x",
+            memory.stores.coord,
+            memory.stores.log,
+            None,
+            [lambda: closed.append("first"), fail],
+        )
         with pytest.raises(OSError, match="no"):
             stores.close()
         assert closed == ["second", "first"]
@@ -78,3 +96,26 @@ def test_all_parts_are_closed_though_one_fails() -> None:
 
 def open_stores_of_memory() -> pxrs.Pxrs:
     return pxrs.connect("memory://")
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [("etcd://h", "aetcd", "etcd"), ("zookeeper://h", "kazoo", "zookeeper")],
+)
+def test_a_client_that_is_not_installed_is_named(url: str, module: str, extra: str) -> None:
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+import pxrs
+try:
+    pxrs.connect("memory://", coord={url!r})
+except pxrs.MissingExtra as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"pip install 'pxrs[{extra}]'" in done.stdout, done.stderr
+
+
+def test_a_place_that_keeps_no_messages_is_not_enough(etcd_url: str) -> None:
+    with pytest.raises(ConfigError, match="keeps no messages"):
+        open_stores(etcd_url)

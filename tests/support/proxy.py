@@ -39,6 +39,7 @@ class Proxy:
 
     def cut(self) -> None:
         """Nothing passes in either direction; connections stay open."""
+        self._asked.clear()
         self._requests_flow.clear()
         self._answers_flow.clear()
 
@@ -48,7 +49,7 @@ class Proxy:
         self._answers_flow.clear()
 
     def await_request(self, patience: float = 20.0) -> None:
-        """Block until something was asked since the answers are held."""
+        """Block until something was asked since answers no longer pass."""
         assert self._asked.wait(patience), "nothing was asked"
 
     def heal(self) -> None:
@@ -115,9 +116,9 @@ class Proxy:
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
-                flow.wait()
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
+                flow.wait()
                 goal.sendall(data)
         _end(source)
         _end(goal)

@@ -28,8 +28,12 @@ class CompositeStores:
 
     @property
     def queues(self) -> QueueStore:
+        """Beside the coordination: what is held is bound to its sessions."""
         if self._queues is None:
-            raise ConfigError(f"{self.url} keeps no queues; a database can: connect('sqlite:///…')")
+            raise ConfigError(
+                f"{self.url}: queues are kept where coordination is, and there are none there; "
+                "open a second connection to a database for them"
+            )
         return self._queues
 
     def atomic(self, connection: Any = None) -> NoReturn:

@@ -13,7 +13,7 @@ from pxrs.config import (
     sqlite_settings,
 )
 from pxrs.errors import ConfigError
-from pxrs.stores.api import CoordStore, LogStore, Stores
+from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import CompositeStores
 
 
@@ -23,6 +23,7 @@ class Opened(NamedTuple):
     close: Callable[[], None]
     coord: CoordStore | None = None
     log: LogStore | None = None
+    queues: QueueStore | None = None
     whole: Stores | None = None
 
 
@@ -53,9 +54,9 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
         for each in opened:
             each.close()
         raise
-    queues = None if main.whole is None else main.whole.queues
-    closing = [each.close for each in opened]
-    return CompositeStores(str(parts), of_coord.coord, of_log.log, queues, closing)
+    return CompositeStores(
+        str(parts), of_coord.coord, of_log.log, of_coord.queues, [each.close for each in opened]
+    )
 
 
 def _open(url: str, opened: list[Opened]) -> Opened:
@@ -71,7 +72,7 @@ def _place(url: str) -> str:
 
 
 def _whole(stores: Stores) -> Opened:
-    return Opened(stores.close, stores.coord, stores.log, stores)
+    return Opened(stores.close, stores.coord, stores.log, stores.queues, stores)
 
 
 def _sqlite(url: StoreUrl) -> Opened:

@@ -25,6 +25,9 @@ _TRY = 2.0
 # One look whether a connection comes to stand.
 _LOOK = 0.5
 _PAUSE = 0.05
+# Answered by the node itself, leader or not. gRPC's own way to wait for a connection leaves a
+# thread behind that fails when the connection is given up.
+_ANYBODY_THERE = rpc.RangeRequest(key=b"\0", serializable=True, count_only=True)
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -59,12 +62,11 @@ class Node:
         """Wait until the connection stands."""
         if self.stands:
             return True
-        ready = grpc.channel_ready_future(self.channel)
         try:
-            ready.result(timeout)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
-            return False
+            self.kv.Range(_ANYBODY_THERE, timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            # Also a refusal is an answer.
+            return remedy(error) is not Remedy.ANOTHER_NODE
         return True
 
 

@@ -183,9 +183,10 @@ class Watches:
 
     def _start_over(self, stream: Stream, watcher: Watcher, compacted: int) -> None:
         """What it had to hear is gone, or the node gave it up: listen from what is left."""
-        watcher.next_revision = max(compacted, 0) if compacted else watcher.next_revision
+        # Under another number: the node does not take one twice on a stream.
+        del self._watchers[watcher.number]
+        watcher.number = next(self._numbers)
+        self._watchers[watcher.number] = watcher
+        watcher.next_revision = compacted or watcher.next_revision
         stream.send(watcher.request())
         watcher.watch.wake()
-
-
-__all__ = ["Watches"]

@@ -64,6 +64,8 @@ class Link:
             **_identity(settings),
             **_tls(settings),
         )
+        self.negotiated = session_timeout
+        self._learn_what_is_negotiated()
         try:
             self.client.start(settings.timeout)
         except KazooTimeoutError:
@@ -79,11 +81,6 @@ class Link:
     def timeout(self) -> float:
         """How long a request may take."""
         return self._settings.timeout
-
-    @property
-    def negotiated(self) -> float:
-        """Seconds without a word after which the server ends this session."""
-        return float(self.client._session_timeout) / 1000
 
     def deadline(self) -> float:
         """When a request that begins now gives up."""
@@ -124,6 +121,22 @@ class Link:
             raise Closed("the store was closed")
         if os.getpid() != self._process:
             raise Closed("the store was opened before a fork; open it again in the child")
+
+    def _learn_what_is_negotiated(self) -> None:
+        """Keep in `negotiated` after how many seconds of silence the server ends the session.
+
+        The server has the last word on it, and kazoo keeps the answer to itself: its reading
+        timeout is two thirds of it.
+        """
+        connection = self.client._connection
+        connect = connection._connect
+
+        def learn(*args: Any) -> Any:
+            read_timeout, connect_timeout = connect(*args)
+            self.negotiated = read_timeout * 1.5 / 1000
+            return read_timeout, connect_timeout
+
+        connection._connect = learn
 
     def _await_connection(self, deadline: float) -> None:
         while not self.client.connected:

@@ -32,8 +32,6 @@ class ZooKeeperSession:
         self._clock = clock
         self._path = path
         self._ttl = ttl
-        # The server may end it this long after it last heard of us, however long the TTL is.
-        self._server_patience = link.negotiated
         self._renewed = sent
         self._heard = sent
         self._over = threading.Event()
@@ -91,12 +89,12 @@ class ZooKeeperSession:
             self.abandon()
             return math.inf
         left = self._renewed + self._ttl - now
-        if self._ttl <= self._server_patience:
+        if self._ttl <= self._link.negotiated:
             return left
         self._link.client.exists_async(self._path).rawlink(
             lambda answer: self._answered(answer, now)
         )
-        return min(left, self._server_patience / 4)
+        return min(left, self._link.negotiated / 4)
 
     def _answered(self, answer: Any, sent: float) -> None:
         """The server has heard of us, whoever asked."""
@@ -104,7 +102,8 @@ class ZooKeeperSession:
             self._heard = max(self._heard, sent)
 
     def _end(self) -> float:
-        return min(self._renewed + self._ttl, self._heard + self._server_patience)
+        """The server ends it when it has not heard of us for so long, whatever the TTL is."""
+        return min(self._renewed + self._ttl, self._heard + self._link.negotiated)
 
     def _lost(self) -> SessionLost:
         return SessionLost(f"session {self.id} is over; open a new one")
