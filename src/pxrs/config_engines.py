@@ -159,18 +159,21 @@ class SqlSettings(msgspec.Struct, frozen=True):
     shown: str
 
 
+# A network that goes silent must not hold a member for ever; longer than a lock may be waited for.
+_PATIENCE = {"connect_timeout": "5", "read_timeout": "15", "write_timeout": "15"}
 _DRIVERS = {"mysql": "pymysql", "mariadb": "pymysql", "oracle": "oracledb"}
 
 
 def sql_settings(url: StoreUrl) -> SqlSettings:
     """`mysql://user:password@host/database`; options are the driver's own."""
     dialect, plus, driver = url.scheme.partition("+")
-    scheme = f"{dialect}+{driver if plus else _DRIVERS[dialect]}"
-    query = f"?{urlencode(url.options)}" if url.options else ""
+    driver = driver if plus else _DRIVERS[dialect]
+    options = {**(_PATIENCE if driver == "pymysql" else {}), **url.options}
+    query = f"?{urlencode(options)}" if options else ""
     if not url.place.partition("/")[2]:
         raise ConfigError(f"{dialect}:// names no database; try {dialect}://user@host/database")
     return SqlSettings(
-        url=f"{scheme}://{url.place}{query}",
+        url=f"{dialect}+{driver}://{url.place}{query}",
         shown=f"{dialect}://{url.place.rpartition('@')[2]}",
     )
 
