@@ -13,7 +13,8 @@ from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
 _SQL = ("mysql", "mariadb", "oracle")
-_SCHEMES = ("memory", "sqlite", "etcd", "zookeeper", "nats", *_SQL)
+_SERVERS = ("postgresql", "postgres", "etcd", "zookeeper", "nats", *_SQL)
+_SCHEMES = ("memory", "sqlite", *_SERVERS)
 _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.

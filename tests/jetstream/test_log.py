@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pxrs.errors import (
     Closed,
     ConfigError,
     MessageTooLarge,
+    MissingExtra,
     OutcomeUnknown,
     SequenceGap,
     StoreUnavailable,
@@ -346,3 +348,11 @@ def test_a_server_without_jetstream(new_engine: NewEngine) -> None:
     with pytest.raises((StoreUnavailable, ConfigError), match="JetStream"):
         log.create("t-1", 1)
     log.close()
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("pxrs.log.jetstream")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "nats", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'pxrs\[nats\]'"):
+        open_stores("memory://", log="nats://127.0.0.1:1")

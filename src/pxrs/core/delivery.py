@@ -15,6 +15,9 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError
 
 AT_ONCE = Backoff(first=0.0, jitter=0.0, growth="constant")
+# No store can be told to wait longer.
+_LONGEST_DELAY = 10 * 365 * 24 * 3600.0
+_LONGEST_ERROR = 2000
 
 
 class ConsumeTimes(msgspec.Struct, frozen=True):
@@ -68,4 +71,20 @@ def after_failure(policy: Policy, delivery: int, rng: Random) -> Again | Dead:
     if policy.times is not None and delivery >= policy.times:
         return Dead()
     delay = policy.backoff.delay(delivery, rng)
-    return Dead() if delay is None else Again(delay)
+    return Dead() if delay is None else Again(min(delay, _LONGEST_DELAY))
+
+
+def describe(error: BaseException) -> str:
+    """An error in words that every store can keep, even if it can't put itself into words."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own `__str__` fails
+        text = type(error).__name__
+    return storable(text)
+
+
+def storable(text: str) -> str:
+    """Text without what some engine refuses: unpaired surrogates and zeros. Cut if it is long."""
+    if len(text) > _LONGEST_ERROR:
+        text = text[:_LONGEST_ERROR] + " …"
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")

@@ -12,7 +12,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.errors import (
     Closed,
@@ -22,15 +21,16 @@ from pxrs.errors import (
     StoreError,
     TransactionConflict,
 )
+from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.health import Facts, Health, judge
+from pxrs.runtime.hold import Desk
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
-from pxrs.runtime.topics import Topics
 from pxrs.runtime.transaction import Transaction
 from pxrs.runtime.worker import Handed, Run, Worker, names_of
-from pxrs.stores.api import Stores, Watch
+from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
@@ -60,18 +60,15 @@ class Consumer:
 
     def __init__(
         self,
-        stores: Stores,
-        topics: Topics,
-        clock: Clock,
+        shared: Desk,
         subscription: Subscription,
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
     ) -> None:
-        self._stores = stores
-        self._topics = topics
-        self._clock = clock
+        self._shared = shared
+        self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
         self._settings = settings
         self._decoder = decoder
         self._callbacks = callbacks
@@ -374,15 +371,13 @@ class Consumer:
     # Committing
 
     def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
-        return Transaction(
-            self._stores,
-            self._topics,
-            self._clock,
+        checkpoint = Checkpoint(
+            self._stores.coord,
             self._worker.holdings,
             Handed(self._worker, self._steward.wake),
-            connection,
             keep_on_conflict=keep_on_conflict,
         )
+        return Transaction(self._shared, checkpoint, connection)
 
     def _wake_consumer(self) -> None:
         watch = self._log_watch

@@ -1,163 +1,259 @@
 """The session that a process's transactions hold their items with.
 
-One for all of them, renewed by a thread of its own. When it is lost, everything that it held is
-free in one step; transactions that began under it end, and those that begin later get a new one.
-The same thread gives back what was dropped without an end, and frees what dead processes held in
-queues that nobody takes from.
+One for all of them. When it is lost, everything that it held is free in one step; transactions
+that began under it end, and those that begin later get a new one. A session that was found to be
+over is never used again, and never renewed: who was told that its items are free must not leave
+them locked.
+
+Three chores, each with a thread, because two of them may have to wait for the store's writer and
+renewing must not: `renew`, `tidy` (gives back what was dropped without an end, ends sessions that
+were given up, frees what dead processes held in queues that nobody takes from) and `settle` (gives
+back what a caller's own transaction has rolled back).
 """
 
 from __future__ import annotations
 
 import os
+import random
 import threading
-import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import suppress
+from typing import NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, PxrsError, SessionLost
-from pxrs.stores.api import Session, Stores
-from pxrs.types import Held, Holder, Release
+from pxrs.core.retry import Backoff
+from pxrs.errors import Closed, OutcomeUnknown, PxrsError, SessionLost
+from pxrs.runtime.chores import Chore
+from pxrs.stores.api import QueueStore, Session, Stores
+from pxrs.types import Delivery, Held, Holder, ItemState, Release
 
 _SWEEP_EVERY = 5.0
 _RENEWALS_PER_TTL = 4
+_RETRY = Backoff(first=0.01, longest=1.0)
+_LONG = 3600.0
+_PAGE = 500
+
+
+class GivenBack(NamedTuple):
+    """What a holder lets go of. In the queues of `doubts` it may hold more than it knows of."""
+
+    holder: Holder
+    releases: tuple[Release, ...]
+    doubts: tuple[str, ...] = ()
 
 
 class Keeper:
     """Opens, renews and ends the session. Thread-safe."""
 
-    def __init__(self, stores: Stores, clock: Clock, ttl: float) -> None:
+    def __init__(self, stores: Stores, clock: Clock, ttl: float, *, threads: bool = True) -> None:
         self._stores = stores
         self._clock = clock
         self._ttl = ttl
         self._lock = threading.Lock()
         self._session: Session | None = None
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._dropped: deque[tuple[Holder, Sequence[Held]]] = deque()
-        self._closed = False
+        self._given_up: deque[Session] = deque()
+        self._dropped: deque[GivenBack] = deque()
+        self._joined: deque[GivenBack] = deque()
+        self._sweep_at = 0.0
+        self._failures = 0
+        self._random = random.Random()
+        self._closing = threading.Event()
         self._pid = os.getpid()
+        self._renewing = Chore("pxrs-keeper", self.renew)
+        self._tidying = Chore("pxrs-sweeper", self.tidy)
+        self._settling = Chore("pxrs-release", self.settle)
+        self._chores = (self._renewing, self._tidying) if threads else ()
+
+    # The session
 
     def session(self) -> Session:
         """The session that lives now, a new one if need be."""
+        self.refuse_after_fork()
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 raise Closed("the store was closed")
-            self.refuse_after_fork()
             if self._session is None or self._session.remaining() <= 0:
+                self._give_up()
                 self._session = self._stores.coord.session(self._ttl)
-                self._start()
+                for chore in self._chores:
+                    chore.start()
             return self._session
+
+    def holds(self, session: Session) -> bool:
+        """Whether the session lives, and with it everything that it holds."""
+        if self._session is session and session.remaining() > 0:
+            return True
+        self.give_up(session)
+        return False
+
+    def give_up(self, session: Session) -> None:
+        """Neither use nor renew the session any more; it is ended as soon as the store is there."""
+        with self._lock:
+            if self._session is session:
+                self._give_up()
+        self._tidying.wake()
+
+    def _give_up(self) -> None:
+        if self._session is not None:
+            self._given_up.append(self._session)
+            self._session = None
 
     def refuse_after_fork(self) -> None:
         """Raise in a child of the process that opened this: its locks are the parent's."""
         if os.getpid() != self._pid:
             raise Closed("this store was opened before a fork; open it again in the child")
 
-    def give_back(self, holder: Holder, held: Sequence[Held]) -> None:
-        """Have items released soon, by another thread. For a transaction nobody ended."""
-        self._dropped.append((holder, held))
-        self._wake.set()
+    def pause(self, failures: int) -> None:
+        """Wait a moment for a store that is away, the longer the more often it was."""
+        threading.Event().wait(_RETRY.delay(failures, self._random))
 
-    def release_unless_removed(self, holder: Holder, held: Sequence[Held]) -> None:
-        """Release what is still there once the transaction that may remove it has ended.
+    # Giving back
 
-        Releasing waits for that transaction, as every writer does; so a thread of its own waits.
+    def release(self, given: GivenBack) -> bool:
+        """Give items back; whether nothing is left of it, in this way or with the session's end."""
+        session = self._session
+        if session is None or session.id != given.holder.session or not self.holds(session):
+            return True
+        queues = self._stores.queues
+        try:
+            known = {release.held for release in given.releases}
+            found = [
+                Release(delivery.held)
+                for queue in given.doubts
+                for delivery in held_by(queues, queue, given.holder, known)
+            ]
+            queues.release(given.holder, [*given.releases, *found])
+        except (SessionLost, Closed):
+            return True
+        except PxrsError as error:
+            if error.retryable or isinstance(error, OutcomeUnknown):
+                return False
+            # It can't be written down, so the session has to go, and all its locks.
+            self._end(session)
+        except Exception:
+            self._end(session)
+            raise
+        return True
+
+    def _end(self, session: Session) -> None:
+        self.give_up(session)
+        self._end_each()
+
+    def give_back(self, given: GivenBack) -> None:
+        """Have items released soon, by another thread. Destructors call it."""
+        self._dropped.append(given)
+        self._tidying.wake()
+
+    def release_unless_removed(self, given: GivenBack) -> None:
+        """Release what is still there once the caller's transaction, which removes it, has ended.
+
+        Releasing waits for that transaction, as every writer does; so another thread waits.
         """
-        threading.Thread(
-            target=self._release_patiently, args=(holder, held), name="pxrs-release", daemon=True
-        ).start()
-
-    def _release_patiently(self, holder: Holder, held: Sequence[Held]) -> None:
-        while not self._closed:
-            try:
-                self._stores.queues.release(holder, [Release(each) for each in held])
-                return
-            except PxrsError as error:
-                if not error.retryable:
-                    return
-
-    def end(self, session: Session) -> None:
-        """End the session and free all it holds: the last resort of a rollback."""
+        self._joined.append(given)
         with self._lock:
-            if self._session is session:
-                self._session = None
-        session.close()
+            self._settling.start()
+        self._settling.wake()
+
+    # The chores
+
+    def renew(self) -> float | None:
+        """Renew once; the seconds until the next time, None at the end."""
+        session = self._session
+        if self._closing.is_set():
+            return None
+        if session is not None and self.holds(session):
+            try:
+                session.renew()
+            except SessionLost:
+                self.give_up(session)
+            except PxrsError:
+                # The store is away. If that lasts, the session ends by itself.
+                pass
+        return self._ttl / _RENEWALS_PER_TTL
+
+    def tidy(self) -> float | None:
+        """Release, end and sweep once; the seconds until the next time, None at the end."""
+        if self._closing.is_set():
+            return None
+        done = self._release_each(self._dropped)
+        done = self._end_each() and done
+        now = self._clock.monotonic()
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP_EVERY
+            with suppress(PxrsError):
+                self._stores.queues.reap()
+        self._failures = 0 if done else self._failures + 1
+        return _RETRY.delay(self._failures, self._random) if self._failures else _SWEEP_EVERY
+
+    def settle(self) -> float | None:
+        """Release what callers' transactions have rolled back; None at the end."""
+        if self._closing.is_set():
+            return None
+        return _LONG if self._release_each(self._joined) else _RETRY.first
+
+    def _release_each(self, waiting: deque[GivenBack]) -> bool:
+        while waiting:
+            given = waiting.popleft()
+            done = False
+            try:
+                done = self.release(given)
+            finally:
+                if not done:
+                    waiting.append(given)
+            if not done:
+                return False
+        return True
+
+    def _end_each(self) -> bool:
+        while self._given_up:
+            session = self._given_up.popleft()
+            try:
+                session.close()
+            except PxrsError as error:
+                if error.retryable:
+                    self._given_up.append(session)
+                    return False
+        return True
 
     def close(self) -> None:
         """End the session; whatever it still holds is free."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
-            if self._closed or os.getpid() != self._pid:
+            if self._closing.is_set():
                 return
-            self._closed = True
-            session, self._session = self._session, None
-            thread, self._thread = self._thread, None
-        self._wake.set()
-        if thread is not None:
-            thread.join()
-        self._release_dropped()
-        if session is not None:
-            with suppress(PxrsError):
-                session.close()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_keep, args=(weakref.ref(self), self._wake), name="pxrs-keeper", daemon=True
-            )
-            self._thread.start()
-
-    def keep(self, sweep: bool) -> float | None:
-        """Renew, release and sweep once; the seconds until the next time, None at the end."""
+            self._closing.set()
+        for chore in (self._renewing, self._tidying, self._settling):
+            chore.wake()
+            chore.join()
+        self._release_each(self._dropped)
         with self._lock:
-            session = self._session
-            if self._closed:
-                return None
-        if session is not None:
-            self._renew(session)
-        self._release_dropped()
-        if sweep:
-            with suppress(PxrsError):
-                self._stores.queues.reap()
-        return self._ttl / _RENEWALS_PER_TTL
-
-    def _renew(self, session: Session) -> None:
-        try:
-            session.renew()
-        except SessionLost:
-            with self._lock:
-                if self._session is session:
-                    self._session = None
-        except PxrsError:
-            # The store is away. If that lasts, the session ends by itself.
-            return
-
-    def _release_dropped(self) -> None:
-        while self._dropped:
-            holder, held = self._dropped.popleft()
-            try:
-                self._stores.queues.release(holder, [Release(each) for each in held])
-            except PxrsError as error:
-                if error.retryable and not self._closed:
-                    self._dropped.append((holder, held))
-                return
+            self._give_up()
+        self._end_each()
 
 
-def _keep(owner: weakref.ref[Keeper], wake: threading.Event) -> None:
-    """Until the keeper is closed, or dropped by a program that never closed it."""
-    pause: float | None = 0.0
-    slept = _SWEEP_EVERY
-    while True:
-        wake.wait(pause)
-        wake.clear()
-        keeper = owner()
-        if keeper is None:
-            return
-        slept += pause or 0.0
-        pause = keeper.keep(sweep=slept >= _SWEEP_EVERY)
-        if slept >= _SWEEP_EVERY:
-            slept = 0.0
-        if pause is None:
-            return
-        del keeper
+def held_by(
+    queues: QueueStore, queue: str, holder: Holder, known: Collection[Held] = ()
+) -> list[Delivery]:
+    """What the holder has in hand by a `take` that it had no answer to."""
+    # Waits out a write that may be under way.
+    queues.applied(holder)
+    found: list[Delivery] = []
+    after = 0
+    while page := queues.peek(queue, [ItemState.HELD], after=after, limit=_PAGE):
+        after = page[-1].id
+        for item in page:
+            held = Held(queue, item.id, item.deliveries)
+            if item.holder == holder and held not in known:
+                found.append(
+                    Delivery(
+                        held=held,
+                        body=item.body,
+                        key=item.key,
+                        priority=item.priority,
+                        put_ms=item.put_ms,
+                        error=item.error,
+                    )
+                )
+    return found

@@ -11,15 +11,25 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from pxrs.clock import Clock
-from pxrs.core.delivery import ConsumeTimes, Policy
+from pxrs.core.delivery import ConsumeOnce, ConsumeTimes, Forever, Policy, describe
 from pxrs.core.retry import Backoff
-from pxrs.errors import Closed, ConfigError, Fenced, InvalidRequest, PxrsError, SessionLost
+from pxrs.errors import (
+    Closed,
+    ConfigError,
+    Fenced,
+    InvalidRequest,
+    OutcomeUnknown,
+    PxrsError,
+    SessionLost,
+    StoreError,
+)
 from pxrs.runtime.item import Item
 from pxrs.runtime.runner import stop_on_signals
 from pxrs.runtime.unit_of_work import UnitOfWork
@@ -45,6 +55,10 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_handler_time: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.policy, (ConsumeTimes, ConsumeOnce, Forever)):
+            raise ConfigError(
+                f"policy = {self.policy!r}; there are ConsumeTimes, ConsumeOnce and Forever"
+            )
         if type(self.workers) is not int or self.workers < 1:
             raise ConfigError(f"workers = {self.workers!r}; one at least is needed")
         if self.deadline is not None and not self.deadline >= _SHORTEST_DEADLINE:
@@ -165,12 +179,10 @@ class Listener:
                     self._one_item(watch)
                     failures = 0
                 except PxrsError as error:
-                    if not error.retryable and not isinstance(error, (Fenced, SessionLost)):
+                    if not _may_pass(error):
                         raise
                     failures += 1
                     self._stopping.wait(_STORE_AWAY.delay(failures, self._random))
-                except Exception:  # noqa: BLE001 - what the serde can't read has failed
-                    self._count(failed=1)
         finally:
             if watch is not None:
                 self._watches.discard(watch)
@@ -178,14 +190,21 @@ class Listener:
 
     def _one_item(self, watch: Watch) -> None:
         with self._begin() as work:
-            items = work.take_many(
-                self._settings.queue,
-                1,
-                policy=self._settings.policy,
-                lock_for=self._settings.deadline,
-                watch=watch,
-                stopping=self._stopping.is_set,
-            )
+            try:
+                items = work.take_many(
+                    self._settings.queue,
+                    1,
+                    policy=self._settings.policy,
+                    lock_for=self._settings.deadline,
+                    watch=watch,
+                    stopping=self._stopping.is_set,
+                )
+            except Exception as error:
+                if not work.in_hand:
+                    raise
+                # It was taken and can't be read: the way of one that can't be handled.
+                self._give_back(work, error)
+                return
             if items:
                 self._handle(items[0], work)
 
@@ -194,13 +213,33 @@ class Listener:
         try:
             self._handler(item, work)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            work.rollback(f"{type(error).__name__}: {error}")
-            self._count(failed=1)
+            self._give_back(work, error)
             return
         finally:
             del self._running[work]
-        work.finish()
-        self._count(handled=1)
+        try:
+            self._commit(work)
+        except PxrsError as error:
+            self._give_back(work, error)
+            if isinstance(error, (StoreError, Closed)):
+                raise
+        else:
+            self._count(handled=1)
+
+    def _commit(self, work: UnitOfWork) -> None:
+        """Commit what was handled, for as long as the session lives: a delivery is worth much."""
+        for failures in count(1):
+            try:
+                work.finish()
+                return
+            except PxrsError as error:
+                if not error.retryable or not work.is_open:
+                    raise
+                threading.Event().wait(_STORE_AWAY.delay(failures, self._random))
+
+    def _give_back(self, work: UnitOfWork, error: Exception) -> None:
+        work.rollback(describe(error))
+        self._count(failed=1)
 
     def _count(self, *, handled: int = 0, failed: int = 0) -> None:
         with self._changed:
@@ -223,3 +262,8 @@ class Listener:
 
     def _now(self) -> float:
         return self._clock.monotonic()
+
+
+def _may_pass(error: PxrsError) -> bool:
+    """Whether it is worth going on: another session, or the store when it is back."""
+    return error.retryable or isinstance(error, (Fenced, SessionLost, OutcomeUnknown))

@@ -8,19 +8,14 @@ this very delivery makes all of it fail.
 
 from __future__ import annotations
 
-import random
-import secrets
 import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from pxrs.clock import Clock
-from pxrs.core.delivery import Dead, Forever, Policy, after_failure
-from pxrs.core.retry import Backoff
+from pxrs.core.delivery import Forever, Policy, describe, storable
 from pxrs.errors import (
-    Closed,
     Fenced,
     InvalidRequest,
     OutcomeUnknown,
@@ -29,36 +24,20 @@ from pxrs.errors import (
     SessionLost,
     TransactionConflict,
 )
+from pxrs.runtime.hold import Desk, Hold
 from pxrs.runtime.item import Item, as_item, encode_body
-from pxrs.runtime.keeper import Keeper
 from pxrs.runtime.outgoing import Outgoing
-from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
-from pxrs.stores.api import Atomic, Session, Stores, Watch
+from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.queue_rules import validate_item
-from pxrs.types import Delivery, Header, Held, Holder, NewItem, QueueChange, Release
+from pxrs.types import Delivery, Header, NewItem, QueueChange
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 _CAREFUL_WAIT = 5.0
-_RETRY = Backoff(first=0.01, longest=1.0)
 _FOREVER = Forever()
+_PATIENCE = 10
 
-
-class Desk(NamedTuple):
-    """What transactions of one open store share."""
-
-    stores: Stores
-    topics: Topics
-    clock: Clock
-    keeper: Keeper
-    random: random.Random
-
-
-class InHand(NamedTuple):
-    """A taken item and the policy it was taken under."""
-
-    held: Held
-    policy: Policy
+T = TypeVar("T")
 
 
 class UnitOfWork:
@@ -81,16 +60,17 @@ class UnitOfWork:
         self._strict = strict
         self._commit_on_exit = commit_on_exit
         self._lock = threading.RLock()
-        self._session: Session = desk.keeper.session()
-        self._holder = Holder(self._session.id, secrets.token_hex(8))
-        self._taken: list[InHand] = []
+        self._hold = Hold(desk)
         self._put: list[NewItem] = []
         self._outgoing: Outgoing | None = None
         self._atomic: Atomic | None = None
-        # Statements of the caller's can't be repeated here: then a commit has only one try.
-        self._ran_sql = False
+        # Statements of the caller's can't be repeated here.
+        self._has_one_try = False
+        # A commit was sent, and nobody knows what became of it.
+        self._in_doubt = False
         self._ended = ""
-        self._drop = weakref.finalize(self, _dropped, desk.keeper, self._holder, self._taken)
+        self._nothing_left = False
+        self._drop = weakref.finalize(self, self._hold.release_later, "its transaction was dropped")
         self._drop.atexit = False
 
     # Taking and putting
@@ -147,18 +127,31 @@ class UnitOfWork:
                 armed.close()
 
     def _take_now(
-        self, queue: str, count: int, policy: Policy, lock_for: float | None
+        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
     ) -> tuple[list[Item], float | None]:
-        queues = self._desk.stores.queues
         with self._lock:
             self._require_open()
-            taken = queues.take(queue, self._holder, count, most=policy.times, lock_for=lock_for)
-            if not taken.items and self._strict and queues.find(queue) is None:
+            items, due = self._hold.take(queue, most_items, policy, lock_for)
+            if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
-            self._taken += [InHand(delivery.held, policy) for delivery in taken.items]
-            return [self._as_item(delivery, policy) for delivery in taken.items], taken.due
+            try:
+                return [self._as_item(delivery) for delivery in items], due
+            except Exception as error:
+                # Nobody has read it, so no commit may remove it.
+                self._hold.surrender(items, describe(error))
+                raise
 
-    def _as_item(self, delivery: Delivery, policy: Policy) -> Item:
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor rolled back."""
+        return not self._ended
+
+    @property
+    def in_hand(self) -> int:
+        """How many items it holds."""
+        return len(self._hold.taken)
+
+    def _as_item(self, delivery: Delivery) -> Item:
         try:
             return as_item(delivery, self._serde)
         except Exception as error:
@@ -201,9 +194,7 @@ class UnitOfWork:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
         with self._lock:
             self._require_open()
-            held = [each.held for each in self._taken]
-            if held:
-                self._desk.stores.queues.extend(self._holder, held, seconds)
+            self._hold.extend(seconds)
 
     # Messages and SQL
 
@@ -231,8 +222,13 @@ class UnitOfWork:
         """
         with self._lock:
             self._require_open()
-            self._ran_sql = True
+            self._has_one_try = True
             return self._open_atomic().connection
+
+    @property
+    def has_connection(self) -> bool:
+        """Whether `connection` is there already, and need not be waited for."""
+        return self._atomic is not None
 
     def execute(self, statement: str, parameters: Any = ()) -> Any:
         """Run a statement of the caller's in this transaction. See `connection`."""
@@ -257,11 +253,14 @@ class UnitOfWork:
             try:
                 self._commit()
             except BaseException as error:
-                if self._ran_sql or isinstance(error, (Fenced, SessionLost)):
-                    self._end("rolled back, as its commit failed")
-                    self._release(f"{type(error).__name__}: {error}")
+                if self._has_one_try or isinstance(error, (Fenced, SessionLost)):
+                    self._ended = "rolled back, as its commit failed"
+                    self._release(describe(error))
                 raise
-            self._end("committed")
+            self._ended = "committed"
+            self._nothing_left = True
+            self._drop.detach()
+            self._hold.forget_doubts()
 
     def finish(self) -> None:
         """Commit, unless the transaction has ended already."""
@@ -270,107 +269,85 @@ class UnitOfWork:
                 self.commit()
 
     def _commit(self) -> None:
-        change = QueueChange(
-            self._holder, tuple(each.held for each in self._taken), tuple(self._put)
-        )
+        if self._in_doubt and self._hold.was_applied():
+            return
+        self._in_doubt = True
         try:
             if self._atomic is None and self._given is None and self._outgoing is None:
-                if change.remove or change.put:
-                    self._desk.stores.queues.apply(change)
+                if self._hold.taken or self._put:
+                    self._desk.stores.queues.apply(self._change())
             else:
-                self._commit_atomically(change)
+                self._commit_atomically()
         except OutcomeUnknown:
-            if not self._was_applied():
+            if not self._hold.was_applied():
+                self._in_doubt = False
                 raise TransactionConflict("the transaction was not committed") from None
+        except Exception:
+            self._in_doubt = False
+            raise
 
-    def _commit_atomically(self, change: QueueChange) -> None:
+    def _commit_atomically(self) -> None:
         atomic = self._open_atomic()
         try:
-            if change.remove or change.put:
-                atomic.queue(change)
-            for where, batch in self._outgoing.appends() if self._outgoing else ():
-                atomic.append(where, batch)
+            # Even if it is empty: that it was done is remembered with it.
+            self._stage(atomic, self._change())
         except BaseException as error:
-            self._atomic = None
-            atomic.__exit__(type(error), error, error.__traceback__)
+            self._undo(error)
             raise
         self._atomic = None
         atomic.__exit__(None, None, None)
-        if atomic.joined and change.remove:
+        if atomic.joined and self._hold.taken:
             # The caller may still roll back: then what was taken has to be free again.
-            self._desk.keeper.release_unless_removed(self._holder, change.remove)
+            self._desk.keeper.release_unless_removed(
+                self._hold.given_back("it was rolled back", with_doubts=False)
+            )
 
-    def _was_applied(self) -> bool:
-        """Ask until there is an answer: nobody may be told that it is done when it is not."""
-        failures = 0
-        while True:
-            try:
-                return self._desk.stores.queues.applied(self._holder)
-            except PxrsError as error:
-                failures += 1
-                if not error.retryable or failures > 10:
-                    raise OutcomeUnknown(
-                        "the commit was not answered, and the store can't say what became of it"
-                    ) from error
-                self._pause(failures)
+    def _change(self) -> QueueChange:
+        removed = tuple(each.held for each in self._hold.taken)
+        return QueueChange(self._hold.holder, removed, tuple(self._put))
+
+    def _stage(self, atomic: Atomic, change: QueueChange | None) -> None:
+        if change is not None:
+            atomic.queue(change)
+        for where, batch in self._outgoing.appends() if self._outgoing else ():
+            atomic.append(where, batch)
+
+    def _undo(self, error: BaseException) -> None:
+        """Roll the database's transaction back, if there is one."""
+        atomic, self._atomic = self._atomic, None
+        if atomic is not None:
+            atomic.__exit__(type(error), error, error.__traceback__)
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.
 
         While the store is away it waits, at most until the session is over, which frees it all.
-        What has had its last delivery is dead then; `error` is noted on it.
+        What has had its last delivery is dead then; `error` is noted on it. One that was
+        interrupted is finished by another thread; calling it again waits for that.
         """
-        with self._lock:
-            if self._ended:
-                return
-            self._end("rolled back")
-            self._roll_back_atomic()
-            self._release(error)
+        self._roll_back(PxrsError("rolled back"), storable(error))
 
-    def _roll_back_atomic(self) -> None:
-        atomic, self._atomic = self._atomic, None
-        if atomic is not None:
-            atomic.__exit__(PxrsError, PxrsError("rolled back"), None)
+    def _roll_back(self, cause: BaseException, error: str) -> None:
+        self._desk.keeper.refuse_after_fork()
+        with self._lock:
+            if self._nothing_left:
+                return
+            self._ended = self._ended or "rolled back"
+            try:
+                self._undo(cause)
+            finally:
+                self._release(error)
 
     def _release(self, error: str) -> None:
-        releases = [self._after(each, error) for each in self._taken]
-        failures = 0
-        while releases and self._session.remaining() > 0:
-            try:
-                self._desk.stores.queues.release(self._holder, releases)
-                break
-            except (SessionLost, Closed):
-                # Nobody holds anything any more.
-                break
-            except PxrsError as trouble:
-                failures += 1
-                if not trouble.retryable and not isinstance(trouble, OutcomeUnknown):
-                    # It can't be written down, so the session has to go, and all its locks.
-                    self._desk.keeper.end(self._session)
-                    break
-                self._pause(failures)
+        self._hold.release(error)
+        self._nothing_left = True
         self._drop.detach()
-
-    def _after(self, in_hand: InHand, error: str) -> Release:
-        held = in_hand.held
-        verdict = after_failure(in_hand.policy, held.delivery, self._desk.random)
-        if isinstance(verdict, Dead):
-            return Release(held, error=error, dead=True)
-        return Release(held, verdict.delay, error)
-
-    def _pause(self, failures: int) -> None:
-        threading.Event().wait(_RETRY.delay(failures, self._desk.random))
-
-    def _end(self, how: str) -> None:
-        self._ended = how
-        if how == "committed":
-            self._drop.detach()
 
     def _require_open(self) -> None:
         self._desk.keeper.refuse_after_fork()
         if self._ended:
             raise InvalidRequest(f"the transaction was {self._ended}; begin another")
-        if self._session.remaining() <= 0:
+        if self._hold.is_lost:
             raise SessionLost("the session of this transaction is over, and its items are free")
 
     def __enter__(self) -> UnitOfWork:
@@ -383,7 +360,7 @@ class UnitOfWork:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.rollback(f"{type(error).__name__}: {error}")
+            self._roll_back(error, describe(error))
             return
         if self._ended:
             return
@@ -393,11 +370,5 @@ class UnitOfWork:
         try:
             self.commit()
         except BaseException as failure:
-            self.rollback(f"{type(failure).__name__}: {failure}")
+            self._roll_back(failure, describe(failure))
             raise
-
-
-def _dropped(keeper: Keeper, holder: Holder, taken: list[InHand]) -> None:
-    """A transaction was forgotten without an end: its items must not stay locked."""
-    if taken:
-        keeper.give_back(holder, [each.held for each in taken])

@@ -323,7 +323,7 @@ class Worker:
 
 
 class Handed:
-    """See `pxrs.runtime.transaction.Work`: the runs that are with the caller."""
+    """See `pxrs.runtime.checkpoint.Work`: the runs that are with the caller."""
 
     def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
         self._worker = worker

@@ -12,6 +12,7 @@ that one of them can be cut off. What can go wrong:
 - a commit is done, and answered with `OutcomeUnknown`;
 - a commit is not done, and answered with `OutcomeUnknown`, `StoreUnavailable` or `StoreBusy`;
 - a commit is answered with `OutcomeUnknown` and done later, if its checks still hold then;
+- the same of whatever changes a queue: `take`, `extend`, `apply` and `release`;
 - reads and renewals fail;
 - nobody, or one of them, can reach the store for a while;
 - wake-ups are lost, or come late.
@@ -20,16 +21,14 @@ that one of them can be cut off. What can go wrong:
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
-
-from pxrs.clock import Clock
-from pxrs.errors import OutcomeUnknown, PxrsError, StoreBusy, StoreUnavailable
-from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Session, Stores, Watch
+from pxrs.errors import PxrsError, StoreBusy, StoreUnavailable
+from pxrs.stores.api import Atomic, CoordStore, LogStore, Session, Stores, Watch
+from pxrs.testing.faulty_queues import FaultyQueues
+from pxrs.testing.trouble import NOTHING, Faults, FaultyWatch, Rates
 from pxrs.types import (
     Append,
     Appended,
@@ -44,118 +43,17 @@ from pxrs.types import (
     Write,
 )
 
-
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what goes wrong, each as a probability per call.
-
-    `unknown_late` commits arrive up to `longest_delay` seconds later.
-    """
-
-    unknown_applied: float = 0.0
-    unknown_lost: float = 0.0
-    unknown_late: float = 0.0
-    unavailable: float = 0.0
-    busy: float = 0.0
-    reads: float = 0.0
-    renewals: float = 0.0
-    wake_lost: float = 0.0
-    wake_late: float = 0.0
-    longest_delay: float = 5.0
-
-
-NOTHING = Rates()
-
-
-class Faults:
-    """Decides what fails.
-
-    `before_call` is told of every call before it is made, `no_answer` of the keys of every
-    commit whose outcome stays unknown to its caller.
-    """
-
-    def __init__(
-        self,
-        rng: Random,
-        clock: Clock,
-        rates: Rates = NOTHING,
-        before_call: Callable[[str, str], None] | None = None,
-        no_answer: Callable[[str, str, Sequence[str]], None] | None = None,
-    ) -> None:
-        self.rng = rng
-        self.clock = clock
-        self.rates = rates
-        self._before_call = before_call
-        self._no_answer = no_answer
-        self._cut_off: dict[str, float] = {}
-        self._all_cut_off = 0.0
-        self._late: list[_Late] = []
-
-    def cut_off(self, who: str | None, until: float) -> None:
-        """Let nobody, or not this one, reach the store until then."""
-        if who is None:
-            self._all_cut_off = max(self._all_cut_off, until)
-        else:
-            self._cut_off[who] = max(self._cut_off.get(who, until), until)
-
-    def heal(self) -> None:
-        """No faults from now on; commits that are still on their way arrive now."""
-        self.rates = NOTHING
-        self._cut_off.clear()
-        self._all_cut_off = 0.0
-        for late in self._take_late(lambda late: True):
-            late.arrive()
-
-    def arrive(self) -> None:
-        """Do the late commits whose time has come."""
-        now = self.clock.monotonic()
-        if self._late:
-            for late in self._take_late(lambda late: late.at <= now):
-                late.arrive()
-
-    def call(self, who: str, what: str, rate: float = 0.0) -> None:
-        """Before a call: raises if it does not get through."""
-        if self._before_call is not None:
-            self._before_call(who, what)
-        self.arrive()
-        now = self.clock.monotonic()
-        if now < self._all_cut_off or now < self._cut_off.get(who, now):
-            raise StoreUnavailable(f"{who} can't reach the store ({what})")
-        if self.happens(rate):
-            raise StoreUnavailable(f"{what} failed")
-
-    def happens(self, rate: float) -> bool:
-        """Whether something that happens so often happens now."""
-        return rate > 0 and self.rng.random() < rate
-
-    def unknown(self, who: str, why: str, writes: Sequence[Write]) -> OutcomeUnknown:
-        """The error for a commit that gets no answer."""
-        if self._no_answer is not None:
-            self._no_answer(who, why, [write.key for write in writes])
-        return OutcomeUnknown(f"no answer came ({why})")
-
-    def put_off(self, commit: Callable[[], object]) -> None:
-        """Do the commit later."""
-        delay = self.rng.random() * self.rates.longest_delay
-        self._late.append(_Late(self.clock.monotonic() + delay, commit))
-
-    def _take_late(self, wanted: Callable[[_Late], bool]) -> list[_Late]:
-        taken = [late for late in self._late if wanted(late)]
-        self._late = [late for late in self._late if not wanted(late)]
-        return sorted(taken, key=lambda late: late.at)
-
-
-class _Late(NamedTuple):
-    """A commit on its way."""
-
-    at: float
-    commit: Callable[[], object]
-
-    def arrive(self) -> None:
-        """Do it, if the store still takes it; nobody hears the answer."""
-        try:
-            self.commit()
-        except PxrsError:
-            return
+__all__ = [
+    "NOTHING",
+    "Faults",
+    "FaultyCoord",
+    "FaultyLog",
+    "FaultyQueues",
+    "FaultySession",
+    "FaultyStores",
+    "FaultyWatch",
+    "Rates",
+]
 
 
 class FaultyStores:
@@ -165,6 +63,7 @@ class FaultyStores:
         self._inner = inner
         self._coord = FaultyCoord(inner.coord, faults, who)
         self._log = FaultyLog(inner.log, faults, who)
+        self._queues = FaultyQueues(inner.queues, faults, who)
 
     @property
     def url(self) -> str:
@@ -179,9 +78,8 @@ class FaultyStores:
         return self._log
 
     @property
-    def queues(self) -> QueueStore:
-        """The inner stores' own."""
-        return self._inner.queues
+    def queues(self) -> FaultyQueues:
+        return self._queues
 
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         """The inner stores' own: transactions do not fail here."""
@@ -271,29 +169,6 @@ class FaultySession:
 
     def close(self) -> None:
         self._faults.call(self._who, "close the session", self._faults.rates.unavailable)
-        self._inner.close()
-
-
-class FaultyWatch:
-    """A `Watch` that loses wake-ups, or tells of them one wait late."""
-
-    def __init__(self, inner: Watch, faults: Faults) -> None:
-        self._inner = inner
-        self._faults = faults
-        self._owed = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        woken, self._owed = self._owed, False
-        if self._inner.wait(0 if woken else timeout):
-            rates = self._faults.rates
-            self._owed = self._faults.happens(rates.wake_late)
-            woken = woken or not (self._owed or self._faults.happens(rates.wake_lost))
-        return woken
-
-    def wake(self) -> None:
-        self._inner.wake()
-
-    def close(self) -> None:
         self._inner.close()
 
 

@@ -17,19 +17,14 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
+import nats
 from pxrs.config_engines import NatsSettings, TlsFiles
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
-
-try:
-    import nats.errors
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-
-    import nats
-except ImportError as error:
-    raise MissingExtra("nats://", "nats") from error
 
 _LOG = logging.getLogger("pxrs.nats")
 _LEAST_VERSION = (2, 11)

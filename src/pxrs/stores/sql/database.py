@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import sqlalchemy
+from sqlalchemy import Connection, event, exc
+
 from pxrs.errors import (
     Closed,
     ConfigError,
-    MissingExtra,
     OutcomeUnknown,
     PxrsError,
     SchemaMismatch,
@@ -21,13 +23,6 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-
-try:
-    import sqlalchemy
-    from sqlalchemy import Connection, event, exc
-except ImportError as error:
-    raise MissingExtra("this database", "sql") from error
-
 from pxrs.stores.sql.schema import PARTITIONS_VIEW, SCHEMA, metadata
 from pxrs.stores.sql.statements import FIRST_META, SCHEMA_VERSION
 
