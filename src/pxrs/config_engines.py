@@ -58,6 +58,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`conninfo` is what the driver gets: everything but our own options."""
 
+    url: str
     conninfo: str
     schema: str = "pxrs"
     connections: int = 8
@@ -74,8 +75,10 @@ def postgres_settings(url: StoreUrl) -> PostgresSettings:
     connections = url.options.get("connections", "8")
     if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
         raise ConfigError(f"connections={connections!r}; a whole number from 1 to 1000")
+    place = f"postgresql://{url.place}"
     return PostgresSettings(
-        conninfo=f"postgresql://{url.place}" + (f"?{urlencode(rest)}" if rest else ""),
+        url=place + (f"?{urlencode(url.options)}" if url.options else ""),
+        conninfo=place + (f"?{urlencode(rest)}" if rest else ""),
         schema=url.options.get("schema", "pxrs"),
         connections=int(connections),
         busy_timeout=positive_seconds(url.options, "busy_timeout", 10.0),

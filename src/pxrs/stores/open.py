@@ -139,6 +139,7 @@ def _postgres(url: StoreUrl) -> Opened:
         schema=settings.schema,
         connections=settings.connections,
         busy_timeout=settings.busy_timeout,
+        url=settings.url,
     )
     return Opened(stores.close, stores.coord, stores.log, whole=stores)
 
