@@ -56,7 +56,7 @@ def persist_queue(folder: Path, messages: int) -> Sample:
     from persistqueue import SQLiteQueue
 
     queue = SQLiteQueue(str(folder), auto_commit=True)
-    _require_full(queue._putter)
+    require_full(queue._putter)
     put = queue.put
     started = perf_counter()
     for _, value in PAIRS[:messages]:
@@ -73,7 +73,7 @@ def litequeue(folder: Path, messages: int) -> Sample:
 
     queue = LiteQueue(folder / "queue.db")
     queue.conn.execute("PRAGMA synchronous=FULL")
-    _require_full(queue.conn)
+    require_full(queue.conn)
     values = [value.decode() for _, value in PAIRS[:messages]]
     put = queue.put
     started = perf_counter()
@@ -90,7 +90,7 @@ def huey(folder: Path, messages: int) -> Sample:
     from huey.storage import SqliteStorage
 
     storage = SqliteStorage(filename=str(folder / "huey.db"), fsync=True)
-    _require_full(storage.conn)
+    require_full(storage.conn)
     enqueue = storage.enqueue
     started = perf_counter()
     for _, value in PAIRS[:messages]:
@@ -117,7 +117,8 @@ def contestants(messages: int, few: int) -> list[Contestant]:
     ]
 
 
-def _require_full(connection: Any) -> None:
+def require_full(connection: Any) -> None:
+    """Raise unless every commit is synced."""
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
     if level != 2:
         raise RuntimeError(f"synchronous is {level}, not FULL (2)")

@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 
 import pytest
 
-ENGINES = ("memory", "sqlite")
+pytest_plugins = ["support.engine_fixtures"]
+
+ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats")
 _PROPERTY = "engine"
 
 
@@ -18,6 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    suites: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
             engines = [
@@ -25,7 +28,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             ]
             for engine in engines or ["no engine"]:
                 counts[str(engine)][outcome] += 1
+                if outcome == "passed":
+                    suites[str(engine)][_suite(report.nodeid)] += 1
     terminalreporter.section("tests per engine")
     for engine in (*ENGINES, "no engine"):
         words = [f"{number} {outcome}" for outcome, number in counts[engine].items()]
         terminalreporter.line(f"{engine:<12}{', '.join(words) or 'none ran'}")
+    _write_suites(terminalreporter, suites)
+
+
+def _write_suites(
+    terminalreporter: pytest.TerminalReporter, suites: dict[str, Counter[str]]
+) -> None:
+    """Engine × suite: how many tests passed."""
+    names = sorted({name for engine in ENGINES for name in suites.get(engine, ())})
+    if not names:
+        return
+    widths = [max(len(name), 5) + 2 for name in names]
+    head = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    terminalreporter.line(f"\n{'passed':<12}{head}")
+    for engine in ENGINES:
+        row = [str(suites[engine][name] or "–") for name in names]
+        cells = "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        terminalreporter.line(f"{engine:<12}{cells}")
+
+
+def _suite(nodeid: str) -> str:
+    """A conformance suite by its own name, anything else by its folder."""
+    parts = nodeid.split("/")
+    return parts[1] if len(parts) > 2 else "other"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -11,7 +12,7 @@ import msgspec
 from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
-_SCHEMES = ("memory", "sqlite")
+_SCHEMES = ("memory", "sqlite", "postgresql", "postgres", "etcd", "zookeeper")
 _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
@@ -26,6 +27,35 @@ class StoreUrl(msgspec.Struct, frozen=True):
     scheme: str
     place: str
     options: Mapping[str, str]
+
+
+class UrlParts(msgspec.Struct, frozen=True):
+    """Where a store is, and which of its parts are somewhere else. `str` makes one text of it."""
+
+    main: str
+    coord: str | None = None
+    log: str | None = None
+
+    def __str__(self) -> str:
+        named = [("coord", self.coord), ("log", self.log)]
+        return " ".join([self.main, *(f"{name}={url}" for name, url in named if url)])
+
+    def urls(self) -> list[str]:
+        """All places."""
+        return [url for url in (self.main, self.coord, self.log) if url is not None]
+
+
+def split_url(url: str, coord: str | None = None, log: str | None = None) -> UrlParts:
+    """Take apart what names several places: "sqlite:///app.db coord=etcd://host:2379"."""
+    if not isinstance(url, str):
+        raise ConfigError(f"{url!r} is not a store URL; an example: sqlite:///app.db")
+    main, *rest = re.split(r" +(coord|log)=", url)
+    parts: dict[str, str | None] = {"coord": coord, "log": log}
+    for name, place in zip(rest[::2], rest[1::2], strict=True):
+        if parts[name] is not None:
+            raise ConfigError(f"{name} is given twice for {main!r}")
+        parts[name] = place
+    return UrlParts(main, **parts)
 
 
 def parse_url(url: str) -> StoreUrl:

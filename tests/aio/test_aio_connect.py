@@ -83,7 +83,7 @@ def test_a_store_that_nobody_waits_for_any_more_is_closed(
             super().close()
             closed.set()
 
-    def slow_connect(url: str) -> pxrs.Pxrs:
+    def slow_connect(url: str, **_: str | None) -> pxrs.Pxrs:
         begun.set()
         assert may_open.wait(PATIENCE)
         return Slow(open_stores(url))

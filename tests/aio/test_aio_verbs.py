@@ -15,15 +15,24 @@ ONLY_BLOCKING = {
         "alive", "all_at_once", "attempts", "by_partition", "desk", "finish", "one_by_one",
         "settled", "take", "take_away", "wait", "wake", "wake_steward",
     },
-    "Pxrs": {"new_run", "begin", "create_queue", "listen", "put", "queues", "transaction"},
+    "Pxrs": {"new_run"},
     "Producer": {"deliver", "hurry", "sending"},
     "Sent": {"when_done"},
+    "UnitOfWork": {"has_connection", "holder", "is_lost"},
+    "Transaction": {"has_connection", "holder", "is_lost", "keeps_on_conflict"},
 }  # fmt: skip
 ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
 # These return the classes of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
+    "begin", "listen",
 }  # fmt: skip
+# What a listener's worker tells `take_many`: who awaits is woken and cancelled otherwise.
+OF_WORKERS = {"watch", "stopping"}
+# Attributes of the blocking class, properties of the other.
+ATTRIBUTES = {"Reader": {"topic"}, "Listener": {"handled", "failed"}}
+# What a class is for its own collaborators.
+ONLY_OURS = {"Transaction": {"submit"}}
 PAIRS = [
     (pxrs.Pxrs, aio.Pxrs),
     (pxrs.Producer, aio.Producer),
@@ -33,20 +42,34 @@ PAIRS = [
     (pxrs.Consumer, aio.Consumer),
     (pxrs.Groups, aio.Groups),
     (pxrs.Transaction, aio.Transaction),
+    (pxrs.UnitOfWork, aio.UnitOfWork),
+    (pxrs.Listener, aio.Listener),
+    (pxrs.Queues, aio.Queues),
 ]
 
 
 def verbs(kind: type) -> dict[str, list[tuple[str, object, object]]]:
     """Public methods and their parameters: name, kind and default; properties have none."""
     found: dict[str, list[tuple[str, object, object]]] = {}
-    for name, member in vars(kind).items():
-        if name.startswith("_"):
-            continue
+    for name, member in members(kind).items():
         if isinstance(member, property):
             found[name] = []
         elif inspect.isfunction(member):
             parameters = inspect.signature(member).parameters.values()
-            found[name] = [(each.name, each.kind, each.default) for each in parameters]
+            found[name] = [
+                (each.name, each.kind, each.default)
+                for each in parameters
+                if each.name not in OF_WORKERS
+            ]
+    return found
+
+
+def members(kind: type) -> dict[str, object]:
+    """What the class and those of ours that it is made of define for users."""
+    found: dict[str, object] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("pxrs."):
+            found |= {name: it for name, it in vars(base).items() if not name.startswith("_")}
     return found
 
 
@@ -56,8 +79,10 @@ def test_same_verbs(blocking: type, awaited: type) -> None:
     for name in ONLY_BLOCKING.get(blocking.__name__, ()):
         del expected[name]
     found = verbs(awaited)
-    if awaited is aio.Reader:
-        assert found.pop("topic") == []  # an attribute of the other
+    for name in ATTRIBUTES.get(awaited.__name__, ()):
+        assert found.pop(name) == []
+    for name in ONLY_OURS.get(awaited.__name__, ()):
+        del found[name]
     assert found == expected
 
 
@@ -66,7 +91,11 @@ def test_same_types(blocking: type, awaited: type) -> None:
     for name in verbs(awaited).keys() & verbs(blocking).keys():
         mine, theirs = getattr(awaited, name), getattr(blocking, name)
         if inspect.isfunction(mine) and name not in OF_ITS_OWN:
-            expected = dict(theirs.__annotations__)
+            expected = {
+                name: kind
+                for name, kind in theirs.__annotations__.items()
+                if name not in OF_WORKERS
+            }
             assert mine.__annotations__ == expected, name
 
 

@@ -18,6 +18,7 @@ from pxrs.testing.conformance import (
     await_end,
     coord_checks,
     log_checks,
+    queue_checks,
 )
 from pxrs.types import LogPartition, Put
 
@@ -58,13 +59,15 @@ def real_time_lab() -> Iterator[RealTimeLab]:
 
 
 @pytest.mark.parametrize(
-    "check", coord_checks() + log_checks() + atomic_checks(), ids=lambda check: check.__name__
+    "check",
+    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
+    ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: MemoryLab) -> None:
     check(lab)
 
 
-@pytest.mark.parametrize("check", coord_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", coord_checks() + queue_checks(), ids=lambda check: check.__name__)
 def test_conforms_on_real_time(check: Rule, real_time_lab: RealTimeLab) -> None:
     check(real_time_lab)
 

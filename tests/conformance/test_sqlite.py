@@ -17,6 +17,7 @@ from pxrs.testing.conformance import (
     await_end,
     coord_checks,
     log_checks,
+    queue_checks,
 )
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -55,13 +56,15 @@ def lab(request: pytest.FixtureRequest) -> Iterator[SqliteLab]:
 
 
 @pytest.mark.parametrize(
-    "check", coord_checks() + log_checks() + atomic_checks(), ids=lambda check: check.__name__
+    "check",
+    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
+    ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: SqliteLab) -> None:
     check(lab)
 
 
 @pytest.mark.parametrize("lab", [False], indirect=True, ids=["polling"])
-@pytest.mark.parametrize("check", coord_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", coord_checks() + queue_checks(), ids=lambda check: check.__name__)
 def test_conforms_without_inotify(check: Rule, lab: SqliteLab) -> None:
     check(lab)

@@ -11,8 +11,8 @@ import pytest
 
 from pxrs.core.delivery import ConsumeTimes, Forever
 from pxrs.errors import OutcomeUnknown
+from pxrs.runtime.hold import Hold
 from pxrs.runtime.keeper import GivenBack, Keeper
-from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
 from pxrs.stores.memory_queues import MemoryQueues
 from pxrs.testing.faults import Rates
@@ -97,23 +97,23 @@ def key_locks_the_item(patch: Patch) -> None:
 
 
 def unanswered_take_is_forgotten(patch: Patch) -> None:
-    ask, release = UnitOfWork._ask, Keeper.release
+    ask, release = Hold._ask, Keeper.release
 
-    def forget(self: UnitOfWork, question: Callable[[], Any]) -> Any:
+    def forget(self: Hold, question: Callable[[], Any]) -> Any:
         if isinstance(answer := ask(self, question), list):
             raise OutcomeUnknown("nobody knows")
         return answer
 
-    patch.setattr(UnitOfWork, "_ask", forget)
+    patch.setattr(Hold, "_ask", forget)
     patch.setattr(Keeper, "release", lambda self, given: release(self, given._replace(doubts=())))
 
 
 def no_answer_is_success(patch: Patch) -> None:
-    patch.setattr(UnitOfWork, "_was_applied", lambda self: True)
+    patch.setattr(Hold, "was_applied", lambda self: True)
 
 
 def no_answer_is_failure(patch: Patch) -> None:
-    patch.setattr(UnitOfWork, "_was_applied", lambda self: False)
+    patch.setattr(Hold, "was_applied", lambda self: False)
 
 
 def dropped_stays_locked(patch: Patch) -> None:

@@ -74,7 +74,21 @@ def begins_itself(path: Path) -> Engine:
     return engine
 
 
-@pytest.fixture(params=[as_it_comes, begins_itself])
+def keeps_one_open(path: Path) -> Engine:
+    """As drivers shall by PEP 249: there is a transaction at all times."""
+    return create_engine(f"sqlite:///{path}", connect_args={"autocommit": False})
+
+
+@pytest.fixture(
+    params=[
+        as_it_comes,
+        begins_itself,
+        pytest.param(
+            keeps_one_open,
+            marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="since Python 3.12"),
+        ),
+    ]
+)
 def engine(request: pytest.FixtureRequest, px: pxrs.Pxrs, path: Path) -> Iterator[Engine]:
     engine: Engine = request.param(path)
     Base.metadata.create_all(engine)

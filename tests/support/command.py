@@ -33,8 +33,7 @@ class Shell:
         process = subprocess.Popen(
             [sys.executable, "-m", "pxrs.cli.main", *arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **{"env": self.environment, **options},
+            **{"stderr": subprocess.PIPE, "env": self.environment, **options},
         )
         self._started.append(process)
         return process

@@ -6,10 +6,13 @@ Topics, messages and errors are those of `pxrs`.
 from pxrs.aio.app import Connecting, Pxrs, connect
 from pxrs.aio.consumer import Arriving, Consumer, Joining
 from pxrs.aio.groups import Groups
+from pxrs.aio.listener import Listener
 from pxrs.aio.producer import Producer
+from pxrs.aio.queues import Queues
 from pxrs.aio.reader import Follow, Reader
 from pxrs.aio.sent import Sent, SentMany
 from pxrs.aio.transaction import Transaction
+from pxrs.aio.unit_of_work import UnitOfWork
 
 __all__ = [
     # opening
@@ -28,4 +31,8 @@ __all__ = [
     "Arriving",
     "Transaction",
     "Groups",
+    # work queues
+    "UnitOfWork",
+    "Listener",
+    "Queues",
 ]

@@ -14,6 +14,7 @@ from pxrs.aio.consumer import Callback, Joining, OnLoop
 from pxrs.aio.groups import Groups
 from pxrs.aio.handlers import OnOwnLoop, OnThisLoop
 from pxrs.aio.producer import Producer
+from pxrs.aio.queue_verbs import QueueVerbs
 from pxrs.aio.reader import Reader
 from pxrs.aio.threads import Threads, outcome, waited_out
 from pxrs.config import ConsumerSettings, ProducerSettings
@@ -30,19 +31,19 @@ _DEFAULTS = ProducerSettings()
 _CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
-def connect(url: str) -> Connecting:
+def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Connecting:
     """Open a store: `px = await connect(url)` or `async with connect(url) as px`.
 
     For the URLs see `pxrs.connect`.
     """
-    return Connecting(url)
+    return Connecting(partial(blocking.connect, url, coord=coord, log=log))
 
 
 class Connecting:
     """A store about to be opened, by awaiting it or by entering it."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, connect: Callable[[], blocking.Pxrs]) -> None:
+        self._connect = connect
         self._opened: Pxrs | None = None
 
     def __await__(self) -> Generator[Any, None, Pxrs]:
@@ -63,7 +64,7 @@ class Connecting:
 
     async def _open(self) -> Pxrs:
         threads = Threads()
-        opening = threads.start(partial(blocking.connect, self._url))
+        opening = threads.start(self._connect)
         try:
             return Pxrs(await outcome(opening), threads)
         except asyncio.CancelledError:
@@ -71,15 +72,14 @@ class Connecting:
             raise
 
 
-class Pxrs:
+class Pxrs(QueueVerbs):
     """An open store. Bound to no event loop; `await` its `close`, or use it with `async with`.
 
     Every method is that of `pxrs.Pxrs`, awaited. Cancelling a call does not undo it.
     """
 
     def __init__(self, px: blocking.Pxrs, threads: Threads) -> None:
-        self._px = px
-        self._threads = threads
+        super().__init__(px, threads)
         self._closing: Future[None] | None = None
 
     @property
@@ -277,13 +277,14 @@ class Pxrs:
         return Groups(self._px.groups, self._threads)
 
     async def close(self) -> None:
-        """Close every consumer, flush and close every producer, then close the store.
+        """Stop every listener, close every consumer, flush every producer, close the store.
 
-        Whoever follows or polls gets a `Closed`.
+        Whoever follows, polls or takes gets a `Closed`.
         """
         if self._closing is None:
             self._closing = self._threads.start(self._px.close)
             self._threads.close()
+            self._ears.close()
         await outcome(self._closing)
 
     async def __aenter__(self) -> Pxrs:

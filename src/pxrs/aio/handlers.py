@@ -32,7 +32,7 @@ class OnThisLoop:
         if not inspect.isawaitable(found):
             return
         with self._lock:
-            awaiting = asyncio.run_coroutine_threadsafe(_awaited(found), self._loop)
+            awaiting = asyncio.run_coroutine_threadsafe(awaited(found), self._loop)
             self._in_flight.add(awaiting)
             if self._abandoned:
                 awaiting.cancel()
@@ -61,18 +61,20 @@ class OnOwnLoop(msgspec.Struct, frozen=True):
     def __call__(self, message: Message) -> None:
         found = self.handler(message)
         if inspect.isawaitable(found):
-            _runner().run(_awaited(found))
+            runner_of_this_thread().run(awaited(found))
 
 
 _loops = threading.local()
 
 
-def _runner() -> asyncio.Runner:
+def runner_of_this_thread() -> asyncio.Runner:
+    """Made at the first call, and kept."""
     if not hasattr(_loops, "runner"):
         _loops.runner = asyncio.Runner()
     runner: asyncio.Runner = _loops.runner
     return runner
 
 
-async def _awaited(found: Any) -> Any:
+async def awaited(found: Any) -> Any:
+    """An awaitable of any kind, as a coroutine."""
     return await found

@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-from pxrs.errors import Closed
+from pxrs.errors import Closed, InvalidRequest
 
 T = TypeVar("T")
 
@@ -35,20 +35,24 @@ class Threads:
 
     async def call(self, work: Callable[[], T]) -> T:
         """Do `work`, which takes a moment. Cancelling leaves it unless it has not begun."""
-        if self._closed:
-            raise Closed("the store was closed")
-        future = self._pool.submit(work)
+        future = self.submit(work)
         try:
             return await outcome(future)
         except asyncio.CancelledError:
             future.cancel()
             raise
 
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Begin `work`, which takes a moment; `outcome` waits for it."""
+        if self._closed:
+            raise Closed("the store was closed")
+        return self._pool.submit(work)
+
     def start(self, work: Callable[[], T]) -> Future[T]:
         """Begin `work`, which may take for ever; `outcome` waits for it."""
         future: Future[T] = Future()
         threading.Thread(
-            target=_fulfil, args=(future, work), name="pxrs-aio-wait", daemon=True
+            target=fulfil, args=(future, work), name="pxrs-aio-wait", daemon=True
         ).start()
         return future
 
@@ -58,26 +62,37 @@ class Threads:
         self._pool.shutdown(wait=False)
 
 
-class OwnThread:
-    """One thread for calls that have to be made by the same one, in order. A daemon."""
+class Calls:
+    """Calls that are made by one thread, in order: whichever thread serves them."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._work, name="pxrs-aio-block", daemon=True).start()
+        self._ended = False
 
-    def start(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` after what was started before; `outcome` waits for it."""
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` after what was submitted before; `outcome` waits for it."""
+        if self._ended:
+            raise InvalidRequest("the transaction has ended; begin another")
         future: Future[T] = Future()
-        self._calls.put(partial(_fulfil, future, work))
+        self._calls.put(partial(fulfil, future, work))
         return future
 
     def end(self) -> None:
-        """Let the thread end when it has done all that was started."""
+        """Let the thread go when it has done all that was submitted."""
+        self._ended = True
         self._calls.put(None)
 
-    def _work(self) -> None:
+    def serve(self) -> None:
+        """Make the calls, in this thread, until the end."""
         while (call := self._calls.get()) is not None:
             call()
+
+
+def own_thread() -> Calls:
+    """Calls with a thread of their own, a daemon, for as long as they last."""
+    calls = Calls()
+    threading.Thread(target=calls.serve, name="pxrs-aio-block", daemon=True).start()
+    return calls
 
 
 async def outcome(future: Future[T]) -> T:
@@ -87,7 +102,7 @@ async def outcome(future: Future[T]) -> T:
     return future.result()
 
 
-async def waited_out(future: Future[T], give_up: Callable[[], None] | None = None) -> T:
+async def waited_out(future: Future[T], give_up: Callable[[], object] | None = None) -> T:
     """What the future holds. A cancellation is passed on, but not before the future is done.
 
     `give_up` is called when one comes, to hurry the future on.
@@ -146,7 +161,10 @@ class _Alarm:
 _alarms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Alarm] = weakref.WeakKeyDictionary()
 
 
-def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
+def fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    """Do `work`, in this thread, and put into the future what comes of it."""
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         result = work()
     except BaseException as error:  # noqa: BLE001 - raised again by whoever waits

@@ -1,4 +1,4 @@
-"""Transactions for asyncio: a thread of their own for as long as they last."""
+"""A consumer's transaction for asyncio: a thread of its own for as long as it lasts."""
 
 from __future__ import annotations
 
@@ -6,72 +6,64 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from pxrs.aio.threads import OwnThread, outcome, waited_out
+from pxrs.aio.ears import Ears
+from pxrs.aio.threads import Calls, own_thread
+from pxrs.aio.unit_of_work import Running, Surroundings, UnitOfWork
 from pxrs.errors import InvalidRequest
 from pxrs.runtime import transaction as blocking
-from pxrs.types import Header
-
-T = TypeVar("T")
+from pxrs.runtime.unseen import Unseen
 
 
-class Transaction:
-    """A unit of work: `async with consumer.transaction() as tx`. See `pxrs.Transaction`.
+class Transaction(UnitOfWork):
+    """`async with consumer.transaction() as tx`. See `pxrs.Transaction`.
 
     Locks belong to threads, so one thread enters, works and leaves. Whatever is awaited in the
-    block holds up everybody who writes to the store: await nothing slow in it. A block that is
-    left by a cancellation is rolled back; one that is cancelled while it commits may be committed.
-    Either way nothing is locked any more when the cancelled task goes on.
+    block holds up everybody who commits checkpoints, and from the first `execute` on everybody
+    who writes to the store: await nothing slow in it. A block that is left by a cancellation is
+    rolled back; one that is cancelled while it commits may be committed. Either way nothing is
+    locked any more when the cancelled task goes on.
     """
 
     def __init__(self, tx: blocking.Transaction, on_change: Callable[[bool], None]) -> None:
         self._tx = tx
+        self._unseen = Unseen(tx)
         self._on_change = on_change
-        self._thread: OwnThread | None = None
-        self._inside = False
+        self._thread: Calls | None = None
+        super().__init__(tx.__enter__, Surroundings(self, Ears(self._unseen.queues), True))
+
+    def submit(self, work: Callable[[], Any]) -> Any:
+        """See `pxrs.aio.unit_of_work.Place`: all calls are made by the one thread."""
+        if self._thread is None:
+            raise InvalidRequest("use the transaction with `async with`, inside its block")
+        return self._thread.submit(work)
 
     @property
     def connection(self) -> Any:
-        """The database connection that commits, for the caller's own statements."""
-        return self._tx.connection
-
-    async def execute(self, statement: str, parameters: Any = ()) -> Any:
-        """Run a statement of the caller's in the transaction."""
-        return await self._call(partial(self._tx.execute, statement, parameters))
-
-    async def send(
-        self,
-        topic: str,
-        value: Any,
-        key: Any = None,
-        *,
-        partition: int | None = None,
-        headers: list[Header] | None = None,
-    ) -> None:
-        """Send a message when, and only if, the transaction commits."""
-        await self._call(
-            partial(self._tx.send, topic, value, key, partition=partition, headers=headers)
-        )
+        """The database connection that will commit: the caller's, or once `execute` has run."""
+        if not self._running().work.has_connection:
+            raise InvalidRequest("await tx.execute(…) first: that begins the database transaction")
+        return self._running().work.connection
 
     async def __aenter__(self) -> Transaction:
         if self._thread is not None:
             raise InvalidRequest("a transaction can be used once; call transaction() again")
-        self._thread = OwnThread()
+        self._thread = own_thread()
         self._on_change(True)
-        entering = self._thread.start(self._tx.__enter__)
+        entering = self._start(self._begin)
         try:
-            await waited_out(entering)
+            await self._done(entering)
         except asyncio.CancelledError as error:
             if entering.exception() is None:
                 await self._leave(type(error), error, error.__traceback__)
             else:
-                self._end()
+                self._let_go()
             raise
         except BaseException:
-            self._end()
+            self._let_go()
             raise
-        self._inside = True
+        self._begun = Running(self._tx, self._unseen)
         return self
 
     async def __aexit__(
@@ -80,6 +72,7 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._begun = None
         await self._leave(kind, error, trace)
 
     async def _leave(
@@ -88,20 +81,18 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._thread is not None
-        self._inside = False
         try:
             # In its turn: a statement that a cancelled call has left behind is finished first.
-            await waited_out(self._thread.start(partial(self._tx.__exit__, kind, error, trace)))
+            leave = partial(self._tx.__exit__, kind, error, trace)
+            await self._done(self._start(partial(self._unseen.end, leave)))
         finally:
-            self._end()
+            self._let_go()
 
-    def _end(self) -> None:
+    async def _end(self, how: Callable[[], None]) -> None:
+        """The thread stays: it has to leave the block, too."""
+        await self._done(self._start(partial(self._unseen.end, how)))
+
+    def _let_go(self) -> None:
         assert self._thread is not None
         self._thread.end()
         self._on_change(False)
-
-    async def _call(self, work: Callable[[], T]) -> T:
-        if self._thread is None or not self._inside:
-            raise InvalidRequest("use the transaction with `async with`, inside its block")
-        return await outcome(self._thread.start(work))

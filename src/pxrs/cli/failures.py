@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from pxrs.errors import GroupNotEmpty, PxrsError, TopicNotFound
+from pxrs.errors import GroupNotEmpty, PxrsError, QueueNotFound, TopicNotFound
 
 FAILED = 1
 INTERRUPTED = 130
@@ -51,6 +51,11 @@ def _advice(error: PxrsError) -> str:
         return (
             f"topic {error.topic!r} does not exist; "
             f"create it with: pxrs topics create {error.topic} --partitions 8"
+        )
+    if isinstance(error, QueueNotFound):
+        return (
+            f"queue {error.queue!r} does not exist; it begins with its first item, "
+            f"or with: pxrs queues create {error.queue}"
         )
     if isinstance(error, GroupNotEmpty):
         return (

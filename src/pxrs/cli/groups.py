@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pxrs.cli import options
-from pxrs.cli.failures import FAILED
+from pxrs.cli.asking import ask, somebody_to_ask
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.output import console, count, human_age, human_time, print_json, ranges, table
 
@@ -184,10 +183,10 @@ def reset(
         raise click.UsageError("say where to with --to or with --timestamp")
     with settings.connect() as px:
         if not yes:
-            _somebody_to_ask()
+            somebody_to_ask()
             state = px.groups.describe(group, lag_seconds=False).state
             which = f"partitions {ranges(partitions)}" if partitions else "all partitions"
-            _ask(
+            ask(
                 f"Set the checkpoints of {group} ({state}) in {which} of {topic}?",
                 f"{group} is left as it is",
             )
@@ -220,9 +219,9 @@ def delete(settings: Settings, group: str, force: bool, yes: bool) -> None:
     """Forget GROUP, its checkpoints and its history."""
     with settings.connect() as px:
         if not yes:
-            _somebody_to_ask()
+            somebody_to_ask()
             info = px.groups.describe(group, lag_seconds=False)
-            _ask(
+            ask(
                 f"Delete {group} ({info.state}) and its checkpoints in "
                 f"{count(len(info.partitions), 'partition')}?",
                 f"{group} is kept",
@@ -232,18 +231,6 @@ def delete(settings: Settings, group: str, force: bool, yes: bool) -> None:
         print_json({"deleted": group})
     else:
         click.echo(f"{group} deleted")
-
-
-def _somebody_to_ask() -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError("nobody to ask: add --yes to do it without asking")
-
-
-def _ask(question: str, kept: str) -> None:
-    """Go on only if somebody says yes."""
-    if not click.confirm(question, err=True):
-        click.echo(kept, err=True)
-        sys.exit(FAILED)
 
 
 def _by_topic(parts: Iterable[tuple[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""`pxrs`: topics, producing, reading and groups from a shell."""
+"""`pxrs`: topics, producing, reading, groups and queues from a shell."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import click
 from pxrs._version import __version__
 from pxrs.cli.consume import consume
 from pxrs.cli.demo.command import demo
+from pxrs.cli.dlq import dlq
 from pxrs.cli.failures import exit_code
 from pxrs.cli.groups import groups
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.produce import produce
+from pxrs.cli.queues import queues
 from pxrs.cli.read import read
+from pxrs.cli.store import store
 from pxrs.cli.topics import topics
 
 
@@ -45,14 +48,14 @@ Try it:
 @click.version_option(__version__, "-V", "--version", message="pxrs %(version)s")
 @shared
 def cli() -> None:
-    """Partitioned, ordered topics on the store you already run.
+    """Partitioned, ordered topics and work queues on the store you already run.
 
     --url and --json can stand before or after the command. Exit codes: 0 done, 1 it failed,
     2 wrong usage, 130 interrupted, 143 terminated.
     """
 
 
-for command in (topics, produce, read, consume, groups, demo):
+for command in (topics, produce, read, consume, groups, queues, dlq, store, demo):
     cli.add_command(command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +14,7 @@ from pxrs.cli.options import Settings
 from pxrs.cli.output import human_time, json_text, readable
 
 if TYPE_CHECKING:
-    from pxrs.types import Message
+    from pxrs.types import Header, Message
 
 _WIDEST_KEY = 24
 
@@ -50,14 +50,19 @@ def _as_json(message: Message) -> bytes:
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": message.timestamp,
-        **_content("key", message.key),
-        **_content("value", message.value),
-        "headers": [{"name": name, **_content("value", text)} for name, text in message.headers],
+        **content("key", message.key),
+        **content("value", message.value),
+        "headers": headers_content(message.headers),
     }
     return json_text(document).encode() + b"\n"
 
 
-def _content(name: str, data: bytes | None) -> dict[str, Any]:
+def headers_content(headers: Iterable[Header]) -> list[dict[str, Any]]:
+    """Headers for JSON, in their order."""
+    return [{"name": name, **content("value", text)} for name, text in headers]
+
+
+def content(name: str, data: bytes | None) -> dict[str, Any]:
     """As text where it is UTF-8; else in base64, and a flag says so."""
     try:
         return {name: None if data is None else data.decode()}

@@ -84,6 +84,14 @@ def duration(text: str) -> int:
     return round(seconds * 1000)
 
 
+def seconds(text: str) -> float:
+    """`90`, `1.5`, `90s`, `2h` → seconds."""
+    found = _quantity(text, {"": 1, **_SECONDS})
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a time; examples: 90, 1.5, 90s, 2h, 7d")
+    return found
+
+
 def size(text: str) -> int:
     """`1GB`, `64MiB`, `4096` → bytes."""
     found = _quantity(text, _BYTES)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Wider than any line: a pipe is not a place to wrap or cut.
 _PIPE_WIDTH = 100_000
+# Fewer say more about starting up than about writing.
+WORTH_A_RATE = 1000
 
 
 def console(*, err: bool = False) -> Console:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
-from pxrs.cli.lines import Pair, blocks_of_lines, short_enough, split
+from pxrs.cli.lines import Pair, short_enough, split
 from pxrs.cli.options import Settings, header, shared, size
-from pxrs.cli.output import console, count, print_json, readable, table
+from pxrs.cli.output import WORTH_A_RATE, console, count, print_json, readable, table
+from pxrs.cli.sources import are_lines, one_source, source
 from pxrs.cli.tally import Tally
 from pxrs.config import ProducerSettings
 from pxrs.errors import DeliveryFailed, InvalidRequest, MessageTooLarge
 from pxrs.log.batches import COMPRESSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pxrs.runtime.producer import Producer
 
 _DEFAULTS = ProducerSettings()
-# Fewer say more about starting up than about writing.
-_WORTH_A_RATE = 1000
-_STDIN = ((), ("-",))
 
 
 @click.command()
@@ -62,8 +56,7 @@ def produce(
 
     Each MESSAGE is one message. Without any, or with -, every line of stdin is one.
     """
-    if file is not None and messages:
-        raise click.UsageError("messages come from --file or from the command line, not both")
+    one_source(messages, file, "message")
     if key is not None and key_separator is not None:
         raise click.UsageError("keys come from --key or from --key-separator, not both")
     if key_separator == "":
@@ -83,12 +76,12 @@ def produce(
             partition=partition,
             headers=list(headers),
             most=most,
-            what="line" if file or messages in _STDIN else "message",
+            what="line" if are_lines(messages, file) else "message",
         )
         started = time.monotonic()
         finished = False
         try:
-            with _source(messages, file, sender.longest, settings) as blocks:
+            with source(messages, file, sender.longest, "message", settings) as blocks:
                 sender.send(blocks)
             finished = True
         finally:
@@ -184,42 +177,6 @@ class Sender:
             self._sent += 1
 
 
-@contextmanager
-def _source(
-    messages: tuple[str, ...], file: str | None, longest: int, settings: Settings
-) -> Iterator[Iterable[list[bytes]]]:
-    """The messages, in blocks."""
-    if file is not None:
-        with open(file, "rb") as stream, _progress(stream, settings) as advance:
-            yield blocks_of_lines(stream, longest, advance)
-    elif messages in _STDIN:
-        if sys.stdin.isatty():
-            click.secho("one message per line; Ctrl-D ends", dim=True, err=True)
-        yield blocks_of_lines(sys.stdin.buffer, longest)
-    else:
-        yield [[os.fsencode(message) for message in messages]]
-
-
-@contextmanager
-def _progress(stream: BinaryIO, settings: Settings) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr while the file is read, if somebody can see it."""
-    size = os.fstat(stream.fileno()).st_size
-    if settings.json or not sys.stderr.isatty() or not size:
-        yield lambda _: None
-        return
-    from rich import progress
-
-    columns = (
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console(err=True), transient=True) as bar:
-        task = bar.add_task("", total=size)
-        yield lambda read: bar.advance(task, read)
-
-
 def _show(topic: str, written: Tally, seconds: float, *, as_json: bool) -> None:
     rate = written.messages / seconds if seconds > 0 else 0.0
     if as_json:
@@ -238,7 +195,7 @@ def _show(topic: str, written: Tally, seconds: float, *, as_json: bool) -> None:
         ((number, it),) = written.partitions.items()
         out.print(f"1 message to {topic}: partition {number}, offset {it.first:,}")
         return
-    speed = f" in {seconds:.2f} s, {rate:,.0f} msg/s" if written.messages >= _WORTH_A_RATE else ""
+    speed = f" in {seconds:.2f} s, {rate:,.0f} msg/s" if written.messages >= WORTH_A_RATE else ""
     out.print(f"{count(written.messages, 'message')} to {topic}{speed}")
     if written.messages:
         rows = table("partition", "offsets", "messages")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from pxrs.cli.failures import FAILED
+from pxrs.cli.asking import ask, somebody_to_ask
 from pxrs.cli.options import Settings, duration, shared, size
 from pxrs.cli.output import (
     console,
@@ -131,12 +130,9 @@ def delete(settings: Settings, name: str, yes: bool) -> None:
     """Remove topic NAME and all its messages."""
     with settings.connect() as px:
         if not yes:
-            if not sys.stdin.isatty():
-                raise click.UsageError("nobody to ask: add --yes to delete without asking")
+            somebody_to_ask()
             held = px.describe_topic(name).messages
-            if not click.confirm(f"Delete {name} and its {count(held, 'message')}?", err=True):
-                click.echo(f"{name} is kept", err=True)
-                sys.exit(FAILED)
+            ask(f"Delete {name} and its {count(held, 'message')}?", f"{name} is kept")
         px.delete_topic(name)
     if settings.json:
         print_json({"deleted": name})

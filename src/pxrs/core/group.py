@@ -241,8 +241,14 @@ def moves_between(before: Head, after: Head) -> Move:
 
 
 def _topics(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> dict[str, GroupTopic]:
-    wanted = {topic for topics in subscriptions.values() for topic in topics}
-    return {name: topic for name, topic in view.topics.items() if name in wanted}
+    return _wanted_of(view.topics, subscriptions)
+
+
+def _wanted_of(
+    topics: Mapping[str, GroupTopic], subscriptions: Mapping[str, tuple[str, ...]]
+) -> dict[str, GroupTopic]:
+    wanted = {topic for names in subscriptions.values() for topic in names}
+    return {name: topic for name, topic in topics.items() if name in wanted}
 
 
 def _static(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
@@ -329,14 +335,22 @@ def _wanted(
 
 
 def group_state(
-    head: Head | None, members: Mapping[str, MemberRecord], claims: Mapping[TopicPartition, Claim]
+    head: Head | None,
+    members: Mapping[str, MemberRecord],
+    claims: Mapping[TopicPartition, Claim],
+    topics: Mapping[str, GroupTopic] | None = None,
 ) -> GroupState:
-    """The state of a group, as its records tell it."""
+    """The state of a group, as its records tell it, and the topics that there are.
+
+    While a static member is waited for it is PREPARING_REBALANCE: the partitions of that member
+    are nobody's, and only the members' own clocks know for how long.
+    """
     if head is None or not members:
         return "EMPTY"
-    if {name: tuple(sorted(member.topics)) for name, member in members.items()} != dict(
-        head.subscriptions
-    ):
+    subscriptions = {name: tuple(sorted(member.topics)) for name, member in members.items()}
+    if subscriptions != dict(head.subscriptions):
+        return "PREPARING_REBALANCE"
+    if topics is not None and _wanted_of(topics, subscriptions) != head.topics:
         return "PREPARING_REBALANCE"
     for part, name in head.owner_of().items():
         claim = claims.get(part)

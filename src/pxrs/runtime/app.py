@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import secrets
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,48 +18,46 @@ from pxrs.config import (
     ProducerSettings,
     check_member_name,
 )
-from pxrs.core.delivery import Policy
 from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
 from pxrs.runtime.job import Job, Running
 from pxrs.runtime.producer import Producer
+from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
-from pxrs.types import Message, Queue, Topic, TopicPartition
+from pxrs.types import Message, Topic, TopicPartition
 
 # What only consumers need is loaded when the first one is made: a program that sends starts sooner.
 if TYPE_CHECKING:
     from pxrs.runtime.consumer import Callbacks, Consumer
     from pxrs.runtime.desk import Seat
     from pxrs.runtime.groups import Groups
-    from pxrs.runtime.listener import Handler, Listener
-    from pxrs.runtime.listener_processes import ProcessListener
-    from pxrs.runtime.queues import Queues
     from pxrs.runtime.runner import Runner
-    from pxrs.runtime.unit_of_work import Desk, UnitOfWork
 
 _DEFAULTS = ProducerSettings()
 _RETRY = Backoff(attempts=5)
 _DEAD_LETTER = DeadLetter()
 _CONSUMER = ConsumerSettings(group="defaults", member_name="")
-_QUEUE_SESSION_TTL = 10.0
 
 
-def connect(url: str) -> Pxrs:
+def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Pxrs:
     """Open a store, creating it if need be.
 
     `sqlite:///app.db` (a file shared by processes of one host; `?durability=relaxed`,
     `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
+    With `coord` groups and everything else that is owned are kept there, with `log` messages.
+    `etcd://host:2379,host2:2379/prefix` and `zookeeper://host:2181/root` can be a `coord`
+    (`?timeout=10`, `?ca=…&cert=…&key=…`, `user:password@`).
     """
-    return Pxrs(open_stores(url))
+    return Pxrs(open_stores(url, coord=coord, log=log))
 
 
-class Pxrs:
+class Pxrs(QueueVerbs):
     """An open store. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(
@@ -69,17 +65,11 @@ class Pxrs:
         stores: Stores,
         clock: Clock = SYSTEM_CLOCK,
         *,
-        session_ttl: float = _QUEUE_SESSION_TTL,
+        session_ttl: float = SESSION_TTL,
     ) -> None:
-        self.stores = stores
-        self._clock = clock
-        self._session_ttl = session_ttl
-        self._topics = Topics(stores.coord, stores.log, clock)
+        topics = Topics(stores.coord, stores.log, clock)
+        super().__init__(stores, topics, clock, session_ttl)
         self._groups: Groups | None = None
-        self._queues: Queues | None = None
-        self._work_desk: Desk | None = None
-        self._making = threading.Lock()
-        self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._running: weakref.WeakSet[Running] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -303,9 +293,7 @@ class Pxrs:
         from pxrs.runtime.subscription import Subscription
 
         consumer = Consumer(
-            self.stores,
-            self._topics,
-            self._clock,
+            self._desk(),
             Subscription(topics, self._topics),
             settings,
             decoder,
@@ -314,121 +302,6 @@ class Pxrs:
         )
         self._consumers.add(consumer)
         return consumer
-
-    def transaction(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
-    ) -> UnitOfWork:
-        """A unit of work for a `with` block: take and put items, send messages, run SQL.
-
-        Leaving the block commits all of it at once, an exception rolls back. On the caller's
-        own database connection it commits together with the caller's statements; inside a
-        transaction of the caller's its changes land when that one commits. `strict`: taking
-        from a queue that does not exist is an error.
-        """
-        from pxrs.runtime.unit_of_work import UnitOfWork
-
-        return UnitOfWork(self._desk(), connection=connection, serde=serde, strict=strict)
-
-    def begin(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
-    ) -> UnitOfWork:
-        """As `transaction`, but `commit()` has to be called: leaving the block rolls back."""
-        from pxrs.runtime.unit_of_work import UnitOfWork
-
-        return UnitOfWork(
-            self._desk(), connection=connection, serde=serde, strict=strict, commit_on_exit=False
-        )
-
-    def put(self, queue: str, value: Any, *, serde: Serde | None = None, **options: Any) -> None:
-        """Put one item, durably. The options are those of `UnitOfWork.put`."""
-        with self.transaction(serde=serde) as work:
-            work.put(queue, value, **options)
-
-    def listen(
-        self,
-        queue: str,
-        handler: Handler,
-        *,
-        workers: int = 1,
-        processes: int = 0,
-        policy: Policy | None = None,
-        deadline: float | None = None,
-        max_handler_time: float | None = None,
-        serde: Serde | None = None,
-    ) -> Listener | ProcessListener:
-        """Call `handler(item, tx)` for the queue's items, with several workers; starts at once.
-
-        When the handler returns its transaction commits: the item is done and what it put is
-        there. What it raises rolls back, and the policy decides what comes next: by default
-        five deliveries with growing delays, then the item is dead. `stop()` lets the workers
-        finish, `join()` waits for them; in the main thread SIGTERM stops them, too.
-
-        With a `deadline` an item is lost after so many seconds unless it is being handled: then
-        it is extended, for `max_handler_time` seconds at most. With `processes` so many
-        processes have `workers` threads each; the handler has to be importable.
-        """
-        from pxrs.runtime.listener import DEFAULT_POLICY, Listener, ListenerSettings
-
-        settings = ListenerSettings(
-            queue=queue,
-            workers=workers,
-            policy=DEFAULT_POLICY if policy is None else policy,
-            deadline=deadline,
-            max_handler_time=max_handler_time,
-        )
-        listener: Listener | ProcessListener
-        if processes:
-            from pxrs.runtime.listener_processes import ListenerJob, ProcessListener
-
-            job = ListenerJob(
-                url=self.stores.url,
-                queue=queue,
-                handler=handler,
-                workers=workers,
-                policy=settings.policy,
-                deadline=deadline,
-                max_handler_time=max_handler_time,
-                serde=serde,
-            )
-            listener = ProcessListener(job, processes)
-        else:
-            listener = Listener(
-                handler,
-                settings,
-                self.stores.queues,
-                lambda: self.begin(serde=serde),
-                self._clock,
-            )
-        self._listeners.add(listener)
-        return listener.start()
-
-    def create_queue(self, name: str, *, fifo: bool = False) -> Queue:
-        """Make a queue; putting to one that does not exist makes it, too, without `fifo`.
-
-        A fifo queue hands an item out when the one before it is done: one at a time.
-        """
-        return self.queues.create(name, fifo=fifo)
-
-    @property
-    def queues(self) -> Queues:
-        """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
-        if self._queues is None:
-            from pxrs.runtime.queues import Queues
-
-            self._queues = Queues(self.stores.queues, self._clock)
-        return self._queues
-
-    def _desk(self) -> Desk:
-        with self._making:
-            if self._work_desk is None:
-                from pxrs.runtime.keeper import Keeper
-                from pxrs.runtime.unit_of_work import Desk
-
-                keeper = Keeper(self.stores, self._clock, self._session_ttl)
-                self._work_desk = Desk(
-                    self.stores, self._topics, self._clock, keeper, random.Random()
-                )
-            return self._work_desk
 
     @property
     def groups(self) -> Groups:
@@ -441,19 +314,16 @@ class Pxrs:
 
     def close(self) -> None:
         """Stop every listener, close every consumer, flush every producer, close the store."""
-        for listener in list(self._listeners):
-            listener.stop()
-        # The last one first; what one of them raises keeps none of the others open.
+        self._tell_listeners_to_stop()
+        # Last in, first out. One that fails to close must not keep the others, and the store, open.
         with ExitStack() as closing:
             closing.callback(self.stores.close)
-            if self._work_desk is not None:
-                closing.callback(self._work_desk.keeper.close)
+            closing.callback(self._end_session)
             for producer in list(self._producers):
                 closing.callback(producer.close)
             for consumer in list(self._consumers):
                 closing.callback(consumer.close)
-            for listener in list(self._listeners):
-                closing.callback(listener.join)
+            closing.callback(self._join_listeners)
 
     def __enter__(self) -> Pxrs:
         return self

@@ -1,41 +1,39 @@
 """The consumer: one member of a group, and the messages of the partitions it owns.
 
-Two threads stand beside the caller's. One renews the session, whatever the handler does. The
-other is the steward: it looks at the group when a watch wakes it, and commits what was handled.
-The caller's own thread fetches, decodes and hands out; it never waits for either.
+Two threads stand beside the caller's (`Steward`): one renews the session, the other looks at the
+group and commits what was handled. The caller's own thread fetches, decodes and hands out; it
+never waits for either.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
-from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
     Closed,
     Fenced,
     InvalidRequest,
     PxrsError,
-    SessionLost,
     StoreError,
     TransactionConflict,
 )
+from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.health import Facts, Health, judge
+from pxrs.runtime.hold import Desk
+from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
-from pxrs.runtime.topics import Topics
 from pxrs.runtime.transaction import Transaction
 from pxrs.runtime.worker import Handed, Run, Worker, names_of
-from pxrs.stores.api import Stores, Watch
+from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
-_RETRY_PAUSE = 0.2
 RUN = 500
 
 Parts = set[TopicPartition]
@@ -62,18 +60,15 @@ class Consumer:
 
     def __init__(
         self,
-        stores: Stores,
-        topics: Topics,
-        clock: Clock,
+        shared: Desk,
         subscription: Subscription,
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
     ) -> None:
-        self._stores = stores
-        self._topics = topics
-        self._clock = clock
+        self._shared = shared
+        self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
         self._settings = settings
         self._decoder = decoder
         self._callbacks = callbacks
@@ -91,20 +86,17 @@ class Consumer:
         self._membership = self._worker.membership
         self._log_watch: Watch | None = None
         self._watched_version = -1
-        self._group_watch: Watch | None = None
-        self._fatal: PxrsError | None = None
-        self._store_lost_since: float | None = None
         self._closed = False
         self._woken = False
-        self._stop = threading.Event()
-        self._commit_soon = threading.Event()
-        self._membership.join()
-        self._threads = [
-            threading.Thread(target=target, name=f"pxrs-{name}", daemon=True)
-            for name, target in (("session", self._keep_session), ("steward", self._steward))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._steward = Steward(stores.coord, clock, settings, self._worker, self._wake_consumer)
+        try:
+            self._membership.join()
+        except BaseException:
+            # Its session would stay for as long as it lasts, and nobody renews it.
+            with suppress(PxrsError):
+                self._membership.leave()
+            raise
+        self._steward.start()
 
     # What the caller sees
 
@@ -131,8 +123,8 @@ class Consumer:
                 meant=self._membership.meant,
                 waiting=sum(seat.lag for seat in seats),
                 in_hand_since=self._worker.handed_at if self._worker.runs else None,
-                store_lost_since=self._store_lost_since,
-                fatal=str(self._fatal) if self._fatal is not None else None,
+                store_lost_since=self._steward.store_lost_since,
+                fatal=str(fatal) if (fatal := self._steward.fatal) is not None else None,
             )
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
@@ -161,21 +153,21 @@ class Consumer:
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
 
-        Partitions that were lost are told by `Fenced`; the others are committed all the same.
+        Partitions that were lost are told by `Fenced`; the others are committed all the same. A
+        checkpoint never goes back, and never past what was handed out.
         """
         if message is None:
             lost = self._worker.commit_handed()
         else:
-            lost = self._worker.commit(self._worker.mark_of(message))
+            lost = self._worker.commit_message(message)
         if lost:
-            self._wake_steward()
+            self._steward.wake()
             raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")
 
     def commit_async(self) -> None:
         """Commit what was handled soon, in the background. Losses are told by `on_lost`."""
         self._worker.marks_handed()
-        self._commit_soon.set()
-        self._wake_steward()
+        self._steward.commit_soon()
 
     def transaction(self, connection: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
@@ -235,17 +227,14 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
-        self._stop.set()
-        self._wake_steward()
-        for thread in self._threads:
-            thread.join()
+        self._steward.stop()
         self._worker.sync()
         try:
             self._membership.leave()
         finally:
-            for watch in (self._log_watch, self._group_watch):
-                if watch is not None:
-                    watch.close()
+            self._steward.close()
+            if self._log_watch is not None:
+                self._log_watch.close()
 
     def __enter__(self) -> Consumer:
         return self
@@ -277,7 +266,7 @@ class Consumer:
 
     def wake_steward(self) -> None:
         """Let the group be looked at now."""
-        self._wake_steward()
+        self._steward.wake()
 
     # Handing out and handling
 
@@ -299,7 +288,7 @@ class Consumer:
     @property
     def settled(self) -> bool:
         """Whether there is nothing to tell the caller before it takes more messages."""
-        return self._fatal is None and not self._closed and not self._desk.has_changes
+        return self._steward.fatal is None and not self._closed and not self._desk.has_changes
 
     def take(self, most: int) -> list[Run]:
         """What lies in the buffers, at most so many messages. Does not wait."""
@@ -313,7 +302,7 @@ class Consumer:
             if self._desk.has_messages:
                 return True
             watch = self._armed_watch()
-            if self._worker.fetch(self._wake_steward):
+            if self._worker.fetch(self._steward.wake):
                 return True
             if self._woken:
                 self._woken = False
@@ -343,8 +332,8 @@ class Consumer:
 
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
-        if self._fatal is not None:
-            raise self._fatal
+        if self._steward.fatal is not None:
+            raise self._steward.fatal
         if self._closed:
             raise Closed("the consumer was closed")
         if not self._desk.has_changes:
@@ -363,7 +352,7 @@ class Consumer:
             self._membership.release_what_is_finished()
         except StoreError:
             # Not the caller's trouble: the steward tries again.
-            self._wake_steward()
+            self._steward.wake()
 
     # Fetching
 
@@ -382,81 +371,13 @@ class Consumer:
     # Committing
 
     def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
-        return Transaction(
-            self._stores,
-            self._topics,
-            self._clock,
+        checkpoint = Checkpoint(
+            self._stores.coord,
             self._worker.holdings,
-            Handed(self._worker, self._wake_steward),
-            connection,
+            Handed(self._worker, self._steward.wake),
             keep_on_conflict=keep_on_conflict,
         )
-
-    # The threads
-
-    def _keep_session(self) -> None:
-        while not self._stop.wait(self._settings.session_ttl / 3):
-            session = self._membership.session
-            if session is None:
-                continue
-            try:
-                session.renew()
-            except SessionLost:
-                self._wake_steward()
-            except PxrsError:
-                # The store may come back; the session's own deadline decides.
-                continue
-
-    def _steward(self) -> None:
-        watched: frozenset[str] | None = None
-        commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
-        while not self._stop.is_set():
-            try:
-                if watched != self._membership.waiting_for:
-                    watched = self._membership.waiting_for
-                    self._watch_group(watched)
-                version = self._desk.version
-                look_at = self._membership.look()
-                commit_at = self._commit_when_due(commit_at)
-                self._store_lost_since = None
-                if self._desk.version != version:
-                    self._wake_consumer()
-            except Fenced as error:
-                self._fatal = error
-                self._wake_consumer()
-                return
-            except PxrsError:
-                now = self._clock.monotonic()
-                self._store_lost_since = self._store_lost_since or now
-                look_at = now + _RETRY_PAUSE
-            if watched == self._membership.waiting_for and self._group_watch is not None:
-                now = self._clock.monotonic()
-                times = [now + _CAREFUL_WAIT, commit_at]
-                times += [look_at] if look_at is not None else []
-                self._group_watch.wait(max(0.0, min(times) - now))
-
-    def _commit_when_due(self, due: float) -> float:
-        now = self._clock.monotonic()
-        soon = self._commit_soon.is_set()
-        if now < due and not soon:
-            return due
-        self._commit_soon.clear()
-        if (self._settings.auto_commit or soon) and self._worker.commit_handled():
-            self._wake_steward()
-        return now + self._settings.auto_commit_interval
-
-    def _watch_group(self, claims: frozenset[str]) -> None:
-        if self._group_watch is not None:
-            self._group_watch.close()
-        group = self._settings.group
-        self._group_watch = self._stores.coord.watch(
-            head_key(group), members_prefix(group), "topics/", *sorted(claims)
-        )
-
-    def _wake_steward(self) -> None:
-        watch = self._group_watch
-        if watch is not None:
-            watch.wake()
+        return Transaction(self._shared, checkpoint, connection)
 
     def _wake_consumer(self) -> None:
         watch = self._log_watch

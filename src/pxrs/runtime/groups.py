@@ -24,6 +24,7 @@ from pxrs.core.group import GroupState, group_state
 from pxrs.core.records import (
     GROUPS_PREFIX,
     Claim,
+    GroupTopic,
     Head,
     MemberRecord,
     Move,
@@ -53,7 +54,7 @@ from pxrs.runtime.group_info import (
     MemberInfo,
 )
 from pxrs.runtime.lag import LagMeter
-from pxrs.runtime.seeking import record_of_reset
+from pxrs.runtime.seeking import forget_old_resets, record_of_reset
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import CoordStore, LogStore
 from pxrs.types import (
@@ -81,14 +82,15 @@ class _Group(NamedTuple):
     members: dict[str, MemberRecord]
     claims: dict[LogPartition, Versioned]
 
-    def state(self) -> GroupState:
+    def state(self, topics: Iterable[Topic]) -> GroupState:
         ids = {topic.id: name for name, topic in self.head.topics.items()}
         held = {
             TopicPartition(ids[where.topic_id], where.partition): decode(record, Claim)
             for where, record in self.claims.items()
             if where.topic_id in ids
         }
-        return group_state(self.head, self.members, held)
+        there = {topic.name: GroupTopic(topic.id, topic.partitions) for topic in topics}
+        return group_state(self.head, self.members, held, there)
 
 
 class _Change(NamedTuple):
@@ -112,13 +114,14 @@ class Groups:
     def list(self) -> list[GroupSummary]:
         """All groups, by name."""
         found = []
+        topics = self._topics.list()
         for record in self._coord.list(GROUPS_PREFIX):
             name = record.key.removeprefix(GROUPS_PREFIX)
             group = self._of_head(name, record)
             found.append(
                 GroupSummary(
                     name=name,
-                    state=group.state(),
+                    state=group.state(topics),
                     generation=group.head.generation,
                     members=len(group.members),
                 )
@@ -143,7 +146,7 @@ class Groups:
             owned.setdefault(part.owner, []).append(TopicPartition(part.topic, part.partition))
         return GroupInfo(
             name=group,
-            state=seen.state(),
+            state=seen.state(self._topics.list()),
             generation=seen.head.generation,
             reason=seen.head.reason,
             coordinator=seen.head.coordinator,
@@ -211,6 +214,7 @@ class Groups:
             if not self._reset(group, seen, steps.values(), some, stamp):
                 continue
             changes += some
+            forget_old_resets(self._coord, group)
             offsets = {number: at for number, at in offsets.items() if number not in now}
         return tuple(changes)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -30,16 +30,13 @@ from pxrs.core.records import (
     head_key,
     history_key,
     member_key,
-    members_prefix,
 )
-from pxrs.errors import Displaced, StoreError, TopicNotFound
+from pxrs.errors import Displaced, PxrsError, StoreError
 from pxrs.runtime.holdings import Holdings, Mark
+from pxrs.runtime.lookout import Lookout, Seen
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import CoordStore, Session
-from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Versioned, Write
-
-# Below this many claims they are read one by one, above it in one listing.
-_FEW = 16
+from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
 
 
 class Desk(Protocol):
@@ -78,14 +75,6 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     rejoin_timeout: float | None = None
 
 
-class _Seen(NamedTuple):
-    """A view, with the versions behind it."""
-
-    view: View
-    head_version: int
-    claims: dict[TopicPartition, tuple[str, Versioned | None]]
-
-
 class Membership:
     """One member's part in its group. Not thread-safe: one thread looks."""
 
@@ -107,6 +96,7 @@ class Membership:
         self._holdings = holdings
         self._desk = desk
         self._new_id = new_id or (lambda: secrets.token_hex(6))
+        self._lookout = Lookout(settings.group, coord, topics)
         self._memory = Memory()
         self._subscribed: tuple[str, ...] = ()
         self.me = Me(settings.name, "")
@@ -142,15 +132,32 @@ class Membership:
         """Write the final checkpoints, release all and say goodbye, in one commit.
 
         The commit carries the next target too, so others go on at once. A static member's
-        partitions stay its own for its `rejoin_timeout`.
+        partitions stay its own for its `rejoin_timeout`. If the commit fails the session ends all
+        the same: what was not committed is handled again by whoever takes over.
         """
-        if self.session is None:
+        session = self.session
+        if session is None:
             return
-        while self.session.remaining() > 0:
-            seen = self._see(frozenset())
+        try:
+            self._say_goodbye(session)
+        except BaseException:
+            # Others must not wait for a member that is not there; the first error is the one to
+            # be told.
+            self._lose_everything()
+            self.session = None
+            with suppress(PxrsError):
+                session.close()
+            raise
+        self._lose_everything()
+        self.session = None
+        session.close()
+
+    def _say_goodbye(self, session: Session) -> None:
+        while session.remaining() > 0:
+            seen = self._lookout.see(self.me.name, frozenset())
             mine = seen.view.members.get(self.me.name)
             if mine is None or mine.id != self.me.id:
-                break
+                return
             marks = self._desk.final_marks()
             applied = self._holdings.release(
                 marks,
@@ -159,10 +166,7 @@ class Membership:
             )
             if not applied.stale:
                 self._desk.gone(marks, lost=False)
-                break
-        self._lose_everything()
-        self.session.close()
-        self.session = None
+                return
 
     def _farewell(self, view: View) -> list[Write]:
         rest = {
@@ -234,7 +238,7 @@ class Membership:
             self.join()
         if self._settings.topics() != self._subscribed:
             self._announce()
-        seen = self._see(self._holdings.parts)
+        seen = self._lookout.see(self.me.name, self._holdings.parts)
         mine = seen.view.members.get(self.me.name)
         if mine is None:
             self.join()
@@ -256,7 +260,7 @@ class Membership:
         again = self._act(seen, decision)
         return self._clock.monotonic() if again else decision.look_again_at
 
-    def _decide(self, seen: _Seen) -> Decision:
+    def _decide(self, seen: Seen) -> Decision:
         decision = decide(
             seen.view,
             self._memory,
@@ -268,7 +272,7 @@ class Membership:
         self._memory = decision.memory
         return decision
 
-    def _act(self, seen: _Seen, decision: Decision) -> bool:
+    def _act(self, seen: Seen, decision: Decision) -> bool:
         """Do what was decided; true if that changed what there is to see."""
         self._desk.leaving(decision.revoke)
         self.release_what_is_finished()
@@ -297,44 +301,6 @@ class Membership:
             applied = self._holdings.release(marks)
             self._desk.gone([holding.part for holding in applied.written], lost=False)
             self._desk.gone(sorted(applied.lost), lost=True)
-
-    def _see(self, held: frozenset[TopicPartition]) -> _Seen:
-        found = self._coord.get(head_key(self._group))
-        head = decode(found, Head) if found is not None else Head()
-        members = {
-            record.key.removeprefix(members_prefix(self._group)): decode(record, MemberRecord)
-            for record in self._coord.list(members_prefix(self._group))
-        }
-        names = {topic for member in members.values() for topic in member.topics}
-        names.update(*head.subscriptions.values())
-        topics = {name: topic for name in sorted(names) if (topic := self._find(name))}
-        claims = self._read_claims(head, head.target_of(self.me.name) - held)
-        parsed = {
-            part: decode(record, Claim) if record is not None else None
-            for part, (_, record) in claims.items()
-        }
-        version = found.version if found is not None else 0
-        return _Seen(View(head, members, topics, parsed), version, claims)
-
-    def _read_claims(
-        self, head: Head, parts: set[TopicPartition]
-    ) -> dict[TopicPartition, tuple[str, Versioned | None]]:
-        keys = {
-            part: claim_key(self._group, head.topics[part.topic].id, part.partition)
-            for part in sorted(parts)
-            if part.topic in head.topics
-        }
-        if len(keys) <= _FEW:
-            return {part: (key, self._coord.get(key)) for part, key in keys.items()}
-        listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
-        return {part: (key, listed.get(key)) for part, key in keys.items()}
-
-    def _find(self, name: str) -> GroupTopic | None:
-        try:
-            topic = self._topics.find(name)
-        except TopicNotFound:
-            return None
-        return GroupTopic(topic.id, topic.partitions)
 
     def _drop_what_others_have(self, view: View) -> bool:
         """After any change of the group: look whether what this member holds is still its own.

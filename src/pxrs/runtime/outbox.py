@@ -65,8 +65,8 @@ class Lane:
     """One thread's way to one topic."""
 
     __slots__ = (
-        "box", "busy", "hash", "left_behind", "owner", "partitions", "spare", "stale", "sticky",
-        "taking", "thread", "topic", "unreported",
+        "box", "busy", "hash", "left_behind", "ms", "next_ms", "owner", "partitions", "spare",
+        "stale", "sticky", "taking", "this_ms", "thread", "topic", "unreported",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, hash_key: Callable[[bytes], int], sticky: int) -> None:
@@ -85,6 +85,12 @@ class Lane:
         self.spare: Lane | None = None
         # The box that the committer has exchanged. The committer's own.
         self.taking: Box | None = None
+        self.tick(0.0)
+
+    def tick(self, now: float) -> None:
+        """It is another millisecond. Whole numbers of it are dear to make for every message."""
+        self.ms = int(now * 1000)
+        self.this_ms, self.next_ms = self.ms / 1000, (self.ms + 1) / 1000
 
     @property
     def finished(self) -> bool:

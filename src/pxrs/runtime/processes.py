@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from pxrs.config import parse_url
+from pxrs.config import parse_url, split_url
 from pxrs.errors import ConfigError, HandlerFailed, PxrsError
 from pxrs.runtime.job import Job
 from pxrs.runtime.runner import stop_on_signals
@@ -61,7 +61,7 @@ class ProcessRun:
 
 def refuse_memory(url: str) -> None:
     """Raise where processes would each have a store of their own."""
-    if parse_url(url).scheme == "memory":
+    if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
         raise ConfigError("processes can't share memory://; use a file, or threads")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator
-from time import time_ns
+from time import sleep, time, time_ns
 from types import TracebackType
 from typing import Any
 
@@ -56,8 +55,8 @@ class Producer:
         self._clock = clock
         self._settings = settings
         self._serdes = key_serde is not None or value_serde is not None
-        self._most = settings.max_message_bytes
-        self._checks = Checks(self._most, key_serde, value_serde)
+        self._most_weight = settings.max_message_bytes + RECORD_BYTES
+        self._checks = Checks(settings.max_message_bytes, key_serde, value_serde)
         self._outbox = Outbox(
             self,
             clock,
@@ -111,18 +110,13 @@ class Producer:
             lane = self._lane(topic)
         if lane.unreported > REPORT_BYTES or lane.busy:
             lane = self._attend(lane)
-        if self._serdes:
-            key, value = self._checks.encode(key, value)
-        else:
-            if type(value) is not bytes:
-                value = plain(value, "value")
-            if type(key) is str:
-                try:
-                    key = key.encode()
-                except UnicodeEncodeError:
-                    key = plain(key, "key")
-            elif type(key) is not bytes:
+        if type(key) is str and not self._serdes:
+            try:
+                key = key.encode()
+            except UnicodeEncodeError:
                 key = plain(key, "key")
+        if type(value) is not bytes or type(key) is not bytes or self._serdes:
+            key, value = self._checks.encode(key, value)
         loose = False
         if partition is not None:
             if type(partition) is not int or not 0 <= partition < lane.partitions:
@@ -132,13 +126,18 @@ class Producer:
         else:
             partition, loose = lane.sticky, True
         if timestamp is None:
-            timestamp = time_ns() // 1_000_000
+            now = time()
+            if not lane.this_ms <= now < lane.next_ms:
+                lane.tick(now)
+            timestamp = lane.ms
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
-        if headers or key is None or value is None or len(value) + len(key) > self._most:
+        if headers or key is None or value is None:
             size, headers = self._checks.size(key, value, headers)
         else:
             size, headers = len(value) + len(key) + RECORD_BYTES, NO_HEADERS
+            if size > self._most_weight:
+                self._checks.size(key, value, None)
         lane.busy = True
         box = lane.box
         try:
@@ -307,7 +306,7 @@ class Producer:
         if self._outbox.held >= self._commit_at and not self._due.is_set():
             self._due.set()
         if self._committer.busy and self._clock.monotonic() >= self._yield_at:
-            time.sleep(_YIELD)
+            sleep(_YIELD)
             self._yield_at = self._clock.monotonic() + _YIELD_EVERY
         return lane
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from pxrs.clock import Clock
-from pxrs.core.records import SCHEMA, encode, resets_prefix
-from pxrs.types import Put, TopicPartition
+from pxrs.core.records import HISTORY_LENGTH, SCHEMA, encode, resets_prefix
+from pxrs.errors import StoreError
+from pxrs.stores.api import CoordStore
+from pxrs.types import Delete, Put, TopicPartition
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +57,24 @@ def record_of_reset(
     # Sorted by time; the rest keeps those of the same millisecond apart.
     key = f"{resets_prefix(group)}{at_ms:015}-{write}-{part.partition:06}"
     return Put(key, encode(reset))
+
+
+def forget_old_resets(coord: CoordStore, group: str) -> None:
+    """Keep the last hundred, as of the generations: nobody reads further back.
+
+    Not in the commit of the reset itself, which may be full. One that fails is made up for by the
+    next one.
+    """
+    with suppress(StoreError):
+        records = coord.list(resets_prefix(group))
+        if len(records) <= HISTORY_LENGTH:
+            return
+        resets = list(dict.fromkeys(write_of(record.key) for record in records))
+        kept = set(resets[-HISTORY_LENGTH:])
+        old = [Delete(record.key) for record in records if write_of(record.key) not in kept]
+        room = coord.limits.operations
+        for start in range(0, len(old), room):
+            coord.commit((), old[start : start + room])
 
 
 def write_of(key: str) -> str:

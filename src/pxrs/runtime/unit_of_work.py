@@ -8,17 +8,13 @@ this very delivery makes all of it fail.
 
 from __future__ import annotations
 
-import random
-import secrets
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from pxrs.clock import Clock
-from pxrs.core.delivery import Dead, Forever, Policy, after_failure, describe, storable
+from pxrs.core.delivery import Forever, Policy, describe, storable
 from pxrs.errors import (
     Fenced,
     InvalidRequest,
@@ -28,14 +24,13 @@ from pxrs.errors import (
     SessionLost,
     TransactionConflict,
 )
+from pxrs.runtime.hold import Desk, Hold
 from pxrs.runtime.item import Item, as_item, encode_body
-from pxrs.runtime.keeper import GivenBack, Keeper, held_by
 from pxrs.runtime.outgoing import Outgoing
-from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
-from pxrs.stores.api import Atomic, Session, Stores, Watch
+from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.queue_rules import validate_item
-from pxrs.types import Delivery, Header, Held, Holder, NewItem, QueueChange, Release
+from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 _CAREFUL_WAIT = 5.0
@@ -43,23 +38,6 @@ _FOREVER = Forever()
 _PATIENCE = 10
 
 T = TypeVar("T")
-
-
-class Desk(NamedTuple):
-    """What transactions of one open store share."""
-
-    stores: Stores
-    topics: Topics
-    clock: Clock
-    keeper: Keeper
-    random: random.Random
-
-
-class InHand(NamedTuple):
-    """A taken item and the policy it was taken under."""
-
-    held: Held
-    policy: Policy
 
 
 class UnitOfWork:
@@ -82,21 +60,17 @@ class UnitOfWork:
         self._strict = strict
         self._commit_on_exit = commit_on_exit
         self._lock = threading.RLock()
-        self._session: Session = desk.keeper.session()
-        self._holder = Holder(self._session.id, secrets.token_hex(8))
-        self._taken: list[InHand] = []
+        self._hold = Hold(desk)
         self._put: list[NewItem] = []
         self._outgoing: Outgoing | None = None
         self._atomic: Atomic | None = None
-        # Statements of the caller's can't be repeated here: then a commit has only one try.
-        self._ran_sql = False
-        # Queues that were asked for items without an answer, because of an interrupt or an outage.
-        self._asked: list[str] = []
+        # Statements of the caller's can't be repeated here.
+        self._has_one_try = False
         # A commit was sent, and nobody knows what became of it.
         self._in_doubt = False
         self._ended = ""
         self._nothing_left = False
-        self._drop = weakref.finalize(self, _dropped, desk, self._holder, self._taken, self._asked)
+        self._drop = weakref.finalize(self, self._hold.release_later, "its transaction was dropped")
         self._drop.atexit = False
 
     # Taking and putting
@@ -155,26 +129,17 @@ class UnitOfWork:
     def _take_now(
         self, queue: str, most_items: int, policy: Policy, lock_for: float | None
     ) -> tuple[list[Item], float | None]:
-        queues = self._desk.stores.queues
         with self._lock:
             self._require_open()
-            self._asked.append(queue)
-            try:
-                items, due = queues.take(
-                    queue, self._holder, most_items, most=policy.times, lock_for=lock_for
-                )
-            except OutcomeUnknown:
-                known = {each.held for each in self._taken}
-                items = self._ask(lambda: held_by(queues, queue, self._holder, known))
-                due = 0.0
-            except PxrsError:
-                self._asked.remove(queue)
-                raise
-            self._taken += [InHand(delivery.held, policy) for delivery in items]
-            self._asked.remove(queue)
-            if not items and self._strict and queues.find(queue) is None:
+            items, due = self._hold.take(queue, most_items, policy, lock_for)
+            if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
-            return [self._as_item(delivery) for delivery in items], due
+            try:
+                return [self._as_item(delivery) for delivery in items], due
+            except Exception as error:
+                # Nobody has read it, so no commit may remove it.
+                self._hold.surrender(items, describe(error))
+                raise
 
     @property
     def is_open(self) -> bool:
@@ -182,9 +147,19 @@ class UnitOfWork:
         return not self._ended
 
     @property
+    def is_lost(self) -> bool:
+        """Whether its session is over, and everything it held is free."""
+        return self._hold.is_lost
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds its items, as the store knows it."""
+        return self._hold.holder
+
+    @property
     def in_hand(self) -> int:
         """How many items it holds."""
-        return len(self._taken)
+        return len(self._hold.taken)
 
     def _as_item(self, delivery: Delivery) -> Item:
         try:
@@ -229,9 +204,7 @@ class UnitOfWork:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
         with self._lock:
             self._require_open()
-            held = [each.held for each in self._taken]
-            if held:
-                self._desk.stores.queues.extend(self._holder, held, seconds)
+            self._hold.extend(seconds)
 
     # Messages and SQL
 
@@ -259,8 +232,13 @@ class UnitOfWork:
         """
         with self._lock:
             self._require_open()
-            self._ran_sql = True
+            self._has_one_try = True
             return self._open_atomic().connection
+
+    @property
+    def has_connection(self) -> bool:
+        """Whether `connection` is there already, and need not be waited for."""
+        return self._atomic is not None
 
     def execute(self, statement: str, parameters: Any = ()) -> Any:
         """Run a statement of the caller's in this transaction. See `connection`."""
@@ -285,15 +263,14 @@ class UnitOfWork:
             try:
                 self._commit()
             except BaseException as error:
-                if self._ran_sql or isinstance(error, (Fenced, SessionLost)):
+                if self._has_one_try or isinstance(error, (Fenced, SessionLost)):
                     self._ended = "rolled back, as its commit failed"
                     self._release(describe(error))
                 raise
             self._ended = "committed"
             self._nothing_left = True
             self._drop.detach()
-            if self._asked:
-                self._desk.keeper.give_back(GivenBack(self._holder, (), tuple(self._asked)))
+            self._hold.forget_doubts()
 
     def finish(self) -> None:
         """Commit, unless the transaction has ended already."""
@@ -302,64 +279,54 @@ class UnitOfWork:
                 self.commit()
 
     def _commit(self) -> None:
-        change = QueueChange(
-            self._holder, tuple(each.held for each in self._taken), tuple(self._put)
-        )
-        if self._in_doubt and self._was_applied():
+        if self._in_doubt and self._hold.was_applied():
             return
         self._in_doubt = True
         try:
             if self._atomic is None and self._given is None and self._outgoing is None:
-                if change.remove or change.put:
-                    self._desk.stores.queues.apply(change)
+                if self._hold.taken or self._put:
+                    self._desk.stores.queues.apply(self._change())
             else:
-                self._commit_atomically(change)
+                self._commit_atomically()
         except OutcomeUnknown:
-            if not self._was_applied():
+            if not self._hold.was_applied():
                 self._in_doubt = False
                 raise TransactionConflict("the transaction was not committed") from None
         except Exception:
             self._in_doubt = False
             raise
 
-    def _commit_atomically(self, change: QueueChange) -> None:
+    def _commit_atomically(self) -> None:
         atomic = self._open_atomic()
         try:
             # Even if it is empty: that it was done is remembered with it.
-            atomic.queue(change)
-            for where, batch in self._outgoing.appends() if self._outgoing else ():
-                atomic.append(where, batch)
+            self._stage(atomic, self._change())
         except BaseException as error:
-            self._atomic = None
-            atomic.__exit__(type(error), error, error.__traceback__)
+            self._undo(error)
             raise
         self._atomic = None
         atomic.__exit__(None, None, None)
-        if atomic.joined and change.remove:
+        if atomic.joined and self._hold.taken:
             # The caller may still roll back: then what was taken has to be free again.
             self._desk.keeper.release_unless_removed(
-                _given_back(self._desk, self._holder, self._taken, (), "it was rolled back")
+                self._hold.given_back("it was rolled back", with_doubts=False)
             )
 
-    def _was_applied(self) -> bool:
-        """Ask until there is an answer: nobody may be told that it is done when it is not."""
-        if self._ask(lambda: self._desk.stores.queues.applied(self._holder)):
-            return True
-        if not self._desk.keeper.holds(self._session):
-            raise OutcomeUnknown("the commit was not answered, and its session is forgotten")
-        return False
+    def _change(self) -> QueueChange:
+        removed = tuple(each.held for each in self._hold.taken)
+        return QueueChange(self._hold.holder, removed, tuple(self._put))
 
-    def _ask(self, question: Callable[[], T]) -> T:
-        for failures in count(1):
-            try:
-                return question()
-            except PxrsError as error:
-                if not error.retryable or failures > _PATIENCE:
-                    raise OutcomeUnknown(
-                        "the store gave no answer, and can't say what became of the question"
-                    ) from error
-                self._desk.keeper.pause(failures)
-        raise AssertionError
+    def _stage(self, atomic: Atomic, change: QueueChange | None) -> None:
+        if change is not None:
+            atomic.queue(change)
+        for where, batch in self._outgoing.appends() if self._outgoing else ():
+            atomic.append(where, batch)
+
+    def _undo(self, error: BaseException) -> None:
+        """Roll the database's transaction back, if there is one."""
+        atomic, self._atomic = self._atomic, None
+        if atomic is not None:
+            atomic.__exit__(type(error), error, error.__traceback__)
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.
@@ -368,29 +335,21 @@ class UnitOfWork:
         What has had its last delivery is dead then; `error` is noted on it. One that was
         interrupted is finished by another thread; calling it again waits for that.
         """
+        self._roll_back(PxrsError("rolled back"), storable(error))
+
+    def _roll_back(self, cause: BaseException, error: str) -> None:
         self._desk.keeper.refuse_after_fork()
         with self._lock:
             if self._nothing_left:
                 return
             self._ended = self._ended or "rolled back"
-            atomic, self._atomic = self._atomic, None
             try:
-                if atomic is not None:
-                    atomic.__exit__(PxrsError, PxrsError("rolled back"), None)
+                self._undo(cause)
             finally:
-                self._release(storable(error))
+                self._release(error)
 
     def _release(self, error: str) -> None:
-        keeper = self._desk.keeper
-        given = _given_back(self._desk, self._holder, self._taken, self._asked, error)
-        failures = 0
-        try:
-            while (given.releases or given.doubts) and not keeper.release(given):
-                failures += 1
-                keeper.pause(failures)
-        except BaseException:
-            keeper.give_back(given)
-            raise
+        self._hold.release(error)
         self._nothing_left = True
         self._drop.detach()
 
@@ -398,7 +357,7 @@ class UnitOfWork:
         self._desk.keeper.refuse_after_fork()
         if self._ended:
             raise InvalidRequest(f"the transaction was {self._ended}; begin another")
-        if not self._desk.keeper.holds(self._session):
+        if self._hold.is_lost:
             raise SessionLost("the session of this transaction is over, and its items are free")
 
     def __enter__(self) -> UnitOfWork:
@@ -411,7 +370,7 @@ class UnitOfWork:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.rollback(describe(error))
+            self._roll_back(error, describe(error))
             return
         if self._ended:
             return
@@ -421,27 +380,5 @@ class UnitOfWork:
         try:
             self.commit()
         except BaseException as failure:
-            self.rollback(describe(failure))
+            self._roll_back(failure, describe(failure))
             raise
-
-
-def _given_back(
-    desk: Desk, holder: Holder, taken: Sequence[InHand], asked: Sequence[str], error: str
-) -> GivenBack:
-    """What becomes of everything that was taken, by the policy it was taken under."""
-    releases = []
-    for held, policy in taken:
-        verdict = after_failure(policy, held.delivery, desk.random)
-        if isinstance(verdict, Dead):
-            releases.append(Release(held, error=error, dead=True))
-        else:
-            releases.append(Release(held, verdict.delay, error))
-    return GivenBack(holder, tuple(releases), tuple(asked))
-
-
-def _dropped(desk: Desk, holder: Holder, taken: list[InHand], asked: list[str]) -> None:
-    """A transaction was forgotten without an end: its items must not stay locked."""
-    if taken or asked:
-        desk.keeper.give_back(
-            _given_back(desk, holder, taken, asked, "its transaction was dropped")
-        )

@@ -8,27 +8,23 @@ those of the membership and the commits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
 from pxrs.core.progress import Progress
-from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, OutcomeUnknown, TopicNotFound
-from pxrs.runtime.decoding import Decoder, cut
+from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
+from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.reader import FETCH_BYTES
-from pxrs.runtime.seeking import record_of_seek
+from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import Stores
 from pxrs.types import Message, TopicPartition
 
-# Fetching from a partition at its end costs no more than asking so many together for their
-# ends: 8 where the store is a file, more over a network.
-_ASK_TOGETHER = 32
 _HAIR = 1e-6
 
 
@@ -71,11 +67,11 @@ class Worker:
         asks_before_release: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
+        self._coord = stores.coord
         self._log = stores.log
         self._topics = topics
         self._clock = clock
         self._settings = settings
-        self._decoder = decoder
         self._new_id = new_id
         self.runs: list[Run] = []
         # When the caller was last given messages; None once it has asked for more.
@@ -85,6 +81,7 @@ class Worker:
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
         )
+        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
             MemberSettings(
@@ -212,55 +209,7 @@ class Worker:
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers; true if anything came."""
-        came = False
-        ends: dict[str, Mapping[int, Any]] = {}
-        hungry = self.desk.hungry()
-        for seat in hungry:
-            try:
-                if seat.started and len(hungry) * _ASK_TOGETHER <= seat.siblings:
-                    came = self._fetch_seat(seat) or came
-                    continue
-                topic_id = seat.where.topic_id
-                if topic_id not in ends:
-                    ends[topic_id] = self._log.bounds(topic_id)
-                if not seat.started:
-                    self._start(seat, *ends[topic_id][seat.part.partition])
-                seat.end = ends[topic_id][seat.part.partition].end
-                if seat.end > seat.position:
-                    came = self._fetch_seat(seat) or came
-            except TopicNotFound:
-                # The topic was deleted under us; the next look will notice and drop the seat.
-                topic_gone()
-        return came
-
-    def _fetch_seat(self, seat: Seat) -> bool:
-        fetched = self._log.fetch(seat.where, seat.position, FETCH_BYTES)
-        seat.end = fetched.end
-        if not fetched.batches:
-            return False
-        messages: list[Message] = []
-        position = seat.position
-        for batch in fetched.batches:
-            messages += cut(self._decoder.decode(batch, seat.fence), position)
-            position = batch.next
-        return self.desk.fill(seat, messages, position)
-
-    def _start(self, seat: Seat, start: int, end: int) -> None:
-        """Where to begin: at the checkpoint; by policy where there is none or it is gone."""
-        if seat.checkpoint is not None:
-            if start <= seat.checkpoint <= end:
-                self.desk.start(seat, seat.checkpoint)
-                return
-            if self._settings.on_trimmed == "error":
-                raise OffsetOutOfRange(*seat.part, seat.checkpoint, start, end)
-            self.desk.start(seat, start if self._settings.on_trimmed == "earliest" else end)
-            return
-        if self._settings.start == "error":
-            raise NoCheckpoint(
-                f"group {self._settings.group!r} has no checkpoint in {seat.part.topic!r} "
-                f"partition {seat.part.partition}"
-            )
-        self.desk.start(seat, start if self._settings.start == "earliest" else end)
+        return self._fetcher.fetch(topic_gone)
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, or `Fenced`."""
@@ -318,12 +267,30 @@ class Worker:
                 run.count(run.seen)
             return self.desk.marks()
 
-    def mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
-        """Everything up to one message."""
+    def commit_message(self, message: Message) -> frozenset[TopicPartition]:
+        """Commit everything up to one message; the partition if it was lost.
+
+        Under one lock: a partition that is lost and claimed in between, of a topic that was made
+        again even, is not the one that the message is of.
+        """
+        with self.holdings.lock:
+            return self.commit(self._mark_of(message))
+
+    def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
         part = TopicPartition(message.topic, message.partition)
         seat = self.desk.seats.get(part)
-        if seat is None or seat.epoch != message.fence.epoch:
+        if (
+            seat is None
+            or seat.epoch != message.fence.epoch
+            or message.fence is self.desk.former.get(part)
+            or not self._holds(seat)
+        ):
             raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
+        if message.offset >= seat.handed:
+            raise InvalidRequest(
+                f"offset {message.offset} of {message.topic!r} partition {message.partition} was "
+                f"not handed out; the next one will be {seat.handed}"
+            )
         return {part: Mark(message.offset + 1)}
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
@@ -352,10 +319,11 @@ class Worker:
                 self.desk.gone(applied.lost, lost=True)
                 raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
             self.desk.restart(seat.part, offset)
+        forget_old_resets(self._coord, self._settings.group)
 
 
 class Handed:
-    """See `pxrs.runtime.transaction.Work`: the runs that are with the caller."""
+    """See `pxrs.runtime.checkpoint.Work`: the runs that are with the caller."""
 
     def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
         self._worker = worker

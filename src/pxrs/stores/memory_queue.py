@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from itertools import islice
 
 from pxrs.stores.queue_rules import delay_ms, lane_of
@@ -15,7 +14,7 @@ class MemoryItem:
 
     def __init__(self, number: int, new: NewItem, lane: str | None, now_ms: int) -> None:
         self.id = number
-        self.body = new.body
+        self.body = bytes(new.body)
         self.key = new.key
         self.priority = new.priority
         self.lane = lane
@@ -113,24 +112,30 @@ class MemoryQueue:
             self._hide(item)
             self._show(item, now_ms)
 
-    def candidates(self, holder: Holder, now_ms: int) -> Iterator[MemoryItem]:
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
         """What the holder may have, in order: fronts, then what follows what it holds."""
-        lanes = {
-            lane
-            for number in self.held
-            if self.items[number].holder == holder and (lane := self.items[number].lane) is not None
-        }
-        for _, number in list(self.ready):
-            front = self.items[number]
-            if front.lane is not None:
-                lanes.add(front.lane)
-            yield front
-        for lane in sorted(lanes):
-            for item in [self.items[number] for number in self.lanes[lane]]:
-                if item.state is ItemState.WAITING:
-                    if item.visible_ms > now_ms:
-                        break
-                    yield item
+        found = [self.items[number] for _, number in self.ready[:count]]
+        lanes = [front.lane for front in found if front.lane is not None]
+        for lane in lanes + self.lanes_held(holder):
+            for item in self._waiting(lane)[: count - len(found)]:
+                if item.visible_ms > now_ms:
+                    break
+                found.append(item)
+        return found
+
+    def lanes_held(self, holder: Holder) -> list[str]:
+        """The lanes that the holder may go on with."""
+        mine = [self.items[number] for number in self.held if self.items[number].holder == holder]
+        return sorted({item.lane for item in mine if item.lane is not None})
+
+    def due_behind(self, holder: Holder) -> list[int]:
+        """When the next item shows in each of the lanes that the holder may go on with."""
+        nexts = [self._waiting(lane)[:1] for lane in self.lanes_held(holder)]
+        return [item.visible_ms for items in nexts for item in items]
+
+    def _waiting(self, lane: str) -> list[MemoryItem]:
+        run = [self.items[number] for number in self.lanes[lane]]
+        return [item for item in run if item.state is ItemState.WAITING]
 
     def hold(
         self,

@@ -19,18 +19,20 @@ from pxrs.stores.queue_rules import (
     REMEMBERED,
     USED_UP,
     delay_ms,
+    page_size,
     pick,
     require_same,
     states_or,
+    tidy,
     validate_change,
     validate_for,
     validate_lock,
     validate_name,
+    validate_releases,
     validate_take,
 )
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import (
-    Delivery,
     Held,
     Holder,
     ItemState,
@@ -44,6 +46,7 @@ from pxrs.types import (
 )
 
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
+_SESSIONS_REMEMBERED = 1000
 
 
 class MemoryQueues:
@@ -107,18 +110,22 @@ class MemoryQueues:
             now_ms = self._clock.wall_ms()
             found.promote_due(now_ms)
             until = None if lock_for is None else self._clock.monotonic() + lock_for
-            items: list[Delivery] = []
-            used_up: list[MemoryItem] = []
-            while not items:
-                chosen, used_up = pick(found.candidates(holder, now_ms), count, most)
-                items = [found.hold(item, holder, most, until, now_ms) for item in chosen]
-                for item in used_up:
-                    found.bury(item, item.error or USED_UP, now_ms)
-                if not used_up:
-                    break
-            if used_up:
-                self._wakeups.ring([queue])
-            return Taken(items, self._due(found))
+            number = min(count, LIMITS.items)
+            chosen = self._choose(found, holder, number, most, now_ms)
+            items = [found.hold(item, holder, most, until, now_ms) for item in chosen]
+            return Taken(items, self._due(found, holder))
+
+    def _choose(
+        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
+    ) -> list[MemoryItem]:
+        """What to hand out. Those found to be used up are dead, and others may show then."""
+        while True:
+            chosen, used_up = pick(queue.candidates(holder, count, now_ms), count, most)
+            if not used_up:
+                return chosen
+            for item in used_up:
+                queue.bury(item, item.error or USED_UP, now_ms)
+            self._wakeups.ring([queue.info.name])
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -127,8 +134,15 @@ class MemoryQueues:
             self._require_session(holder.session)
             items = self._held_items(holder, held)
             until = self._clock.monotonic() + lock_for
+            sooner = {
+                queue.info.name
+                for queue, item in items
+                if item.lock_until is None or until < item.lock_until
+            }
             for _, item in items:
                 item.lock_until = until
+            # Who waits was told of a later time, or of none.
+            self._wakeups.ring(sooner)
 
     def apply(self, change: QueueChange) -> list[int | None]:
         with self._lock:
@@ -156,12 +170,19 @@ class MemoryQueues:
             (self._queues.get(new.queue) or self._make(new.queue, fifo=False)).put(new, now_ms)
             for new in change.put
         ]
-        latest = self._applied.setdefault(change.holder.session, deque(maxlen=REMEMBERED))
-        latest.append(change.holder.transaction)
+        self._remember(change.holder)
         self._wakeups.ring(
             [*(held.queue for held in change.remove), *(n.queue for n in change.put)]
         )
         return numbers
+
+    def _remember(self, holder: Holder) -> None:
+        latest = self._applied.pop(holder.session, None) or deque(maxlen=REMEMBERED)
+        latest.append(holder.transaction)
+        # At the end: those that were not heard of for longest are forgotten first.
+        self._applied[holder.session] = latest
+        if len(self._applied) > _SESSIONS_REMEMBERED:
+            del self._applied[next(iter(self._applied))]
 
     def applied(self, holder: Holder) -> bool:
         with self._lock:
@@ -169,6 +190,7 @@ class MemoryQueues:
             return holder.transaction in self._applied.get(holder.session, ())
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        validate_releases(releases)
         with self._lock:
             self._begin()
             now_ms = self._clock.wall_ms()
@@ -177,7 +199,7 @@ class MemoryQueues:
                 item = queue.items.get(release.held.id) if queue else None
                 if queue is None or item is None or not self._is_held(holder, release.held, item):
                     continue
-                item.error = release.error or item.error
+                item.error = tidy(release.error) or item.error
                 if release.dead:
                     queue.bury(item, item.error, now_ms)
                 else:
@@ -191,6 +213,7 @@ class MemoryQueues:
             self._begin()
             for queue in self._queues.values():
                 self._reap(queue)
+                queue.promote_due(self._clock.wall_ms())
             dues = [due for queue in self._queues.values() if (due := self._due(queue)) is not None]
             return min(dues, default=None)
 
@@ -224,7 +247,7 @@ class MemoryQueues:
         after: int | None = None,
         limit: int = 100,
     ) -> list[StoredItem]:
-        wanted = states_or(states, LIVE)
+        wanted, most = states_or(states, LIVE), page_size(limit)
         with self._lock:
             self._begin()
             found = self._queues.get(queue)
@@ -237,7 +260,7 @@ class MemoryQueues:
                 for item in found.items.values()
                 if item.state in wanted and item.id > (after or 0)
             )
-            return [item.shown() for item in islice(items, limit)]
+            return [item.shown() for item in islice(items, most)]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         with self._lock:
@@ -323,10 +346,12 @@ class MemoryQueues:
                 item.visible_ms = now_ms
                 queue.give_back(item, now_ms)
 
-    def _due(self, queue: MemoryQueue) -> float | None:
+    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
         """In how many seconds there may be something to take that is not there now."""
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        waits = [max(0.0, (visible_ms - now_ms) / 1000) for visible_ms, _ in queue.delayed[:1]]
+        shows = [visible_ms for visible_ms, _ in queue.delayed[:1]]
+        shows += queue.due_behind(holder) if holder is not None else []
+        waits = [max(0.0, (visible_ms - now_ms) / 1000) for visible_ms in shows]
         waits += [
             max(0.0, until - now)
             for number in queue.held
@@ -339,6 +364,7 @@ class MemoryQueues:
         found = self._queues.get(queue)
         if found is None:
             return 0
+        found.promote_due(self._clock.wall_ms())
         # Those at a lane's end first: else every removal would show the next one.
         gone = [
             item
@@ -351,7 +377,6 @@ class MemoryQueues:
         return len(gone)
 
     def _session_ended(self, session: str) -> None:
-        self._applied.pop(session, None)
         self._wakeups.ring(
             {
                 name

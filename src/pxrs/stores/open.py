@@ -2,21 +2,164 @@
 
 from __future__ import annotations
 
-from pxrs.config import parse_url, refuse_unknown, sqlite_settings
-from pxrs.stores.api import Stores
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
+from pxrs.errors import ConfigError, MissingExtra
+from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
+from pxrs.stores.composite import CompositeStores
 
 
-def open_stores(url: str) -> Stores:
-    """Open what the URL names, creating it if need be."""
+class Opened(NamedTuple):
+    """What one URL opens: whole stores, or only coordination, or only logs."""
+
+    close: Callable[[], None]
+    coord: CoordStore | None = None
+    log: LogStore | None = None
+    queues: QueueStore | None = None
+    whole: Stores | None = None
+
+
+def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -> Stores:
+    """Open what the URL names, creating it if need be; `coord` and `log` replace parts of it.
+
+    One text can name all of it: `"sqlite:///app.db coord=etcd://host:2379"`.
+    """
+    parts = split_url(url, coord, log)
+    opened: list[Opened] = []
+    try:
+        main = _open(parts.main, opened)
+        if main.whole is not None and parts.coord is None and parts.log is None:
+            return main.whole
+        of_coord = main if parts.coord is None else _open(parts.coord, opened)
+        of_log = main if parts.log is None else _open(parts.log, opened)
+        if of_coord.coord is None:
+            raise ConfigError(
+                f"{_place(parts.coord or parts.main)} keeps messages only; say where coordination "
+                "is kept: connect(…, coord='etcd://host:2379')"
+            )
+        if of_log.log is None:
+            raise ConfigError(
+                f"{_place(parts.log or parts.main)} keeps no messages; say where they are kept: "
+                "connect('sqlite:///app.db', coord='etcd://host:2379')"
+            )
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+    return CompositeStores(
+        str(parts), of_coord.coord, of_log.log, of_coord.queues, [each.close for each in opened]
+    )
+
+
+class Migrated(NamedTuple):
+    """The versions of a store's tables before and after; None where there are no versions."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None) -> list[Migrated]:
+    """Bring every place that the URL names to this version of pxrs, creating what is not there.
+
+    Opening a store does that too; this is for whoever may change tables where others may not.
+    """
+    done = []
+    for place in split_url(url, coord, log).urls():
+        parsed = parse_url(place)
+        if parsed.scheme in ("postgresql", "postgres"):
+            from pxrs.config_engines import postgres_settings
+
+            settings = postgres_settings(parsed)
+            with _needing("postgresql://", "postgres"):
+                from pxrs.stores.postgres.database import migrate
+            done.append(Migrated(*migrate(settings.conninfo, settings.schema)))
+        else:
+            _OPENERS[parsed.scheme](parsed).close()
+            done.append(Migrated())
+    return done
+
+
+@contextmanager
+def _needing(what: str, extra: str) -> Iterator[None]:
+    """Imports of a backend that has to be asked for when pxrs is installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(what, extra) from error
+
+
+def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
-    if parsed.scheme == "sqlite":
-        from pxrs.stores.sqlite.stores import SqliteStores
+    part = _OPENERS[parsed.scheme](parsed)
+    opened.append(part)
+    return part
 
-        settings = sqlite_settings(parsed.options)
-        return SqliteStores(
-            parsed.place, durability=settings.durability, busy_timeout=settings.busy_timeout
-        )
+
+def _place(url: str) -> str:
+    """A URL as errors may show it: without a password."""
+    return f"{parse_url(url).scheme}://"
+
+
+def _whole(stores: Stores) -> Opened:
+    return Opened(stores.close, stores.coord, stores.log, stores.queues, stores)
+
+
+def _sqlite(url: StoreUrl) -> Opened:
+    from pxrs.stores.sqlite.stores import SqliteStores
+
+    settings = sqlite_settings(url.options)
+    return _whole(
+        SqliteStores(url.place, durability=settings.durability, busy_timeout=settings.busy_timeout)
+    )
+
+
+def _memory(url: StoreUrl) -> Opened:
     from pxrs.stores.memory import open_memory
 
-    refuse_unknown(parsed.options, set(), "memory://")
-    return open_memory(parsed.place)
+    refuse_unknown(url.options, set(), "memory://")
+    return _whole(open_memory(url.place))
+
+
+def _postgres(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import postgres_settings
+
+    settings = postgres_settings(url)
+    with _needing("postgresql://", "postgres"):
+        from pxrs.stores.postgres.stores import PostgresStores
+    stores = PostgresStores(
+        settings.conninfo,
+        schema=settings.schema,
+        connections=settings.connections,
+        busy_timeout=settings.busy_timeout,
+        url=settings.url,
+    )
+    return Opened(stores.close, stores.coord, stores.log, whole=stores)
+
+
+def _etcd(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import etcd_settings
+    from pxrs.stores.etcd.coord import EtcdCoord
+
+    coord = EtcdCoord(etcd_settings(url))
+    return Opened(coord.close, coord=coord)
+
+
+def _zookeeper(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import zookeeper_settings
+    from pxrs.stores.zookeeper.coord import ZooKeeperCoord
+
+    coord = ZooKeeperCoord(zookeeper_settings(url))
+    return Opened(coord.close, coord=coord)
+
+
+_OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+    "etcd": _etcd,
+    "zookeeper": _zookeeper,
+}

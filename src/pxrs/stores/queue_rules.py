@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from pxrs.errors import InvalidRequest, MessageTooLarge, QueueExists
-from pxrs.types import ItemState, NewItem, Queue, QueueChange, QueueLimits
+from pxrs.types import ItemState, NewItem, Queue, QueueChange, QueueLimits, Release
 
 # The lane of a fifo queue's items: there is only one.
 FIFO_LANE = ""
 LIVE = (ItemState.READY, ItemState.DELAYED, ItemState.HELD, ItemState.WAITING)
 LOOSE = (ItemState.READY, ItemState.DELAYED, ItemState.WAITING)
-# How many of a session's latest transactions a store can be asked about.
+# How many of a session's latest transactions a store can be asked about, and for how long at
+# least after the session's end.
 REMEMBERED = 64
+REMEMBERED_FOR = 600.0
 DIED_HOLDING = "its holder died, or held it for too long"
 USED_UP = "all its deliveries were used up"
 _MOST_PRIORITY = 2**31
 _LONGEST_DELAY = 10 * 365 * 24 * 3600.0
 _LONGEST_NAME = 249
 _LONGEST_KEY = 1024
+_LONGEST_ERROR = 10_000
 
 
 class Counted(Protocol):
@@ -100,6 +104,26 @@ def validate_lock(lock_for: float) -> None:
         raise InvalidRequest(f"items can't be held for {lock_for} s")
 
 
+def validate_releases(releases: Iterable[Release]) -> None:
+    """Refuse a delay that can't be waited for."""
+    for release in releases:
+        if not 0 <= release.delay <= _LONGEST_DELAY:
+            raise InvalidRequest(f"an item can't be given back after {release.delay} s")
+
+
+def page_size(limit: int) -> int:
+    """How many items to show, within what engines can count."""
+    if limit < 1:
+        raise InvalidRequest(f"a limit of {limit} items; at least 1 is needed")
+    return min(limit, sys.maxsize)
+
+
+def tidy(error: str) -> str:
+    """An error's text as every engine can keep it. A release must not fail for its sake."""
+    text = error[:_LONGEST_ERROR].encode("utf-8", "replace").decode()
+    return text.replace("\0", "\ufffd")
+
+
 def validate_change(change: QueueChange, limits: QueueLimits) -> None:
     """Refuse what some engine could not do, on every engine alike."""
     total = len(change.remove) + len(change.put)
@@ -133,8 +157,15 @@ def validate_item(item: NewItem, limits: QueueLimits) -> None:
     for name, text in (("key", item.key), ("dedupe key", item.dedupe)):
         if text is not None and not 0 < len(text) <= _LONGEST_KEY:
             raise InvalidRequest(f"a {name} of {len(text)} characters; 1 to {_LONGEST_KEY} can be")
+        if text is not None and not _is_text(text):
+            raise InvalidRequest(f"{name} {text!r}: some engine could not keep it as text")
     if item.dedupe is not None and item.dedupe_window <= 0:
         raise InvalidRequest(f"dedupe key {item.dedupe!r} needs a window of time")
+
+
+def _is_text(text: str) -> bool:
+    """Whether it is Unicode without zeros: PostgreSQL keeps no others."""
+    return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def validate_for(queue: Queue, item: NewItem) -> None:

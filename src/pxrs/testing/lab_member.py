@@ -7,6 +7,7 @@ the group, handle a message, commit. Nothing waits, and nothing happens but in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any, Literal, NamedTuple
 
 from pxrs.clock import Clock
@@ -15,9 +16,12 @@ from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
 from pxrs.core.progress import Progress
 from pxrs.errors import Fenced, SessionLost
+from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.hold import Desk
 from pxrs.runtime.holdings import Holdings, Mark
+from pxrs.runtime.keeper import Keeper
 from pxrs.runtime.membership import MemberSettings, Membership
 from pxrs.runtime.reader import FETCH_BYTES
 from pxrs.runtime.topics import Topics
@@ -226,10 +230,16 @@ class LabMember:
         place = self._place
         work = _Work(self._desk, hand, message)
         try:
-            with Transaction(place.stores, place.topics, place.clock, self._holdings, work) as tx:
+            checkpoint = Checkpoint(place.stores.coord, self._holdings, work)
+            with Transaction(self._shared(), checkpoint) as tx:
                 self._call(message, tx)
         except Fenced:
             place.fenced(self.name, frozenset([hand.seat.part]))
+
+    def _shared(self) -> Desk:
+        place = self._place
+        keeper = Keeper(place.stores, place.clock, self._settings.session_ttl, threads=False)
+        return Desk(place.stores, place.topics, place.clock, keeper, Random())
 
     def _call(self, message: Message, *more: Any) -> None:
         """Call the handler. Whatever it raises is the test's; the message will come again."""
@@ -243,7 +253,7 @@ class LabMember:
 
 
 class _Work:
-    """See `pxrs.runtime.transaction.Work`: a single message."""
+    """See `pxrs.runtime.checkpoint.Work`: a single message."""
 
     def __init__(self, desk: ConsumerDesk, hand: _Hand, message: Message) -> None:
         self._desk = desk

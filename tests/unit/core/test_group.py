@@ -506,6 +506,21 @@ def test_group_state(
     assert group_state(head, members, claims) == state
 
 
+@pytest.mark.parametrize(
+    ("topics", "state"),
+    [
+        (HEAD.topics, "STABLE"),
+        ({**HEAD.topics, "nobody's": GroupTopic("n-1", 4)}, "STABLE"),
+        ({}, "PREPARING_REBALANCE"),
+        ({name: GroupTopic("made again", 2) for name in HEAD.topics}, "PREPARING_REBALANCE"),
+    ],
+    ids=["as it was", "of no interest", "gone", "made again"],
+)
+def test_group_state_knows_of_topics(topics: dict[str, GroupTopic], state: GroupState) -> None:
+    """A new target is due when the topics are not those of the target."""
+    assert group_state(HEAD, MEMBERS, OWNED, topics) == state
+
+
 # Reads at different moments
 
 

@@ -17,7 +17,7 @@ from pxrs.cli.demo.observer import Observer
 from pxrs.cli.demo.scenes import SCENES, Figures, Pace, drain, not_reached
 from pxrs.cli.demo.script import KEYS, PARTITIONS
 from pxrs.cli.demo.stage import NotShown, Proof, Stage, View
-from pxrs.config import parse_url
+from pxrs.config import parse_url, split_url
 from pxrs.core.records import claims_prefix, head_key, history_prefix
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.app import Pxrs, connect
@@ -129,7 +129,8 @@ def _judge(findings: Findings, observer: Observer, sent: int, *, once: bool) -> 
 
 @contextmanager
 def _store(engine: str | None, folder: str) -> Iterator[Pxrs]:
-    if engine is not None and parse_url(engine).scheme == "memory":
+    places = [] if engine is None else split_url(engine).urls()
+    if any(parse_url(place).scheme == "memory" for place in places):
         raise InvalidRequest(
             f"the demo runs in several processes, {engine} lives in one; "
             "leave --engine out, or name a file: sqlite:///demo.db"

@@ -50,13 +50,18 @@ from pxrs.stores.sqlite.whereabouts import Whereabouts
 S = TypeVar("S")
 T = TypeVar("T")
 
-# How long the write-ahead log may get: a file that still grows is slower to sync, so small commits
-# start it anew early, and large ones may fill it with a few of them.
+# How long the write-ahead log may get. A file that still grows is slower to sync (310 against
+# 190 µs per small commit), so it is started anew early where no reader stands in the way: at
+# 1 MB, then whenever it has doubled. From `WAL_LIMIT` on readers are waited for. Large commits
+# fill it with a few of them first.
 WAL_LIMIT = 16 * 2**20
-_WAL_LEAST = 4 * 2**20
+_WAL_LEAST = 2**20
+_WAL_STEP = 4 * 2**20
 _WAL_COMMITS = 8
+_READERS_PATIENCE_MS = 50
 _COMMIT_WEIGHT = 16 * 2**10
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+_UNSYNCED = "NORMAL"
 _LONGEST_TIMEOUT = 24 * 3600.0
 _CHUNK = 5000
 
@@ -91,6 +96,7 @@ class Database:
         self.path = os.path.realpath(path)
         self.folder = f"{self.path}-pxrs"
         self.durability = durability
+        self._level = _SYNCHRONOUS[durability]
         self.busy_timeout = busy_timeout
         self._clock = clock
         self._readers: deque[sqlite3.Connection] = deque()
@@ -247,12 +253,16 @@ class Database:
 
     # Writing
 
-    def write(self, work: Callable[[Turn], T], patience: float | None = None) -> T:
+    def write(
+        self, work: Callable[[Turn], T], patience: float | None = None, *, synced: bool = True
+    ) -> T:
         """Run `work` in a write transaction of its own.
 
-        With `patience` it waits so long for the writer, not for `busy_timeout`.
+        With `patience` it waits so long for the writer, not for `busy_timeout`. If it need not
+        be `synced` it survives any process, and only a power cut may undo it; never without
+        all that came after it.
         """
-        turn = self.begin(patience=patience)
+        turn = self.begin(patience=patience, synced=synced)
         try:
             result = work(turn)
         except BaseException as error:
@@ -264,14 +274,20 @@ class Database:
         return result
 
     def begin(
-        self, connection: sqlite3.Connection | None = None, patience: float | None = None
+        self,
+        connection: sqlite3.Connection | None = None,
+        patience: float | None = None,
+        *,
+        synced: bool = True,
     ) -> Turn:
         """Start a write transaction, on the process's writing connection unless one is given."""
         turn = Turn(self._writer if connection is None else connection)
         try:
             self._enter(turn, self.busy_timeout if patience is None else patience)
             if connection is None:
-                self._begin_own(turn, patience)
+                self._begin_own(
+                    turn, patience, _SYNCHRONOUS[self.durability] if synced else _UNSYNCED
+                )
             else:
                 connection.execute("BEGIN IMMEDIATE")
         except BaseException as error:
@@ -281,7 +297,7 @@ class Database:
             raise
         return turn
 
-    def _begin_own(self, turn: Turn, patience: float | None) -> None:
+    def _begin_own(self, turn: Turn, patience: float | None, level: str) -> None:
         turn.connection = self._running_on = self._writer
         # A transaction's block had it in hand.
         turn.connection.row_factory = None
@@ -289,6 +305,7 @@ class Database:
         try:
             if patience is not None:
                 turn.connection.execute(f"PRAGMA busy_timeout={int(patience * 1000)}")
+            self._set_level(level)
             turn.connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             # Closed by the caller of `atomic`, or held in the past by a cursor left open.
@@ -297,13 +314,22 @@ class Database:
                 raise
             self._replace_writer()
             turn.connection = self._running_on = self._writer
+            self._set_level(level)
             turn.connection.execute("BEGIN IMMEDIATE")
         finally:
             if patience is not None:
                 turn.connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
 
+    def _set_level(self, level: str) -> None:
+        """What the next commit of the writing connection does for durability."""
+        if self._level != level:
+            self._level = ""
+            self._writer.execute(f"PRAGMA synchronous={level}")
+            self._level = level
+
     def _replace_writer(self) -> None:
         old, self._writer = self._writer, self.connect()
+        self._level = _SYNCHRONOUS[self.durability]
         old.close()
 
     def commit(self, turn: Turn, ending: Callable[[], object] | None = None) -> None:
@@ -418,16 +444,17 @@ class Database:
         )
 
     def _keep_log_short(self, weight: int) -> None:
-        size = self.control.wal_bytes + weight + _COMMIT_WEIGHT
-        limit = min(WAL_LIMIT, max(_WAL_LEAST, _WAL_COMMITS * weight))
-        if size > limit:
-            size = 0 if self._checkpoint() else limit * 3 // 4
+        before = self.control.wal_bytes
+        size = before + weight + _COMMIT_WEIGHT
+        if _is_checkpoint_due(before, size, weight):
+            patience = _READERS_PATIENCE_MS if size >= WAL_LIMIT else 0
+            size = 0 if self._checkpoint(patience) else size
         self.control.wal_bytes = size
 
-    def _checkpoint(self) -> bool:
+    def _checkpoint(self, patience_ms: int) -> bool:
         """Move the log's content into the file and start the log anew, if no reader needs it."""
         try:
-            self._writer.execute("PRAGMA busy_timeout=50")
+            self._writer.execute(f"PRAGMA busy_timeout={patience_ms}")
             busy = self._writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
             return not busy
         except sqlite3.Error:
@@ -436,6 +463,15 @@ class Database:
         finally:
             with suppress(sqlite3.Error):
                 self._writer.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
+
+
+def _is_checkpoint_due(before: int, size: int, weight: int) -> bool:
+    """Whether the log's size has passed one of the marks with the last commit."""
+    if size >= WAL_LIMIT:
+        return before < WAL_LIMIT or size // _WAL_STEP > before // _WAL_STEP
+    if size < _WAL_COMMITS * weight:
+        return False
+    return (size // _WAL_LEAST).bit_length() > (before // _WAL_LEAST).bit_length()
 
 
 def in_chunks(values: Sequence[S], most: int = _CHUNK) -> Iterator[Sequence[S]]:

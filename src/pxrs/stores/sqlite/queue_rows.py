@@ -8,14 +8,12 @@ changes a front calls `settle`.
 from __future__ import annotations
 
 import sqlite3
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pxrs.errors import Fenced
-from pxrs.stores.queue_rules import REMEMBERED, delay_ms, lane_of, validate_for
 from pxrs.stores.sqlite.database import in_chunks
-from pxrs.types import Held, Holder, ItemState, NewItem, Queue
+from pxrs.types import Held, Holder, ItemState, Queue
 
 READY, DELAYED, HELD, WAITING, DEAD = range(5)
 STATES = (
@@ -26,13 +24,11 @@ STATES = (
     ItemState.DEAD,
 )
 # 8 million queues of a trillion items each.
-_NUMBER_BITS = 40
-_INLINE_BYTES = 2048
+NUMBER_BITS = 40
+_NUMBERS = 1 << NUMBER_BITS
 
 Lane = tuple[int, str]
 
-_INSERT = """INSERT INTO pxrs_queue_items (id, queue, state, rank, lane, key, visible, deliveries,
-    suspect, put_ms, error, body) VALUES """
 _CANDIDATE = "id, deliveries, suspect, rank, key, put_ms, error, body, lane"
 _SHOW = f"""UPDATE pxrs_queue_items
     SET state = CASE WHEN visible > ?3 THEN {DELAYED} ELSE {READY} END
@@ -70,6 +66,7 @@ class HeldRow(NamedTuple):
     queue: int
     name: str
     session: str
+    tx: str
     lane: str | None
     deliveries: int
     most: int | None
@@ -84,13 +81,21 @@ class FoundHeld(NamedTuple):
 
 
 def item_id(queue: int, number: int) -> int:
-    """An item's row: its queue's id and its number in it."""
-    return queue << _NUMBER_BITS | number
+    """An item's row: its queue's id and its number in it. No item has the number 0.
+
+    Numbers come from callers: one that can't be must not lead into another queue.
+    """
+    return queue << NUMBER_BITS | (number if 0 < number < _NUMBERS else 0)
+
+
+def ids_after(queue: int, number: int) -> int:
+    """What the rows of a queue's items with higher numbers are above."""
+    return queue << NUMBER_BITS | max(0, min(number, _NUMBERS - 1))
 
 
 def number_of(item: int) -> int:
     """What people know an item by."""
-    return item & ((1 << _NUMBER_BITS) - 1)
+    return item & (_NUMBERS - 1)
 
 
 def find_queue(connection: sqlite3.Connection, name: str) -> QueueRow | None:
@@ -111,6 +116,14 @@ def make_queue(connection: sqlite3.Connection, name: str, fifo: bool, now_ms: in
     return QueueRow(cursor.lastrowid, Queue(name=name, fifo=fifo, created_ms=now_ms))
 
 
+def count_done(connection: sqlite3.Connection, name: str, count: int) -> int | None:
+    """Note that items were handled; the queue's id, None if there is no such queue."""
+    row = connection.execute(
+        "UPDATE pxrs_queues SET done = done + ? WHERE name = ? RETURNING id", (count, name)
+    ).fetchone()
+    return row[0] if row else None
+
+
 def settle(connection: sqlite3.Connection, lanes: Iterable[Lane], now_ms: int) -> None:
     """Show the first item of each lane, unless there is one at its front already."""
     for queue, lane in lanes:
@@ -124,70 +137,6 @@ def promote_due(connection: sqlite3.Connection, queue: int, now_ms: int) -> None
         f"WHERE queue = ? AND state = {DELAYED} AND visible <= ?",
         (queue, now_ms),
     )
-
-
-# Putting
-
-
-def put_items(
-    connection: sqlite3.Connection, queue: QueueRow, items: Sequence[NewItem], now_ms: int
-) -> list[int | None]:
-    """Add items at the queue's end; their numbers, None for those that were put before."""
-    for item in items:
-        validate_for(queue.info, item)
-    fresh = [_is_fresh(connection, queue.id, item, now_ms) for item in items]
-    wanted = [item for item, is_fresh in zip(items, fresh, strict=True) if is_fresh]
-    after: int = connection.execute(
-        "UPDATE pxrs_queues SET next = next + ?1, put = put + ?1 WHERE id = ?2 RETURNING next",
-        (len(wanted), queue.id),
-    ).fetchone()[0]
-    first = after - len(wanted)
-    rows = [_row(queue, first + at, item, now_ms) for at, item in enumerate(wanted)]
-    for some in in_chunks(rows, 2000):
-        marks = ",".join(["(?,?,?,?,?,?,?,0,0,?,'',?)"] * len(some))
-        connection.execute(_INSERT + marks, [value for row in some for value in row])
-    for at, item in enumerate(wanted):
-        if len(item.body) > _INLINE_BYTES:
-            store_body(connection, item_id(queue.id, first + at), item.body)
-    lanes = {lane for item in wanted if (lane := lane_of(queue.info, item.key)) is not None}
-    settle(connection, ((queue.id, lane) for lane in lanes), now_ms)
-    numbers = iter(range(first, after))
-    return [next(numbers) if is_fresh else None for is_fresh in fresh]
-
-
-def _row(queue: QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:
-    lane = lane_of(queue.info, item.key)
-    visible = now_ms + delay_ms(item.delay) if item.delay else now_ms
-    state = WAITING if lane is not None else DELAYED if item.delay else READY
-    body = item.body if len(item.body) <= _INLINE_BYTES else None
-    return (
-        item_id(queue.id, number),
-        queue.id,
-        state,
-        -item.priority,
-        lane,
-        item.key,
-        visible,
-        now_ms,
-        body,
-    )
-
-
-def _is_fresh(connection: sqlite3.Connection, queue: int, item: NewItem, now_ms: int) -> bool:
-    if item.dedupe is None:
-        return True
-    connection.execute(
-        "DELETE FROM pxrs_queue_seen WHERE queue = ? AND until <= ?", (queue, now_ms)
-    )
-    until = now_ms + delay_ms(item.dedupe_window)
-    cursor = connection.execute(
-        "INSERT OR IGNORE INTO pxrs_queue_seen VALUES (?, ?, ?)", (queue, item.dedupe, until)
-    )
-    return cursor.rowcount == 1
-
-
-def store_body(connection: sqlite3.Connection, item: int, body: bytes) -> None:
-    connection.execute("INSERT INTO pxrs_queue_bodies VALUES (?, ?)", (item, body))
 
 
 def load_body(connection: sqlite3.Connection, item: int, body: bytes | None) -> bytes:
@@ -235,13 +184,28 @@ def following_items(
     return found
 
 
-def lanes_held(connection: sqlite3.Connection, queue: int, holder: Holder) -> list[str]:
+def lanes_held(connection: sqlite3.Connection, queue: int, holder: Holder, now: float) -> list[str]:
+    """The lanes that the holder may go on with: it is not late with any item of them."""
     rows = connection.execute(
-        "SELECT DISTINCT lane FROM pxrs_queue_items "
-        f"WHERE queue = ? AND session = ? AND tx = ? AND state = {HELD} AND lane IS NOT NULL",
-        (queue, *holder),
+        "SELECT lane FROM pxrs_queue_items "
+        f"WHERE queue = ? AND session = ? AND tx = ? AND state = {HELD} AND lane IS NOT NULL "
+        "GROUP BY lane HAVING min(coalesce(lock_until, 9e999)) > ? ORDER BY lane",
+        (queue, *holder, now),
     ).fetchall()
-    return sorted(row[0] for row in rows)
+    return [row[0] for row in rows]
+
+
+def first_behind_ms(connection: sqlite3.Connection, queue: int, lanes: Iterable[str]) -> int | None:
+    """When the next item shows in one of the lanes that a holder may go on with."""
+    found = [
+        connection.execute(
+            "SELECT visible FROM pxrs_queue_items "
+            f"WHERE queue = ? AND lane = ? AND state = {WAITING} ORDER BY id LIMIT 1",
+            (queue, lane),
+        ).fetchone()
+        for lane in lanes
+    ]
+    return min((row[0] for row in found if row is not None), default=None)
 
 
 def hold(
@@ -275,7 +239,7 @@ def first_due_ms(connection: sqlite3.Connection, queue: int) -> int | None:
 def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
     """Everything in somebody's hands, in one queue or in all."""
     rows = connection.execute(
-        "SELECT i.id, i.queue, q.name, i.session, i.lane, i.deliveries, i.most, i.lock_until "
+        "SELECT i.id, i.queue, q.name, i.session, i.tx, i.lane, i.deliveries, i.most, i.lock_until "
         "FROM pxrs_queue_items i JOIN pxrs_queues q ON q.id = i.queue "
         f"WHERE i.state = {HELD} AND (?1 IS NULL OR i.queue = ?1) ORDER BY i.id",
         (queue,),
@@ -314,7 +278,6 @@ def remove_held(
             "any more; somebody else has them, or will"
         )
     remove_bodies(connection, apart)
-    connection.execute("UPDATE pxrs_queues SET done = done + ? WHERE id = ?", (gone, queue))
     return sorted(lanes)
 
 
@@ -372,44 +335,28 @@ def extend(
     held: Sequence[Held],
     now: float,
     lock_until: float,
-) -> int:
-    """Hold on until then; how many are still held."""
-    total = 0
+) -> bool:
+    """Hold on until then; whether that is sooner than it was for any of them.
+
+    Raises `Fenced` if one is lost. Who waits was told of a later time, or of none: it has to
+    hear of an earlier one.
+    """
+    sooner = False
     for some in in_chunks(held):
         marks = ",".join(["(?,?)"] * len(some))
         pairs = [value for each in some for value in (item_id(queue, each.id), each.delivery)]
-        total += connection.execute(
-            f"UPDATE pxrs_queue_items SET lock_until = ? WHERE (id, deliveries) IN (VALUES {marks})"
-            f" AND state = {HELD} AND session = ? AND tx = ? "
-            "AND (lock_until IS NULL OR lock_until > ?)",
+        where = (
+            f"WHERE (id, deliveries) IN (VALUES {marks}) AND state = {HELD} AND session = ? "
+            "AND tx = ? AND (lock_until IS NULL OR lock_until > ?)"
+        )
+        rows = connection.execute(
+            f"SELECT lock_until FROM pxrs_queue_items {where}", (*pairs, *holder, now)
+        ).fetchall()
+        if len(rows) < len(some):
+            raise Fenced(f"an item of queue {some[0].queue!r} is not held any more")
+        sooner = sooner or any(until is None or until > lock_until for (until,) in rows)
+        connection.execute(
+            f"UPDATE pxrs_queue_items SET lock_until = ? {where}",
             (lock_until, *pairs, *holder, now),
-        ).rowcount
-    return total
-
-
-# Remembering commits
-
-
-def remember(connection: sqlite3.Connection, holder: Holder) -> None:
-    connection.execute(
-        "INSERT INTO pxrs_queue_commits VALUES (?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET tx = excluded.tx",
-        (holder.session, _slot(holder), holder.transaction),
-    )
-
-
-def is_remembered(connection: sqlite3.Connection, holder: Holder) -> bool:
-    row = connection.execute(
-        "SELECT tx FROM pxrs_queue_commits WHERE session = ? AND slot = ?",
-        (holder.session, _slot(holder)),
-    ).fetchone()
-    return row is not None and row[0] == holder.transaction
-
-
-def forget_sessions(connection: sqlite3.Connection, sessions: Sequence[str]) -> None:
-    marks = ",".join("?" * len(sessions))
-    connection.execute(f"DELETE FROM pxrs_queue_commits WHERE session IN ({marks})", sessions)
-
-
-def _slot(holder: Holder) -> int:
-    return zlib.crc32(holder.transaction.encode()) % REMEMBERED
+        )
+    return sooner

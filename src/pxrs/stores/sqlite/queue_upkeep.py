@@ -8,16 +8,35 @@ from functools import partial
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.errors import QueueNotFound
-from pxrs.stores.queue_rules import LIVE, LOOSE, require_same, states_or, validate_name
+from pxrs.stores.queue_rules import (
+    LIVE,
+    LOOSE,
+    page_size,
+    require_same,
+    states_or,
+    validate_name,
+)
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.control import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
+from pxrs.stores.sqlite.queue_ahead import IS_AHEAD, is_ahead
+from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.types import Holder, ItemState, NewItem, Queue, QueueStats, StoredItem
 
 _CHUNK = 5000
-_ITEM = """id, state, body, key, rank, deliveries, put_ms, taken_ms, visible, dead_ms, error,
-    session, tx"""
+# One statement, so that nothing can change between an item and its body.
+_ITEM = f"""id, CASE WHEN state = {rows.DELAYED} AND visible <= ?1 THEN {rows.READY} ELSE state END,
+    coalesce(body, (SELECT body FROM pxrs_queue_bodies b WHERE b.id = pxrs_queue_items.id)),
+    key, rank, deliveries, put_ms, taken_ms, visible, dead_ms, error, session, tx"""
+# One statement, too: between two of them an item could move and be counted twice, or not at all.
+_COUNT = "(SELECT count(*) FROM pxrs_queue_items WHERE queue = q.id AND state = {state})"
+_STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))}, put, done,
+    (SELECT put_ms FROM pxrs_queue_items WHERE id > q.id << {rows.NUMBER_BITS}
+        AND id < q.id + 1 << {rows.NUMBER_BITS} AND state < {rows.DEAD} ORDER BY id LIMIT 1),
+    (SELECT count(*) FROM pxrs_queue_items
+        WHERE queue = q.id AND state = {rows.DELAYED} AND visible <= ?2),
+    (SELECT count(*) FROM pxrs_queue_items WHERE queue = q.id AND {IS_AHEAD})
+    FROM pxrs_queues q WHERE name = ?1"""
 
 
 class QueueUpkeep:
@@ -68,43 +87,22 @@ class QueueUpkeep:
 
     def stats(self, queue: str) -> QueueStats:
         with self._database.reading() as connection:
-            found = rows.find_queue(connection, queue)
-            if found is None:
-                return QueueStats()
-            counts = [
-                connection.execute(
-                    f"SELECT count(*) FROM pxrs_queue_items WHERE queue = ? AND state = {state}",
-                    (found.id,),
-                ).fetchone()[0]
-                for state in range(5)
-            ]
-            put, done = connection.execute(
-                "SELECT put, done FROM pxrs_queues WHERE id = ?", (found.id,)
-            ).fetchone()
-            oldest = connection.execute(
-                "SELECT put_ms FROM pxrs_queue_items WHERE id BETWEEN ? AND ? AND state < 4 "
-                "ORDER BY id LIMIT 1",
-                (rows.item_id(found.id, 0), rows.item_id(found.id + 1, 0)),
-            ).fetchone()
-            overdue = self._overdue(connection, found.id)
+            row = connection.execute(_STATS, (queue, self._clock.wall_ms())).fetchone()
+        if row is None:
+            return QueueStats()
+        ready, delayed, held, waiting, dead, put, done, oldest, overdue, aside = row
         return QueueStats(
-            ready=counts[0] + overdue,
-            delayed=counts[1] - overdue,
-            held=counts[2],
-            waiting=counts[3],
-            dead=counts[4],
-            oldest_ms=oldest[0] if oldest else None,
+            # Delayed items whose time has come are ready, nobody has noted it yet. So are those
+            # that are set aside for somebody.
+            ready=ready + overdue + aside,
+            delayed=delayed - overdue,
+            held=held - aside,
+            waiting=waiting,
+            dead=dead,
+            oldest_ms=oldest,
             put=put,
             done=done,
         )
-
-    def _overdue(self, connection: sqlite3.Connection, queue: int) -> int:
-        """Delayed items whose time has come: they are ready, nobody has noted it yet."""
-        overdue: int = connection.execute(
-            "SELECT count(*) FROM pxrs_queue_items WHERE queue = ? AND state = 1 AND visible <= ?",
-            (queue, self._clock.wall_ms()),
-        ).fetchone()[0]
-        return overdue
 
     def peek(
         self,
@@ -114,18 +112,22 @@ class QueueUpkeep:
         after: int | None = None,
         limit: int = 100,
     ) -> list[StoredItem]:
-        wanted = states_or(states, LIVE)
-        numbers = ",".join(str(rows.STATES.index(state)) for state in wanted)
+        wanted, most = states_or(states, LIVE), page_size(limit)
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
             if found is None:
                 return []
             items = connection.execute(
-                f"SELECT {_ITEM} FROM pxrs_queue_items WHERE id > ? AND id < ? "
-                f"AND state IN ({numbers}) ORDER BY id LIMIT ?",
-                (rows.item_id(found.id, after or 0), rows.item_id(found.id + 1, 0), limit),
+                f"SELECT {_ITEM} FROM pxrs_queue_items WHERE id > ?2 AND id < ?3 "
+                f"AND ({_among(wanted)}) ORDER BY id LIMIT ?4",
+                (
+                    self._clock.wall_ms(),
+                    rows.ids_after(found.id, after or 0),
+                    rows.item_id(found.id + 1, 0),
+                    most,
+                ),
             ).fetchall()
-            return [_stored(connection, item) for item in items]
+        return [_stored(item) for item in items]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         states = (*LOOSE, ItemState.DEAD)
@@ -144,16 +146,15 @@ class QueueUpkeep:
 
     def _latest(self, queue: str, states: Sequence[ItemState], before: int | None) -> list[int]:
         """Items from the end: removing a lane from its front would show each of its items."""
-        numbers = ",".join(str(rows.STATES.index(state)) for state in states)
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
             if found is None:
                 return []
             top = rows.item_id(*((found.id + 1, 0) if before is None else (found.id, before)))
             items = connection.execute(
-                f"SELECT id FROM pxrs_queue_items WHERE id > ? AND id < ? "
-                f"AND state IN ({numbers}) ORDER BY id DESC LIMIT ?",
-                (rows.item_id(found.id, 0), top, _CHUNK),
+                f"SELECT id FROM pxrs_queue_items WHERE id > ?2 AND id < ?3 "
+                f"AND ({_among(states)}) ORDER BY id DESC LIMIT ?4",
+                (self._clock.wall_ms(), rows.item_id(found.id, 0), top, _CHUNK),
             ).fetchall()
         return [rows.number_of(item) for (item,) in items]
 
@@ -164,18 +165,19 @@ class QueueUpkeep:
         queue = rows.find_queue(connection, name)
         if queue is None:
             return 0
-        numbers = ",".join(str(rows.STATES.index(state)) for state in states)
+        now_ms = self._clock.wall_ms()
+        rows.promote_due(connection, queue.id, now_ms)
         gone: list[tuple[int, str | None]] = []
         for some in in_chunks(list(ids)):
-            marks = ",".join("?" * len(some))
+            marks = ",".join(f"?{at}" for at in range(2, len(some) + 2))
             gone += connection.execute(
-                f"DELETE FROM pxrs_queue_items WHERE id IN ({marks}) AND state IN ({numbers}) "
+                f"DELETE FROM pxrs_queue_items WHERE id IN ({marks}) AND ({_among(states)}) "
                 "RETURNING id, lane",
-                [rows.item_id(queue.id, number) for number in some],
+                [now_ms, *(rows.item_id(queue.id, number) for number in some)],
             ).fetchall()
         rows.remove_bodies(connection, [item for item, _ in gone])
         lanes = {(queue.id, lane) for _, lane in gone if lane is not None}
-        rows.settle(connection, lanes, self._clock.wall_ms())
+        rows.settle(connection, lanes, now_ms)
         turn.slots.add(slot_of(name))
         return len(gone)
 
@@ -186,7 +188,7 @@ class QueueUpkeep:
         connection = turn.connection
         queue = rows.find_queue(connection, name)
         if queue is None:
-            raise QueueNotFound(name)
+            return 0
         total, now_ms = 0, self._clock.wall_ms()
         for number in dict.fromkeys(ids):
             old = rows.item_id(queue.id, number)
@@ -201,7 +203,7 @@ class QueueUpkeep:
             connection.execute("DELETE FROM pxrs_queue_items WHERE id = ?", (old,))
             rows.remove_bodies(connection, [old])
             new = NewItem(queue=name, body=body, key=item[1], priority=-item[2])
-            (fresh,) = rows.put_items(connection, queue, [new], now_ms)
+            (fresh,) = put_items(connection, queue, [new], now_ms)
             assert fresh is not None
             connection.execute(
                 "UPDATE pxrs_queue_items SET error = ? WHERE id = ?",
@@ -218,12 +220,26 @@ def slot_of(queue: str) -> int:
     return slot(f"queue/{queue}")
 
 
-def _stored(connection: sqlite3.Connection, row: Sequence[Any]) -> StoredItem:
+def _among(states: Sequence[ItemState]) -> str:
+    """Which rows stand so, by the time ?1.
+
+    A delayed one whose time has come is ready, and so is one that is set aside for somebody.
+    """
+    numbers = ",".join(str(rows.STATES.index(state)) for state in states)
+    as_good_as_ready = f"(state = {rows.DELAYED} AND visible <= ?1 OR {IS_AHEAD})"
+    if ItemState.READY in states:
+        return f"state IN ({numbers}) OR {as_good_as_ready}"
+    return f"state IN ({numbers}) AND NOT {as_good_as_ready}"
+
+
+def _stored(row: Sequence[Any]) -> StoredItem:
     item, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error, session, tx = row
+    if tx is not None and is_ahead(tx):
+        state, deliveries, session = rows.READY, deliveries - 1, None
     return StoredItem(
         id=rows.number_of(item),
         state=rows.STATES[state],
-        body=rows.load_body(connection, item, body),
+        body=body,
         key=key,
         priority=-rank,
         deliveries=deliveries,

@@ -8,24 +8,31 @@ looks next: a `take` that finds nothing, and every `take` after a tenth of a sec
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.queue_rules import (
     DIED_HOLDING,
+    REMEMBERED_FOR,
     USED_UP,
     delay_ms,
     pick,
+    tidy,
     validate_change,
     validate_lock,
+    validate_releases,
     validate_take,
 )
+from pxrs.stores.sqlite import queue_ahead as ahead
+from pxrs.stores.sqlite import queue_commits as commits
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
+from pxrs.stores.sqlite.queue_ahead import Habits
+from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.stores.sqlite.queue_rows import Candidate, HeldRow, QueueRow
 from pxrs.stores.sqlite.queue_upkeep import QueueUpkeep, slot_of
 from pxrs.types import (
@@ -57,11 +64,22 @@ class SqliteQueues(QueueUpkeep):
 
     limits = LIMITS
 
-    def __init__(self, database: Database, coord: SqliteCoord, ears: Ears, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        coord: SqliteCoord,
+        ears: Ears,
+        clock: Clock,
+        *,
+        set_aside: bool = True,
+    ) -> None:
         super().__init__(database, clock)
+        self._habits = Habits(set_aside)
         self._coord = coord
         self._ears = ears
-        self._next_reap = 0.0
+        # By queue: each is looked after by those who take from it.
+        self._next_reap: dict[int, float] = {}
+        self._ended_at: dict[str, float] = {}
         # Queues that had nothing for whoever took last: the next one looks before it writes.
         self._found_empty: set[str] = set()
 
@@ -77,18 +95,44 @@ class SqliteQueues(QueueUpkeep):
         lock_for: float | None = None,
     ) -> Taken:
         validate_take(count, most, lock_for)
-        wanted = Wanted(holder, count, most, lock_for)
+        wanted = Wanted(holder, min(count, LIMITS.items), most, lock_for)
         if queue in self._found_empty:
             due = self._glance(queue, holder)
             if due is None or due > 0:
                 self._require_session(holder.session)
                 return Taken([], due)
-        taken = self._database.write(lambda turn: self._take(turn, queue, wanted))
+        taken = None
+        if self._habits.expects(queue):
+            taken = self._database.write(
+                lambda turn: self._take_ahead(turn, queue, wanted), synced=False
+            )
+        if taken is None:
+            taken = self._database.write(lambda turn: self._take(turn, queue, wanted))
+        self._habits.took(queue, most, self._clock.monotonic())
         if taken.items:
             self._found_empty.discard(queue)
         else:
             self._found_empty.add(queue)
         return taken
+
+    def _take_ahead(self, turn: Turn, name: str, wanted: Wanted) -> Taken | None:
+        """Hand out what was set aside, if it is just what is wanted. See `queue_ahead`."""
+        self._require_session(wanted.holder.session)
+        connection = turn.connection
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        aside = ahead.find_aside(connection, name, wanted.holder.session, wanted.number, now_ms)
+        if aside is None:
+            return None
+        ids = [item.id for item in aside.items]
+        used_up = wanted.most is not None and any(
+            item.deliveries >= wanted.most for item in aside.items
+        )
+        if len(ids) < wanted.number or aside.outranked or used_up:
+            ahead.put_back(connection, ids)
+            return None
+        until = None if wanted.lock_for is None else now + wanted.lock_for
+        ahead.hand_out(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        return Taken([_delivery(connection, aside.queue, item) for item in aside.items], None)
 
     def _take(self, turn: Turn, name: str, wanted: Wanted) -> Taken:
         self._require_session(wanted.holder.session)
@@ -97,15 +141,16 @@ class SqliteQueues(QueueUpkeep):
         if queue is None:
             return Taken([], None)
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        if now >= self._next_reap:
+        if now >= self._next_reap.get(queue.id, 0.0):
             self._reap_queue(turn, queue.id)
-            self._next_reap = now + _REAP_EVERY
+            self._next_reap[queue.id] = now + _REAP_EVERY
         rows.promote_due(connection, queue.id, now_ms)
         chosen = self._choose(turn, queue, wanted, now_ms)
         if not chosen and self._reap_queue(turn, queue.id):
             chosen = self._choose(turn, queue, wanted, now_ms)
         if not chosen:
-            return Taken([], self._due(connection, queue.id))
+            lanes = rows.lanes_held(connection, queue.id, wanted.holder, now)
+            return Taken([], self._due(connection, queue.id, lanes))
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ids = [item.id for item in chosen]
         rows.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
@@ -116,12 +161,14 @@ class SqliteQueues(QueueUpkeep):
         while True:
             candidates = self._candidates(turn.connection, queue, wanted, now_ms)
             chosen, used_up = pick(candidates, wanted.number, wanted.most)
+            if not used_up:
+                return chosen
             for item in used_up:
                 rows.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
                 if item.lane is not None:
                     rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)
-            if chosen or not used_up:
-                return chosen
+            # What was behind them may be somebody else's.
+            turn.slots.add(slot_of(queue.info.name))
 
     def _candidates(
         self, connection: sqlite3.Connection, queue: QueueRow, wanted: Wanted, now_ms: int
@@ -132,7 +179,7 @@ class SqliteQueues(QueueUpkeep):
         if missing == 0:
             return found
         lanes = [item.lane for item in found if item.lane is not None]
-        lanes += rows.lanes_held(connection, queue.id, wanted.holder)
+        lanes += rows.lanes_held(connection, queue.id, wanted.holder, self._clock.monotonic())
         if lanes:
             found += rows.following_items(
                 connection, queue.id, list(dict.fromkeys(lanes)), missing, now_ms
@@ -150,18 +197,26 @@ class SqliteQueues(QueueUpkeep):
                 return None
             if rows.ready_items(connection, queue.id, 1):
                 return 0.0
-            if rows.lanes_held(connection, queue.id, holder):
+            now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+            lanes = rows.lanes_held(connection, queue.id, holder, now)
+            if rows.following_items(connection, queue.id, lanes, 1, now_ms):
+                return 0.0
+            if ahead.is_waiting(connection, queue.id, holder.session):
                 return 0.0
             if any(self._is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
                 return 0.0
-            return self._due(connection, queue.id)
+            return self._due(connection, queue.id, lanes)
 
-    def _due(self, connection: sqlite3.Connection, queue: int) -> float | None:
+    def _due(
+        self, connection: sqlite3.Connection, queue: int, lanes: Sequence[str] = ()
+    ) -> float | None:
+        """In how many seconds there may be something; `lanes` are those of who asks."""
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        waits = []
-        visible = rows.first_due_ms(connection, queue)
-        if visible is not None:
-            waits.append(max(0.0, (visible - now_ms) / 1000))
+        shows = (
+            rows.first_due_ms(connection, queue),
+            rows.first_behind_ms(connection, queue, lanes),
+        )
+        waits = [max(0.0, (visible - now_ms) / 1000) for visible in shows if visible is not None]
         waits += [
             max(0.0, held.lock_until - now)
             for held in rows.held_rows(connection, queue)
@@ -175,12 +230,12 @@ class SqliteQueues(QueueUpkeep):
         def work(turn: Turn) -> None:
             self._require_session(holder.session)
             now = self._clock.monotonic()
-            for name, some in _by_queue(held).items():
+            for name, some in _by_queue(dict.fromkeys(held)).items():
                 queue = rows.find_queue(turn.connection, name)
-                if queue is None or len(some) > rows.extend(
-                    turn.connection, queue.id, holder, some, now, now + lock_for
-                ):
-                    raise Fenced(f"an item of queue {name!r} is not held any more")
+                if queue is None:
+                    raise Fenced(f"queue {name!r} was deleted, and its items with it")
+                if rows.extend(turn.connection, queue.id, holder, some, now, now + lock_for):
+                    turn.slots.add(slot_of(name))
 
         self._database.write(work)
 
@@ -188,29 +243,43 @@ class SqliteQueues(QueueUpkeep):
 
     def apply(self, change: QueueChange) -> list[int | None]:
         validate_change(change, LIMITS)
-        return self._database.write(lambda turn: self.apply_in(turn, change))
+        numbers = self._database.write(lambda turn: self.apply_in(turn, change, expecting=True))
+        now = self._clock.monotonic()
+        for name in {held.queue for held in change.remove}:
+            self._habits.committed(name, now)
+        return numbers
 
-    def apply_in(self, turn: Turn, change: QueueChange) -> list[int | None]:
-        """`apply` inside the caller's write transaction."""
+    def apply_in(
+        self, turn: Turn, change: QueueChange, *, expecting: bool = False
+    ) -> list[int | None]:
+        """`apply` inside the caller's write transaction.
+
+        With `expecting` the next items are set aside for a holder that takes in a loop.
+        """
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         if change.remove:
-            self._require_session(change.holder.session)
+            holder = change.holder
+            self._require_session(holder.session)
             for name, held in sorted(_by_queue(change.remove).items()):
-                self._remove(turn, name, change.holder, held, now, now_ms)
+                queue = self._remove(turn, name, holder, held, now, now_ms)
+                if expecting and self._habits.expects(name):
+                    most, connection = self._habits.most(name), turn.connection
+                    ahead.set_aside(connection, queue, holder.session, len(held), most, now)
         numbers = self._put(turn, change.put, now_ms)
-        rows.remember(turn.connection, change.holder)
+        commits.remember(turn.connection, change.holder)
         return numbers
 
     def _remove(
         self, turn: Turn, name: str, holder: Holder, held: Sequence[Held], now: float, now_ms: int
-    ) -> None:
-        queue = rows.find_queue(turn.connection, name)
+    ) -> int:
+        queue = rows.count_done(turn.connection, name, len(held))
         if queue is None:
             raise Fenced(f"queue {name!r} was deleted, and its items with it")
-        lanes = rows.remove_held(turn.connection, queue.id, holder, held, now)
+        lanes = rows.remove_held(turn.connection, queue, holder, held, now)
         if lanes:
-            rows.settle(turn.connection, ((queue.id, lane) for lane in lanes), now_ms)
+            rows.settle(turn.connection, ((queue, lane) for lane in lanes), now_ms)
             turn.slots.add(slot_of(name))
+        return queue
 
     def _put(self, turn: Turn, items: Sequence[NewItem], now_ms: int) -> list[int | None]:
         numbers: list[int | None] = [None] * len(items)
@@ -223,7 +292,7 @@ class SqliteQueues(QueueUpkeep):
                 queue = rows.make_queue(turn.connection, name, False, now_ms)
             some = [items[at] for at in where]
             for at, number in zip(
-                where, rows.put_items(turn.connection, queue, some, now_ms), strict=True
+                where, put_items(turn.connection, queue, some, now_ms), strict=True
             ):
                 numbers[at] = number
             turn.slots.add(slot_of(name))
@@ -231,9 +300,10 @@ class SqliteQueues(QueueUpkeep):
         return numbers
 
     def applied(self, holder: Holder) -> bool:
-        return self._database.write(lambda turn: rows.is_remembered(turn.connection, holder))
+        return self._database.write(lambda turn: commits.is_remembered(turn.connection, holder))
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        validate_releases(releases)
         self._database.write(lambda turn: self._release(turn, holder, releases))
 
     def _release(self, turn: Turn, holder: Holder, releases: Sequence[Release]) -> None:
@@ -250,13 +320,13 @@ class SqliteQueues(QueueUpkeep):
             if found is None:
                 continue
             if release.dead:
-                rows.bury(connection, found.id, release.error, now_ms)
+                rows.bury(connection, found.id, tidy(release.error), now_ms)
             else:
                 rows.give_back(
                     connection,
                     found.id,
                     visible=now_ms + delay_ms(release.delay),
-                    error=release.error,
+                    error=tidy(release.error),
                     suspect=False,
                     now_ms=now_ms,
                 )
@@ -272,8 +342,10 @@ class SqliteQueues(QueueUpkeep):
             alive: dict[str, bool] = {}
             lost = [held for held in rows.held_rows(connection) if self._is_lost(held, alive)]
             queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
-            gone = self._ended_sessions(connection)
-        if lost or gone:
+            gone = self._forgotten_sessions(connection)
+            # Left as they are, they would be due for ever: who sweeps would never rest.
+            overdue = any(self._due(connection, queue) == 0 for queue in queues)
+        if lost or gone or overdue:
             self._database.write(lambda turn: self._reap(turn, queues, gone))
         with self._database.reading() as connection:
             dues = [self._due(connection, queue) for queue in queues]
@@ -282,8 +354,9 @@ class SqliteQueues(QueueUpkeep):
     def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
         for queue in queues:
             self._reap_queue(turn, queue)
+            rows.promote_due(turn.connection, queue, self._clock.wall_ms())
         if gone:
-            rows.forget_sessions(turn.connection, gone)
+            commits.forget_sessions(turn.connection, gone)
 
     def _reap_queue(self, turn: Turn, queue: int) -> bool:
         """Free what nobody holds any more in one queue; whether there was something."""
@@ -292,7 +365,9 @@ class SqliteQueues(QueueUpkeep):
         alive: dict[str, bool] = {}
         lost = [held for held in rows.held_rows(connection, queue) if self._is_lost(held, alive)]
         for held in lost:
-            if held.most is not None and held.deliveries >= held.most:
+            if not ahead.was_handed_out(held.tx):
+                ahead.put_back(connection, [held.id])
+            elif held.most is not None and held.deliveries >= held.most:
                 rows.bury(connection, held.id, DIED_HOLDING, now_ms)
             else:
                 rows.give_back(
@@ -316,9 +391,12 @@ class SqliteQueues(QueueUpkeep):
             alive[held.session] = self._coord.is_alive(held.session)
         return not alive[held.session]
 
-    def _ended_sessions(self, connection: sqlite3.Connection) -> list[str]:
-        found = connection.execute("SELECT DISTINCT session FROM pxrs_queue_commits").fetchall()
-        return [name for (name,) in found if not self._coord.is_alive(name)]
+    def _forgotten_sessions(self, connection: sqlite3.Connection) -> list[str]:
+        """Sessions that ended so long ago that nobody will ask what they have done."""
+        now = self._clock.monotonic()
+        ended = [name for name in commits.sessions(connection) if not self._coord.is_alive(name)]
+        self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
+        return [name for name in ended if self._ended_at[name] + REMEMBERED_FOR <= now]
 
     def _require_session(self, session: str) -> None:
         if not self._coord.is_alive(session):
@@ -342,7 +420,7 @@ def _delivery(connection: sqlite3.Connection, queue: QueueRow, item: Candidate) 
     )
 
 
-def _by_queue(held: Sequence[Held]) -> dict[str, list[Held]]:
+def _by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
     found: dict[str, list[Held]] = {}
     for each in held:
         found.setdefault(each.queue, []).append(each)

@@ -20,6 +20,14 @@ from pxrs.testing.conformance import (
     coord,
     log,
     producers,
+    queue_counts,
+    queue_locks,
+    queue_order,
+    queue_races,
+    queue_refusals,
+    queue_upkeep,
+    queue_wakes,
+    queues,
     retention,
     sessions,
     watches,
@@ -44,6 +52,7 @@ __all__ = [
     "await_end",
     "coord_checks",
     "log_checks",
+    "queue_checks",
     "run_suite",
 ]
 
@@ -56,6 +65,21 @@ def coord_checks() -> tuple[Rule, ...]:
 def log_checks() -> tuple[Rule, ...]:
     """What a `LogStore` has to pass."""
     return log.suite.checks() + producers.suite.checks() + retention.suite.checks()
+
+
+def queue_checks() -> tuple[Rule, ...]:
+    """What a `QueueStore` has to pass."""
+    parts = (
+        queues,
+        queue_refusals,
+        queue_locks,
+        queue_counts,
+        queue_order,
+        queue_upkeep,
+        queue_wakes,
+        queue_races,
+    )
+    return tuple(check for part in parts for check in part.suite.checks())
 
 
 def atomic_checks() -> tuple[Rule, ...]:

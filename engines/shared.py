@@ -1,0 +1,65 @@
+"""One engine of a kind for several processes: test workers ask the process that started them.
+
+Whoever hosts starts an engine when it is asked for the first time, and all of them die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+import engines
+from engines.places import new_folder
+
+ADDRESS = "PXRS_ENGINES"
+
+
+class Host:
+    """Answers names of engines with URLs. Children find it by the environment."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, engines.Engine] = {}
+        self._listener = Listener(str(new_folder("host") / "socket"), "AF_UNIX", backlog=64)
+        self._thread = threading.Thread(target=self._serve, name="engine-host", daemon=True)
+        self._thread.start()
+        os.environ[ADDRESS] = str(self._listener.address)
+
+    def close(self) -> None:
+        """End all engines."""
+        os.environ.pop(ADDRESS, None)
+        self._listener.close()
+        for engine in self._started.values():
+            engine.close()
+
+    def _serve(self) -> None:
+        # One at a time: two that ask for the same engine get the same one.
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError, EOFError):
+                self._answer(connection)
+
+    def _answer(self, connection: Connection) -> None:
+        name = connection.recv()
+        try:
+            if name not in self._started:
+                self._started[name] = engines.start(name)
+            connection.send((True, self._started[name].url))
+        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            kind = "" if isinstance(error, engines.Missing) else f"{type(error).__name__}: "
+            connection.send((False, f"{kind}{error}"))
+
+
+def shared_url(name: str) -> str:
+    """The URL of the host's engine of this name; `Missing` says why there is none."""
+    with Client(str(Path(os.environ[ADDRESS])), "AF_UNIX") as connection:
+        connection.send(name)
+        there, answer = connection.recv()
+    if not there:
+        raise engines.Missing(answer)
+    return str(answer)

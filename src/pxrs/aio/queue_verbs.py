@@ -1,0 +1,121 @@
+"""The queue half of an open store, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from pxrs.aio.ears import Ears
+from pxrs.aio.listener import Handler, Listener, OnOwnLoop, OnThisLoop, is_coroutine_function
+from pxrs.aio.queues import Queues
+from pxrs.aio.threads import Threads
+from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
+from pxrs.core.delivery import Policy
+from pxrs.runtime import app as blocking
+from pxrs.serde import Serde
+from pxrs.types import Header, Queue
+
+
+class QueueVerbs:
+    """What `Pxrs` can do with queues. See `pxrs.Pxrs`."""
+
+    def __init__(self, px: blocking.Pxrs, threads: Threads) -> None:
+        self._px = px
+        self._threads = threads
+        self._ears = Ears(px.stores.queues)
+
+    def transaction(
+        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+    ) -> UnitOfWork:
+        """A unit of work: `async with px.transaction() as tx`. See `pxrs.Pxrs.transaction`.
+
+        A connection that is given is used by another thread when the block ends, and so has to
+        allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
+        """
+        begin = partial(self._px.transaction, connection, serde=serde, strict=strict)
+        return UnitOfWork(begin, Surroundings(self._threads, self._ears))
+
+    def begin(
+        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+    ) -> UnitOfWork:
+        """As `transaction`, but `commit()` has to be awaited: leaving the block rolls back.
+
+        `tx = await px.begin()` does without a block.
+        """
+        begin = partial(self._px.begin, connection, serde=serde, strict=strict)
+        return UnitOfWork(begin, Surroundings(self._threads, self._ears))
+
+    async def put(
+        self,
+        queue: str,
+        value: Any,
+        *,
+        priority: int = 0,
+        delay: float = 0.0,
+        key: str | None = None,
+        headers: list[Header] | None = None,
+        dedupe: str | None = None,
+        dedupe_window: float = 300.0,
+        serde: Serde | None = None,
+    ) -> None:
+        """Put one item, durably. See `pxrs.UnitOfWork.put`."""
+        await self._threads.call(
+            partial(
+                self._px.put,
+                queue,
+                value,
+                priority=priority,
+                delay=delay,
+                key=key,
+                headers=headers,
+                dedupe=dedupe,
+                dedupe_window=dedupe_window,
+                serde=serde,
+            )
+        )
+
+    def listen(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        workers: int = 1,
+        processes: int = 0,
+        policy: Policy | None = None,
+        deadline: float | None = None,
+        max_handler_time: float | None = None,
+        serde: Serde | None = None,
+    ) -> Listener:
+        """Call `handler(item, tx)` for the queue's items. See `pxrs.Pxrs.listen`.
+
+        With a coroutine function `workers` is how many items are awaited at a time, on this loop,
+        and `tx` is awaited, too. A plain function is called by threads, with a blocking `tx`.
+        `async with px.listen(…)` stops it and waits for what is in hand; stop it before the loop
+        ends.
+        """
+        on_loop = OnThisLoop(handler, asyncio.get_running_loop(), self._ears)
+        called: Any = handler
+        if is_coroutine_function(handler):
+            called = OnOwnLoop(handler) if processes else on_loop
+        listener = self._px.listen(
+            queue,
+            called,
+            workers=workers,
+            processes=processes,
+            policy=policy,
+            deadline=deadline,
+            max_handler_time=max_handler_time,
+            serde=serde,
+        )
+        on_loop.stop = listener.stop
+        return Listener(listener, self._threads, on_loop.abandon)
+
+    async def create_queue(self, name: str, *, fifo: bool = False) -> Queue:
+        """Make a queue; putting to one that does not exist makes it, too, without `fifo`."""
+        return await self._threads.call(partial(self._px.create_queue, name, fifo=fifo))
+
+    @property
+    def queues(self) -> Queues:
+        """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
+        return Queues(self._px.queues, self._threads)

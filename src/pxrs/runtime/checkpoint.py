@@ -1,0 +1,148 @@
+"""Effectively once: a consumer's checkpoint as part of a unit of work.
+
+The claim's record is written in the same commit as everything else, conditional on the version
+that this member last wrote. A stale owner's transaction finds another version and is rolled back
+whole, the caller's own statements included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pxrs.core.claims import Happened, Lost, Step, judge
+from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, TransactionConflict
+from pxrs.runtime.holdings import Holdings, Mark
+from pxrs.stores.api import Atomic, CoordStore
+from pxrs.types import Conflict, TopicPartition, Versioned
+
+
+class Work(Protocol):
+    """What a consumer has handed out and a transaction is about."""
+
+    def marks(self) -> dict[TopicPartition, Mark]:
+        """How far the partitions will be handled once the transaction is committed."""
+        ...
+
+    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None: ...
+
+    def rolled_back(self) -> None:
+        """Hand it out again, from the checkpoints."""
+        ...
+
+    def lost(self, parts: frozenset[TopicPartition]) -> None: ...
+
+
+class Checkpoint:
+    """The consumer's part in one unit of work."""
+
+    def __init__(
+        self, coord: CoordStore, holdings: Holdings, work: Work, *, keep_on_conflict: bool = False
+    ) -> None:
+        self._coord = coord
+        self._holdings = holdings
+        self._work = work
+        self.keeps_on_conflict = keep_on_conflict
+        self._marks: dict[TopicPartition, Mark] = {}
+        self._steps: list[Step] = []
+
+    def begin(self) -> None:
+        """From now on nobody else in this process commits checkpoints.
+
+        Before the database's writer is taken: whoever commits checkpoints takes them in this
+        order.
+        """
+        self._holdings.lock.acquire()
+        try:
+            self._marks = self._work.marks()
+        except BaseException:
+            self._holdings.lock.release()
+            raise
+
+    def end(self) -> None:
+        """The end of what `begin` began."""
+        self._holdings.lock.release()
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a claim is written that tells, afterwards, whether the commit happened."""
+        return bool(self._steps)
+
+    def stage(self, atomic: Atomic) -> None:
+        """Add the checks and writes of the checkpoint. Raises `Fenced` if it is lost already."""
+        missing = frozenset(self._marks.keys() - self._holdings.parts)
+        if missing:
+            self._work.lost(missing)
+            raise Fenced(f"owned by somebody else now: {sorted(missing)}")
+        # In the order in which the committer writes them.
+        self._steps = sorted(
+            self._holdings.steps_to_commit(self._marks), key=lambda step: step.put.key
+        )
+        atomic.check(*(step.check for step in self._steps))
+        atomic.write(*(step.put for step in self._steps))
+
+    def rewind_after(self, error: BaseException) -> None:
+        """Hand it all out again, unless the same messages are about to be tried again."""
+        if not (self.keeps_on_conflict and isinstance(error, TransactionConflict)):
+            self._work.rolled_back()
+
+    def succeeded(self, versions: Mapping[str, int]) -> None:
+        """The commit was done."""
+        self._record(self._steps, versions)
+
+    def refused(self, current: Mapping[str, Versioned | None]) -> None:
+        """A check did not hold, and nothing was done: was it lost, or only moved? Raises."""
+        owner = self._holdings.owner
+        lost = frozenset(
+            step.part
+            for step in self._steps
+            if step.put.key in current
+            and isinstance(judge(step, owner, current[step.put.key]), Lost)
+        )
+        if lost:
+            self._lose(lost)
+            self._work.rolled_back()
+            raise Fenced(f"not committed, owned by somebody else now: {sorted(lost)}")
+        self.not_committed()
+
+    def not_committed(self) -> None:
+        """Nothing was done, and the same may be tried again. Raises."""
+        conflict = TransactionConflict("the transaction was not committed; run it again")
+        self.rewind_after(conflict)
+        raise conflict
+
+    def happened(self, doubt: BaseException) -> bool:
+        """No answer came: a check alone waits the old transaction out, then tells."""
+        try:
+            outcome = self._coord.commit([step.check for step in self._steps], [])
+        except PxrsError as error:
+            # Nothing may be worked on that is known so little of; claiming it again will tell.
+            self._holdings.doubt(self._steps)
+            self._work.lost(frozenset(step.part for step in self._steps))
+            raise OutcomeUnknown(
+                f"the transaction may have been committed or not; the store does not say: {error}"
+            ) from doubt
+        if not isinstance(outcome, Conflict):
+            return False
+        owner = self._holdings.owner
+        verdicts = [judge(step, owner, outcome.current.get(step.put.key)) for step in self._steps]
+        mine = {
+            step.put.key: verdict.version
+            for step, verdict in zip(self._steps, verdicts, strict=True)
+            if isinstance(verdict, Happened)
+        }
+        if not mine:
+            self.refused(outcome.current)
+        # One of them proves all: they were one commit. The others were taken after it.
+        self._lose(frozenset(step.part for step in self._steps if step.put.key not in mine))
+        self._record([step for step in self._steps if step.put.key in mine], mine)
+        return True
+
+    def _record(self, steps: Sequence[Step], versions: Mapping[str, int]) -> None:
+        self._holdings.wrote(steps, versions)
+        self._work.committed(self._marks)
+
+    def _lose(self, parts: frozenset[TopicPartition]) -> None:
+        if parts:
+            self._holdings.drop(parts)
+            self._work.lost(parts)

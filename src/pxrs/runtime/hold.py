@@ -1,0 +1,162 @@
+"""What one transaction holds of queues, and how it lets go of it."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from pxrs.clock import Clock
+from pxrs.core.delivery import Dead, Policy, after_failure
+from pxrs.errors import OutcomeUnknown, PxrsError
+from pxrs.runtime.keeper import GivenBack, Keeper, held_by
+from pxrs.runtime.topics import Topics
+from pxrs.stores.api import Session, Stores
+from pxrs.types import Delivery, Held, Holder, Release
+
+_PATIENCE = 10
+
+T = TypeVar("T")
+
+
+class Desk(NamedTuple):
+    """What transactions of one open store share."""
+
+    stores: Stores
+    topics: Topics
+    clock: Clock
+    keeper: Keeper
+    random: random.Random
+
+
+class InHand(NamedTuple):
+    """A taken item and the policy it was taken under."""
+
+    held: Held
+    policy: Policy
+
+
+class Hold:
+    """The items of a transaction. It gets its session with the first of them.
+
+    Not thread-safe: the transaction's lock guards it.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._session: Session | None = None
+        self._holder: Holder | None = None
+        self.taken: list[InHand] = []
+        # Queues that were asked for items without an answer, because of an interrupt or an outage.
+        self.asked: list[str] = []
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds: this transaction, in the process's session of now."""
+        if self._holder is None:
+            self._session = self._desk.keeper.session()
+            self._holder = Holder(self._session.id, secrets.token_hex(8))
+        return self._holder
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its session is over, and everything it held is free."""
+        return self._session is not None and not self._desk.keeper.holds(self._session)
+
+    def take(
+        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
+    ) -> tuple[Sequence[Delivery], float | None]:
+        """What there is now. A take that was not answered is looked for in the store."""
+        queues, holder = self._desk.stores.queues, self.holder
+        self.asked.append(queue)
+        items: Sequence[Delivery]
+        try:
+            items, due = queues.take(
+                queue, holder, most_items, most=policy.times, lock_for=lock_for
+            )
+        except OutcomeUnknown:
+            known = {each.held for each in self.taken}
+            items = self._ask(lambda: held_by(queues, queue, holder, known))
+            due = 0.0
+        except PxrsError:
+            self.asked.remove(queue)
+            raise
+        self.taken += [InHand(delivery.held, policy) for delivery in items]
+        self.asked.remove(queue)
+        return items, due
+
+    def extend(self, seconds: float) -> None:
+        """Hold on to everything for so many seconds. Raises `Fenced` if some of it is lost."""
+        held = [each.held for each in self.taken]
+        if held:
+            self._desk.stores.queues.extend(self.holder, held, seconds)
+
+    def was_applied(self) -> bool:
+        """What became of a commit that was not answered.
+
+        Asks until there is an answer: nobody may be told that it is done when it is not.
+        """
+        if self._ask(lambda: self._desk.stores.queues.applied(self.holder)):
+            return True
+        if self.is_lost:
+            raise OutcomeUnknown("the commit was not answered, and its session is forgotten")
+        return False
+
+    def given_back(self, error: str, *, with_doubts: bool = True) -> GivenBack:
+        """What becomes of everything that was taken, by the policy it was taken under."""
+        releases = []
+        for held, policy in self.taken:
+            verdict = after_failure(policy, held.delivery, self._desk.random)
+            if isinstance(verdict, Dead):
+                releases.append(Release(held, error=error, dead=True))
+            else:
+                releases.append(Release(held, verdict.delay, error))
+        doubts = tuple(self.asked) if with_doubts else ()
+        return GivenBack(self.holder, tuple(releases), doubts)
+
+    def surrender(self, items: Sequence[Delivery], error: str) -> None:
+        """Give back some of what was taken; the transaction goes on without it."""
+        unwanted = {delivery.held for delivery in items}
+        given = self.given_back(error, with_doubts=False)
+        # In place: whoever cleans up after a dropped transaction looks at the same list.
+        self.taken[:] = [each for each in self.taken if each.held not in unwanted]
+        releases = tuple(release for release in given.releases if release.held in unwanted)
+        self._desk.keeper.give_back(GivenBack(given.holder, releases))
+
+    def release(self, error: str) -> None:
+        """Give everything back. While the store is away it waits, at most for the session's end."""
+        if not self.taken and not self.asked:
+            return
+        keeper, given = self._desk.keeper, self.given_back(error)
+        failures = 0
+        try:
+            while not keeper.release(given):
+                failures += 1
+                keeper.pause(failures)
+        except BaseException:
+            keeper.give_back(given)
+            raise
+
+    def release_later(self, error: str) -> None:
+        """Have everything given back by another thread. Destructors call it."""
+        if self.taken or self.asked:
+            self._desk.keeper.give_back(self.given_back(error))
+
+    def forget_doubts(self) -> None:
+        """The transaction is committed; what it was not answered about goes back."""
+        if self.asked:
+            self._desk.keeper.give_back(GivenBack(self.holder, (), tuple(self.asked)))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        for failures in count(1):
+            try:
+                return question()
+            except PxrsError as error:
+                if not error.retryable or failures > _PATIENCE:
+                    raise OutcomeUnknown(
+                        "the store gave no answer, and can't say what became of the question"
+                    ) from error
+                self._desk.keeper.pause(failures)
+        raise AssertionError

@@ -1,0 +1,53 @@
+"""Coordination from one place, logs from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from pxrs.errors import ConfigError, NotAtomic
+from pxrs.stores.api import CoordStore, LogStore, QueueStore
+
+
+class CompositeStores:
+    """`Stores` put together. Each part commits by itself: there is no commit across them."""
+
+    def __init__(
+        self,
+        url: str,
+        coord: CoordStore,
+        log: LogStore,
+        queues: QueueStore | None,
+        close: Sequence[Callable[[], None]],
+    ) -> None:
+        self.url = url
+        self.coord = coord
+        self.log = log
+        self._queues = queues
+        self._close = list(close)
+
+    @property
+    def queues(self) -> QueueStore:
+        """Beside the coordination: what is held is bound to its sessions."""
+        if self._queues is None:
+            raise ConfigError(
+                f"{self.url}: queues are kept where coordination is, and there are none there; "
+                "open a second connection to a database for them"
+            )
+        return self._queues
+
+    def atomic(self, connection: Any = None) -> NoReturn:
+        raise NotAtomic(
+            f"{self.url} keeps coordination and messages in different places, which can't commit "
+            "together; commit the checkpoint after the handler, or keep all in one database"
+        )
+
+    def close(self) -> None:
+        """Close the parts, all of them even if one fails."""
+        while self._close:
+            close = self._close.pop()
+            try:
+                close()
+            except BaseException:
+                self.close()
+                raise

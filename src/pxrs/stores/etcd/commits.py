@@ -1,0 +1,215 @@
+"""Transactions whose outcome is known, whatever the network does.
+
+Every transaction also writes a *slot*, a key that only this handle writes, and is conditional
+on that slot being as this handle left it. So of several copies of one transaction (sent again
+because no answer came, still on its way through some node) at most one is ever applied, and
+the slot tells by the transaction's id whether one was. A conflict is final only when no copy
+can come after it: "there is no such record" may become true again, so after a doubtful try the
+slot is written once more before a conflict is reported.
+
+Slots belong to a lease of their own and vanish an hour after their last use.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.errors import OutcomeUnknown, PxrsError, SessionLost
+from pxrs.stores.etcd.failures import Remedy, remedy
+from pxrs.stores.etcd.nodes import Node, Nodes
+from pxrs.stores.etcd.wire import first_kv, get_op, grpc, put_op, rpc, txn, unchanged
+
+_LEASE_TTL = 3600
+# A slot is not used for longer than this: its lease must not end under a transaction.
+_SLOT_LIFE = 1800.0
+
+
+class Slot:
+    """A key of our own, and the revision at which we wrote it last."""
+
+    def __init__(self, key: bytes, lease: int, made: float) -> None:
+        self.key = key
+        self.lease = lease
+        self.made = made
+        self.revision = 0
+
+
+class Outcome:
+    """What a transaction did: the revision of its writes, or what its reads found instead."""
+
+    def __init__(self, revision: int | None, reads: Sequence[Any] = ()) -> None:
+        self.revision = revision
+        self.reads = reads
+
+
+class SlotGone(Exception):  # noqa: N818 - what happened
+    """The slot is not as it was left, and no copy of a transaction is on its way."""
+
+
+class Commits:
+    """Sends transactions for one handle, each with a slot of its own while it runs."""
+
+    def __init__(self, nodes: Nodes, folder: bytes, clock: Clock) -> None:
+        self._nodes = nodes
+        self._folder = folder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free: list[Slot] = []
+        self._lease: tuple[int, float] | None = None
+
+    def run(
+        self,
+        compares: Sequence[Any],
+        writes: Sequence[Any],
+        reads: Sequence[Any],
+        *,
+        bound: bool = False,
+    ) -> Outcome:
+        """Do the writes if the comparisons hold, else the reads. `bound`: a write names a lease.
+
+        `OutcomeUnknown` if no node answered and it may have happened, `StoreUnavailable` if
+        none was reached.
+        """
+        while True:
+            slot = self._take()
+            try:
+                outcome = _Transaction(self._nodes, slot).run(compares, writes, reads)
+            except SlotGone:
+                # Somebody removed it; nothing was sent that could still come.
+                self._forget(slot.lease)
+            except SessionLost:
+                self._forget(slot.lease)
+                if bound:
+                    raise
+            else:
+                # Not after an error: a copy may still come, and finds the slot as it expects it.
+                with self._lock:
+                    self._free.append(slot)
+                return outcome
+
+    def close(self) -> None:
+        """Let the slots vanish."""
+        if self._lease is not None:
+            request = rpc.LeaseRevokeRequest(ID=self._lease[0])
+            self._nodes.call(
+                lambda node, left, words: node.leases.LeaseRevoke(
+                    request, timeout=left, metadata=words
+                ),
+                timeout=1.0,
+            )
+
+    def _forget(self, lease: int) -> None:
+        """Use no slot of this lease again."""
+        with self._lock:
+            self._free = [slot for slot in self._free if slot.lease != lease]
+            if self._lease is not None and self._lease[0] == lease:
+                self._lease = None
+
+    def _take(self) -> Slot:
+        now = self._clock.monotonic()
+        with self._lock:
+            while self._free:
+                slot = self._free.pop()
+                if now - slot.made < _SLOT_LIFE:
+                    return slot
+            lease = self._lease
+        if lease is None or now - lease[1] >= _SLOT_LIFE:
+            lease = self._new_lease(now)
+        return Slot(self._folder + secrets.token_hex(8).encode(), *lease)
+
+    def _new_lease(self, now: float) -> tuple[int, float]:
+        request = rpc.LeaseGrantRequest(TTL=_LEASE_TTL)
+        granted = self._nodes.call(
+            lambda node, left, words: node.leases.LeaseGrant(request, timeout=left, metadata=words)
+        )
+        with self._lock:
+            self._lease = (granted.ID, now)
+            return self._lease
+
+
+class _Transaction:
+    def __init__(self, nodes: Nodes, slot: Slot) -> None:
+        self._nodes = nodes
+        self._slot = slot
+        self._mark = secrets.token_hex(12).encode()
+        # Copies that may be on their way.
+        self._doubtful = 0
+
+    def run(self, compares: Sequence[Any], writes: Sequence[Any], reads: Sequence[Any]) -> Outcome:
+        slot = self._slot
+        request = txn(
+            [unchanged(slot.key, slot.revision), *compares],
+            [put_op(slot.key, self._mark, slot.lease), *writes],
+            [get_op(slot.key), *reads],
+        )
+        answer = self._send(request)
+        if answer.succeeded:
+            slot.revision = answer.header.revision
+            return Outcome(slot.revision)
+        happened = self._judge(answer)
+        if happened is not None:
+            return happened
+        if self._doubtful:
+            settled = self._settle()
+            if settled is not None:
+                return settled
+        return Outcome(None, answer.responses[1:])
+
+    def _judge(self, answer: Any) -> Outcome | None:
+        """An earlier copy's success, if the slot says so."""
+        found = first_kv(answer.responses[0])
+        if found is not None and found.value == self._mark:
+            self._slot.revision = found.mod_revision
+            return Outcome(found.mod_revision)
+        if (0 if found is None else found.mod_revision) != self._slot.revision:
+            if not self._doubtful:
+                raise SlotGone
+            raise OutcomeUnknown(
+                "etcd: the record that tells whether this commit happened was removed by "
+                "somebody else; nothing but pxrs may write under its prefix"
+            )
+        return None
+
+    def _settle(self) -> Outcome | None:
+        """Make sure that no copy comes after the conflict that was seen."""
+        slot, void = self._slot, b"void " + self._mark
+        answer = self._send(
+            txn(
+                [unchanged(slot.key, slot.revision)],
+                [put_op(slot.key, void, slot.lease)],
+                [get_op(slot.key)],
+            )
+        )
+        if answer.succeeded:
+            slot.revision = answer.header.revision
+            return None
+        found = first_kv(answer.responses[0])
+        if found is not None and found.value == void:
+            slot.revision = found.mod_revision
+            return None
+        return self._judge(answer)
+
+    def _send(self, request: Any) -> Any:
+        def send(node: Node, left: float, words: list[tuple[str, str]]) -> Any:
+            try:
+                return node.kv.Txn(request, timeout=left, metadata=words)
+            except grpc.RpcError as error:
+                self._doubtful += remedy(error) is Remedy.ANOTHER_NODE
+                raise
+
+        try:
+            return self._nodes.call(send)
+        except SessionLost:
+            # Leases do not come back: copies fail as well.
+            raise
+        except PxrsError as error:
+            if not self._doubtful:
+                raise
+            raise OutcomeUnknown(
+                f"a commit was sent to etcd and no node has answered ({error}); "
+                "it may have happened or may still happen"
+            ) from error

@@ -1,0 +1,168 @@
+"""CoordStore on etcd. A record's version is the revision at which it was written.
+
+Revisions belong to the whole cluster and only rise, so the version of a record that was deleted
+and made again is always higher: a check of an old one never holds.
+
+Records are kept under `<prefix>/records/`, readable with etcdctl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.config_engines import EtcdSettings
+from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.stores.api import Watch, refuse_session_check, validate_commit
+from pxrs.stores.etcd.commits import Commits
+from pxrs.stores.etcd.nodes import Nodes
+from pxrs.stores.etcd.sessions import EtcdSession, lease_of, open_session, session_id
+from pxrs.stores.etcd.watches import Watches
+from pxrs.stores.etcd.wire import (
+    after_prefix,
+    delete_op,
+    first_kv,
+    get_op,
+    put_op,
+    rpc,
+    txn,
+    unbound,
+    unchanged,
+)
+from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
+
+# etcd takes 128 comparisons and 128 writes (--max-txn-ops); each commit has one of its own. And
+# 1.5 MB in all (--max-request-bytes): what is over that in several values, etcd refuses.
+_OPERATIONS = 127
+_LIMITS = Limits(operations=_OPERATIONS, value_bytes=1_000_000)
+_PAGE = 2000
+
+
+class EtcdCoord:
+    """See `pxrs.stores.api.CoordStore`."""
+
+    limits = _LIMITS
+
+    def __init__(self, settings: EtcdSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._folder = f"{settings.prefix}/records/".encode()
+        self._nodes = Nodes(settings, clock)
+        self._commits = Commits(self._nodes, f"{settings.prefix}/commits/".encode(), clock)
+        self._watches = Watches(self._nodes, clock)
+        self._sessions: set[EtcdSession] = set()
+        try:
+            self.get("is anybody there")
+        except BaseException:
+            self._nodes.close()
+            raise
+
+    def get(self, key: str) -> Versioned | None:
+        found = self._range(rpc.RangeRequest(key=self._stored(key))).kvs
+        return self._record(found[0]) if found else None
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> list[Versioned]:
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        start, end = self._stored(prefix), after_prefix(self._stored(prefix))
+        if after is not None:
+            start = max(start, self._stored(after) + b"\0")
+        found: list[Versioned] = []
+        while start < end:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = self._range(rpc.RangeRequest(key=start, range_end=end, limit=size))
+            found += [self._record(kv) for kv in page.kvs]
+            if not page.more or len(found) == limit:
+                break
+            start = page.kvs[-1].key + b"\0"
+        return found
+
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        validate_commit(checks, writes, self.limits)
+        if not writes:
+            return self._look(checks)
+        bound = any(isinstance(write, Put) and write.session is not None for write in writes)
+        outcome = self._commits.run(
+            self._compares(checks),
+            [self._operation(write) for write in writes],
+            [get_op(self._stored(check.key)) for check in checks],
+            bound=bound,
+        )
+        if outcome.revision is None:
+            return self._conflict(checks, outcome.reads)
+        puts = (write.key for write in writes if isinstance(write, Put))
+        return Committed(dict.fromkeys(puts, outcome.revision))
+
+    def watch(self, *prefixes: str) -> Watch:
+        self._nodes.check_open()
+        return self._watches.watch([self._stored(prefix) for prefix in prefixes])
+
+    def session(self, ttl: float) -> EtcdSession:
+        session = open_session(self._nodes, self._clock, ttl, self._sessions.discard)
+        self._sessions.add(session)
+        return session
+
+    def close(self) -> None:
+        """End the sessions of this handle and give up its connections."""
+        with suppress(PxrsError):
+            self._nodes.check_open()
+            for session in list(self._sessions):
+                session.close()
+            self._commits.close()
+        self._watches.close()
+        self._nodes.close()
+
+    def _look(self, checks: Sequence[Check]) -> Committed | Conflict:
+        """A commit without writes: one read, which may be repeated."""
+        request = txn([], [get_op(self._stored(check.key)) for check in checks], [])
+        answer = self._nodes.call(
+            lambda node, left, words: node.kv.Txn(request, timeout=left, metadata=words)
+        )
+        conflict = self._conflict(checks, answer.responses)
+        return conflict if conflict.current else Committed({})
+
+    def _range(self, request: Any) -> Any:
+        """Linearizable: etcd asks a quorum unless told otherwise."""
+        return self._nodes.call(
+            lambda node, left, words: node.kv.Range(request, timeout=left, metadata=words)
+        )
+
+    def _compares(self, checks: Sequence[Check]) -> Sequence[Any]:
+        """The versions; and, as far as there is room, that none belongs to a session.
+
+        Here such a version would be as good as any. It is refused because elsewhere it is not.
+        """
+        compares = [unchanged(self._stored(check.key), check.version) for check in checks]
+        versioned = [self._stored(check.key) for check in checks if check.version]
+        return compares + [unbound(key) for key in versioned][: _OPERATIONS - len(compares)]
+
+    def _operation(self, write: Write) -> Any:
+        key = self._stored(write.key)
+        if not isinstance(write, Put):
+            return delete_op(key)
+        lease = 0 if write.session is None else lease_of(write.session)
+        return put_op(key, bytes(write.value), lease)
+
+    def _conflict(self, checks: Sequence[Check], reads: Sequence[Any]) -> Conflict:
+        current: dict[str, Versioned | None] = {}
+        for check, response in zip(checks, reads, strict=True):
+            found = first_kv(response)
+            record = None if found is None else self._record(found)
+            refuse_session_check(record, check)
+            if check.version != (0 if record is None else record.version):
+                current[check.key] = record
+        return Conflict(current)
+
+    def _record(self, kv: Any) -> Versioned:
+        return Versioned(
+            key=kv.key[len(self._folder) :].decode(),
+            value=bytes(kv.value),
+            version=kv.mod_revision,
+            session=session_id(kv.lease) if kv.lease else None,
+        )
+
+    def _stored(self, key: str) -> bytes:
+        return self._folder + key.encode()

@@ -1,0 +1,196 @@
+"""The nodes of an etcd cluster, asked one after the other until one answers.
+
+A request is sent only over a connection that stands. So a request that was never handed to a
+node is known not to have happened, and every other failure leaves it open.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pxrs.clock import Clock
+from pxrs.config_engines import EtcdSettings, TlsFiles
+from pxrs.errors import Closed, ConfigError, StoreUnavailable
+from pxrs.stores.etcd.failures import Remedy, remedy, told
+from pxrs.stores.etcd.wire import grpc, rpc
+
+T = TypeVar("T")
+
+# One try; then the next node is asked.
+_TRY = 2.0
+# One look whether a connection comes to stand.
+_LOOK = 0.5
+_PAUSE = 0.05
+# Answered by the node itself, leader or not. gRPC's own way to wait for a connection leaves a
+# thread behind that fails when the connection is given up.
+_ANYBODY_THERE = rpc.RangeRequest(key=b"\0", serializable=True, count_only=True)
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # etcd cuts off who asks more often than every 5 s.
+    ("grpc.keepalive_time_ms", 6000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Each handle has connections of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Node:
+    """A connection to one node, and the calls of it that are used."""
+
+    def __init__(self, host: str, credentials: Any | None) -> None:
+        self.host = host
+        if credentials is None:
+            self.channel: Any = grpc.insecure_channel(host, _OPTIONS)
+        else:
+            self.channel = grpc.secure_channel(host, credentials, _OPTIONS)
+        # The last request was answered: likely the next one will be.
+        self.stands = False
+        self.kv = rpc.KVStub(self.channel)
+        self.leases = rpc.LeaseStub(self.channel)
+        self.watching = rpc.WatchStub(self.channel)
+        self.auth = rpc.AuthStub(self.channel)
+
+    def connected(self, timeout: float) -> bool:
+        """Wait until the connection stands."""
+        if self.stands:
+            return True
+        try:
+            self.kv.Range(_ANYBODY_THERE, timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            # Also a refusal is an answer.
+            return remedy(error) is not Remedy.ANOTHER_NODE
+        return True
+
+
+class Nodes:
+    """All nodes; calls go to one of them until it fails."""
+
+    def __init__(self, settings: EtcdSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._nodes = _connections(settings)
+        self._current = 0
+        self._token: str | None = None
+        self._process = os.getpid()
+        self._closed = threading.Event()
+
+    @property
+    def timeout(self) -> float:
+        """How long a request may take, over all nodes."""
+        return self._settings.timeout
+
+    def check_open(self) -> None:
+        """Raise `Closed` if it is, or if this is another process than the one that opened it."""
+        if self._closed.is_set():
+            raise Closed("the store was closed")
+        if os.getpid() != self._process:
+            raise Closed("the store was opened before a fork; open it again in the child")
+
+    def call(
+        self, send: Callable[[Node, float, list[tuple[str, str]]], T], timeout: float | None = None
+    ) -> T:
+        """Have `send` sent until a node has answered, or the time is up: `StoreUnavailable`.
+
+        It may be sent several times: a request has to be harmless when it is repeated.
+        """
+        self.check_open()
+        deadline = self._clock.monotonic() + (self.timeout if timeout is None else timeout)
+        while True:
+            node = self.stand(deadline)
+            left = max(0.0, deadline - self._clock.monotonic())
+            try:
+                answer = send(node, min(left, _TRY), self.metadata(node, left))
+            except grpc.RpcError as error:
+                self._after(node, error, deadline)
+            except ValueError:
+                # What gRPC raises on a connection that was closed meanwhile.
+                self.check_open()
+                raise
+            else:
+                node.stands = True
+                return answer
+
+    def stand(self, deadline: float) -> Node:
+        """A node with a connection that stands, the one used last if it can be."""
+        while True:
+            self.check_open()
+            node = self._nodes[self._current]
+            left = deadline - self._clock.monotonic()
+            if node.connected(max(0.0, min(left, _LOOK))):
+                return node
+            self.leave(node)
+            if left <= 0:
+                raise StoreUnavailable(
+                    f"no etcd node can be reached: {', '.join(each.host for each in self._nodes)}"
+                )
+
+    def leave(self, node: Node) -> None:
+        """Use the next node from now on."""
+        node.stands = False
+        with self._lock:
+            if self._nodes[self._current] is node:
+                self._current = (self._current + 1) % len(self._nodes)
+
+    def metadata(self, node: Node, timeout: float) -> list[tuple[str, str]]:
+        """What goes with every request: who we are, and that a node without a leader shall say so.
+
+        Logs in if need be.
+        """
+        words = [("hasleader", "true")]
+        if self._settings.user is not None:
+            with self._lock:
+                if self._token is None:
+                    request = rpc.AuthenticateRequest(
+                        name=self._settings.user, password=self._settings.password or ""
+                    )
+                    self._token = node.auth.Authenticate(
+                        request, timeout=max(0.001, min(timeout, _TRY))
+                    ).token
+                words.append(("token", str(self._token)))
+        return words
+
+    def forget_token(self) -> None:
+        """Log in again before the next request."""
+        self._token = None
+
+    def close(self) -> None:
+        """Give up all connections."""
+        self._closed.set()
+        for node in self._nodes:
+            node.channel.close()
+
+    def _after(self, node: Node, error: Any, deadline: float) -> None:
+        """Prepare the next try, or raise what the caller has to know."""
+        self.check_open()
+        kind = remedy(error)
+        if kind is Remedy.NEW_TOKEN:
+            self.forget_token()
+        elif kind is Remedy.ANOTHER_NODE:
+            self.leave(node)
+            self._closed.wait(_PAUSE)
+        if kind is Remedy.NONE or self._clock.monotonic() >= deadline:
+            raise told(error) from error
+
+
+def _connections(settings: EtcdSettings) -> list[Node]:
+    credentials = None if settings.tls is None else _credentials(settings.tls)
+    return [Node(host, credentials) for host in settings.hosts]
+
+
+def _credentials(files: TlsFiles) -> Any:
+    def read(name: str | None) -> bytes | None:
+        try:
+            return None if name is None else Path(name).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{name!r} can't be read: {error.strerror}") from error
+
+    return grpc.ssl_channel_credentials(read(files.ca), read(files.key), read(files.cert))

@@ -1,0 +1,112 @@
+"""Sessions are leases: etcd itself removes the records of one that was not kept alive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.stores.etcd.nodes import Node, Nodes
+from pxrs.stores.etcd.wire import rpc
+
+
+class EtcdSession:
+    """A `Session`. Its id is the lease's, as `etcdctl lease list` shows it."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        clock: Clock,
+        lease: int,
+        ttl: float,
+        sent: float,
+        ended: Callable[[EtcdSession], None],
+    ) -> None:
+        self._nodes = nodes
+        self._clock = clock
+        self._lease = lease
+        self._ttl = ttl
+        self._safe_until = sent + ttl
+        self._over = False
+        self._ended = ended
+
+    @property
+    def id(self) -> str:
+        return session_id(self._lease)
+
+    @property
+    def ttl(self) -> float:
+        return self._ttl
+
+    def renew(self) -> None:
+        if self._over:
+            raise SessionLost(f"session {self.id} is over; open a new one")
+        sent = 0.0
+
+        def send(node: Node, left: float, words: list[tuple[str, str]]) -> Any:
+            nonlocal sent
+            # Each try anew: only the one that was answered counts.
+            sent = self._clock.monotonic()
+            stream = node.leases.LeaseKeepAlive(
+                iter([rpc.LeaseKeepAliveRequest(ID=self._lease)]), timeout=left, metadata=words
+            )
+            return next(stream)
+
+        if self._nodes.call(send).TTL <= 0:
+            self._over = True
+            self._ended(self)
+            raise SessionLost(f"session {self.id} was not renewed in time; open a new one")
+        self._safe_until = max(self._safe_until, sent + self._ttl)
+
+    def remaining(self) -> float:
+        return 0.0 if self._over else max(0.0, self._safe_until - self._clock.monotonic())
+
+    def close(self) -> None:
+        self._over = True
+        self._ended(self)
+        request = rpc.LeaseRevokeRequest(ID=self._lease)
+        try:
+            self._nodes.call(
+                lambda node, left, words: node.leases.LeaseRevoke(
+                    request, timeout=left, metadata=words
+                )
+            )
+        except SessionLost:
+            # It has expired, or an earlier try was applied.
+            return
+
+
+def open_session(
+    nodes: Nodes, clock: Clock, ttl: float, ended: Callable[[EtcdSession], None]
+) -> EtcdSession:
+    """A new lease. etcd counts whole seconds: it lives a little longer than what we count on."""
+    if not 0 < ttl < 9_000_000_000:
+        raise InvalidRequest(f"a session can't live {ttl} seconds")
+    sent = 0.0
+
+    def send(node: Node, left: float, words: list[tuple[str, str]]) -> Any:
+        nonlocal sent
+        sent = clock.monotonic()
+        request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl))
+        return node.leases.LeaseGrant(request, timeout=left, metadata=words)
+
+    granted = nodes.call(send)
+    return EtcdSession(nodes, clock, granted.ID, ttl, sent, ended)
+
+
+def session_id(lease: int) -> str:
+    """A lease's number as etcd's own tools write it."""
+    return f"{lease:x}"
+
+
+def lease_of(session: str) -> int:
+    """The lease of a session id; `SessionLost` if there can be none."""
+    try:
+        lease = int(session, 16)
+    except ValueError:
+        lease = 0
+    if not 0 < lease < 2**63:
+        raise SessionLost(f"there is no session {session!r}")
+    return lease

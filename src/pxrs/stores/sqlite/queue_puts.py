@@ -1,0 +1,76 @@
+"""New items, as rows inside somebody's transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from pxrs.stores.queue_rules import delay_ms, lane_of, validate_for
+from pxrs.stores.sqlite import queue_rows as rows
+from pxrs.stores.sqlite.database import in_chunks
+from pxrs.types import NewItem
+
+_INLINE_BYTES = 2048
+_INSERT = """INSERT INTO pxrs_queue_items (id, queue, state, rank, lane, key, visible, deliveries,
+    suspect, put_ms, error, body) VALUES """
+
+
+def put_items(
+    connection: sqlite3.Connection, queue: rows.QueueRow, items: Sequence[NewItem], now_ms: int
+) -> list[int | None]:
+    """Add items at the queue's end; their numbers, None for those that were put before."""
+    for item in items:
+        validate_for(queue.info, item)
+    fresh = [_is_fresh(connection, queue.id, item, now_ms) for item in items]
+    wanted = [item for item, is_fresh in zip(items, fresh, strict=True) if is_fresh]
+    after: int = connection.execute(
+        "UPDATE pxrs_queues SET next = next + ?1, put = put + ?1 WHERE id = ?2 RETURNING next",
+        (len(wanted), queue.id),
+    ).fetchone()[0]
+    first = after - len(wanted)
+    values = [_row(queue, first + at, item, now_ms) for at, item in enumerate(wanted)]
+    for some in in_chunks(values, 2000):
+        marks = ",".join(["(?,?,?,?,?,?,?,0,0,?,'',?)"] * len(some))
+        connection.execute(_INSERT + marks, [value for row in some for value in row])
+    for at, item in enumerate(wanted):
+        if len(item.body) > _INLINE_BYTES:
+            _store_body(connection, rows.item_id(queue.id, first + at), item.body)
+    lanes = {lane for item in wanted if (lane := lane_of(queue.info, item.key)) is not None}
+    rows.settle(connection, ((queue.id, lane) for lane in lanes), now_ms)
+    numbers = iter(range(first, after))
+    return [next(numbers) if is_fresh else None for is_fresh in fresh]
+
+
+def _row(queue: rows.QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:
+    lane = lane_of(queue.info, item.key)
+    visible = now_ms + delay_ms(item.delay) if item.delay else now_ms
+    state = rows.WAITING if lane is not None else rows.DELAYED if item.delay else rows.READY
+    body = item.body if len(item.body) <= _INLINE_BYTES else None
+    return (
+        rows.item_id(queue.id, number),
+        queue.id,
+        state,
+        -item.priority,
+        lane,
+        item.key,
+        visible,
+        now_ms,
+        body,
+    )
+
+
+def _is_fresh(connection: sqlite3.Connection, queue: int, item: NewItem, now_ms: int) -> bool:
+    if item.dedupe is None:
+        return True
+    connection.execute(
+        "DELETE FROM pxrs_queue_seen WHERE queue = ? AND until <= ?", (queue, now_ms)
+    )
+    until = now_ms + delay_ms(item.dedupe_window)
+    cursor = connection.execute(
+        "INSERT OR IGNORE INTO pxrs_queue_seen VALUES (?, ?, ?)", (queue, item.dedupe, until)
+    )
+    return cursor.rowcount == 1
+
+
+def _store_body(connection: sqlite3.Connection, item: int, body: bytes) -> None:
+    connection.execute("INSERT INTO pxrs_queue_bodies VALUES (?, ?)", (item, body))

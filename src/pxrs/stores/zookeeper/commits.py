@@ -1,0 +1,154 @@
+"""Multis whose outcome is known, whatever the network does.
+
+Every multi also writes a *slot*, an ephemeral znode that only this handle writes, and is
+conditional on the slot's version. So of a multi that was sent and not answered it can be told:
+either the slot holds its mark, then it happened; or the slot can be written once more, then
+it did not happen and never will, because it expects the slot as it was. What the slot's write
+returns also tells the transaction's id, which is the version of everything in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pxrs.errors import OutcomeUnknown, StoreUnavailable
+from pxrs.stores.zookeeper.link import DOUBTFUL, Link, zk
+
+
+class Operation(NamedTuple):
+    """One step of a multi: `create`, `set_data`, `delete` or `check`, and its arguments."""
+
+    kind: str
+    path: str
+    value: bytes = b""
+    version: int = -1
+
+    def add_to(self, multi: Any) -> None:
+        if self.kind == "create":
+            multi.create(self.path, self.value)
+        elif self.kind == "set_data":
+            multi.set_data(self.path, self.value, self.version)
+        elif self.kind == "delete":
+            multi.delete(self.path, self.version)
+        else:
+            multi.check(self.path, self.version)
+
+
+class Done(NamedTuple):
+    """All of it happened, as transaction `zxid`. `results` is empty if the answer was lost."""
+
+    zxid: int
+    results: Sequence[Any] = ()
+
+
+class Refused(NamedTuple):
+    """Nothing happened: this operation did not fit, for this reason."""
+
+    operation: Operation
+    error: Exception
+
+
+class _Slot:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.version = 0
+
+
+class Commits:
+    """Sends multis for one handle, each with a slot of its own while it runs."""
+
+    def __init__(self, link: Link, folder: str) -> None:
+        self._link = link
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._free: list[_Slot] = []
+
+    def run(self, operations: Sequence[Operation], deadline: float) -> Done | Refused:
+        """All of the operations, or none.
+
+        `OutcomeUnknown` if it was not answered and can't be found out, `StoreUnavailable` if
+        it was not sent.
+        """
+        while True:
+            slot = self._take(deadline)
+            outcome = self._try(slot, operations, deadline)
+            if outcome is not None:
+                # Not after an error: what was sent may still find the slot as it expects it.
+                with self._lock:
+                    self._free.append(slot)
+                return outcome
+
+    def _take(self, deadline: float) -> _Slot:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        path = f"{self._folder}/{secrets.token_hex(8)}"
+
+        def create(client: Any) -> Any:
+            return client.create_async(path, b"", ephemeral=True)
+
+        try:
+            self._link.call(create, deadline)
+        except zk.NodeExistsError:
+            # An earlier try of ours that was not answered.
+            return _Slot(path)
+        return _Slot(path)
+
+    def _try(
+        self, slot: _Slot, operations: Sequence[Operation], deadline: float
+    ) -> Done | Refused | None:
+        """None if the slot was gone: nothing happened, and another one is needed."""
+        mark = secrets.token_hex(12).encode()
+        all_of_it = [Operation("set_data", slot.path, mark, slot.version), *operations]
+
+        def send(client: Any) -> Any:
+            multi = client.transaction()
+            for operation in all_of_it:
+                operation.add_to(multi)
+            return multi.commit_async()
+
+        try:
+            results = self._link.once(send, deadline)
+        except DOUBTFUL as error:
+            return self._settle(slot, mark, error, deadline)
+        for operation, result in zip(all_of_it, results, strict=True):
+            if isinstance(result, zk.RolledBackError | zk.RuntimeInconsistency):
+                continue
+            if isinstance(result, Exception):
+                return None if operation is all_of_it[0] else Refused(operation, result)
+        slot.version += 1
+        return Done(results[0].mzxid, results[1:])
+
+    def _settle(
+        self, slot: _Slot, mark: bytes, error: Exception, deadline: float
+    ) -> Done | Refused | None:
+        """Find out whether it happened, and see to it that it does not happen later."""
+        unknown = OutcomeUnknown(
+            f"a commit was sent to ZooKeeper and not answered ({type(error).__name__}); "
+            "it may have happened"
+        )
+        while True:
+            try:
+                value, stat = self._link.call(lambda client: client.get_async(slot.path), deadline)
+                if value == mark:
+                    slot.version = stat.version
+                    return Done(stat.mzxid)
+                written = self._link.once(
+                    lambda client: client.set_async(slot.path, b"void", slot.version), deadline
+                )
+                slot.version = written.version
+                return Refused(Operation("set_data", slot.path), error)
+            except zk.BadVersionError:
+                # It arrived between our two requests, or our own write was not answered.
+                value, stat = self._link.call(lambda client: client.get_async(slot.path), deadline)
+                if value == b"void":
+                    slot.version = stat.version
+                    return Refused(Operation("set_data", slot.path), error)
+            except DOUBTFUL:
+                continue
+            except (zk.NoNodeError, StoreUnavailable):
+                # With our session the slot went: what it said can't be read any more.
+                raise unknown from error

@@ -1,0 +1,172 @@
+"""CoordStore on ZooKeeper. See `names`, `known`, `sessions`, `watches` and `commits` for how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.config_engines import ZooKeeperSettings
+from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailable
+from pxrs.stores.api import Watch, validate_commit
+from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
+from pxrs.stores.zookeeper.known import Knowledge
+from pxrs.stores.zookeeper.link import Link, told, zk
+from pxrs.stores.zookeeper.names import GUARD, folder_of, key_of, path_of
+from pxrs.stores.zookeeper.plans import Plan, Planner
+from pxrs.stores.zookeeper.reading import Found, Reading
+from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
+from pxrs.stores.zookeeper.watches import Watches
+from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
+
+# A multi counts by bytes: 1 MB in all (jute.maxbuffer). So many claims always fit.
+_LIMITS = Limits(operations=200, value_bytes=1_000_000)
+_MOST_BYTES = 1_040_000
+_PER_OPERATION = 100
+_SESSION_TIMEOUT = 10.0
+
+
+class ZooKeeperCoord:
+    """See `pxrs.stores.api.CoordStore`."""
+
+    limits = _LIMITS
+
+    def __init__(self, settings: ZooKeeperSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        top = "/" + settings.root
+        self._clock = clock
+        self._root = f"{top}/records"
+        self._link = Link(settings, clock, _SESSION_TIMEOUT)
+        self._sessions = Sessions(settings, clock, f"{top}/sessions")
+        self._knowledge = Knowledge()
+        self._reading = Reading(self._link, self._root, self._sessions, self._knowledge)
+        self._planner = Planner(self._root, self._reading, self._knowledge, self._sessions)
+        self._commits = Commits(self._link, f"{top}/commits")
+        self._watches = Watches(self._link, f"{top}/sessions")
+        try:
+            self._make([f"{top}/sessions", f"{top}/commits", f"{self._root}/{GUARD}"])
+        except BaseException:
+            self._link.stop()
+            raise
+
+    def get(self, key: str) -> Versioned | None:
+        path = path_of(self._root, key)
+        found = self._reading.records([path]).get(path)
+        return None if found is None else found.record
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> list[Versioned]:
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        paths = self._reading.walk(folder_of(self._root, prefix), prefix)
+        keys = sorted((key_of(self._root, path), path) for path in paths)
+        wanted = [path for key, path in keys if after is None or key > after]
+        records: list[Versioned] = []
+        step = len(wanted) if limit is None else limit
+        for first in range(0, len(wanted), max(1, step)):
+            page = wanted[first : first + step]
+            found = self._reading.records(page)
+            there = [found[path].record for path in page if path in found]
+            records += [record for record in there if record is not None]
+            self._sweep({path: each for path, each in found.items() if each.record is None})
+            if limit is not None and len(records) >= limit:
+                return records[:limit]
+        return records
+
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        validate_commit(checks, writes, self.limits)
+        _refuse_too_large(writes)
+        deadline = self._link.deadline()
+        fresh = False
+        while True:
+            self._planner.know_folders(writes, self._make)
+            plan = self._planner.plan(checks, writes, fresh=fresh)
+            if isinstance(plan, Conflict):
+                return plan
+            outcome = self._commits.run(plan.operations, deadline)
+            if isinstance(outcome, Done):
+                return self._planner.done(plan, outcome)
+            self._sort_out(plan, outcome)
+            fresh = True
+            if self._clock.monotonic() >= deadline:
+                raise StoreUnavailable("ZooKeeper: the records changed faster than they were read")
+
+    def watch(self, *prefixes: str) -> Watch:
+        self._link.check_open()
+        return self._watches.watch(frozenset(folder_of(self._root, each) for each in prefixes))
+
+    def session(self, ttl: float) -> ZooKeeperSession:
+        self._link.check_open()
+        return self._sessions.open(ttl)
+
+    def close(self) -> None:
+        """End the sessions of this handle and give up its connections."""
+        self._sessions.close()
+        self._watches.close()
+        self._link.stop()
+
+    def _sort_out(self, plan: Plan, refused: Refused) -> None:
+        """Raise what can't be mended by reading again."""
+        if refused.operation.path in plan.sessions:
+            raise SessionLost(
+                f"session {refused.operation.path.rpartition('/')[2]} is over; "
+                "open a new one and start again"
+            )
+        expected = (zk.BadVersionError, zk.NoNodeError, zk.NodeExistsError)
+        if isinstance(refused.error, zk.NoAuthError) or (
+            isinstance(refused.error, zk.ZookeeperError)
+            and not isinstance(refused.error, (*expected, zk.ConnectionLoss))
+            and not isinstance(refused.error, zk.SessionExpiredError | zk.OperationTimeoutError)
+        ):
+            raise told(refused.error)
+
+    def _sweep(self, dead: Mapping[str, Found]) -> None:
+        """Remove what ended sessions have left. Nobody sees it: it is not worth an error."""
+        some = dict(sorted(dead.items())[: _LIMITS.operations // 3])
+        guards = {f"{path.rpartition('/')[0]}/{GUARD}": each.known for path, each in some.items()}
+        if some:
+            with suppress(StoreError):
+                self._commits.run(
+                    [
+                        *(
+                            Operation("check", path, version=at.guard)
+                            for path, at in guards.items()
+                        ),
+                        *(
+                            Operation("delete", path, version=each.known.counter)
+                            for path, each in some.items()
+                        ),
+                        *(Operation("set_data", path) for path in guards),
+                    ],
+                    self._link.deadline(),
+                )
+
+    def _make(self, paths: Sequence[str]) -> None:
+        """Make znodes and all above them, where they are not there."""
+        for path in paths:
+            parts = path.split("/")[1:]
+            for depth in range(1, len(parts) + 1):
+                self._make_one("/" + "/".join(parts[:depth]))
+
+    def _make_one(self, path: str) -> None:
+        def create(client: Any) -> Any:
+            return client.create_async(path, b"")
+
+        try:
+            self._link.call(create)
+        except zk.NodeExistsError:
+            return
+        except zk.KazooException as error:
+            raise told(error) from error
+
+
+def _refuse_too_large(writes: Sequence[Write]) -> None:
+    size = sum(
+        len(write.key) * 4 + _PER_OPERATION + (len(write.value) if isinstance(write, Put) else 0)
+        for write in writes
+    )
+    if size > _MOST_BYTES:
+        raise InvalidRequest(
+            f"{size} bytes in one commit; ZooKeeper takes 1 MB in all (jute.maxbuffer)"
+        )

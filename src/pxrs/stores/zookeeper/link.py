@@ -1,0 +1,184 @@
+"""A connection to a ZooKeeper ensemble, and what its errors mean."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.config_engines import ZooKeeperSettings
+from pxrs.errors import (
+    Closed,
+    ConfigError,
+    InvalidRequest,
+    MissingExtra,
+    PxrsError,
+    StoreError,
+    StoreUnavailable,
+)
+
+try:
+    from kazoo import exceptions as zk
+    from kazoo.client import KazooClient
+    from kazoo.handlers.threading import KazooTimeoutError
+    from kazoo.retry import KazooRetry
+    from kazoo.security import CREATOR_ALL_ACL
+except ImportError as error:
+    raise MissingExtra("zookeeper://", "zookeeper") from error
+
+__all__ = ["Link", "told", "zk"]
+
+# kazoo reports every lost connection; who uses it learns that from us.
+_LOGGER = logging.getLogger("pxrs.zookeeper")
+_LOGGER.addHandler(logging.NullHandler())
+_LOGGER.propagate = False
+
+# It may have happened: the connection broke, or no answer came.
+DOUBTFUL = (
+    zk.ConnectionLoss,
+    zk.ConnectionClosedError,
+    zk.OperationTimeoutError,
+    zk.SessionExpiredError,
+    zk.SessionMovedError,
+    KazooTimeoutError,
+)
+_PAUSE = 0.02
+
+
+class Link:
+    """One kazoo client, which is one ZooKeeper session."""
+
+    def __init__(self, settings: ZooKeeperSettings, clock: Clock, session_timeout: float) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._closed = threading.Event()
+        self._process = os.getpid()
+        self.client: Any = KazooClient(
+            hosts=",".join(settings.hosts),
+            timeout=session_timeout,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5),
+            logger=_LOGGER,
+            **_identity(settings),
+            **_tls(settings),
+        )
+        self.negotiated = session_timeout
+        self._learn_what_is_negotiated()
+        try:
+            self.client.start(settings.timeout)
+        except KazooTimeoutError:
+            self.stop()
+            raise StoreUnavailable(
+                f"no ZooKeeper server can be reached: {', '.join(settings.hosts)}"
+            ) from None
+        except zk.AuthFailedError as error:
+            self.stop()
+            raise told(error) from error
+
+    @property
+    def timeout(self) -> float:
+        """How long a request may take."""
+        return self._settings.timeout
+
+    def deadline(self) -> float:
+        """When a request that begins now gives up."""
+        return self._clock.monotonic() + self.timeout
+
+    def call(self, send: Callable[[Any], Any], deadline: float | None = None) -> Any:
+        """Send until it is answered or the time is up: `StoreUnavailable`. For what may be
+        repeated. Errors of ZooKeeper itself are the caller's."""
+        deadline = self.deadline() if deadline is None else deadline
+        while True:
+            try:
+                return self.once(send, deadline)
+            except DOUBTFUL as error:
+                if self._clock.monotonic() >= deadline:
+                    raise told(error) from error
+                self._closed.wait(_PAUSE)
+
+    def once(self, send: Callable[[Any], Any], deadline: float) -> Any:
+        """Send once, over a connection that stands; `DOUBTFUL` errors leave it open.
+
+        `StoreUnavailable` if there was no connection: then it was not sent.
+        """
+        self._await_connection(deadline)
+        answer = send(self.client)
+        if hasattr(answer, "get"):
+            return self._result(answer, deadline)
+        return [self._result(each, deadline) for each in answer]
+
+    def stop(self) -> None:
+        """Give the connection up, and with it the session."""
+        self._closed.set()
+        self.client.stop()
+        self.client.close()
+
+    def check_open(self) -> None:
+        """Raise `Closed` if it is, or if this is another process than the one that opened it."""
+        if self._closed.is_set():
+            raise Closed("the store was closed")
+        if os.getpid() != self._process:
+            raise Closed("the store was opened before a fork; open it again in the child")
+
+    def _learn_what_is_negotiated(self) -> None:
+        """Keep in `negotiated` after how many seconds of silence the server ends the session.
+
+        The server has the last word on it, and kazoo keeps the answer to itself: its reading
+        timeout is two thirds of it.
+        """
+        connection = self.client._connection
+        connect = connection._connect
+
+        def learn(*args: Any) -> Any:
+            read_timeout, connect_timeout = connect(*args)
+            self.negotiated = read_timeout * 1.5 / 1000
+            return read_timeout, connect_timeout
+
+        connection._connect = learn
+
+    def _await_connection(self, deadline: float) -> None:
+        while not self.client.connected:
+            self.check_open()
+            if self._clock.monotonic() >= deadline:
+                raise StoreUnavailable(
+                    f"no ZooKeeper server can be reached: {', '.join(self._settings.hosts)}"
+                )
+            self._closed.wait(_PAUSE)
+        self.check_open()
+
+    def _result(self, answer: Any, deadline: float) -> Any:
+        try:
+            return answer.get(timeout=max(0.0, deadline - self._clock.monotonic()))
+        except DOUBTFUL:
+            self.check_open()
+            raise
+
+
+def told(error: Exception) -> PxrsError:
+    """The error that a caller gets."""
+    if isinstance(error, zk.AuthFailedError | zk.NoAuthError):
+        return ConfigError(
+            "ZooKeeper refuses this user; the URL names it: "
+            "zookeeper://user:password@host:2181/root"
+        )
+    if isinstance(error, DOUBTFUL):
+        return StoreUnavailable(f"ZooKeeper does not answer ({type(error).__name__})")
+    if isinstance(error, zk.BadArgumentsError):
+        return InvalidRequest(f"ZooKeeper does not take this: {error}")
+    return StoreError(f"ZooKeeper: {type(error).__name__} {error}")
+
+
+def _identity(settings: ZooKeeperSettings) -> dict[str, Any]:
+    if settings.user is None:
+        return {}
+    login = f"{settings.user}:{settings.password or ''}"
+    return {"auth_data": [("digest", login)], "default_acl": CREATOR_ALL_ACL}
+
+
+def _tls(settings: ZooKeeperSettings) -> dict[str, Any]:
+    files = settings.tls
+    if files is None:
+        return {}
+    return {"use_ssl": True, "ca": files.ca, "certfile": files.cert, "keyfile": files.key}

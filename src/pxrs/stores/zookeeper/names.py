@@ -1,0 +1,68 @@
+"""Keys and znodes.
+
+`claims/billing/7` is the znode `claims/billing/=7`: parts before a slash are folders, the last
+one, marked with `=`, is the record. So a record never has children, an ephemeral one could, and
+`a` and `a/1` can both be records. What ZooKeeper does not take in a name is percent-encoded.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+from pxrs.errors import InvalidRequest
+
+GUARD = "!"
+_MARK = "="
+_SAFE = " -_.~@:,;+*()[]{}$&'<>^|"
+_LONGEST = 10_000
+
+
+def path_of(root: str, key: str) -> str:
+    """The znode of a record."""
+    *folders, leaf = key.split("/")
+    if len(key) > _LONGEST:
+        raise InvalidRequest(f"a key of {len(key)} characters; ZooKeeper takes {_LONGEST}")
+    return "/".join([root, *map(_encode, folders), _MARK + _encode(leaf, first=False)])
+
+
+def folder_of(root: str, prefix: str) -> str:
+    """The deepest folder that holds all records under a prefix."""
+    *folders, _ = prefix.split("/")
+    return "/".join([root, *map(_encode, folders)])
+
+
+def folders_above(root: str, path: str) -> list[str]:
+    """The folders on the way from the root to a record, the root first."""
+    parts = path[len(root) + 1 :].split("/")[:-1]
+    return ["/".join([root, *parts[:depth]]) for depth in range(len(parts) + 1)]
+
+
+def is_record(name: str) -> bool:
+    """Whether a child of a folder is a record; else it is a folder, or the folder's guard."""
+    return name.startswith(_MARK)
+
+
+def key_of(root: str, path: str) -> str:
+    """The key of a record's znode."""
+    *folders, leaf = path[len(root) + 1 :].split("/")
+    return "/".join([*map(_decode, folders), _decode(leaf[len(_MARK) :])])
+
+
+def key_prefix_of(root: str, folder: str) -> str:
+    """What the keys of all records in a folder start with."""
+    if folder == root:
+        return ""
+    return "/".join(map(_decode, folder[len(root) + 1 :].split("/"))) + "/"
+
+
+def _encode(part: str, *, first: bool = True) -> str:
+    """Text that ZooKeeper takes as a name; "%" for nothing. Letters of any script stay."""
+    if not part:
+        return "%" if first else ""
+    text = "".join(char if char.isalnum() or char in _SAFE else quote(char, "") for char in part)
+    # Not "." and not "..", which ZooKeeper refuses.
+    return text.replace(".", "%2E") if first and not text.strip(".") else text
+
+
+def _decode(name: str) -> str:
+    return "" if name == "%" else unquote(name)

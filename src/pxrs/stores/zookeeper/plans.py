@@ -1,0 +1,170 @@
+"""From checks and writes to the operations of a multi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pxrs.errors import InvalidRequest
+from pxrs.stores.api import refuse_session_check
+from pxrs.stores.zookeeper.commits import Done, Operation
+from pxrs.stores.zookeeper.known import Knowledge, Known
+from pxrs.stores.zookeeper.names import GUARD, folders_above, path_of
+from pxrs.stores.zookeeper.reading import Found, Reading
+from pxrs.stores.zookeeper.sessions import Sessions
+from pxrs.types import Check, Committed, Conflict, Put, Versioned, Write
+
+
+@dataclass
+class Plan:
+    """Operations in their order, and which of them does what."""
+
+    known: dict[str, Known | None]
+    # Of each folder a version that its guard had before this is sent.
+    guards: dict[str, int | None]
+    operations: list[Operation] = field(default_factory=list)
+    sessions: set[str] = field(default_factory=set)
+    checked_guards: set[tuple[str, int]] = field(default_factory=set)
+    puts: dict[str, tuple[Put, int]] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+    written_guards: dict[str, int] = field(default_factory=dict)
+
+    def add(self, operation: Operation) -> int:
+        """Where its result will stand."""
+        self.operations.append(operation)
+        return len(self.operations) - 1
+
+
+class Planner:
+    """First by what is known, which is mostly right; then by what was read afresh."""
+
+    def __init__(
+        self, root: str, reading: Reading, knowledge: Knowledge, sessions: Sessions
+    ) -> None:
+        self._root = root
+        self._reading = reading
+        self._knowledge = knowledge
+        self._sessions = sessions
+
+    def know_folders(self, writes: Sequence[Write], make: Callable[[Sequence[str]], None]) -> None:
+        """See to it that the folders are there and a version of their guards is known."""
+        folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
+        unknown = sorted(each for each in folders if self._knowledge.guard(each) is None)
+        if unknown:
+            there = self._reading.guards(unknown)
+            missing = [folder for folder in unknown if folder not in there]
+            if missing:
+                make([f"{part}/{GUARD}" for folder in missing for part in self._above(folder)])
+                self._reading.guards(missing)
+
+    def plan(
+        self, checks: Sequence[Check], writes: Sequence[Write], *, fresh: bool
+    ) -> Plan | Conflict:
+        """What to send; or a conflict, if what was read afresh is not as expected."""
+        paths = {key: path_of(self._root, key) for key, *_ in (*checks, *writes)}
+        known = {path: self._knowledge.record(path) for path in paths.values()}
+        if fresh or not all(_fits(check, paths, known) for check in checks if check.version):
+            fresh = True
+            found = self._reading.records(sorted(paths.values()))
+            current = _differing(checks, paths, found)
+            if current:
+                return Conflict(current)
+            known = {path: found[path].known if path in found else None for path in known}
+        folders = {path.rpartition("/")[0] for path in known}
+        plan = Plan(known, {folder: self._knowledge.guard(folder) for folder in folders})
+        self._check_sessions(plan, writes)
+        by_key = {check.key: check for check in checks}
+        written = {write.key for write in writes}
+        for check in checks:
+            self._check(plan, check, paths[check.key], check.key in written, fresh)
+        for write in writes:
+            self._write(plan, write, paths[write.key], by_key.get(write.key), fresh)
+        self._ring(plan, [paths[write.key] for write in writes])
+        return plan
+
+    def done(self, plan: Plan, outcome: Done) -> Committed:
+        """Learn what the commit has made; nothing where its answer was lost."""
+        for path in plan.deleted | plan.puts.keys():
+            self._knowledge.learn(path, None)
+        if outcome.results:
+            for folder, index in plan.written_guards.items():
+                plan.guards[folder] = outcome.results[index].version
+                self._knowledge.learn_guard(folder, outcome.results[index].version)
+            for path, (put, index) in plan.puts.items():
+                guard = plan.guards[path.rpartition("/")[0]]
+                result = outcome.results[index]
+                counter = 0 if isinstance(result, str) else result.version
+                if guard is not None:
+                    self._knowledge.learn(path, Known(outcome.zxid, counter, guard, put.session))
+        return Committed({put.key: outcome.zxid for put, _ in plan.puts.values()})
+
+    def _check_sessions(self, plan: Plan, writes: Sequence[Write]) -> None:
+        for name in sorted({put.session for put in writes if isinstance(put, Put) and put.session}):
+            path = self._sessions.path(name)
+            plan.sessions.add(path)
+            plan.add(Operation("check", path))
+
+    def _check(self, plan: Plan, check: Check, path: str, written: bool, fresh: bool) -> None:
+        """The guard, and the counter unless the write itself checks it."""
+        known = plan.known[path]
+        if known is None or not (check.version or fresh):
+            return
+        if check.version and known.session is not None:
+            raise bound_version(check)
+        folder = path.rpartition("/")[0]
+        if (folder, known.guard) not in plan.checked_guards:
+            # Two that were seen at different times fail here, and are read again.
+            plan.checked_guards.add((folder, known.guard))
+            plan.add(Operation("check", f"{folder}/{GUARD}", version=known.guard))
+        if not written:
+            plan.add(Operation("check", path, version=known.counter))
+
+    def _write(self, plan: Plan, write: Write, path: str, check: Check | None, fresh: bool) -> None:
+        known = plan.known[path]
+        # What must be absent is made; unless what is there was read to be of an ended session.
+        create = known is None or (check is not None and check.version == 0 and not fresh)
+        counter = -1 if known is None or create or check is None else known.counter
+        if isinstance(write, Put):
+            data = (write.session or "").encode() + b"\n" + bytes(write.value)
+            kind = "create" if create else "set_data"
+            plan.puts[path] = write, plan.add(Operation(kind, path, data, counter))
+            return
+        plan.deleted.add(path)
+        if known is None and fresh:
+            # ZooKeeper can't check that there is none; making it and taking it away can.
+            plan.add(Operation("create", path))
+        plan.add(Operation("delete", path, version=counter))
+        folder = path.rpartition("/")[0]
+        if folder not in plan.written_guards:
+            plan.written_guards[folder] = plan.add(Operation("set_data", f"{folder}/{GUARD}"))
+
+    def _ring(self, plan: Plan, paths: Sequence[str]) -> None:
+        folders = {folder for path in paths for folder in folders_above(self._root, path)}
+        for folder in sorted(folders):
+            plan.add(Operation("set_data", folder))
+
+    def _above(self, folder: str) -> list[str]:
+        return folders_above(self._root, f"{folder}/x")
+
+
+def bound_version(check: Check) -> InvalidRequest:
+    """The version of a session-bound record says nothing on some engines."""
+    return InvalidRequest(f"{check.key!r} is bound to a session; its version can't be checked")
+
+
+def _fits(check: Check, paths: dict[str, str], known: dict[str, Known | None]) -> bool:
+    record = known[paths[check.key]]
+    return record is not None and record.version == check.version
+
+
+def _differing(
+    checks: Sequence[Check], paths: dict[str, str], found: dict[str, Found]
+) -> dict[str, Versioned | None]:
+    current: dict[str, Versioned | None] = {}
+    for check in checks:
+        seen = found.get(paths[check.key])
+        record = None if seen is None else seen.record
+        refuse_session_check(record, check)
+        if check.version != (0 if record is None else record.version):
+            current[check.key] = record
+    return current

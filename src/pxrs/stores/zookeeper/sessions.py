@@ -1,0 +1,194 @@
+"""Sessions: an ephemeral znode on a connection of its own.
+
+A record names its session and is there only as long as the session's znode is, which a commit
+that writes with it checks. So all records of a session vanish at once, any handle can write
+with it, and several sessions can have a part in one commit; a record that is itself ephemeral
+could do none of it.
+
+kazoo keeps the connection's ZooKeeper session alive by itself; that shows that the process
+lives, not that its owner renews. So a session that is not renewed in time is ended from here,
+by the keeper, and by the server when this process can't.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.config_engines import ZooKeeperSettings
+from pxrs.errors import InvalidRequest, PxrsError, SessionLost
+from pxrs.stores.zookeeper.link import Link, told, zk
+
+
+class ZooKeeperSession:
+    """A `Session`. `remaining` counts from when what the server last answered was sent."""
+
+    def __init__(self, link: Link, clock: Clock, path: str, ttl: float, sent: float) -> None:
+        self._link = link
+        self._clock = clock
+        self._path = path
+        self._ttl = ttl
+        self._renewed = sent
+        self._heard = sent
+        self._over = threading.Event()
+
+    @property
+    def id(self) -> str:
+        return self._path.rpartition("/")[2]
+
+    @property
+    def ttl(self) -> float:
+        return self._ttl
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def renew(self) -> None:
+        if self.over:
+            raise self._lost()
+        sent = 0.0
+
+        def look(client: Any) -> Any:
+            nonlocal sent
+            sent = self._clock.monotonic()
+            return client.exists_async(self._path)
+
+        found = self._link.call(look)
+        if found is None:
+            self.abandon()
+            raise self._lost()
+        self._renewed = max(self._renewed, sent)
+        self._heard = max(self._heard, sent)
+
+    def remaining(self) -> float:
+        if self.over:
+            return 0.0
+        return max(0.0, self._end() - self._clock.monotonic())
+
+    def close(self) -> None:
+        """End it; the server removes the znode before it answers."""
+        if not self.over:
+            self._over.set()
+            self._link.stop()
+
+    def abandon(self) -> None:
+        """It is over; no need to tell anybody in time."""
+        if not self.over:
+            self._over.set()
+            threading.Thread(target=self._link.stop, daemon=True).start()
+
+    def tend(self) -> float:
+        """End it if it was not renewed in time; seconds until it should be looked at again."""
+        now = self._clock.monotonic()
+        if now >= self._renewed + self._ttl:
+            self.abandon()
+            return math.inf
+        left = self._renewed + self._ttl - now
+        if self._ttl <= self._link.negotiated:
+            return left
+        self._link.client.exists_async(self._path).rawlink(
+            lambda answer: self._answered(answer, now)
+        )
+        return min(left, self._link.negotiated / 4)
+
+    def _answered(self, answer: Any, sent: float) -> None:
+        """The server has heard of us, whoever asked."""
+        if answer.successful() and answer.value is not None:
+            self._heard = max(self._heard, sent)
+
+    def _end(self) -> float:
+        """The server ends it when it has not heard of us for so long, whatever the TTL is."""
+        return min(self._renewed + self._ttl, self._heard + self._link.negotiated)
+
+    def _lost(self) -> SessionLost:
+        return SessionLost(f"session {self.id} is over; open a new one")
+
+
+class Sessions:
+    """The sessions of one handle, and the thread that ends those that are not renewed."""
+
+    def __init__(self, settings: ZooKeeperSettings, clock: Clock, folder: str) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._held: set[ZooKeeperSession] = set()
+        self._keeper: threading.Thread | None = None
+        self._closed = False
+
+    def path(self, session_id: str) -> str:
+        """The znode that is there as long as the session."""
+        if not session_id.isalnum():
+            raise SessionLost(f"there is no session {session_id!r}")
+        return f"{self._folder}/{session_id}"
+
+    def open(self, ttl: float) -> ZooKeeperSession:
+        """A session with a connection of its own."""
+        if not 0 < ttl < math.inf:
+            raise InvalidRequest(f"a session can't live {ttl} seconds")
+        link = Link(self._settings, self._clock, ttl if ttl < 3600 else 3600)
+        path = f"{self._folder}/{secrets.token_hex(10)}"
+        sent = 0.0
+
+        def create(client: Any) -> Any:
+            nonlocal sent
+            sent = self._clock.monotonic()
+            return client.create_async(path, b"", ephemeral=True)
+
+        try:
+            _create(link, create)
+        except BaseException:
+            link.stop()
+            raise
+        session = ZooKeeperSession(link, self._clock, path, ttl, sent)
+        self._keep(session)
+        return session
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            self._closed = True
+            held = list(self._held)
+            keeper = self._keeper
+        self._changed.set()
+        for session in held:
+            session.close()
+        if keeper is not None:
+            keeper.join()
+
+    def _keep(self, session: ZooKeeperSession) -> None:
+        with self._lock:
+            self._held.add(session)
+            if self._keeper is None:
+                self._keeper = threading.Thread(
+                    target=self._tend, name="pxrs-zookeeper-sessions", daemon=True
+                )
+                self._keeper.start()
+        self._changed.set()
+
+    def _tend(self) -> None:
+        while not self._closed:
+            self._changed.clear()
+            with self._lock:
+                self._held = {session for session in self._held if not session.over}
+                held = list(self._held)
+            soonest = min((session.tend() for session in held), default=math.inf)
+            self._changed.wait(None if soonest == math.inf else max(0.001, soonest))
+
+
+def _create(link: Link, create: Callable[[Any], Any]) -> None:
+    try:
+        link.call(create)
+    except zk.NodeExistsError:
+        # An earlier try that was not answered: the name is ours alone.
+        return
+    except PxrsError:
+        raise
+    except zk.KazooException as error:
+        raise told(error) from error

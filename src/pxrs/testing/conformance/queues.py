@@ -1,0 +1,319 @@
+"""Queues of a `QueueStore`: putting, changing as one, deduplication, making and deleting."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from pxrs.errors import Fenced, InvalidRequest, QueueExists
+from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.queue_tools import (
+    HELD,
+    PLENTY,
+    Worker,
+    bodies,
+    let_time_pass,
+    look,
+    soon,
+    states_of,
+)
+from pxrs.testing.conformance.sessions import LONG
+from pxrs.testing.conformance.tools import raises, require, same
+from pxrs.types import Held, Holder, NewItem, QueueChange, QueueStats, Release, Taken
+
+suite = Suite()
+
+
+@suite
+def check_items_come_as_they_were_put(lab: Lab) -> None:
+    """A body is any bytes; key, priority and time come with it, on every handle."""
+    here, there = lab.open(), lab.open()
+    worker, other = Worker(here), Worker(there)
+    values = [b"", b"\0", b"\xff\xfe\0\x80", bytes(range(256)) * 400, b"text"]
+    for number, value in enumerate(values):
+        worker.put(value, key=f"kéy {number}", priority=-number)
+    for number, value in enumerate(values):
+        item = other.take_one()
+        same((item.body, item.key, item.priority), (value, f"kéy {number}", -number), "the item")
+        same((item.held.queue, item.held.delivery, item.error), ("q", 1, ""), "its delivery")
+        require(item.put_ms > 0, "it says when it was put")
+        same(type(item.body), bytes, "the type of its body")
+        other.apply(item)
+
+
+@suite
+def check_bodies_are_the_stores_own(lab: Lab) -> None:
+    """A caller that goes on writing to its buffer changes nothing that it has put."""
+    worker, buffer = Worker(lab.open()), bytearray(b"before")
+    worker.put(cast(bytes, buffer))
+    buffer[:] = b"after!"
+    same(bodies(look(worker.stores)), [b"before"], "what lies in the queue")
+    same(worker.take_one().body, b"before", "what is handed out")
+
+
+@suite
+def check_the_first_put_makes_the_queue(lab: Lab) -> None:
+    """A queue is there from its first item on, not fifo; a take makes none."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    same(worker.take(), [], "what an unknown queue holds")
+    same((here.queues.find("q"), here.queues.all()), (None, []), "the queues before")
+    worker.put(b"1")
+    found = there.queues.find("q")
+    require(found is not None and found.name == "q" and not found.fifo, f"it is {found}")
+    require(found is not None and found.created_ms > 0, "it says when it was made")
+    same(there.queues.all(), [found], "the queues")
+    same(bodies(worker.take(PLENTY)), [b"1"], "what it holds")
+
+
+@suite
+def check_a_queue_is_made_once(lab: Lab) -> None:
+    """Making a queue again changes nothing; one with another order is refused."""
+    here, there = lab.open(), lab.open()
+    for name, fifo in (("strict", True), ("loose", False)):
+        made = here.queues.create(name, fifo=fifo)
+        same((made.name, made.fifo), (name, fifo), "the queue")
+        Worker(here).put(b"1", queue=name)
+        same(there.queues.create(name, fifo=fifo), made, "the queue made again")
+        with raises(QueueExists):
+            there.queues.create(name, fifo=not fifo)
+        same(there.queues.find(name), made, "the queue after that")
+        same(bodies(look(there, name)), [b"1"], "its items")
+
+
+@suite
+def check_names_are_exact(lab: Lab) -> None:
+    """Names that differ in anything are different queues, listed by their code points."""
+    stores = lab.open()
+    names = ["a", "A", "á", "a\u0301", "a ", " a", "a%", "a_", "a.b", "a-b", "日本", "x" * 249]
+    for name in names:
+        Worker(stores).put(name.encode(), queue=name)
+    same([queue.name for queue in stores.queues.all()], sorted(names), "the names")
+    for name in names:
+        same(bodies(look(stores, name)), [name.encode()], f"the items of {name!r}")
+    stores.queues.delete("a%")
+    same(len(stores.queues.all()), len(names) - 1, "how many are left of them")
+
+
+@suite
+def check_an_unknown_queue_is_empty(lab: Lab) -> None:
+    """Looking into, taking from and clearing out a queue that is not there does nothing."""
+    stores = lab.open()
+    queues, worker = stores.queues, Worker(stores)
+    same(queues.take("none", worker.holder, 9), Taken([], None), "what a take gets")
+    same(queues.stats("none"), QueueStats(), "its figures")
+    same((queues.peek("none"), queues.find("none")), ([], None), "what is found")
+    same(
+        (queues.drop("none", [1]), queues.redrive("none", [1]), queues.purge("none")), (0, 0, 0), ""
+    )
+    queues.release(worker.holder, [Release(Held("none", 1, 1))])
+    queues.delete("none")
+    same(queues.all(), [], "the queues")
+
+
+@suite
+def check_ids_rise(lab: Lab) -> None:
+    """A later item has a higher id, within one change and from one to the next, on all handles."""
+    here, there = lab.open(), lab.open()
+    ids: list[int] = []
+    for number in range(6):
+        ids += Worker((here, there)[number % 2]).put(b"a", b"b", b"c")
+    same(ids, sorted(set(ids)), "the ids in the order of the puts")
+    same([item.id for item in look(here)], ids, "the ids in the queue")
+    worker = Worker(here)
+    worker.apply(*worker.drain())
+    require(worker.put(b"d")[0] > ids[-1], "an id was given twice")
+
+
+@suite
+def check_a_change_spans_queues(lab: Lab) -> None:
+    """Items taken from several queues and put into several are removed and there at once."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    for queue in ("a", "b"):
+        worker.put(b"1", b"2", queue=queue)
+    done = [*worker.take(2, "a"), *worker.take(1, "b")]
+    new = [NewItem(queue=queue, body=queue.encode()) for queue in ("z", "a", "b", "z")]
+    ids = worker.apply(*done, put=new)
+    found = [{item.id: item.body for item in look(there, queue)} for queue in ("z", "a", "b")]
+    same([found[0][cast(int, ids[at])] for at in (0, 3)], [b"z", b"z"], "the ids in one queue")
+    same(found[1], {ids[1]: b"a"}, "what is in the first queue")
+    same(sorted(found[2].values()), [b"2", b"b"], "what is in the second queue")
+    same([there.queues.stats(queue).done for queue in ("a", "b", "z")], [2, 1, 0], "what is done")
+
+
+@suite
+def check_an_empty_change_is_fine(lab: Lab) -> None:
+    """A change that neither removes nor puts is applied, and remembered."""
+    worker = Worker(lab.open())
+    same(worker.apply(), [], "what it tells")
+    same(worker.queues.applied(worker.holder), True, "whether it was applied")
+
+
+@suite
+def check_a_put_needs_no_session(lab: Lab) -> None:
+    """Where nothing is removed nobody asks for the session: it may be over."""
+    stores = lab.open()
+    worker = Worker(stores)
+    worker.session.close()
+    worker.apply(put=[NewItem(queue="q", body=b"1")])
+    same(bodies(look(stores)), [b"1"], "what was put")
+
+
+@suite
+def check_done_is_done(lab: Lab) -> None:
+    """A removed item is gone for everybody and can't be removed again."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    worker.put(b"1", b"2")
+    first, second = worker.take(2)
+    worker.apply(first)
+    with raises(Fenced):
+        worker.apply(first, second)
+    same(states_of(there), {b"2": HELD}, "what is left")
+    with raises(InvalidRequest):
+        worker.apply(second, second)
+    worker.apply(second)
+    same(there.queues.stats("q").done, 2, "what is done")
+
+
+@suite
+def check_duplicates_are_left_out(lab: Lab) -> None:
+    """Of items with one dedupe key only the first is put: in one change and later."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+
+    def item(body: bytes, dedupe: str | None = "k", queue: str = "q") -> NewItem:
+        window = LONG if dedupe else 0.0
+        return NewItem(queue=queue, body=body, dedupe=dedupe, dedupe_window=window)
+
+    ids = worker.apply(
+        put=[item(b"1"), item(b"2"), item(b"3", "K"), item(b"4", None), item(b"5", queue="p")]
+    )
+    same([number is None for number in ids], [False, True, False, False, False], "the first change")
+    same(Worker(there).apply(put=[item(b"6"), item(b"7", None)])[0], None, "a later change")
+    worker.apply(*worker.drain())
+    same(Worker(there).apply(put=[item(b"8"), item(b"9", queue="p")]), [None, None], "when done")
+    same((bodies(look(there)), bodies(look(there, "p"))), ([], [b"5"]), "what is in the queues")
+    same(there.queues.stats("q").put, 4, "how many were put")
+
+
+@suite
+def check_the_dedupe_window_ends(lab: Lab) -> None:
+    """After its window a dedupe key is new again, and opens another one."""
+    stores = lab.open()
+    worker = Worker(stores)
+    item = NewItem(queue="q", body=b"1", dedupe="k", dedupe_window=soon(lab))
+    longer = NewItem(queue="q", body=b"2", dedupe="k", dedupe_window=LONG)
+    require(worker.apply(put=[item])[0] is not None, "the first one is new")
+    let_time_pass(lab, stores)
+    require(worker.apply(put=[longer])[0] is not None, "after the window it is new again")
+    let_time_pass(lab, stores)
+    same(worker.apply(put=[item]), [None], "inside the second window")
+    same(bodies(look(stores)), [b"1", b"2"], "what is in the queue")
+
+
+@suite
+def check_a_refused_change_leaves_no_dedupe_key(lab: Lab) -> None:
+    """What was not put has not been seen."""
+    stores = lab.open()
+    worker = Worker(stores)
+    new = NewItem(queue="q", body=b"1", dedupe="k", dedupe_window=LONG)
+    worker.put(b"work", queue="w")
+    held = worker.take_one("w")
+    worker.release(held)
+    with raises(Fenced):
+        worker.apply(held, put=[new])
+    stores.queues.create("strict", fifo=True)
+    with raises(InvalidRequest):
+        worker.apply(put=[new, NewItem(queue="strict", body=b"", priority=1)])
+    require(worker.apply(put=[new])[0] is not None, "it was taken for a duplicate")
+
+
+@suite
+def check_commits_are_remembered(lab: Lab) -> None:
+    """Who does not know whether its change was done can ask, for each of the latest ones."""
+    here, there = lab.open(), lab.open()
+    session = here.coord.session(LONG)
+    workers = [Worker(here, session) for _ in range(40)]
+    same(any(here.queues.applied(worker.holder) for worker in workers), False, "before")
+    for worker in workers:
+        worker.apply(put=[NewItem(queue="q", body=b"1")])
+    found = [there.queues.applied(worker.holder) for worker in workers]
+    same(found, [True] * 40, "which of them were applied")
+    refused = Worker(here, session)
+    with raises(Fenced):
+        refused.apply(remove=[Held("q", 1, 1)])
+    same(there.queues.applied(refused.holder), False, "whether a refused change was applied")
+    stranger = Holder(here.coord.session(LONG).id, workers[0].holder.transaction)
+    same(there.queues.applied(stranger), False, "whether another session's was")
+
+
+@suite
+def check_commits_outlive_their_session(lab: Lab) -> None:
+    """Who lost its session while it waited for an answer learns what became of its change."""
+    here, there = lab.open(), lab.open()
+    for closes in (True, False):
+        session = here.coord.session(LONG if closes else lab.ttl)
+        worker, idle = Worker(here, session), Worker(here, session)
+        worker.apply(put=[NewItem(queue="q", body=b"1")])
+        if closes:
+            session.close()
+        else:
+            lab.let_expire(session)
+        there.queues.reap()
+        found = [there.queues.applied(each.holder) for each in (worker, idle)]
+        same(found, [True, False], "which was applied")
+
+
+@suite
+def check_a_deleted_queue_is_gone(lab: Lab) -> None:
+    """With a queue all its items go, held and dead ones too; what it held is lost."""
+    here, there = lab.open(), lab.open()
+    holder, other = Worker(here), Worker(there)
+    holder.put(b"held", b"dead")
+    held = holder.take_one()
+    holder.release(holder.take_one(), dead=True)
+    holder.put(b"keyed", b"behind", key="k")
+    holder.put(b"late", delay=LONG)
+    holder.put(bytes(100_000))
+    holder.put(b"other", queue="other")
+    there.queues.delete("q")
+    same([queue.name for queue in here.queues.all()], ["other"], "the queues")
+    same((look(here), here.queues.stats("q")), ([], QueueStats()), "what is left of it")
+    holder.must_have_lost(held)
+    same(bodies(other.drain("other")), [b"other"], "what is in the other queue")
+    same(here.queues.reap(), None, "what is left to wait for")
+
+
+@suite
+def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
+    """A queue that has an old one's name has none of its items, keys, counts or order."""
+    here, there = lab.open(), lab.open()
+    here.queues.create("q", fifo=True)
+    zombie = Worker(here)
+    once = NewItem(queue="q", body=b"old", key="k", dedupe="d", dedupe_window=LONG)
+    zombie.apply(put=[once])
+    held = zombie.take_one()
+    there.queues.delete("q")
+    there.queues.create("q", fifo=False)
+    same(there.queues.stats("q"), QueueStats(), "the figures of the new queue")
+    worker = Worker(there)
+    require(worker.apply(put=[once])[0] is not None, "the old queue's dedupe key still counts")
+    zombie.must_have_lost(held)
+    worker.put(b"free", priority=1)
+    found = Worker(here).take(PLENTY)
+    same([(item.body, item.held.delivery) for item in found], [(b"free", 1), (b"old", 1)], "it")
+    zombie.must_have_lost(held)
+
+
+@suite
+def check_changes_name_their_holder_alone(lab: Lab) -> None:
+    """A change by a holder that holds nothing may put; by one that lacks one item it may not."""
+    stores = lab.open()
+    worker, other = Worker(stores), Worker(stores)
+    worker.put(b"1")
+    held = worker.take_one()
+    change = QueueChange(other.holder, (held.held,), (NewItem(queue="q", body=b"2"),))
+    with raises(Fenced):
+        stores.queues.apply(change)
+    same(states_of(stores), {b"1": HELD}, "what is there")

@@ -1,0 +1,62 @@
+"""Engines that are killed and come back, under load."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+
+import engines
+from support.counting import Counting
+from support.engine_fixtures import NewEngine
+from support.site import open_coord
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("etcd", marks=pytest.mark.engine("etcd")),
+        pytest.param("zookeeper", marks=pytest.mark.engine("zookeeper")),
+    ],
+)
+def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None:
+    engine = new_engine(name)
+    coord = open_coord(engine.url)
+    counting = Counting(coord)
+    counting.await_more(20)
+    for restart in (engine.kill, engine.stop):
+        restart()
+        engine.restart()
+        counting.await_more(20)
+    counting.finish()
+    coord.close()
+
+
+@pytest.mark.engine("etcd")
+def test_three_nodes_lose_their_leader_under_load(new_engine: NewEngine) -> None:
+    etcd = new_engine("etcd", nodes=3)
+    coord = open_coord(etcd.url)
+    session = coord.session(10.0)
+    watch = coord.watch("count/")
+    counting = Counting(coord)
+    counting.await_more(20)
+    for _ in range(3):
+        leader = leader_of(etcd)
+        etcd.kill(leader)
+        counting.await_more(20)
+        session.renew()
+        watch.wait(0)
+        assert watch.wait(20.0)
+        etcd.restart(leader)
+    counting.finish()
+    coord.close()
+
+
+def leader_of(etcd: engines.Engine) -> int:
+    """Which node says that it leads."""
+    for number in range(len(etcd.nodes)):
+        port = etcd.ports[3 * number + 2]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            if b"etcd_server_is_leader 1" in answer.read():
+                return number
+    raise AssertionError("there is no leader")

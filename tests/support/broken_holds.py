@@ -1,0 +1,285 @@
+"""Queue stores whose fence, sessions, deadlines or counts are broken, one rule each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from pxrs.errors import Fenced
+from pxrs.stores import queue_rules
+from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
+from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.types import (
+    Held,
+    Holder,
+    ItemState,
+    QueueChange,
+    Release,
+    Taken,
+)
+from support.broken_waits import in_silence
+
+
+class FenceIgnoresTheDelivery(MemoryQueues):
+    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+        return super()._is_held(holder, held._replace(delivery=item.deliveries), item)
+
+
+class FenceIgnoresTheTransaction(MemoryQueues):
+    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+        same_session = item.holder is not None and item.holder.session == holder.session
+        return super()._is_held(item.holder if same_session and item.holder else holder, held, item)
+
+
+class FenceIgnoresTheHolder(MemoryQueues):
+    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+        return item.holder is not None and super()._is_held(item.holder, held, item)
+
+
+class FenceIgnoresTheSession(MemoryQueues):
+    def _require_session(self, session: str) -> None:
+        pass
+
+    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+        return item.is_held_as(holder, held.delivery, self._clock.monotonic())
+
+
+class FenceIgnoresTheDeadline(MemoryQueues):
+    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+        in_session = self._coord.has_session(holder.session)
+        return in_session and item.is_held_as(holder, held.delivery, float("-inf"))
+
+
+class AnybodyReleases(MemoryQueues):
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        for release in releases:
+            queue = self._queues.get(release.held.queue)
+            item = queue.items.get(release.held.id) if queue else None
+            owner = item.holder if item is not None and item.holder is not None else holder
+            super().release(owner, [release])
+
+
+class AnybodyExtends(MemoryQueues):
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        try:
+            super().extend(holder, held, lock_for)
+        except Fenced:
+            return
+
+
+class ExtendsWhatItCan(MemoryQueues):
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        for each in held:
+            super().extend(holder, [each], lock_for)
+
+
+class ExtendsFromTheTake(MemoryQueues):
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        self._held_items(holder, held)
+
+
+class ExtendsInSilence(MemoryQueues):
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        in_silence(self, lambda: MemoryQueues.extend(self, holder, held, lock_for))
+
+
+class AppliesOneByOne(MemoryQueues):
+    def apply(self, change: QueueChange) -> list[int | None]:
+        numbers = []
+        for new in change.put:
+            numbers += super().apply(QueueChange(change.holder, (), (new,)))
+        for held in change.remove:
+            super().apply(QueueChange(change.holder, (held,), ()))
+        return numbers
+
+
+class RemovesWhatItCan(MemoryQueues):
+    def apply(self, change: QueueChange) -> list[int | None]:
+        try:
+            return super().apply(change)
+        except Fenced:
+            for held in change.remove:
+                try:
+                    super().apply(QueueChange(change.holder, (held,)))
+                except Fenced:
+                    continue
+            raise
+
+
+class PutsDespiteTheFence(MemoryQueues):
+    def apply(self, change: QueueChange) -> list[int | None]:
+        try:
+            return super().apply(change)
+        except Fenced:
+            super().apply(QueueChange(change.holder, (), change.put))
+            raise
+
+
+class ExaminesBeforeTheLock(MemoryQueues):
+    """A commit and a release meet between the look and the deed."""
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        self.examine(change)
+        if change.remove:
+            threading.Event().wait(0.02)
+        with self._lock:
+            for held in change.remove:
+                queue = self._queues[held.queue]
+                if held.id in queue.items:
+                    queue.remove(queue.items[held.id], self._clock.wall_ms())
+            return self.place(QueueChange(change.holder, (), change.put))
+
+
+class DeadSessionsKeepLocks(MemoryQueues):
+    def _reap(self, queue: MemoryQueue) -> None:
+        pass
+
+
+class LateHoldersKeepLocks(MemoryQueues):
+    def _reap(self, queue: MemoryQueue) -> None:
+        living = self._coord.has_session
+        untils = {number: queue.items[number].lock_until for number in queue.held}
+        for number in queue.held:
+            item = queue.items[number]
+            if item.holder is not None and living(item.holder.session):
+                item.lock_until = None
+        super()._reap(queue)
+        for number in queue.held:
+            queue.items[number].lock_until = untils[number]
+
+
+class FreesOneTransactionOnly(MemoryQueues):
+    """Takes the session's first transaction for the session."""
+
+    def _reap(self, queue: MemoryQueue) -> None:
+        held = [queue.items[number] for number in sorted(queue.held)]
+        firsts: dict[str, Holder] = self.__dict__.setdefault("firsts", {})
+        for item in held:
+            if item.holder is not None:
+                firsts.setdefault(item.holder.session, item.holder)
+        others = {item.id for item in held if item.holder not in firsts.values()}
+        queue.held -= others
+        super()._reap(queue)
+        queue.held |= others
+
+
+class DiesInSilence(MemoryQueues):
+    def _session_ended(self, session: str) -> None:
+        pass
+
+
+class ForgetsCommitsWithTheSession(MemoryQueues):
+    def _session_ended(self, session: str) -> None:
+        super()._session_ended(session)
+        self._applied.pop(session, None)
+
+
+class RemembersTheLastCommitOnly(MemoryQueues):
+    def _remember(self, holder: Holder) -> None:
+        self._applied.pop(holder.session, None)
+        super()._remember(holder)
+
+
+class RemembersRefusedCommits(MemoryQueues):
+    def apply(self, change: QueueChange) -> list[int | None]:
+        self._remember(change.holder)
+        return super().apply(change)
+
+
+class PutsNeedASession(MemoryQueues):
+    def examine(self, change: QueueChange) -> None:
+        self._require_session(change.holder.session)
+        super().examine(change)
+
+
+class CountsAtTheEnd(MemoryQueues):
+    """Counts what was given back or done, not what was handed out: a crash is not counted."""
+
+    def _reap(self, queue: MemoryQueue) -> None:
+        held = [queue.items[number] for number in queue.held]
+        super()._reap(queue)
+        for item in held:
+            if item.state is not ItemState.HELD:
+                item.deliveries -= 1
+
+
+class IgnoresMost(MemoryQueues):
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+    ) -> Taken:
+        return super().take(queue, holder, count, lock_for=lock_for)
+
+
+class KeepsTheFirstMost(MemoryQueues):
+    """Takes the bound of who took first for everybody's."""
+
+    def _choose(
+        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
+    ) -> list[MemoryItem]:
+        bounds = [item.most for item in queue.items.values() if item.most is not None]
+        return super()._choose(queue, holder, count, bounds[0] if bounds else most, now_ms)
+
+
+class HandsOutOneTooMany(MemoryQueues):
+    def _choose(
+        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
+    ) -> list[MemoryItem]:
+        return super()._choose(queue, holder, count, None if most is None else most + 1, now_ms)
+
+
+class SuspectsGoWithOthers(MemoryQueues):
+    def _reap(self, queue: MemoryQueue) -> None:
+        super()._reap(queue)
+        for item in queue.items.values():
+            item.suspect = False
+
+
+class SuspectsForEver(MemoryQueues):
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        found = [self._queues[r.held.queue].items.get(r.held.id) for r in releases]
+        before = [item is not None and item.suspect for item in found]
+        super().release(holder, releases)
+        for item, suspect in zip(found, before, strict=True):
+            if item is not None:
+                item.suspect = suspect
+
+
+class DeadStayInTheWay(MemoryQueues):
+    """Finds the used-up ones, and forgets to bury them."""
+
+    def _choose(
+        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
+    ) -> list[MemoryItem]:
+        return queue_rules.pick(queue.candidates(holder, count, now_ms), count, most)[0]
+
+
+class BuriesInSilence(MemoryQueues):
+    def _choose(
+        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
+    ) -> list[MemoryItem]:
+        return in_silence(
+            self, lambda: MemoryQueues._choose(self, queue, holder, count, most, now_ms)
+        )
+
+
+class RevivesTheDying(MemoryQueues):
+    """Forgets, when a holder dies, what bound it took with."""
+
+    def _reap(self, queue: MemoryQueue) -> None:
+        for number in queue.held:
+            queue.items[number].most = None
+        super()._reap(queue)
+
+
+class DiesWithoutAWord(MemoryQueues):
+    def _reap(self, queue: MemoryQueue) -> None:
+        super()._reap(queue)
+        for item in queue.items.values():
+            if item.state is ItemState.DEAD:
+                item.error = ""

@@ -1,0 +1,215 @@
+"""Queues that keep their items in the wrong order, or forget, one rule broken each."""
+
+from __future__ import annotations
+
+from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
+from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.types import (
+    Delivery,
+    Holder,
+    ItemState,
+    NewItem,
+)
+
+
+def with_queue(broken: type[MemoryQueue]) -> type[MemoryQueues]:
+    class Broken(MemoryQueues):
+        def _make(self, name: str, fifo: bool) -> MemoryQueue:
+            made = broken(super()._make(name, fifo).info)
+            self._queues[name] = made
+            return made
+
+    Broken.__name__ = broken.__name__
+    return Broken
+
+
+class RedriveKeepsTheCount(MemoryQueue):
+    def revive(self, dead: MemoryItem, now_ms: int) -> None:
+        super().revive(dead, now_ms)
+        self.items[self.next_id - 1].deliveries = dead.deliveries
+
+
+class RedriveTakesTheOldPlace(MemoryQueue):
+    def revive(self, dead: MemoryItem, now_ms: int) -> None:
+        after = self.next_id
+        self.next_id = dead.id
+        super().revive(dead, now_ms)
+        self.next_id = after
+
+
+class RedriveCountsAsAPut(MemoryQueue):
+    def revive(self, dead: MemoryItem, now_ms: int) -> None:
+        super().revive(dead, now_ms)
+        self.put_count += 1
+
+
+class KeyOrderByItemLock(MemoryQueue):
+    """Whoever looks when the front is held takes what is behind it."""
+
+    def hold(
+        self,
+        item: MemoryItem,
+        holder: Holder,
+        most: int | None,
+        lock_until: float | None,
+        now_ms: int,
+    ) -> Delivery:
+        delivery = super().hold(item, holder, most, lock_until, now_ms)
+        if item.lane is not None and not self.info.fifo:
+            self._show_next(item.lane, now_ms)
+        return delivery
+
+    def _show_next(self, lane: str, now_ms: int) -> None:
+        for number in self.lanes[lane]:
+            if self.items[number].state is not ItemState.HELD:
+                if self.items[number].state is ItemState.WAITING:
+                    self._show(self.items[number], now_ms)
+                return
+
+
+class FifoByItemLock(KeyOrderByItemLock):
+    def hold(
+        self,
+        item: MemoryItem,
+        holder: Holder,
+        most: int | None,
+        lock_until: float | None,
+        now_ms: int,
+    ) -> Delivery:
+        delivery = MemoryQueue.hold(self, item, holder, most, lock_until, now_ms)
+        if self.info.fifo and item.lane is not None:
+            self._show_next(item.lane, now_ms)
+        return delivery
+
+
+class FifoRunsByKey(MemoryQueue):
+    def add(self, item: MemoryItem, now_ms: int) -> None:
+        item.lane = item.key
+        super().add(item, now_ms)
+
+
+class HoldersStopAtOne(MemoryQueue):
+    def lanes_held(self, holder: Holder) -> list[str]:
+        return []
+
+
+class LanesAreForAnybody(MemoryQueue):
+    def lanes_held(self, holder: Holder) -> list[str]:
+        return sorted(self.lanes)
+
+
+class GivesBackAtTheEnd(MemoryQueue):
+    def give_back(self, item: MemoryItem, now_ms: int) -> None:
+        if item.lane is not None:
+            self.lanes[item.lane].remove(item.id)
+            self.lanes[item.lane].append(item.id)
+        super().give_back(item, now_ms)
+
+
+class DeadFrontsBlock(MemoryQueue):
+    def bury(self, item: MemoryItem, error: str, now_ms: int) -> None:
+        lane, item.lane = item.lane, None
+        super().bury(item, error, now_ms)
+        item.lane = lane
+
+
+class DelayedFrontsArePassed(MemoryQueue):
+    def settle_lane(self, lane: str, now_ms: int) -> None:
+        super().settle_lane(lane, now_ms)
+        run = [self.items[number] for number in self.lanes.get(lane, ())]
+        if run and run[0].state is ItemState.DELAYED:
+            for item in run[1:]:
+                if item.visible_ms <= now_ms:
+                    self._show(item, now_ms)
+                    return
+
+
+class DelaysBehindAreForgotten(MemoryQueue):
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+        return super().candidates(holder, count, 2**60)
+
+
+class ShowsDelayedEarly(MemoryQueue):
+    def promote_due(self, now_ms: int) -> None:
+        super().promote_due(2**60)
+
+
+class NeverShowsTheDelayed(MemoryQueue):
+    def promote_due(self, now_ms: int) -> None:
+        pass
+
+
+class PriorityAboveKeys(MemoryQueue):
+    def settle_lane(self, lane: str, now_ms: int) -> None:
+        self.lanes.get(lane, []).sort(key=lambda number: self.items[number].rank)
+        super().settle_lane(lane, now_ms)
+
+
+class NewestFirst(MemoryQueue):
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+        return super().candidates(holder, len(self.items), now_ms)[::-1]
+
+
+class IgnoresPriority(MemoryQueue):
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+        found = super().candidates(holder, len(self.items), now_ms)
+        return sorted(found, key=lambda item: item.id)
+
+
+class KeysIgnoreCase(MemoryQueue):
+    def add(self, item: MemoryItem, now_ms: int) -> None:
+        item.lane = item.lane and item.lane.lower().strip()
+        super().add(item, now_ms)
+
+
+class DedupeForgets(MemoryQueue):
+    def remove(self, item: MemoryItem, now_ms: int) -> None:
+        super().remove(item, now_ms)
+        self.seen.clear()
+
+
+class DedupeLooksAtTheStart(MemoryQueue):
+    """Knows what was there before the change, not what the change itself puts."""
+
+    def put(self, new: NewItem, now_ms: int) -> int | None:
+        known = dict(self.seen)
+        if new.dedupe is not None and known.get(new.dedupe) and self.items:
+            last = next(reversed(self.items.values()))
+            if last.deliveries == 0:
+                self.seen.pop(new.dedupe)
+        return super().put(new, now_ms)
+
+
+class DedupesForEver(MemoryQueue):
+    def put(self, new: NewItem, now_ms: int) -> int | None:
+        number = super().put(new, now_ms)
+        if new.dedupe is not None:
+            self.seen[new.dedupe] = 2**60
+        return number
+
+
+class IdsStartAgain(MemoryQueue):
+    def put(self, new: NewItem, now_ms: int) -> int | None:
+        if not self.items:
+            self.next_id = 1
+        return super().put(new, now_ms)
+
+
+class LosesErrors(MemoryQueue):
+    def give_back(self, item: MemoryItem, now_ms: int) -> None:
+        item.error = ""
+        super().give_back(item, now_ms)
+
+
+class IgnoresReleaseDelays(MemoryQueue):
+    def give_back(self, item: MemoryItem, now_ms: int) -> None:
+        item.visible_ms = now_ms
+        super().give_back(item, now_ms)
+
+
+class SharesTheCallersBuffer(MemoryQueue):
+    def put(self, new: NewItem, now_ms: int) -> int | None:
+        number = super().put(new, now_ms)
+        if number is not None:
+            self.items[number].body = new.body
+        return number

@@ -1,0 +1,120 @@
+"""Real engines for tests.
+
+One engine of each kind is shared by all workers of a run and started when the first test asks
+for it; each test gets a place of its own in it. Tests that stop or kill an engine start their
+own with `new_engine`. An engine that can't be had is skipped with the reason, or fails in CI.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from engines.shared import ADDRESS, Host, shared_url
+
+import engines
+
+NewEngine = Callable[..., engines.Engine]
+_host = pytest.StashKey[Host]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and ADDRESS not in os.environ:
+        config.stash[_host] = Host()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if host := config.stash.get(_host, None):
+        host.close()
+
+
+def unavailable(why: engines.Missing) -> None:
+    """Skip, loudly; where everything has to be there, fail."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"an engine is missing: {why}")
+    pytest.skip(f"an engine is missing: {why}")
+
+
+def server_url(name: str) -> str:
+    """The shared engine of this name."""
+    try:
+        return shared_url(name)
+    except engines.Missing as why:
+        unavailable(why)
+        raise
+
+
+@pytest.fixture
+def new_engine() -> Iterator[NewEngine]:
+    """Starts an engine for this test alone, which may stop, kill and restart it."""
+    started: list[engines.Engine] = []
+
+    def start(name: str, **options: Any) -> engines.Engine:
+        try:
+            engine = engines.build(name, **options)
+        except engines.Missing as why:
+            unavailable(why)
+            raise
+        started.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    for engine in started:
+        engine.close()
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """An empty database of the shared PostgreSQL."""
+    import psycopg
+
+    server = server_url("postgres")
+    name = f"t_{secrets.token_hex(6)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    yield server.rpartition("/")[0] + f"/{name}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def mariadb_url() -> Iterator[str]:
+    """An empty database of the shared MariaDB."""
+    import sqlalchemy
+
+    server = server_url("mariadb")
+    name = f"t_{secrets.token_hex(6)}"
+    engine = sqlalchemy.create_engine(server, poolclass=sqlalchemy.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
+    yield server.rpartition("/")[0] + f"/{name}"
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text(f"DROP DATABASE {name}"))
+
+
+@pytest.fixture
+def etcd_url() -> str:
+    """A prefix of its own in the shared etcd."""
+    return f"{server_url('etcd')}/t-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def zookeeper_url() -> str:
+    """A folder of its own in the shared ZooKeeper."""
+    return f"{server_url('zookeeper')}/t-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def nats_url() -> str:
+    """The shared NATS server; JetStream has no folders, name your streams apart."""
+    return server_url("nats")
+
+
+@pytest.fixture
+def valkey_url() -> str:
+    """The shared Valkey."""
+    return server_url("valkey")

@@ -1,0 +1,121 @@
+"""A TCP proxy that can be cut: what a client sees of a network that fails."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+
+_HOST = "127.0.0.1"
+_CHUNK = 1 << 16
+
+
+class Proxy:
+    """Passes bytes on to a port. `cut` stops them without a word, as a lost cable does.
+
+    `hold_answers` lets requests through and keeps what comes back; `reset` breaks all
+    connections, and what was kept is lost.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._lock = threading.Lock()
+        self._requests_flow = threading.Event()
+        self._answers_flow = threading.Event()
+        self._requests_flow.set()
+        self._answers_flow.set()
+        self._asked = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server((_HOST, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"{_HOST}:{self.port}"
+
+    def cut(self) -> None:
+        """Nothing passes in either direction; connections stay open."""
+        self._asked.clear()
+        self._requests_flow.clear()
+        self._answers_flow.clear()
+
+    def hold_answers(self) -> None:
+        """Requests pass, answers do not."""
+        self._asked.clear()
+        self._answers_flow.clear()
+
+    def await_request(self, patience: float = 20.0) -> None:
+        """Block until something was asked since answers no longer pass."""
+        assert self._asked.wait(patience), "nothing was asked"
+
+    def heal(self) -> None:
+        """Everything passes, also what was kept."""
+        self._requests_flow.set()
+        self._answers_flow.set()
+
+    def reset(self) -> None:
+        """Break every connection; new ones can be made."""
+        with self._lock:
+            broken, self._open = self._open, set()
+        for each in broken:
+            _end(each)
+
+    def close(self) -> None:
+        self._closed = True
+        _end(self._listener)
+        self.reset()
+        self.heal()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._join, args=(client,), daemon=True).start()
+
+    def _join(self, client: socket.socket) -> None:
+        # A connection that is made while it is cut does not come to stand either.
+        self._requests_flow.wait()
+        try:
+            server = socket.create_connection((_HOST, self._target))
+        except OSError:
+            _end(client)
+            return
+        with self._lock:
+            self._open |= {client, server}
+        for source, goal, flow in (
+            (client, server, self._requests_flow),
+            (server, client, self._answers_flow),
+        ):
+            threading.Thread(target=self._pass, args=(source, goal, flow), daemon=True).start()
+
+    def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
+        with suppress(OSError):
+            while data := source.recv(_CHUNK):
+                if flow is self._requests_flow and not self._answers_flow.is_set():
+                    self._asked.set()
+                flow.wait()
+                goal.sendall(data)
+        _end(source)
+        _end(goal)
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
