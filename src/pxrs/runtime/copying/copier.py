@@ -100,18 +100,20 @@ class _Copier:
             )
 
     def _refuse_use_of_source(self) -> None:
+        use = self._use_of_source()
+        if use is not None:
+            raise CopyRefused(
+                f"{use}; stop its consumers, workers and producers, or copy with --force and once "
+                "more when they have stopped"
+            )
+
+    def _use_of_source(self) -> str | None:
+        """Who works on the source, as far as that can be seen."""
         active = members(self._source.coord)
-        held = held_items(queues_of(self._source))
         if active:
-            raise CopyRefused(
-                f"the source is in use: {_some(active)}; stop its consumers and producers, or copy "
-                "with --force and once more when they have stopped"
-            )
-        if held:
-            raise CopyRefused(
-                f"the source is in use, items are held: {_some(held)}; stop its workers, or copy "
-                "with --force and once more when they have stopped"
-            )
+            return f"the source is in use: {_some(active)}"
+        held = held_items(queues_of(self._source))
+        return f"the source is in use, items are held: {_some(held)}" if held else None
 
     def refuse_use_of_target(self) -> None:
         """Nobody may work on what is not all there."""
@@ -173,6 +175,9 @@ class _Copier:
         queues, others = queues_of(source), queues_of(target)
         differences += item_differences(queues, others, self._clock)
         differences += record_differences(source.coord, target.coord)
+        if not state.complete and (use := self._use_of_source()) is not None:
+            # Equal for now only: it may change at any time.
+            differences.append(use)
         records = lasting(target.coord)
         return CopyReport(
             source=state.source,

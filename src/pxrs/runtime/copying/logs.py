@@ -59,15 +59,9 @@ class _PartitionCopy:
                     f"{self._name()} ends at {have.end} in the target and at {wanted.end} in the "
                     "source; somebody has sent to the target, or the source is an older one"
                 )
-            if have.end < wanted.start:
-                self._fill(have.end, wanted.start)
-                continue
-            if have.start < wanted.start:
-                self._target.trim(self._where, wanted.start)
-            if have.end == wanted.end:
-                return
             try:
-                self._copy(have.end, wanted.end)
+                if self._step(wanted, have):
+                    return
             except (OutcomeUnknown, SequenceGap):
                 # Applied or not, or another run was faster: the bounds tell.
                 if self._bounds(self._target) == have:
@@ -76,6 +70,16 @@ class _PartitionCopy:
                 # Retention was faster: the next look fills up what is gone.
                 if self._bounds(self._source) == wanted:
                     raise
+
+    def _step(self, wanted: Bounds, have: Bounds) -> bool:
+        """Bring the target nearer to the source; whether it is there."""
+        if have.end < wanted.start:
+            self._fill(have.end, wanted.start)
+            return False
+        if have.start < wanted.start:
+            self._target.trim(self._where, wanted.start)
+        self._copy(have.end, wanted.end)
+        return have.end == wanted.end
 
     def _bounds(self, log: LogStore) -> Bounds:
         return log.bounds(self._topic.id)[self._where.partition]
