@@ -17,7 +17,7 @@ from engines.sources import Missing
 
 __all__ = ["NAMES", "Engine", "Missing", "build", "start"]
 
-NAMES = ("postgres", "mariadb", "etcd", "zookeeper", "nats", "valkey")
+NAMES = ("postgres", "pgbouncer", "mariadb", "etcd", "zookeeper", "nats", "valkey")
 
 
 def build(name: str, **options: Any) -> Engine:

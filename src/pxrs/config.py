@@ -12,7 +12,7 @@ import msgspec
 from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
-_SCHEMES = ("memory", "sqlite", "etcd", "zookeeper")
+_SCHEMES = ("memory", "sqlite", "postgresql", "postgres", "etcd", "zookeeper")
 _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.

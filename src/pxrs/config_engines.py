@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 import msgspec
 
@@ -51,6 +51,33 @@ class TlsFiles(msgspec.Struct, frozen=True):
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+
+
+class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`conninfo` is what the driver gets: everything but our own options."""
+
+    conninfo: str
+    schema: str = "pxrs"
+    connections: int = 8
+    busy_timeout: float = 10.0
+
+
+def postgres_settings(url: StoreUrl) -> PostgresSettings:
+    """`postgresql://user@host:5432/database?schema=pxrs&connections=8&busy_timeout=10`.
+
+    Other options are libpq's, such as `sslmode`; the driver refuses what it does not know.
+    """
+    own = ("schema", "connections", "busy_timeout")
+    rest = {name: value for name, value in url.options.items() if name not in own}
+    connections = url.options.get("connections", "8")
+    if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
+        raise ConfigError(f"connections={connections!r}; a whole number from 1 to 1000")
+    return PostgresSettings(
+        conninfo=f"postgresql://{url.place}" + (f"?{urlencode(rest)}" if rest else ""),
+        schema=url.options.get("schema", "pxrs"),
+        connections=int(connections),
+        busy_timeout=positive_seconds(url.options, "busy_timeout", 10.0),
+    )
 
 
 class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -134,7 +134,12 @@ class UnitOfWork:
             items, due = self._hold.take(queue, most_items, policy, lock_for)
             if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
-            return [self._as_item(delivery) for delivery in items], due
+            try:
+                return [self._as_item(delivery) for delivery in items], due
+            except Exception as error:
+                # Nobody has read it, so no commit may remove it.
+                self._hold.surrender(items, describe(error))
+                raise
 
     @property
     def is_open(self) -> bool:

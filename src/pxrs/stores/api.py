@@ -253,7 +253,7 @@ class QueueStore(Protocol):
         """Whether this holder's `apply`, which answered `OutcomeUnknown`, was done.
 
         Waits out the one that may be under way. To be asked soon: a session's latest ones are
-        remembered.
+        remembered, and for some minutes after its end.
         """
         ...
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
-from pxrs.errors import ConfigError
+from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import CompositeStores
 
@@ -53,6 +54,43 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
     )
 
 
+class Migrated(NamedTuple):
+    """The versions of a store's tables before and after; None where there are no versions."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None) -> list[Migrated]:
+    """Bring every place that the URL names to this version of pxrs, creating what is not there.
+
+    Opening a store does that too; this is for whoever may change tables where others may not.
+    """
+    done = []
+    for place in split_url(url, coord, log).urls():
+        parsed = parse_url(place)
+        if parsed.scheme in ("postgresql", "postgres"):
+            from pxrs.config_engines import postgres_settings
+
+            settings = postgres_settings(parsed)
+            with _needing("postgresql://", "postgres"):
+                from pxrs.stores.postgres.database import migrate
+            done.append(Migrated(*migrate(settings.conninfo, settings.schema)))
+        else:
+            _OPENERS[parsed.scheme](parsed).close()
+            done.append(Migrated())
+    return done
+
+
+@contextmanager
+def _needing(what: str, extra: str) -> Iterator[None]:
+    """Imports of a backend that has to be asked for when pxrs is installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(what, extra) from error
+
+
 def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
     part = _OPENERS[parsed.scheme](parsed)
@@ -85,6 +123,21 @@ def _memory(url: StoreUrl) -> Opened:
     return _whole(open_memory(url.place))
 
 
+def _postgres(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import postgres_settings
+
+    settings = postgres_settings(url)
+    with _needing("postgresql://", "postgres"):
+        from pxrs.stores.postgres.stores import PostgresStores
+    stores = PostgresStores(
+        settings.conninfo,
+        schema=settings.schema,
+        connections=settings.connections,
+        busy_timeout=settings.busy_timeout,
+    )
+    return Opened(stores.close, stores.coord, stores.log, whole=stores)
+
+
 def _etcd(url: StoreUrl) -> Opened:
     from pxrs.config_engines import etcd_settings
     from pxrs.stores.etcd.coord import EtcdCoord
@@ -104,6 +157,8 @@ def _zookeeper(url: StoreUrl) -> Opened:
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
     "etcd": _etcd,
     "zookeeper": _zookeeper,
 }
