@@ -50,9 +50,10 @@ class Database:
         self._pid = os.getpid()
         self._closed = False
         try:
-            self._writing = sqlalchemy.create_engine(url, isolation_level="READ COMMITTED")
-            self._reading = sqlalchemy.create_engine(
-                url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None
+            # Every transaction is ended here: another rollback would be a round trip for nothing.
+            self._writing, self._reading = (
+                sqlalchemy.create_engine(url, isolation_level=level, pool_reset_on_return=None)
+                for level in ("READ COMMITTED", "AUTOCOMMIT")
             )
         except exc.NoSuchModuleError as error:
             raise ConfigError(f"SQLAlchemy knows no such database: {error}") from error

@@ -100,7 +100,7 @@ class SqliteQueues(QueueUpkeep):
                 self._require_session(holder.session)
                 return Taken([], due)
         taken = None
-        if self._habits.expects(queue):
+        if count <= ahead.MOST and self._habits.expects(queue):
             taken = self._database.write(
                 lambda turn: self._take_ahead(turn, queue, wanted), synced=False
             )
@@ -260,7 +260,7 @@ class SqliteQueues(QueueUpkeep):
             self._require_session(holder.session)
             for name, held in sorted(_by_queue(change.remove).items()):
                 queue = self._remove(turn, name, holder, held, now, now_ms)
-                if expecting and self._habits.expects(name):
+                if expecting and len(held) <= ahead.MOST and self._habits.expects(name):
                     most, connection = self._habits.most(name), turn.connection
                     ahead.set_aside(connection, queue, holder.session, len(held), most, now)
         numbers = self._put(turn, change.put, now_ms)
