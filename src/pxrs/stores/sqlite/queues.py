@@ -34,19 +34,17 @@ from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.queue_ahead import Habits
 from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.stores.sqlite.queue_rows import Candidate, HeldRow, QueueRow
-from pxrs.stores.sqlite.queue_upkeep import QueueUpkeep, slot_of
+from pxrs.stores.sqlite.queue_upkeep import LIMITS, QueueUpkeep, slot_of
 from pxrs.types import (
     Delivery,
     Held,
     Holder,
     NewItem,
     QueueChange,
-    QueueLimits,
     Release,
     Taken,
 )
 
-LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _REAP_EVERY = 0.1
 
 
