@@ -58,7 +58,7 @@ def test_back_off_shapes(growth: str, delays: list[float]) -> None:
 def test_jitter_spreads_within_its_share() -> None:
     policy = Forever(Backoff(first=10.0, growth="constant", jitter=0.3))
     rng = Random(1)
-    delays = [verdict.delay for _ in range(1000) if (verdict := after_failure(policy, 1, rng))]  # type: ignore[union-attr]
+    delays = [verdict.delay for _ in range(1000) if (verdict := after_failure(policy, 1, rng))]
     assert min(delays) >= 7.0
     assert max(delays) <= 10.0
     assert max(delays) - min(delays) > 2.5
