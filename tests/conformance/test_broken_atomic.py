@@ -6,11 +6,11 @@ from types import TracebackType
 
 import pytest
 
-from pxrs.errors import CommitConflict, PxrsError
+from pxrs.errors import CommitConflict, PartitionNotFound, PxrsError
 from pxrs.stores.memory import MemoryAtomic, MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, atomic_checks, run_suite
-from pxrs.types import Append, Batch, Check, LogPartition, Put, Write
+from pxrs.types import Append, Batch, Check, LogPartition, Put, QueueChange, Write
 
 pytestmark = pytest.mark.engine("memory")
 
@@ -111,6 +111,52 @@ class WorksInSilence(MemoryAtomic):
         log._watches.update(watches[1])
 
 
+class ChangesQueuesDespiteAConflict(MemoryAtomic):
+    def _apply(self) -> None:
+        try:
+            super()._apply()
+        except CommitConflict:
+            assert self._change is not None
+            self._queues.apply(self._change)
+            raise
+
+
+class ChangesQueuesDespiteABadAppend(MemoryAtomic):
+    def _apply(self) -> None:
+        try:
+            super()._apply()
+        except PartitionNotFound:
+            assert self._change is not None
+            self._queues.apply(self._change)
+            raise
+
+
+class ChangesQueuesAtOnce(MemoryAtomic):
+    def queue(self, change: QueueChange) -> None:
+        self._queued = self._queues.apply(change)
+
+
+class ChangesQueuesAfterwards(MemoryAtomic):
+    """Commits the rest first, and learns then that an item was lost."""
+
+    def _apply(self) -> None:
+        change, self._change = self._change, None
+        super()._apply()
+        if change is not None:
+            self._queued = self._queues.apply(change)
+
+
+class TakesTheLastChange(MemoryAtomic):
+    def queue(self, change: QueueChange) -> None:
+        self._change = None
+        super().queue(change)
+
+
+class ForgetsTheQueues(MemoryAtomic):
+    def queue(self, change: QueueChange) -> None:
+        pass
+
+
 BROKEN: list[tuple[type[MemoryAtomic], str]] = [
     (AppendsDespiteAConflict, "check_conflict_rolls_back"),
     (AppendsDespiteAConflict, "check_every_effect_has_its_checkpoint"),
@@ -127,6 +173,14 @@ BROKEN: list[tuple[type[MemoryAtomic], str]] = [
     (TellsNothing, "check_everything_is_applied"),
     (TellsNothing, "check_parts_may_be_left_out"),
     (WorksInSilence, "check_blocks_wake"),
+    (ChangesQueuesDespiteAConflict, "check_conflict_leaves_queues_alone"),
+    (ChangesQueuesDespiteABadAppend, "check_conflict_leaves_queues_alone"),
+    (ChangesQueuesAtOnce, "check_queues_change_with_the_rest"),
+    (ChangesQueuesAtOnce, "check_conflict_leaves_queues_alone"),
+    (ChangesQueuesAfterwards, "check_lost_item_rolls_back"),
+    (TakesTheLastChange, "check_a_block_changes_queues_once"),
+    (ForgetsTheQueues, "check_queues_change_with_the_rest"),
+    (ForgetsTheQueues, "check_blocks_wake_takers"),
 ]
 
 

@@ -256,7 +256,7 @@ class DeadStayInTheWay(MemoryQueues):
     def _choose(
         self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
     ) -> list[MemoryItem]:
-        return queue_rules.pick(queue.candidates(holder, now_ms), count, most)[0]
+        return queue_rules.pick(queue.candidates(holder, count, now_ms), count, most)[0]
 
 
 class BuriesInSilence(MemoryQueues):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
 from pxrs.stores.memory_queues import MemoryQueues
 from pxrs.types import (
@@ -127,8 +125,8 @@ class DelayedFrontsArePassed(MemoryQueue):
 
 
 class DelaysBehindAreForgotten(MemoryQueue):
-    def candidates(self, holder: Holder, now_ms: int) -> Iterator[MemoryItem]:
-        return super().candidates(holder, 2**60)
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+        return super().candidates(holder, count, 2**60)
 
 
 class ShowsDelayedEarly(MemoryQueue):
@@ -148,13 +146,14 @@ class PriorityAboveKeys(MemoryQueue):
 
 
 class NewestFirst(MemoryQueue):
-    def candidates(self, holder: Holder, now_ms: int) -> Iterator[MemoryItem]:
-        return iter(list(super().candidates(holder, now_ms))[::-1])
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+        return super().candidates(holder, len(self.items), now_ms)[::-1]
 
 
 class IgnoresPriority(MemoryQueue):
-    def candidates(self, holder: Holder, now_ms: int) -> Iterator[MemoryItem]:
-        return iter(sorted(super().candidates(holder, now_ms), key=lambda item: item.id))
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+        found = super().candidates(holder, len(self.items), now_ms)
+        return sorted(found, key=lambda item: item.id)
 
 
 class KeysIgnoreCase(MemoryQueue):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from itertools import islice
 
 from pxrs.stores.queue_rules import delay_ms, lane_of
@@ -113,19 +112,16 @@ class MemoryQueue:
             self._hide(item)
             self._show(item, now_ms)
 
-    def candidates(self, holder: Holder, now_ms: int) -> Iterator[MemoryItem]:
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
         """What the holder may have, in order: fronts, then what follows what it holds."""
-        lanes: list[str] = []
-        for _, number in list(self.ready):
-            front = self.items[number]
-            if front.lane is not None:
-                lanes.append(front.lane)
-            yield front
+        found = [self.items[number] for _, number in self.ready[:count]]
+        lanes = [front.lane for front in found if front.lane is not None]
         for lane in lanes + self.lanes_held(holder):
-            for item in self._waiting(lane):
+            for item in self._waiting(lane)[: count - len(found)]:
                 if item.visible_ms > now_ms:
                     break
-                yield item
+                found.append(item)
+        return found
 
     def lanes_held(self, holder: Holder) -> list[str]:
         """The lanes that the holder may go on with."""

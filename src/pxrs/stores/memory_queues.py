@@ -110,7 +110,8 @@ class MemoryQueues:
             now_ms = self._clock.wall_ms()
             found.promote_due(now_ms)
             until = None if lock_for is None else self._clock.monotonic() + lock_for
-            chosen = self._choose(found, holder, count, most, now_ms)
+            number = min(count, LIMITS.items)
+            chosen = self._choose(found, holder, number, most, now_ms)
             items = [found.hold(item, holder, most, until, now_ms) for item in chosen]
             return Taken(items, self._due(found, holder))
 
@@ -119,7 +120,7 @@ class MemoryQueues:
     ) -> list[MemoryItem]:
         """What to hand out. Those found to be used up are dead, and others may show then."""
         while True:
-            chosen, used_up = pick(queue.candidates(holder, now_ms), count, most)
+            chosen, used_up = pick(queue.candidates(holder, count, now_ms), count, most)
             if not used_up:
                 return chosen
             for item in used_up:
@@ -212,6 +213,7 @@ class MemoryQueues:
             self._begin()
             for queue in self._queues.values():
                 self._reap(queue)
+                queue.promote_due(self._clock.wall_ms())
             dues = [due for queue in self._queues.values() if (due := self._due(queue)) is not None]
             return min(dues, default=None)
 

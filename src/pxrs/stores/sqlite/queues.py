@@ -353,7 +353,9 @@ class SqliteQueues(QueueUpkeep):
             lost = [held for held in rows.held_rows(connection) if self._is_lost(held, alive)]
             queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
             gone = self._forgotten_sessions(connection)
-        if lost or gone:
+            # Left as they are, they would be due for ever: who sweeps would never rest.
+            overdue = any(self._due(connection, queue) == 0 for queue in queues)
+        if lost or gone or overdue:
             self._database.write(lambda turn: self._reap(turn, queues, gone))
         with self._database.reading() as connection:
             dues = [self._due(connection, queue) for queue in queues]
@@ -362,6 +364,7 @@ class SqliteQueues(QueueUpkeep):
     def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
         for queue in queues:
             self._reap_queue(turn, queue)
+            rows.promote_due(turn.connection, queue, self._clock.wall_ms())
         if gone:
             commits.forget_sessions(turn.connection, gone)
 

@@ -8,6 +8,7 @@ from typing import cast
 
 from pxrs.errors import (
     CommitConflict,
+    Fenced,
     InvalidRequest,
     PartitionNotFound,
     SessionLost,
@@ -16,6 +17,7 @@ from pxrs.errors import (
 from pxrs.stores.api import Stores
 from pxrs.testing.conformance.lab import Lab, Suite, Violation
 from pxrs.testing.conformance.log import BESIDE, HERE, must_wake
+from pxrs.testing.conformance.queue_tools import HELD, Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import (
     append,
     batch,
@@ -26,7 +28,17 @@ from pxrs.testing.conformance.tools import (
     value_of,
     values_in,
 )
-from pxrs.types import Appended, Check, Delete, LogPartition, Put, Versioned
+from pxrs.types import (
+    Appended,
+    Check,
+    Delete,
+    Held,
+    LogPartition,
+    NewItem,
+    Put,
+    QueueChange,
+    Versioned,
+)
 
 suite = Suite()
 
@@ -241,3 +253,116 @@ def check_every_effect_has_its_checkpoint(lab: Lab) -> None:
     expected = {number: b"%d" % (number + 1) for number in range(rounds)}
     same(values_in(handles[0].log, HERE), expected, "the messages")
     same(value_of(handles[0].coord, "n"), b"%d" % rounds, "the record")
+
+
+def change_of(worker: Worker, *remove: Held) -> QueueChange:
+    """Remove these, put one item into each of two queues."""
+    new = tuple(NewItem(queue=queue, body=b"new") for queue in ("q", "p"))
+    return QueueChange(worker.holder, remove, new)
+
+
+def worker_with_item(stores: Stores) -> tuple[Worker, Held]:
+    """A worker that holds an item of `q`, the only one there is."""
+    worker = Worker(stores)
+    worker.put(b"work")
+    return worker, worker.take_one().held
+
+
+def require_still_held(lab: Lab, worker: Worker, held: Held) -> None:
+    """Nothing was done to the queues: the item is held, and nothing was put."""
+    stores = lab.open()
+    same(states_of(stores), {b"work": HELD}, "the items")
+    same([queue.name for queue in stores.queues.all()], ["q"], "the queues")
+    same(stores.queues.applied(worker.holder), False, "whether it was applied")
+    worker.apply(remove=[held])
+
+
+@suite
+def check_queues_change_with_the_rest(lab: Lab) -> None:
+    """A block removes and puts items together with its writes and messages, and tells the ids."""
+    stores, other = new_stores(lab), lab.open()
+    worker, held = worker_with_item(stores)
+    version = put(stores.coord, "k", b"old")
+    with stores.atomic() as tx:
+        tx.queue(change_of(worker, held))
+        tx.check(Check("k", version))
+        tx.write(Put("k", b"new"))
+        tx.append(HERE, batch(b"a"))
+        same(states_of(other), {b"work": HELD}, "the items while the block is open")
+        same(tx.queued, [], "what is told while it is open")
+    found = [item.id for queue in ("q", "p") for item in look(other, queue)]
+    same(tx.queued, found, "the ids")
+    same([bodies(look(other, queue)) for queue in ("q", "p")], [[b"new"], [b"new"]], "the items")
+    same((value_of(other.coord, "k"), values_in(other.log, HERE)), (b"new", {0: b"a"}), "the rest")
+    same(other.queues.stats("q").done, 1, "what is done")
+    same(other.queues.applied(worker.holder), True, "whether it was applied")
+
+
+@suite
+def check_conflict_leaves_queues_alone(lab: Lab) -> None:
+    """A check that does not hold, or an append that can't be done, keeps queues as they were."""
+    stores = new_stores(lab)
+    worker, held = worker_with_item(stores)
+    stale = put(stores.coord, "k", b"older")
+    put(stores.coord, "k", b"old")
+    with raises(CommitConflict), stores.atomic() as tx:
+        tx.check(Check("k", stale))
+        tx.queue(change_of(worker, held))
+        tx.append(HERE, batch(b"a"))
+    with raises(PartitionNotFound), stores.atomic() as tx:
+        tx.queue(change_of(worker, held))
+        tx.append(LogPartition("t-1", 9), batch(b"a"))
+    with raises(ChangedMindError), stores.atomic() as tx:
+        tx.queue(change_of(worker, held))
+        raise ChangedMindError
+    require_still_held(lab, worker, held)
+    require_untouched(lab)
+
+
+@suite
+def check_lost_item_rolls_back(lab: Lab) -> None:
+    """An item that is not held any more, or a session that is over, undoes the whole block."""
+    stores = new_stores(lab)
+    worker, held = worker_with_item(stores)
+    put(stores.coord, "k", b"old")
+    ended = Worker(stores)
+    ended.session.close()
+    for change, error in (
+        (change_of(worker, held._replace(delivery=held.delivery + 1)), Fenced),
+        (change_of(Worker(stores), held), Fenced),
+        (change_of(ended, held), SessionLost),
+    ):
+        with raises(error), stores.atomic() as tx:
+            tx.write(Put("k", b"new"), Put("new", b"1"))
+            tx.append(HERE, batch(b"a"))
+            tx.queue(change)
+    require_still_held(lab, worker, held)
+    require_untouched(lab)
+
+
+@suite
+def check_a_block_changes_queues_once(lab: Lab) -> None:
+    """A second change of queues in one block, and a bad one, is refused; nothing is done."""
+    stores = new_stores(lab)
+    worker, held = worker_with_item(stores)
+    put(stores.coord, "k", b"old")
+    with raises(InvalidRequest), stores.atomic() as tx:
+        tx.write(Put("k", b"new"))
+        tx.queue(change_of(worker, held))
+        tx.queue(change_of(Worker(stores)))
+    with raises(InvalidRequest), stores.atomic() as tx:
+        tx.write(Put("k", b"new"))
+        tx.queue(change_of(worker, held, held))
+    require_still_held(lab, worker, held)
+    require_untouched(lab)
+
+
+@suite
+def check_blocks_wake_takers(lab: Lab) -> None:
+    """What a block put wakes those who wait for items."""
+    stores, other = new_stores(lab), lab.open()
+    watch = other.queues.watch("p")
+    with stores.atomic() as tx:
+        tx.queue(change_of(Worker(stores)))
+    must_wake(lab, watch, "a block's put")
+    watch.close()

@@ -371,3 +371,6 @@ def check_reap_knows_nothing_to_wait_for(lab: Lab) -> None:
     worker.put(b"a", b"b")
     worker.take_one()
     same(worker.queues.reap(), None, "when to look again")
+    worker.put(b"c", delay=soon(lab))
+    let_time_pass(lab, worker.stores)
+    same(worker.queues.reap(), None, "when to look again at what is due already")

@@ -1,0 +1,175 @@
+"""Queues on SQLite where its own ways matter: files, processes, the caller's transactions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pxrs.errors import Fenced, InsideTransaction
+from pxrs.stores.queue_rules import REMEMBERED, REMEMBERED_FOR
+from pxrs.stores.sqlite.stores import SqliteStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of
+from pxrs.types import ItemState, NewItem, QueueChange
+
+pytestmark = pytest.mark.engine("sqlite")
+
+TABLES = ("queues", "queue_items", "queue_bodies", "queue_seen")
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[SqliteStores]:
+    stores = SqliteStores(str(tmp_path / "s.db"), busy_timeout=0.3)
+    yield stores
+    stores.close()
+
+
+@pytest.fixture
+def mine(stores: SqliteStores, tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    mine = sqlite3.connect(tmp_path / "s.db", isolation_level=None, timeout=0.3)
+    mine.execute("CREATE TABLE orders (id)")
+    yield mine
+    mine.close()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def timed(tmp_path: Path, clock: VirtualClock) -> Iterator[SqliteStores]:
+    stores = SqliteStores(str(tmp_path / "t.db"), clock=clock)
+    yield stores
+    stores.close()
+
+
+# In the caller's own transaction
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_change_lands_or_goes_with_the_callers_transaction(
+    stores: SqliteStores, mine: sqlite3.Connection, commits: bool
+) -> None:
+    worker = Worker(stores)
+    worker.put(b"work")
+    held = worker.take_one().held
+    mine.execute("BEGIN")
+    mine.execute("INSERT INTO orders VALUES (1)")
+    with stores.atomic(mine) as tx:
+        new = NewItem(queue="p", body=bytes(5000), dedupe="d", dedupe_window=60.0)
+        tx.queue(QueueChange(worker.holder, (held,), (new,)))
+    assert len(tx.queued) == 1
+    assert states_of(stores) == {b"work": ItemState.HELD}
+    mine.execute("COMMIT" if commits else "ROLLBACK")
+    orders = mine.execute("SELECT count(*) FROM orders").fetchone()[0]
+    assert orders == commits
+    assert (look(stores) == []) == commits
+    assert [len(item.body) for item in look(stores, "p")] == ([5000] if commits else [])
+    assert stores.queues.applied(worker.holder) == commits
+    if not commits:
+        assert worker.apply(remove=[held], put=[new]) == [1]
+
+
+def test_a_refused_change_leaves_the_callers_transaction_as_it_was(
+    stores: SqliteStores, mine: sqlite3.Connection
+) -> None:
+    worker = Worker(stores)
+    worker.put(b"1", b"2")
+    first, second = worker.take(2)
+    worker.release(second)
+    mine.execute("BEGIN")
+    mine.execute("INSERT INTO orders VALUES (1)")
+    with pytest.raises(Fenced), stores.atomic(mine) as tx:
+        new = NewItem(queue="p", body=b"new")
+        tx.queue(QueueChange(worker.holder, (first.held, second.held), (new,)))
+    mine.execute("COMMIT")
+    assert mine.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+    assert states_of(stores) == {b"1": ItemState.HELD, b"2": ItemState.READY}
+    assert stores.queues.find("p") is None
+
+
+def test_calls_inside_an_open_transaction_say_so(
+    stores: SqliteStores, mine: sqlite3.Connection
+) -> None:
+    worker = Worker(stores)
+    worker.put(b"1")
+    for connection in (None, mine):
+        with stores.atomic(connection):
+            for call in (worker.take, worker.apply, lambda: worker.put(b"2")):
+                with pytest.raises(InsideTransaction):
+                    call()
+    assert bodies(look(stores)) == [b"1"]
+
+
+# Upkeep of its own
+
+
+def test_a_late_front_is_not_followed_before_anybody_has_looked(
+    timed: SqliteStores, clock: VirtualClock
+) -> None:
+    worker = Worker(timed)
+    worker.put(b"1", b"2", b"3", key="k")
+    worker.put(b"other")
+    worker.take_one(lock_for=0.05)
+    clock.advance(0.06)
+    assert bodies(worker.take(1)) == [b"other"]
+    assert [(item.body, item.held.delivery) for item in worker.take(1)] == [(b"1", 2)]
+
+
+def test_a_busy_queue_does_not_keep_another_from_being_looked_after(
+    timed: SqliteStores, clock: VirtualClock
+) -> None:
+    mortal, worker = Worker(timed), Worker(timed)
+    mortal.put(b"lost", key="k", queue="b")
+    mortal.take_one("b")
+    for queue in ("a", "b"):
+        worker.put(*[b"fine"] * 50, queue=queue)
+    mortal.session.close()
+    got: list[bytes] = []
+    for _ in range(20):
+        clock.advance(0.11)
+        worker.take_one("a")
+        got.append(worker.take_one("b").body)
+    assert b"lost" in got
+
+
+def test_commits_are_forgotten_in_the_end(timed: SqliteStores, clock: VirtualClock) -> None:
+    ended, living = timed.coord.session(60.0), timed.coord.session(86_000.0)
+    for session in (ended, living):
+        for _ in range(3 * REMEMBERED):
+            last = Worker(timed, session)
+            last.apply()
+        assert timed.queues.applied(last.holder)
+    assert count(timed, "queue_commits") <= 4 * REMEMBERED
+    ended.close()
+    timed.queues.reap()
+    assert count(timed, "queue_commits") > 2 * REMEMBERED - 2
+    clock.advance(REMEMBERED_FOR)
+    timed.queues.reap()
+    assert 0 < count(timed, "queue_commits") <= 2 * REMEMBERED
+    assert timed.queues.applied(last.holder)
+
+
+def test_nothing_is_left_of_what_is_gone(stores: SqliteStores) -> None:
+    worker = Worker(stores)
+    for queue in ("a", "b"):
+        item = NewItem(queue=queue, body=bytes(9000), key="k", dedupe="d", dedupe_window=60.0)
+        worker.apply(put=[item, NewItem(queue=queue, body=bytes(9000), delay=60.0)])
+        worker.put(*[bytes(3000)] * 4, queue=queue)
+        worker.take(2, queue)
+    worker.apply(*worker.take(1, "a"))
+    stores.queues.purge("a", tuple(ItemState))
+    assert count(stores, "queue_bodies") == 6
+    for queue in ("a", "b"):
+        stores.queues.delete(queue)
+    assert [count(stores, table) for table in TABLES] == [0] * len(TABLES)
+
+
+def count(stores: SqliteStores, table: str) -> int:
+    with stores.database.reading() as connection:
+        number: int = connection.execute(f"SELECT count(*) FROM pxrs_{table}").fetchone()[0]
+    return number
