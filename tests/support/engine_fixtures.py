@@ -47,6 +47,11 @@ def server_url(name: str) -> str:
         raise
 
 
+def place_in(name: str) -> str:
+    """A place of its own in the shared etcd or ZooKeeper."""
+    return f"{server_url(name)}/t-{secrets.token_hex(6)}"
+
+
 @pytest.fixture
 def new_engine() -> Iterator[NewEngine]:
     """Starts an engine for this test alone, which may stop, kill and restart it."""
@@ -99,13 +104,13 @@ def mariadb_url() -> Iterator[str]:
 @pytest.fixture
 def etcd_url() -> str:
     """A prefix of its own in the shared etcd."""
-    return f"{server_url('etcd')}/t-{secrets.token_hex(6)}"
+    return place_in("etcd")
 
 
 @pytest.fixture
 def zookeeper_url() -> str:
     """A folder of its own in the shared ZooKeeper."""
-    return f"{server_url('zookeeper')}/t-{secrets.token_hex(6)}"
+    return place_in("zookeeper")
 
 
 @pytest.fixture
