@@ -8,9 +8,10 @@ import sqlite3
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import psycopg
 import pytest
 
 import pxrs
@@ -50,13 +51,7 @@ def consume(url: str, name: str) -> None:
         if messages:
             try:
                 with consumer.transaction() as tx:
-                    tx.connection.executemany(
-                        "INSERT INTO ledger VALUES (?, ?, ?, ?, ?)",
-                        [
-                            (m.partition, m.offset, m.key.decode(), int(m.value), m.fence.epoch)
-                            for m in messages
-                        ],
-                    )
+                    tx.execute(_insert(messages))
                 outcome = "committed"
             except pxrs.Fenced:
                 outcome = "fenced"
@@ -64,15 +59,27 @@ def consume(url: str, name: str) -> None:
                 say(outcome)
 
 
-class World:
-    """The store, the load and the members of one test."""
+def _insert(messages: list[pxrs.Message]) -> str:
+    """The same statement for every engine."""
+    rows = ",".join(
+        f"({m.partition}, {m.offset}, '{m.key.decode()}', {int(m.value)}, {m.fence.epoch})"
+        for m in messages
+    )
+    return f"INSERT INTO ledger (part, place, key, number, epoch) VALUES {rows}"
 
-    def __init__(self, folder: Path) -> None:
-        self.url = f"sqlite:///{folder}/chaos.db"
+
+class World:
+    """The store, the load and the members of one test. `ledger` runs SQL in the same database."""
+
+    def __init__(self, url: str, ledger: Any, id_type: str) -> None:
+        self.url = url
         self.px = pxrs.connect(self.url)
         self.px.create_topic(TOPIC, partitions=PARTITIONS)
-        self.ledger = sqlite3.connect(folder / "chaos.db", isolation_level=None)
-        self.ledger.execute("CREATE TABLE ledger (partition, offset, key, number, epoch)")
+        self.ledger = ledger
+        self.ledger.execute(
+            f"CREATE TABLE ledger (id {id_type} PRIMARY KEY, part BIGINT, place BIGINT, "
+            "key TEXT, number BIGINT, epoch BIGINT)"
+        )
         self.members: dict[str, Child] = {}
         self._stop = threading.Event()
         self.sent = 0
@@ -122,9 +129,25 @@ class World:
         self.wait(lambda: sum(claim.checkpoint or 0 for claim in self.claims()) == self.sent)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+def _sqlite_world(request: pytest.FixtureRequest) -> World:
+    path = request.getfixturevalue("tmp_path") / "chaos.db"
+    ledger = sqlite3.connect(path, isolation_level=None)
+    return World(f"sqlite:///{path}", ledger, "INTEGER")
+
+
+def _postgres_world(request: pytest.FixtureRequest) -> World:
+    url = request.getfixturevalue("postgres_url")
+    return World(url, psycopg.connect(url, autocommit=True), "BIGSERIAL")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(_sqlite_world, id="sqlite", marks=pytest.mark.engine("sqlite")),
+        pytest.param(_postgres_world, id="postgres", marks=pytest.mark.engine("postgres")),
+    ]
+)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    world: World = request.param(request)
     yield world
     for child in world.members.values():
         child.kill()
@@ -134,7 +157,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.px.close()
 
 
-@pytest.mark.engine("sqlite")
 def test_nothing_is_lost_doubled_or_disordered(world: World) -> None:
     rng = random.Random(4711)
     refused = 0
@@ -170,7 +192,9 @@ def _freeze_and_wake(world: World, victim: str) -> bool:
 
 
 def _assert_ledger_is_right(world: World) -> None:
-    rows = world.ledger.execute("SELECT partition, offset, key, number FROM ledger").fetchall()
+    rows = world.ledger.execute(
+        "SELECT part, place, key, number FROM ledger ORDER BY id"
+    ).fetchall()
     assert len(rows) == world.sent
     assert len({(partition, offset) for partition, offset, _, _ in rows}) == world.sent
     assert sorted(number for *_, number in rows) == list(range(world.sent))
@@ -179,6 +203,6 @@ def _assert_ledger_is_right(world: World) -> None:
         by_key[key].append(number)
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
     epochs: defaultdict[int, list[int]] = defaultdict(list)
-    for partition, epoch in world.ledger.execute("SELECT partition, epoch FROM ledger"):
+    for partition, epoch in world.ledger.execute("SELECT part, epoch FROM ledger ORDER BY id"):
         epochs[partition].append(epoch)
     assert all(found == sorted(found) for found in epochs.values())

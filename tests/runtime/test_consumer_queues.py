@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import pxrs
 
-ENGINES = [
-    pytest.param("memory", marks=pytest.mark.engine("memory")),
-    pytest.param("sqlite", marks=pytest.mark.engine("sqlite")),
-]
 
-
-@pytest.fixture(params=ENGINES)
-def px(request: pytest.FixtureRequest, tmp_path: Path) -> pxrs.Pxrs:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/px.db"
-    opened = pxrs.connect(url)
-    request.addfinalizer(opened.close)
-    opened.create_topic("orders", partitions=1)
-    with opened.producer() as producer:
+@pytest.fixture
+def px(px: pxrs.Pxrs) -> pxrs.Pxrs:
+    """With two messages to consume."""
+    px.create_topic("orders", partitions=1)
+    with px.producer() as producer:
         producer.send("orders", b"one")
         producer.send("orders", b"two")
-    return opened
+    return px
 
 
 def test_items_are_put_and_removed_with_the_checkpoint(px: pxrs.Pxrs) -> None:
@@ -73,3 +64,16 @@ def test_no_queue_session_is_opened_for_a_checkpoint_alone(px: pxrs.Pxrs) -> Non
             assert tx.in_hand == 0
     desk = px._desk()
     assert desk.keeper._session is None
+
+
+def test_an_item_that_cannot_be_read_is_not_removed(px: pxrs.Pxrs) -> None:
+    px.put("stock", "not json")
+    with px.transaction(serde=pxrs.JSON()) as tx:
+        with pytest.raises(Exception, match="malformed"):
+            tx.take("stock", timeout=0)
+        assert tx.in_hand == 0
+    with px.transaction() as tx:
+        item = tx.take("stock", timeout=10)
+        assert item is not None
+        assert item.value == "not json"
+        assert "malformed" in item.error

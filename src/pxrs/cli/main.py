@@ -17,6 +17,7 @@ from pxrs.cli.options import Settings, shared
 from pxrs.cli.produce import produce
 from pxrs.cli.queues import queues
 from pxrs.cli.read import read
+from pxrs.cli.store import store
 from pxrs.cli.topics import topics
 
 
@@ -54,7 +55,7 @@ def cli() -> None:
     """
 
 
-for command in (topics, produce, read, consume, groups, queues, dlq, demo):
+for command in (topics, produce, read, consume, groups, queues, dlq, store, demo):
     cli.add_command(command)
 
 

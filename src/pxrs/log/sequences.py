@@ -62,12 +62,10 @@ def judge(state: ProducerState | None, batch: Batch, base: int) -> Verdict:
     if state is None:
         return Fresh(ProducerState(epoch, (seen,)))
     if epoch < state.epoch:
-        return ProducerFenced(
-            f"producer {batch.producer_id} is at epoch {state.epoch}; epoch {epoch} is over"
-        )
+        return fenced(batch, state.epoch)
     if epoch > state.epoch:
         if sequence != 0:
-            return _gap(batch, 0)
+            return gap(batch, 0)
         return Fresh(ProducerState(epoch, (seen,)))
     last = state.batches[-1]
     expected = (last.sequence + last.length) % SEQUENCES
@@ -76,10 +74,18 @@ def judge(state: ProducerState | None, batch: Batch, base: int) -> Verdict:
     for known in state.batches:
         if known.sequence == sequence and known.length == batch.count:
             return Duplicate(known.base)
-    return _gap(batch, expected)
+    return gap(batch, expected)
 
 
-def _gap(batch: Batch, expected: int) -> SequenceGap:
+def fenced(batch: Batch, epoch: int) -> ProducerFenced:
+    """The producer has gone on to a higher epoch."""
+    return ProducerFenced(
+        f"producer {batch.producer_id} is at epoch {epoch}; epoch {batch.producer_epoch} is over"
+    )
+
+
+def gap(batch: Batch, expected: int) -> SequenceGap:
+    """What came before the batch never came."""
     return SequenceGap(
         f"producer {batch.producer_id} sent sequence {batch.base_sequence} where {expected} "
         f"has to follow, and it repeats none of the last {WINDOW} batches"

@@ -24,11 +24,12 @@ from pxrs.errors import (
 )
 from pxrs.log.batches import set_base_offset
 from pxrs.log.sequences import Duplicate, Fresh, ProducerState, judge, pack, unpack
+from pxrs.log.stored import first_kept, storable, up_to_a_hole
 from pxrs.stores.api import validate_batch
 from pxrs.stores.sqlite.control import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
-from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition, StoredBatch
+from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 # A dropped topic's partitions are renamed first, so that nobody finds them while they go. The
@@ -126,7 +127,7 @@ class SqliteLog:
             while True:
                 part = self._place(connection, where).id
                 row = connection.execute(
-                    _PLACE, (_storable(offset), part, where.topic_id)
+                    _PLACE, (storable(offset), part, where.topic_id)
                 ).fetchone()
                 if row is None:
                     # Dropped by somebody else: look whether it was made again.
@@ -138,10 +139,10 @@ class SqliteLog:
                 if offset == end:
                     return Fetched([], start, end)
                 rows = connection.execute(
-                    _FETCH, (part, first, _storable(max_bytes), end)
+                    _FETCH, (part, first, storable(max_bytes), end)
                 ).fetchall()
                 if rows and rows[0][0] <= offset < rows[0][1]:
-                    return Fetched(_up_to_a_hole(rows), start, end)
+                    return Fetched(up_to_a_hole(rows), start, end)
                 # Retention may have removed the batch between the two statements: look again.
                 if row == before:
                     raise _missing(connection, part, where, offset, end)
@@ -168,7 +169,7 @@ class SqliteLog:
             row = connection.execute(
                 "SELECT base FROM pxrs_log_batches WHERE part = ? AND max_timestamp >= ? "
                 "ORDER BY base LIMIT 1",
-                (part, _storable(timestamp)),
+                (part, storable(timestamp)),
             ).fetchone()
         return row[0] if row else None
 
@@ -177,7 +178,7 @@ class SqliteLog:
             part = self._find(connection, where).id
         while True:
             trimmed = self._database.write(
-                lambda turn: _trim(turn.connection, part, _storable(before))
+                lambda turn: _trim(turn.connection, part, storable(before))
             )
             if trimmed is None:
                 raise TopicNotFound(where.topic_id)
@@ -340,21 +341,6 @@ class _Heads:
             )
 
 
-def _storable(number: int) -> int:
-    """The number, or the nearest that a column can hold: no offset or time lies beyond."""
-    return max(-(2**63), min(number, 2**63 - 1))
-
-
-def _up_to_a_hole(rows: Sequence[tuple[int, int, bytes]]) -> list[StoredBatch]:
-    """The batches that follow each other. What follows a missing one is for the next fetch."""
-    batches = [StoredBatch(*rows[0])]
-    for row in rows[1:]:
-        if row[0] != batches[-1].next:
-            break
-        batches.append(StoredBatch(*row))
-    return batches
-
-
 def _missing(
     connection: sqlite3.Connection, part: int, where: LogPartition, offset: int, end: int
 ) -> DamagedBatch:
@@ -379,19 +365,11 @@ def _size_of(connection: sqlite3.Connection, part: int) -> int:
 def _first_kept(
     connection: sqlite3.Connection, part: int, before_timestamp: int | None, max_bytes: int | None
 ) -> int:
-    """The base of the first batch that stays; the newest one always does."""
     rows: list[tuple[int, int, int]] = connection.execute(
         "SELECT base, max_timestamp, size FROM pxrs_log_batches WHERE part = ? ORDER BY base",
         (part,),
     ).fetchall()
-    total = sum(size for _, _, size in rows)
-    for base, newest, size in rows:
-        old = before_timestamp is not None and newest < before_timestamp
-        over = max_bytes is not None and total > max_bytes
-        if not old and not over:
-            return base
-        total -= size
-    return rows[-1][0] if rows else 0
+    return first_kept(rows, before_timestamp, max_bytes)
 
 
 class _Trimmed(NamedTuple):

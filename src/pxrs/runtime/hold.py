@@ -116,6 +116,15 @@ class Hold:
         doubts = tuple(self.asked) if with_doubts else ()
         return GivenBack(self.holder, tuple(releases), doubts)
 
+    def surrender(self, items: Sequence[Delivery], error: str) -> None:
+        """Give back some of what was taken; the transaction goes on without it."""
+        unwanted = {delivery.held for delivery in items}
+        given = self.given_back(error, with_doubts=False)
+        # In place: whoever cleans up after a dropped transaction looks at the same list.
+        self.taken[:] = [each for each in self.taken if each.held not in unwanted]
+        releases = tuple(release for release in given.releases if release.held in unwanted)
+        self._desk.keeper.give_back(GivenBack(given.holder, releases))
+
     def release(self, error: str) -> None:
         """Give everything back. While the store is away it waits, at most for the session's end."""
         if not self.taken and not self.asked:

@@ -38,8 +38,12 @@ class Transaction(UnitOfWork):
             if self._given is not None:
                 # The caller need not ask for the connection: it has it.
                 self._open_atomic()
-        except BaseException:
-            self._checkpoint.end()
+        except BaseException as error:
+            # One that never began is left by an exception too: the next poll must not count it.
+            try:
+                self._checkpoint.rewind_after(error)
+            finally:
+                self._checkpoint.end()
             raise
         self._inside = True
         return self

@@ -30,7 +30,7 @@ from pxrs.runtime.outgoing import Outgoing
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.queue_rules import validate_item
-from pxrs.types import Delivery, Header, NewItem, QueueChange
+from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 _CAREFUL_WAIT = 5.0
@@ -134,12 +134,27 @@ class UnitOfWork:
             items, due = self._hold.take(queue, most_items, policy, lock_for)
             if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
-            return [self._as_item(delivery) for delivery in items], due
+            try:
+                return [self._as_item(delivery) for delivery in items], due
+            except Exception as error:
+                # Nobody has read it, so no commit may remove it.
+                self._hold.surrender(items, describe(error))
+                raise
 
     @property
     def is_open(self) -> bool:
         """Whether it was neither committed nor rolled back."""
         return not self._ended
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its session is over, and everything it held is free."""
+        return self._hold.is_lost
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds its items, as the store knows it."""
+        return self._hold.holder
 
     @property
     def in_hand(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
-from pxrs.errors import ConfigError
+from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import NO_MESSAGES, CompositeStores
 
@@ -50,11 +51,53 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
     )
 
 
+class Migrated(NamedTuple):
+    """The versions of a store's tables before and after; None where there are no versions."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None) -> list[Migrated]:
+    """Bring every place that the URL names to this version of pxrs, creating what is not there.
+
+    Opening a store does that too; this is for whoever may change tables where others may not.
+    """
+    done = []
+    for place in split_url(url, coord, log).urls():
+        parsed = parse_url(place)
+        if parsed.scheme in ("postgresql", "postgres"):
+            from pxrs.config_engines import postgres_settings
+
+            settings = postgres_settings(parsed)
+            with _needing("postgresql://", "postgres"):
+                from pxrs.stores.postgres.database import migrate
+            done.append(Migrated(*migrate(settings.conninfo, settings.schema)))
+        else:
+            _opener(parsed)(parsed).close()
+            done.append(Migrated())
+    return done
+
+
+@contextmanager
+def _needing(what: str, extra: str) -> Iterator[None]:
+    """Imports of a backend that has to be asked for when pxrs is installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(what, extra) from error
+
+
 def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
-    part = _OPENERS[parsed.scheme](parsed)
+    part = _opener(parsed)(parsed)
     opened.append(part)
     return part
+
+
+def _opener(url: StoreUrl) -> Callable[[StoreUrl], Opened]:
+    """By the scheme, without the driver that may stand behind a plus."""
+    return _OPENERS[url.scheme.partition("+")[0]]
 
 
 def _place(url: str) -> str:
@@ -80,6 +123,22 @@ def _memory(url: StoreUrl) -> Opened:
 
     refuse_unknown(url.options, set(), "memory://")
     return _whole(open_memory(url.place))
+
+
+def _postgres(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import postgres_settings
+
+    settings = postgres_settings(url)
+    with _needing("postgresql://", "postgres"):
+        from pxrs.stores.postgres.stores import PostgresStores
+    stores = PostgresStores(
+        settings.conninfo,
+        schema=settings.schema,
+        connections=settings.connections,
+        busy_timeout=settings.busy_timeout,
+        url=settings.url,
+    )
+    return Opened(stores.close, stores.coord, stores.log, whole=stores)
 
 
 def _etcd(url: StoreUrl) -> Opened:
@@ -109,9 +168,35 @@ def _with_recipe(coord: CoordStore) -> Opened:
     return Opened(close, coord=coord, queues=queues)
 
 
+def _nats(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import nats_settings
+
+    settings = nats_settings(url)
+    with _needing("nats://", "nats"):
+        from pxrs.log.jetstream.log import JetStreamLog
+    log = JetStreamLog(settings)
+    return Opened(log.close, log=log)
+
+
+def _sql(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import sql_settings
+
+    settings = sql_settings(url)
+    with _needing(f"{url.scheme}://", "sql"):
+        from pxrs.stores.sql.coord import SqlCoord
+    coord = SqlCoord(settings.url, settings.shown)
+    return Opened(coord.close, coord=coord)
+
+
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
     "etcd": _etcd,
     "zookeeper": _zookeeper,
+    "nats": _nats,
+    "mysql": _sql,
+    "mariadb": _sql,
+    "oracle": _sql,
 }

@@ -37,6 +37,18 @@ class Wakeups(Generic[T]):
                 if any(map(wants, changed)):
                     watch.wake()
 
+    def wanted(self) -> list[Callable[[T], bool]]:
+        """What the open watches wait for."""
+        with self._lock:
+            return list(self._watches.values())
+
+    def wake(self, whose: Callable[[Callable[[T], bool]], bool]) -> None:
+        """Wake those who may have missed something, by what they wait for."""
+        with self._lock:
+            for watch, wants in self._watches.items():
+                if whose(wants):
+                    watch.wake()
+
     def reconsider(self) -> None:
         """Let those who sleep ask again how long they may."""
         with self._lock:
@@ -48,6 +60,13 @@ class Wakeups(Generic[T]):
         with self._lock:
             for watch in list(self._watches):
                 watch.close()
+
+    def abandon(self, lock: threading.RLock) -> None:
+        """In a forked child: nobody would ever wake them, and the lock may be held by nobody."""
+        for watch in self._watches:
+            watch.abandon(lock)
+        self._lock = lock
+        self._watches = {}
 
     def _forget(self, watch: LocalWatch) -> None:
         self._watches.pop(watch, None)
@@ -103,3 +122,8 @@ class LocalWatch:
             self._closed = True
             self._forget(self)
             self._changed.notify_all()
+
+    def abandon(self, lock: threading.RLock) -> None:
+        """In a forked child: waits for nothing any more."""
+        self._changed = threading.Condition(lock)
+        self._closed = True

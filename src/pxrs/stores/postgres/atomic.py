@@ -1,0 +1,294 @@
+"""One PostgreSQL transaction across the coordination store, the log and the caller's own tables."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.errors import (
+    CommitConflict,
+    InvalidRequest,
+    NotAtomic,
+    PxrsError,
+    TransactionConflict,
+)
+from pxrs.log.postgres import PostgresLog
+from pxrs.stores.api import validate_batch, validate_commit
+from pxrs.stores.connections import Lent, Loan, borrow
+from pxrs.stores.postgres.coord import PostgresCoord
+from pxrs.stores.postgres.database import Database, Pg, run
+from pxrs.stores.postgres.ears import Ears
+from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
+from pxrs.stores.postgres.sessions import Sessions
+from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, QueueChange, Write
+
+# Seconds, if no session of this process says otherwise.
+_IDLE = 10.0
+# So long a commit without an answer may stay undecided, and so often it is asked after.
+_UNDECIDED = 15.0
+_ASK_AGAIN = 0.05
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+# A process that freezes must not hold anything for longer than its session. A stricter setting of
+# the database stays. The block's name tells at its end whether it is still the same transaction.
+_MARK = """SELECT set_config('pxrs.block', %s, true),
+    set_config('idle_in_transaction_session_timeout', coalesce(least(nullif(
+        extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000,
+        0), %s::numeric), %s::numeric)::int::text, true)"""
+_STILL_IN_IT = """SELECT current_setting('pxrs.block', true) = %s, pg_current_xact_id()::text"""
+
+
+class PostgresAtomic:
+    """See `pxrs.stores.api.Atomic`.
+
+    Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
+    or inside a transaction that the caller began and will commit. Then nobody can be notified
+    after the commit, and others notice within a second. A connection that comes as `Lent` is
+    committed by pxrs in any case.
+
+    What was collected is applied last, so no row of pxrs is locked while the caller works.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        coord: PostgresCoord,
+        log: PostgresLog,
+        ears: Ears,
+        sessions: Sessions,
+        connection: Any,
+    ) -> None:
+        self._database = database
+        self._coord = coord
+        self._log = log
+        self._ears = ears
+        self._sessions = sessions
+        self._lent = isinstance(connection, Lent)
+        self._loan: Loan | None = None
+        if connection is not None:
+            self._loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
+        self._joined = False
+        self._used = False
+        self._running_on: Pg | None = None
+        self._block = secrets.token_hex(8)
+        self._transaction = ""
+        self._checks: list[Check] = []
+        self._writes: list[Write] = []
+        self._appends: list[Append] = []
+        self.versions: dict[str, int] = {}
+        self.appended: list[Appended] = []
+        self.queued: list[int | None] = []
+
+    @property
+    def joined(self) -> bool:
+        return self._joined and not self._lent
+
+    @property
+    def connection(self) -> Pg:
+        return self._running()
+
+    def check(self, *checks: Check) -> None:
+        self._running()
+        self._checks += checks
+
+    def write(self, *writes: Write) -> None:
+        self._running()
+        self._writes += writes
+
+    def append(self, where: LogPartition, batch: Batch) -> None:
+        self._running()
+        if batch.producer_id >= 0:
+            raise InvalidRequest("a batch inside a transaction carries no producer id")
+        validate_batch(batch)
+        self._appends.append(Append(where, batch))
+
+    def queue(self, change: QueueChange) -> None:
+        raise NotAtomic(f"{self._database.place} has no work queues yet")
+
+    def __enter__(self) -> PostgresAtomic:
+        if self._used:
+            raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
+        connection = self._database.take() if self._loan is None else self._lend(self._loan)
+        try:
+            self._begin(connection)
+        except BaseException as error:
+            self._let_go(connection)
+            if isinstance(error, DRIVER_ERRORS):
+                raise translate(error, self._database.place) from error
+            raise
+        self._running_on = connection
+        self._used = True
+        return self
+
+    def _lend(self, loan: Loan) -> Pg:
+        try:
+            connection = loan.open()
+            self._refuse_other_database(connection)
+        except BaseException:
+            if loan.began:
+                loan.rollback()
+            raise
+        return connection  # type: ignore[no-any-return]
+
+    def _begin(self, connection: Pg) -> None:
+        self._joined = connection.info.transaction_status != TransactionStatus.IDLE
+        if connection.autocommit and not self._joined:
+            connection.execute(_BEGIN)
+        idle = int(1000 * (self._sessions.shortest_ttl or _IDLE))
+        run(connection, _MARK, (self._block, idle, idle))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        connection, self._running_on = self._running(), None
+        self._database.check_not_forked()
+        if error is not None:
+            self._let_go(connection)
+            return
+        try:
+            self._finish(connection)
+        except BaseException as failure:
+            self._let_go(connection)
+            if isinstance(failure, DRIVER_ERRORS):
+                raise translate(failure, self._database.place) from failure
+            raise
+        if self._loan is None:
+            self._database.give_back(connection)
+
+    def _finish(self, connection: Pg) -> None:
+        if self._loan is not None:
+            self._loan.flush()
+        self._refuse_ended(connection)
+        validate_commit(self._checks, self._writes, self._coord.limits)
+        if self._joined:
+            run(connection, "SAVEPOINT pxrs")
+            try:
+                applied = self._apply(connection)
+            except BaseException:
+                if not was_cut(connection):
+                    run(connection, "ROLLBACK TO pxrs")
+                raise
+            finally:
+                if not was_cut(connection):
+                    run(connection, "RELEASE pxrs")
+        else:
+            applied = self._apply(connection)
+        if not self._joined or self._lent:
+            self._commit(connection)
+            self._ears.ring(
+                keys=[write.key for write in self._writes],
+                partitions={append.where for append in self._appends},
+            )
+        self.versions, self.appended = applied
+
+    def _apply(self, connection: Pg) -> tuple[dict[str, int], list[Appended]]:
+        outcome = self._coord.apply(connection, self._checks, self._writes)
+        if isinstance(outcome, Conflict):
+            raise CommitConflict(outcome.current)
+        appended = []
+        for result in self._log.apply(connection, self._appends):
+            if isinstance(result, PxrsError):
+                raise result
+            appended.append(result)
+        return dict(outcome.versions), appended
+
+    def _commit(self, connection: Pg) -> None:
+        try:
+            if self._loan is not None:
+                self._loan.commit()
+            else:
+                connection.execute("COMMIT")
+        except DRIVER_ERRORS as error:
+            if not was_cut(connection):
+                raise
+            self._find_out(error)
+
+    def _find_out(self, lost: BaseException) -> None:
+        """The answer to COMMIT did not come. The server knows what became of the transaction."""
+        deadline = SYSTEM_CLOCK.monotonic() + _UNDECIDED
+        status = None
+        while SYSTEM_CLOCK.monotonic() < deadline:
+            with suppress(PxrsError):
+                ((status,),) = self._database.read(
+                    "SELECT pg_xact_status(%s::text::xid8)", (self._transaction,)
+                )
+                if status != "in progress":
+                    break
+            time.sleep(_ASK_AGAIN)
+        if status == "committed":
+            return
+        if status == "aborted":
+            raise TransactionConflict(
+                f"the connection to {self._database.place} was lost and the transaction rolled "
+                "back; run it again"
+            ) from lost
+        raise lost_answer(lost, self._database.place) from lost
+
+    def _let_go(self, connection: Pg) -> None:
+        """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
+        with suppress(psycopg.Error):
+            if self._loan is None:
+                if not was_cut(connection):
+                    connection.rollback()
+            elif self._lent or not self._joined:
+                self._loan.rollback()
+        if self._loan is None:
+            self._database.give_back(connection)
+
+    def _running(self) -> Pg:
+        if self._running_on is None:
+            raise InvalidRequest("use atomic() as a context manager, and only inside its block")
+        return self._running_on
+
+    def _refuse_ended(self, connection: Pg) -> None:
+        self._database.check_open()
+        still = not connection.closed and (
+            connection.info.transaction_status == TransactionStatus.INTRANS
+        )
+        if still:
+            ((still, self._transaction),) = run(connection, _STILL_IN_IT, (self._block,))
+        if connection.info.transaction_status == TransactionStatus.INERROR:
+            raise InvalidRequest(
+                "a statement of the block failed, so PostgreSQL will not commit it; let its error "
+                "leave the block, or guard the statement with a savepoint"
+            )
+        if not still or (self._loan is not None and self._loan.ended()):
+            raise InvalidRequest(
+                "the transaction was ended inside the block of atomic(); nothing that the block "
+                "collected was applied. Leave COMMIT and ROLLBACK to the block"
+            )
+
+    def _refuse_other_database(self, connection: Any) -> None:
+        if not isinstance(connection, psycopg.Connection):
+            raise NotAtomic(
+                "this store commits on psycopg connections, and SQLAlchemy sessions over them, "
+                f"not on {type(connection).__name__}"
+            )
+        if connection.closed:
+            raise NotAtomic("the connection can't be used here: it is closed")
+        if connection.info.transaction_status not in (
+            TransactionStatus.IDLE,
+            TransactionStatus.INTRANS,
+        ):
+            raise InvalidRequest("the connection is busy, or its transaction has failed")
+        was_idle = connection.info.transaction_status == TransactionStatus.IDLE
+        try:
+            found = self._database.read_store_id(connection)
+        except psycopg.Error as error:
+            raise NotAtomic(
+                f"the connection does not see schema {self._database.schema!r}: {error}"
+            ) from error
+        finally:
+            if was_idle and not connection.closed:
+                connection.rollback()
+        if found != self._database.store_id:
+            raise NotAtomic(f"the connection is not one to {self._database.place}")

@@ -1,0 +1,124 @@
+"""CoordStore on PostgreSQL. `functions.py` has what a commit does.
+
+A record of an ended session is deleted with it, in one transaction: what can be read is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pxrs.errors import InvalidRequest
+from pxrs.stores.api import Watch, validate_commit
+from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.ears import Ears
+from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
+from pxrs.stores.postgres.sessions import PgSession, Sessions
+from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
+
+_LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
+_COLUMNS = "key, value, version, session"
+_LAST = chr(0x10FFFF)
+_GET = f"SELECT {_COLUMNS} FROM @.pxrs_coord WHERE key = %b"
+_LIST = f"""SELECT {_COLUMNS} FROM @.pxrs_coord
+    WHERE key {{compare}} %b AND key <= %b ORDER BY key LIMIT %s"""
+_COMMIT = """SELECT failed, r_key, r_version, r_place, r_value, r_session FROM @.pxrs_commit(
+    %b::text[], %b::int8[], %b::int8[], %b::bytea[], %b::text[], %b::text[])"""
+_MOST_PLACES = 100_000
+
+
+class PostgresCoord:
+    """See `pxrs.stores.api.CoordStore`."""
+
+    limits = _LIMITS
+
+    def __init__(self, database: Database, sessions: Sessions, ears: Ears) -> None:
+        self._database = database
+        self._sessions = sessions
+        self._ears = ears
+        self._get = database.sql(_GET)
+        self._list = {
+            compare: database.sql(_LIST.format(compare=compare)) for compare in (">", ">=")
+        }
+        self._commit = database.sql(_COMMIT)
+        # Where the rows lie that this process has written. A hint: see `pxrs_commit`.
+        self._places: dict[str, str] = {}
+
+    def get(self, key: str) -> Versioned | None:
+        records = self._living(lambda: self._database.read(self._get, (key,)))
+        return records[0] if records else None
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> list[Versioned]:
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        beyond = max(after or "", prefix)
+        compare = ">" if after is not None and after >= prefix else ">="
+        wanted = (beyond, prefix + _LAST, limit)
+        return [*self._living(lambda: self._database.read(self._list[compare], wanted))]
+
+    def _living(self, read: Callable[[], Sequence[Row]]) -> Sequence[Versioned]:
+        """What was read. If nobody looks after sessions, those behind it are looked at first."""
+        rows = read()
+        if any(row[3] is not None for row in rows) and self._sessions.observer.look_if_due():
+            rows = read()
+        return [Versioned(*row) for row in rows]
+
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        validate_commit(checks, writes, self.limits)
+        if not checks and not writes:
+            return Committed({})
+        rows = self._database.write(self._commit, self._parameters(checks, writes))
+        outcome = self._outcome(rows)
+        if isinstance(outcome, Committed):
+            self._ears.ring(keys=[write.key for write in writes])
+        return outcome
+
+    def apply(
+        self, connection: Pg, checks: Sequence[Check], writes: Sequence[Write]
+    ) -> Committed | Conflict:
+        """`commit` inside a transaction; whoever commits it rings."""
+        if not checks and not writes:
+            return Committed({})
+        return self._outcome(run(connection, self._commit, self._parameters(checks, writes)))
+
+    def watch(self, *prefixes: str) -> Watch:
+        return self._ears.watch_keys(prefixes)
+
+    def session(self, ttl: float) -> PgSession:
+        return self._sessions.open(ttl)
+
+    def close(self) -> None:
+        self._sessions.close()
+
+    def _parameters(
+        self, checks: Sequence[Check], writes: Sequence[Write]
+    ) -> tuple[Sequence[object], ...]:
+        """One list per parameter of `pxrs_commit`, in the order of the keys."""
+        expected = {check.key: check.version for check in checks}
+        written = {write.key: write for write in writes}
+        rows = []
+        for key in sorted(expected.keys() | written.keys()):
+            write = written.get(key)
+            version = expected.get(key, -1)
+            if write is None:
+                rows.append((key, CHECK, version, b"", "", ""))
+            elif isinstance(write, Put):
+                place = self._places.get(key, "")
+                rows.append((key, PUT, version, bytes(write.value), write.session or "", place))
+            else:
+                rows.append((key, DELETE, version, b"", "", ""))
+        return tuple(list(column) for column in zip(*rows, strict=True))
+
+    def _outcome(self, rows: Sequence[Row]) -> Committed | Conflict:
+        if rows and rows[0][0]:
+            return Conflict(
+                {
+                    key: None if version is None else Versioned(key, value, version, session)
+                    for _, key, version, _, value, session in rows
+                }
+            )
+        if len(self._places) > _MOST_PLACES:
+            self._places.clear()
+        self._places.update((row[1], row[3]) for row in rows)
+        return Committed({row[1]: row[2] for row in rows})

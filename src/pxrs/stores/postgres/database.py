@@ -1,0 +1,301 @@
+"""One PostgreSQL database: a few connections, and what becomes of the errors they raise.
+
+Every read and every commit is one statement in a transaction of its own, so a connection is
+borrowed for one round trip and no process that freezes holds a lock. That works through a pooler
+in transaction mode as well, as nothing is ever set on a connection.
+
+A write whose connection goes away before the answer came may have been done: `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
+from pxrs.stores.postgres import schema as schemas
+from pxrs.stores.postgres.failures import (
+    DRIVER_ERRORS,
+    is_overtaken,
+    is_victim,
+    lost_answer,
+    translate,
+    was_cut,
+)
+
+Pg = psycopg.Connection[Any]
+Row = tuple[Any, ...]
+
+# So often a commit is run again that was a victim, after a pause that grows: seconds.
+_TRIES = 50
+_GIVE_WAY = 0.001
+_HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+# A peer that can't be reached is noticed, though nothing is sent; seconds, milliseconds.
+_DEFAULTS = {
+    "application_name": "pxrs",
+    "connect_timeout": "10",
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+
+_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+class Database:
+    """Connections to one schema of one database. Thread-safe."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        schema: str = schemas.DEFAULT_SCHEMA,
+        *,
+        connections: int = 8,
+        busy_timeout: float = 10.0,
+    ) -> None:
+        self.schema = schemas.check_schema_name(schema)
+        try:
+            wanted = conninfo_to_dict(conninfo)
+        except psycopg.ProgrammingError as error:
+            raise ConfigError(
+                f"{str(error).strip()}; besides libpq's options, postgresql:// takes schema, "
+                "connections and busy_timeout"
+            ) from None
+        self._conninfo = make_conninfo("", **{**_DEFAULTS, **wanted})
+        self.place = _describe(wanted)
+        self.busy_timeout = busy_timeout
+        self._room = threading.BoundedSemaphore(connections)
+        self._idle: deque[Pg] = deque()
+        self._all: set[Pg] = set()
+        self._lock = threading.Lock()
+        self._closed = ""
+        self._forked = False
+        self._in_fork: list[Callable[[], None]] = []
+        self.pooled = False
+        self.store_id = ""
+        # The versions of the schema before and after it was opened.
+        self.versions = self._open()
+        _open_databases.add(self)
+
+    # Opening and closing
+
+    def _open(self) -> tuple[int, int]:
+        connection = self.connect()
+        try:
+            # A pooler answers with a number of its own when a connection starts.
+            row = connection.execute("SELECT pg_backend_pid()").fetchone()
+            self.pooled = row is None or row[0] != connection.info.backend_pid
+            if self.pooled:
+                connection.prepare_threshold = None
+            version = schemas.found_version(connection, self.schema)
+            schemas.refuse_newer(version, self.schema, self.place)
+            versions = (version, version)
+            if version < schemas.VERSION:
+                versions = schemas.migrate(connection, self.schema, self.place)
+            self.store_id = self.read_store_id(connection)
+        except DRIVER_ERRORS as error:
+            self.drop(connection)
+            raise translate(error, self.place) from error
+        except BaseException:
+            self.drop(connection)
+            raise
+        self._idle.append(connection)
+        return versions
+
+    def read_store_id(self, connection: Pg) -> str:
+        """The mark that tells this store from any other, as this connection sees it."""
+        found = run(connection, self.sql("SELECT value FROM @.pxrs_meta WHERE name = 'id'"))
+        return str(found[0][0]) if found else ""
+
+    def connect(self) -> Pg:
+        """A connection of its own, for the caller to `drop`. Not through any pool of ours."""
+        try:
+            connection: Pg = psycopg.connect(self._conninfo, autocommit=True)
+        except psycopg.Error as error:
+            raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
+        connection.prepare_threshold = None if self.pooled else 2
+        with self._lock:
+            self._all.add(connection)
+        return connection
+
+    def drop(self, connection: Pg) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._all.discard(connection)
+        with suppress(psycopg.Error):
+            connection.close()
+
+    def sql(self, statement: str) -> str:
+        """The statement with `@.` replaced by the schema."""
+        return schemas.in_schema(statement, self.schema)
+
+    def close(self) -> None:
+        """Close all connections; those in use when they come back."""
+        if not self._closed:
+            self._closed = "the store was closed"
+            _open_databases.discard(self)
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.drop(self._idle.pop())
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise Closed(self._closed)
+
+    def check_not_forked(self) -> None:
+        """Raise in a forked child, whose connections are the parent's."""
+        if self._forked:
+            raise Closed(self._closed)
+
+    def on_fork(self, release: Callable[[], None]) -> None:
+        """Call `release` in a forked child, to let go of what only the parent may hold."""
+        self._in_fork.append(release)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the sockets, and say nothing to the server.
+
+        A child that kept them open would keep the parent's sessions alive beyond its death. Their
+        numbers stay taken: whatever still writes to one must not hit a file of the child's.
+        """
+        self._forked = True
+        self._closed = "this store was opened before a fork; open it again in the child"
+        self._lock = threading.Lock()
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for connection in self._all:
+            with suppress(OSError, psycopg.Error):
+                os.dup2(nowhere, connection.fileno(), inheritable=False)
+            _abandoned.append(connection)
+        os.close(nowhere)
+        self._idle = deque()
+        for release in self._in_fork:
+            release()
+
+    # Statements
+
+    def read(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """Rows of a statement that changes nothing: repeated once if its connection was dead."""
+        for last in (False, True):
+            with self._borrowed() as connection:
+                try:
+                    return run(connection, statement, parameters)
+                except DRIVER_ERRORS as error:
+                    if last or not was_cut(connection):
+                        raise translate(error, self.place) from error
+        raise AssertionError
+
+    def write(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """Rows of a statement that is a transaction of its own; again where it was a victim."""
+        for left in reversed(range(_TRIES)):
+            with self._borrowed() as connection:
+                try:
+                    return run(connection, statement, parameters)
+                except DRIVER_ERRORS as error:
+                    if was_cut(connection):
+                        raise lost_answer(error, self.place) from error
+                    if not left or not (is_overtaken(error) or is_victim(error)):
+                        raise translate(error, self.place) from error
+            time.sleep(random.uniform(0, _GIVE_WAY * (_TRIES - left)))
+        raise AssertionError
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[Pg]:
+        connection = self.take()
+        try:
+            yield connection
+        finally:
+            self.give_back(connection)
+
+    def take(self) -> Pg:
+        """A connection from the pool, outside of any transaction."""
+        self.check_open()
+        if not self._room.acquire(timeout=self.busy_timeout):
+            raise StoreBusy(
+                f"all connections of this process to {self.place} have been in use for "
+                f"{self.busy_timeout:g} s; use shorter transactions, or more ?connections="
+            )
+        try:
+            while self._idle:
+                with suppress(IndexError):
+                    connection = self._idle.pop()
+                    if is_fit(connection):
+                        return connection
+                    self.drop(connection)
+            return self.connect()
+        except BaseException:
+            self._room.release()
+            raise
+
+    def give_back(self, connection: Pg) -> None:
+        """What was taken. One that is not as it was is closed."""
+        try:
+            if connection.closed or self._closed or not _is_idle(connection):
+                self.drop(connection)
+            else:
+                self._idle.append(connection)
+                if self._closed:
+                    self._close_idle()
+        finally:
+            self._room.release()
+
+
+def migrate(conninfo: str, schema: str) -> tuple[int, int]:
+    """Bring the schema to this version of pxrs; the versions before and after."""
+    database = Database(conninfo, schema, connections=1)
+    database.close()
+    return database.versions
+
+
+def run(connection: Pg, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+    """Rows as tuples and in binary form, whatever the connection's owner prefers."""
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        cursor.execute(statement.encode(), parameters or None, binary=True)
+        return cursor.fetchall() if cursor.description is not None else []
+
+
+def is_fit(connection: Pg) -> bool:
+    """Whether the other side has not hung up, as far as this machine knows."""
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), _HUNG_UP)
+    return not poll.poll(0)
+
+
+def _is_idle(connection: Pg) -> bool:
+    return connection.info.transaction_status == TransactionStatus.IDLE
+
+
+def _describe(wanted: dict[str, Any]) -> str:
+    """The database as errors may show it: without a password."""
+    user = f"{wanted['user']}@" if wanted.get("user") else ""
+    port = f":{wanted['port']}" if wanted.get("port") else ""
+    host = wanted.get("host") or wanted.get("hostaddr") or ""
+    return f"postgresql://{user}{host}{port}/{wanted.get('dbname') or ''}"
+
+
+_abandoned: list[Pg] = []
+
+
+def _after_fork_in_child() -> None:
+    for database in list(_open_databases):
+        database.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,326 @@
+"""Wake-ups across processes: one listening thread per open store, with a connection of its own.
+
+NOTIFY is a hint that may be lost: behind a pooler it never comes. So the thread also looks: at the
+versions under the watched prefixes, at the ends of the watched partitions, and at the sessions of
+others. How often depends on what it has heard: every second while notifications tell of all that
+it finds, else every few milliseconds after something happened, and more and more slowly while
+nothing does.
+
+Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
+After trouble everybody is woken.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import psycopg
+
+from pxrs.clock import Clock
+from pxrs.errors import Closed
+from pxrs.stores.postgres.bell import Bell, News, channel_of
+from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.sessions import TICK, Anchor, Observer
+from pxrs.stores.wakeups import LocalWatch, Wakeups
+from pxrs.types import LogPartition
+
+T = TypeVar("T")
+
+_LAST = chr(0x10FFFF)
+_QUICK = 0.01
+_SLOW = 1.0
+_RETRY = (0.1, 2.0)
+_LOOK = """SELECT
+    ARRAY(SELECT (SELECT concat_ws(' ', count(*), sum(version), max(version))
+        FROM @.pxrs_coord c WHERE c.key >= u.first AND c.key <= u.last)
+        FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY u(first, last, n) ORDER BY n),
+    ARRAY(SELECT (SELECT coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
+            ORDER BY b.base DESC LIMIT 1), p.floor)
+        FROM @.pxrs_log_partitions p WHERE p.topic_id = u.topic AND p.partition = u.partition)
+        FROM unnest(%s::text[], %s::int4[]) WITH ORDINALITY u(topic, partition, n) ORDER BY n)"""
+
+
+class Pace:
+    """How long to wait before looking again."""
+
+    def __init__(self) -> None:
+        self.listening = False
+        self._unheard = 0
+        self._heard = False
+        self._pause = _QUICK
+
+    def heard(self) -> None:
+        """Somebody told of a change."""
+        self._heard = True
+        self._unheard = 0
+
+    def looked(self, found: bool) -> None:
+        """A look found something that was not there the last time, or nothing."""
+        self._unheard += found and not self._heard
+        self._heard = False
+        self._pause = _QUICK if found else min(2 * self._pause, TICK)
+
+    @property
+    def pause(self) -> float:
+        """One unheard change may have been seen before its notification came; two are a habit."""
+        return _SLOW if self.listening and self._unheard < 2 else self._pause
+
+
+class Prefixes(tuple[str, ...]):
+    """The prefixes that a watch waits for."""
+
+    __slots__ = ()
+
+    def __call__(self, key: str) -> bool:
+        return key.startswith(tuple(self))
+
+
+class Places(frozenset[LogPartition]):
+    """The partitions that a watch waits for."""
+
+    __slots__ = ()
+
+    def __call__(self, where: LogPartition) -> bool:
+        return where in self
+
+
+class Ears:
+    """Listens while anybody watches or holds a session."""
+
+    def __init__(self, database: Database, clock: Clock, channel: str | None = None) -> None:
+        self._database = database
+        self._clock = clock
+        self._listens_to = channel_of(database.schema)
+        self._bell = Bell(database, channel or self._listens_to)
+        self._look_statement = database.sql(_LOOK)
+        # Reentrant: the garbage collector may close a watch in the middle of making another.
+        self._lock = threading.RLock()
+        self._keys: Wakeups[str] = Wakeups(self._lock, lambda: None)
+        self._partitions: Wakeups[LogPartition] = Wakeups(self._lock, lambda: None)
+        self.observer = Observer(database, clock, self._sessions_ended)
+        self._pace = Pace()
+        # What the last look saw under a prefix or in a partition.
+        self._seen: dict[object, object] = {}
+        self._anchors: list[Anchor] = []
+        self._connection: Pg | None = None
+        self._thread: threading.Thread | None = None
+        self._stirred, self._stir_it = -1, -1
+        self._closed = False
+        database.on_fork(self._abandon)
+
+    # What stores call
+
+    def ring(self, keys: Sequence[str] = (), partitions: Collection[LogPartition] = ()) -> None:
+        """These were changed by this process, and it is committed."""
+        self._keys.ring(keys)
+        self._partitions.ring(partitions)
+        self._bell.ring(keys, partitions)
+
+    def watch_keys(self, prefixes: tuple[str, ...]) -> LocalWatch:
+        """A watch on records. Armed: what no look has seen before wakes at the next look."""
+        self._start()
+        watch = self._keys.watch(Prefixes(prefixes))
+        self._stir()
+        return watch
+
+    def watch_partitions(self, where: tuple[LogPartition, ...]) -> LocalWatch:
+        """A watch on appends. Armed in the same way."""
+        self._start()
+        watch = self._partitions.watch(Places(where))
+        self._stir()
+        return watch
+
+    def guard(self, anchor: Anchor | None) -> None:
+        """Wake everybody when this connection of ours is closed."""
+        if anchor is None:
+            return
+        with self._lock:
+            if anchor not in self._anchors:
+                self._anchors.append(anchor)
+        self._start()
+        self._stir()
+
+    def close(self) -> None:
+        """Stop listening and wake everybody who waits."""
+        self._bell.close()
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stir()
+            thread.join(timeout=1.0)
+            if thread.is_alive():
+                # It waits for a server that does not answer.
+                self._hang_up()
+                thread.join()
+            os.close(self._stirred)
+            os.close(self._stir_it)
+        self._keys.close()
+        self._partitions.close()
+
+    # The thread
+
+    def _start(self) -> None:
+        self._database.check_open()
+        with self._lock:
+            if self._closed:
+                raise Closed("the store was closed")
+            if self._thread is None:
+                self._stirred, self._stir_it = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                self._thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
+                self._thread.start()
+
+    def _stir(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._stir_it, b"x")
+
+    def _hang_up(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            with (
+                suppress(OSError, psycopg.Error),
+                socket.fromfd(connection.fileno(), socket.AF_UNSPEC, socket.SOCK_STREAM) as ours,
+            ):
+                ours.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        pause, longest = _RETRY
+        while not self._closed:
+            try:
+                self._serve()
+            except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
+                self._pace.listening = False
+                self._doubt()
+                select.select([self._stirred], [], [], pause)
+                pause = min(2 * pause, longest)
+            else:
+                pause = _RETRY[0]
+
+    def _doubt(self) -> None:
+        """Something may have been missed: let everybody look."""
+        self._seen.clear()
+        self._keys.wake(lambda wants: True)
+        self._partitions.wake(lambda wants: True)
+
+    def _serve(self) -> None:
+        connection = self._connection = self._database.connect()
+        try:
+            if not self._database.pooled:
+                connection.execute(f"LISTEN {self._listens_to}".encode())
+                self._pace.listening = True
+            self._doubt()
+            self._hear_and_look(connection)
+        finally:
+            self._connection = None
+            self._database.drop(connection)
+
+    def _hear_and_look(self, connection: Pg) -> None:
+        now = self._clock.monotonic
+        on_it = partial(run, connection)
+        tick = look = now()
+        while not self._closed:
+            stirred, heard = self._wait(connection, min(tick, look) - now())
+            if heard:
+                self._hear(connection)
+            if stirred:
+                look = min(look, now() + _QUICK)
+            if now() >= tick:
+                if self._keys.wanted():
+                    self.observer.look(on_it, on_it)
+                tick = now() + TICK
+            if now() >= look:
+                self._look(on_it)
+                look = now() + self._pace.pause
+            look = min(look, now() + self._pace.pause)
+
+    def _wait(self, connection: Pg, seconds: float) -> tuple[bool, bool]:
+        """Wait; whether somebody stirred, and whether the server has something to tell."""
+        poll = select.poll()
+        poll.register(self._stirred, select.POLLIN)
+        poll.register(connection.fileno(), select.POLLIN)
+        anchors = {}
+        with self._lock:
+            for anchor in self._anchors:
+                if not anchor.connection.closed:
+                    anchors[anchor.connection.fileno()] = anchor
+                    poll.register(anchor.connection.fileno(), select.POLLRDHUP)
+        ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
+        stirred = self._stirred in ready
+        if stirred:
+            with suppress(BlockingIOError):
+                os.read(self._stirred, 4096)
+        for fd in ready & anchors.keys():
+            self._anchor_lost(anchors[fd])
+        return stirred, connection.fileno() in ready
+
+    def _anchor_lost(self, anchor: Anchor) -> None:
+        """The server has closed it: everything that was held by it is over."""
+        anchor.lost = True
+        with self._lock:
+            self._anchors = [each for each in self._anchors if each is not anchor]
+        self._keys.wake(lambda wants: True)
+
+    def _hear(self, connection: Pg) -> None:
+        news = News()
+        for notification in connection.notifies(timeout=0):
+            news.add(notification.payload)
+        if not news:
+            return
+        self._pace.heard()
+        if news.everything:
+            self._doubt()
+        self._keys.ring(news.keys)
+        self._partitions.ring(news.partitions)
+
+    def _look(self, read: Callable[[str, tuple[object, ...]], list[Row]]) -> None:
+        prefixes = sorted({each for wants in self._keys.wanted() for each in _of(wants, Prefixes)})
+        places = sorted(
+            {each for wants in self._partitions.wanted() for each in _of(wants, Places)}
+        )
+        if not prefixes and not places:
+            self._seen = {}
+            return
+        ((versions, ends),) = read(
+            self._look_statement,
+            (
+                prefixes,
+                [prefix + _LAST for prefix in prefixes],
+                [where.topic_id for where in places],
+                [where.partition for where in places],
+            ),
+        )
+        now: dict[object, object] = dict(zip(prefixes, versions, strict=True))
+        now |= dict(zip(places, ends, strict=True))
+        new = {each for each in now if each not in self._seen}
+        changed = {each for each in now.keys() - new if now[each] != self._seen[each]}
+        self._seen = now
+        self._pace.looked(bool(changed))
+        stale = new | changed
+        if stale:
+            self._keys.wake(lambda wants: any(each in stale for each in _of(wants, Prefixes)))
+            self._partitions.wake(lambda wants: any(each in stale for each in _of(wants, Places)))
+
+    def _sessions_ended(self, keys: list[str]) -> None:
+        self.ring(keys=keys)
+
+    def _abandon(self) -> None:
+        """In a forked child: the thread is gone, so is what it listened with."""
+        self._lock = threading.RLock()
+        self._keys.abandon(self._lock)
+        self._partitions.abandon(self._lock)
+        self._closed = True
+        if self._thread is not None:
+            self._thread = None
+            os.close(self._stirred)
+            os.close(self._stir_it)
+
+
+def _of(wants: object, kind: type[Iterable[T]]) -> Iterable[T]:
+    return wants if isinstance(wants, kind) else ()

@@ -1,0 +1,85 @@
+"""What PostgreSQL's errors mean to a user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from pxrs.errors import (
+    InvalidRequest,
+    OutcomeUnknown,
+    PxrsError,
+    SchemaMismatch,
+    SessionLost,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TransactionConflict,
+)
+from pxrs.stores.postgres import functions
+
+# A number or text that PostgreSQL has no column for never reaches it: the driver refuses it.
+DRIVER_ERRORS = (psycopg.Error, OverflowError, UnicodeError)
+
+_CONFLICTS = ("40001", "40P01", "23505")
+
+
+def is_overtaken(error: BaseException) -> bool:
+    """Whether somebody made a record between two statements of one commit: run it again."""
+    return getattr(error, "sqlstate", None) == functions.OVERTAKEN
+
+
+def is_victim(error: BaseException) -> bool:
+    """Whether the engine chose this transaction to end a deadlock or a race; it is rolled back."""
+    return getattr(error, "sqlstate", None) in _CONFLICTS
+
+
+def was_cut(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the connection is gone, and with it the answer to what was sent last."""
+    return connection.closed or connection.broken
+
+
+def translate(error: BaseException, place: str) -> PxrsError:
+    """The typed error for what the server said, or the driver about a value."""
+    if not isinstance(error, psycopg.Error):
+        return InvalidRequest(f"{place} can't hold such a value: {error}")
+    text = error.diag.message_primary or str(error)
+    code = error.sqlstate or ""
+    if code == functions.SESSION_LOST:
+        return SessionLost(f"session {text} is over; open a new one and start again")
+    if code == functions.BOUND:
+        return InvalidRequest(f"{text!r} is bound to a session; its version can't be checked")
+    if code in _CONFLICTS or code == functions.OVERTAKEN:
+        return TransactionConflict(f"PostgreSQL rolled the transaction back ({text}); run it again")
+    if code == "25P03":
+        return TransactionConflict(
+            f"the transaction did nothing for as long as a session lives, and {place} rolled it "
+            "back; run it again, and keep slow work outside of it"
+        )
+    if code == "55P03":
+        return StoreBusy(
+            f"somebody holds a lock in {place} for more than 10 s; end its transaction"
+        )
+    if code in ("53100", "53200"):
+        return StoreFull(f"no room left in {place} ({text}); nothing was written")
+    if code in ("25006", "42501"):
+        return StoreReadOnly(f"{place} can't be written ({text}); give this role the right to")
+    if code in ("XX001", "XX002"):
+        return StoreDamaged(f"{place} is damaged ({text}); restore it from a backup")
+    if code in ("3F000", "42P01", "42883"):
+        return SchemaMismatch(f"{place} has lost tables of pxrs ({text}); pxrs store migrate URL")
+    if code in ("54000", "22021", "22P05", "22003"):
+        return InvalidRequest(f"{place} can't hold such a value: {text}")
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return StoreUnavailable(f"{place} can't be reached: {text}")
+    return StoreError(f"PostgreSQL refused a statement on {place}: {text}")
+
+
+def lost_answer(error: BaseException, place: str) -> OutcomeUnknown:
+    """The connection went away while a write was under way."""
+    text = str(error).strip() or type(error).__name__
+    return OutcomeUnknown(f"{place} went away before it answered ({text})")

@@ -1,0 +1,262 @@
+"""Sessions: rows judged by the server's clock, with an advisory lock that tells a death at once.
+
+A session is alive while its row is there; whoever ends it deletes the row and everything written
+with it, in one transaction. Why a verdict can't be taken back:
+
+- Renewing is one statement on the row, conditional on its time not being over. Ending by time is
+  one statement too, which looks at the row again once it has locked it. One of the two is first.
+- The lock is taken on a connection of this process before the row is there, so a free lock means
+  that the connection is closed. Not after the server was started again, which frees every lock;
+  and not behind a pooler, whose connections are not ours. Then only the clock counts.
+- Nobody is judged by time by an observer that was out of touch: if the server stood still, nobody
+  could renew. See `pxrs_reap`.
+
+The process hears of its closed connection too, from its own socket, and counts the session as over.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+import psycopg
+
+from pxrs.clock import Clock
+from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreUnavailable
+from pxrs.stores.postgres.database import Database, Pg, Row, is_fit, run
+from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
+from pxrs.stores.postgres.functions import over
+
+# How often sessions of others are looked at, and how long a look counts.
+TICK = 0.25
+_OUT_OF_TOUCH = timedelta(seconds=3)
+
+_OPEN = """INSERT INTO @.pxrs_sessions
+    SELECT %b::text, %b::float8, clock_timestamp() + %b::float8 * interval '1 second', lock,
+        pg_postmaster_start_time(), %b::text
+    FROM (SELECT %b::int8 AS lock) l WHERE lock IS NULL OR pg_try_advisory_lock(lock)
+    RETURNING 1"""
+_RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
+    WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
+_SUSPECTS = f"""SELECT clock_timestamp(), ARRAY(SELECT s.id FROM @.pxrs_sessions s
+    WHERE {over("%s::timestamptz", "%s::timestamptz")})"""
+
+
+class Observer:
+    """Looks after the sessions of others, and ends those that are over."""
+
+    def __init__(
+        self, database: Database, clock: Clock, on_ended: Callable[[list[str]], None]
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self.on_ended = on_ended
+        self._lock = threading.Lock()
+        self._suspects = database.sql(_SUSPECTS)
+        self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s, %s)")
+        # Since when and until when this process was in touch, by the server's clock.
+        self._since: datetime | None = None
+        self._last: datetime | None = None
+        self._looked = -1.0
+
+    def look_if_due(self) -> bool:
+        """Look, unless somebody just has; whether any session ended."""
+        if self._clock.monotonic() - self._looked < TICK:
+            return False
+        return self.look(self._database.read, self._database.write)
+
+    def look(
+        self,
+        read: Callable[[str, tuple[object, ...]], list[Row]],
+        write: Callable[[str, tuple[object, ...]], list[Row]],
+    ) -> bool:
+        """Find the sessions that are over and end them; whether there were any."""
+        with self._lock:
+            contact = (self._since, self._last)
+            ((now, suspects),) = read(self._suspects, contact)
+            if self._last is None or now - self._last > _OUT_OF_TOUCH:
+                self._since = now
+            self._last = now
+            self._looked = self._clock.monotonic()
+        if not suspects:
+            return False
+        keys = [row[0] for row in write(self._reap, (suspects, *contact))]
+        self.on_ended(keys)
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+
+
+class Anchor:
+    """The connection whose end is the end of this process's sessions."""
+
+    def __init__(self, connection: Pg) -> None:
+        self.connection = connection
+        self.lost = False
+
+    @property
+    def holds(self) -> bool:
+        self.lost = self.lost or not is_fit(self.connection)
+        return not self.lost
+
+
+class Sessions:
+    """The sessions that this process holds."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        observer: Observer,
+        on_open: Callable[[Anchor | None], None],
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self.observer = observer
+        self._on_open = on_open
+        self._lock = threading.Lock()
+        self._anchor: Anchor | None = None
+        self._held: set[PgSession] = set()
+        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        database.on_fork(self._abandon)
+
+    @property
+    def shortest_ttl(self) -> float | None:
+        """The TTL of the session that can be over first."""
+        return min((session.ttl for session in list(self._held)), default=None)
+
+    def open(self, ttl: float) -> PgSession:
+        """Start a session of this process."""
+        if not 0.05 <= ttl <= 86_400:
+            raise InvalidRequest(f"a session of {ttl} s; 0.05 s to a day can be had")
+        self._database.check_open()
+        name = secrets.token_hex(12)
+        anchor = self._anchored()
+        lock = None if anchor is None else secrets.randbits(62)
+        sent = self._clock.monotonic()
+        statement = self._database.sql(_OPEN)
+        opened = self._write(anchor, statement, (name, ttl, ttl, self._owner, lock))
+        if not opened:
+            raise StoreUnavailable("an advisory lock could not be had; try again")
+        session = PgSession(self, name, ttl, anchor, lock, sent, self._clock)
+        self._held.add(session)
+        self._on_open(anchor)
+        return session
+
+    def renew(self, session: PgSession) -> bool:
+        """Whether it was renewed; false if it is over."""
+        statement = self._database.sql(_RENEW)
+        return bool(self._write(session.anchor, statement, (session.id,)))
+
+    def end(self, session: PgSession) -> None:
+        """End it for everybody."""
+        self._held.discard(session)
+        statement = self._database.sql("SELECT @.pxrs_end(%s::text[])")
+        keys = [row[0] for row in self._database.write(statement, ([session.id],))]
+        self.observer.on_ended(keys)
+        anchor = session.anchor
+        if anchor is not None and anchor.holds:
+            with suppress(psycopg.Error):
+                run(anchor.connection, "SELECT pg_advisory_unlock(%b::int8)", (session.lock,))
+
+    def close(self) -> None:
+        """End all of them, as far as the server can be reached."""
+        for session in list(self._held):
+            with suppress(PxrsError):
+                session.close()
+        with self._lock:
+            anchor, self._anchor = self._anchor, None
+        if anchor is not None:
+            anchor.lost = True
+            self._database.drop(anchor.connection)
+
+    def _anchored(self) -> Anchor | None:
+        if self._database.pooled:
+            return None
+        with self._lock:
+            if self._anchor is None or not self._anchor.holds:
+                if self._anchor is not None:
+                    self._database.drop(self._anchor.connection)
+                self._anchor = Anchor(self._database.connect())
+            return self._anchor
+
+    def _write(
+        self, anchor: Anchor | None, statement: str, parameters: tuple[object, ...]
+    ) -> list[Row]:
+        if anchor is None:
+            return self._database.write(statement, parameters)
+        try:
+            return run(anchor.connection, statement, parameters)
+        except DRIVER_ERRORS as error:
+            raise translate(error, self._database.place) from error
+
+    def _abandon(self) -> None:
+        self._lock = threading.Lock()
+        self.observer.abandon()
+        for session in self._held:
+            session.forget()
+        self._held = set()
+
+
+class PgSession:
+    """A session held by this process. See `pxrs.stores.api.Session`."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        name: str,
+        ttl: float,
+        anchor: Anchor | None,
+        lock: int | None,
+        sent: float,
+        clock: Clock,
+    ) -> None:
+        self.id = name
+        self.ttl = ttl
+        self.anchor = anchor
+        self.lock = lock
+        self._sessions = sessions
+        self._clock = clock
+        self._deadline = sent + ttl
+        self._over = self._ended = False
+        self._renewing = threading.Lock()
+
+    def renew(self) -> None:
+        with self._renewing:
+            sent = self._clock.monotonic()
+            renewed = False
+            try:
+                renewed = self.remaining() > 0 and self._sessions.renew(self)
+            except PxrsError:
+                # Without its connection there is no lock, and anybody may know.
+                if self.anchor is None or self.anchor.holds:
+                    raise
+            if renewed:
+                self._deadline = sent + self.ttl
+                return
+        with suppress(PxrsError):
+            self.close()
+        raise SessionLost(f"session {self.id} expired, was ended or has lost its connection")
+
+    def remaining(self) -> float:
+        if self._over or (self.anchor is not None and not self.anchor.holds):
+            return 0.0
+        return max(0.0, self._deadline - self._clock.monotonic())
+
+    def close(self) -> None:
+        self._over = True
+        if not self._ended:
+            self._sessions.end(self)
+            self._ended = True
+
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._over = self._ended = True
+        self._renewing = threading.Lock()

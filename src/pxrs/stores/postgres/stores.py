@@ -1,0 +1,57 @@
+"""What a `postgresql://` URL opens."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.errors import ConfigError
+from pxrs.log.postgres import PostgresLog
+from pxrs.stores.postgres.atomic import PostgresAtomic
+from pxrs.stores.postgres.coord import PostgresCoord
+from pxrs.stores.postgres.database import Database
+from pxrs.stores.postgres.ears import Ears
+from pxrs.stores.postgres.schema import DEFAULT_SCHEMA
+from pxrs.stores.postgres.sessions import Sessions
+
+
+class PostgresStores:
+    """See `pxrs.stores.api.Stores`. `channel`: where to send notifications, if not to all."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        connections: int = 8,
+        busy_timeout: float = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
+        url: str | None = None,
+        channel: str | None = None,
+    ) -> None:
+        self.url = url or conninfo
+        self.database = Database(
+            conninfo, schema, connections=connections, busy_timeout=busy_timeout
+        )
+        self._ears = Ears(self.database, clock, channel)
+        self._sessions = Sessions(self.database, clock, self._ears.observer, self._ears.guard)
+        self.coord = PostgresCoord(self.database, self._sessions, self._ears)
+        self.log = PostgresLog(self.database, self._ears)
+
+    @property
+    def queues(self) -> NoReturn:
+        raise ConfigError(
+            f"{self.database.place} has no work queues yet; keep them in a SQLite file"
+        )
+
+    def atomic(self, connection: Any = None) -> PostgresAtomic:
+        self.database.check_open()
+        return PostgresAtomic(
+            self.database, self.coord, self.log, self._ears, self._sessions, connection
+        )
+
+    def close(self) -> None:
+        self.coord.close()
+        self._ears.close()
+        self.log.close()
+        self.database.close()

@@ -1,0 +1,47 @@
+"""Through a real PgBouncer in transaction mode: no notification comes, and no lock is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import engines
+from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks
+from support.engine_fixtures import server_url, unavailable
+from support.postgres import PostgresLab
+
+pytestmark = pytest.mark.engine("postgres")
+
+
+@pytest.fixture(scope="module")
+def pgbouncer() -> Iterator[engines.Engine]:
+    try:
+        engine = engines.build("pgbouncer", server=server_url("postgres"))
+    except engines.Missing as why:
+        unavailable(why)
+        raise
+    engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def lab(postgres_url: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
+    lab = PostgresLab(f"{pgbouncer.url}/{postgres_url.rpartition('/')[2]}")
+    yield lab
+    lab.close()
+
+
+@pytest.mark.parametrize(
+    "check", coord_checks() + log_checks() + atomic_checks(), ids=lambda check: check.__name__
+)
+def test_conforms_behind_pgbouncer(check: Rule, lab: PostgresLab) -> None:
+    check(lab)
+
+
+def test_a_pooler_is_recognised(lab: PostgresLab, postgres_url: str) -> None:
+    assert lab.open().database.pooled
+    direct = PostgresLab(postgres_url)
+    assert not direct.open().database.pooled
+    direct.close()

@@ -1,0 +1,32 @@
+"""The PostgreSQL backend passes every suite, with notifications and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks
+from support.postgres import PostgresLab
+
+pytestmark = pytest.mark.engine("postgres")
+
+
+@pytest.fixture
+def lab(postgres_url: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
+    lab = PostgresLab(postgres_url, channel=getattr(request, "param", None))
+    yield lab
+    lab.close()
+
+
+@pytest.mark.parametrize(
+    "check", coord_checks() + log_checks() + atomic_checks(), ids=lambda check: check.__name__
+)
+def test_conforms(check: Rule, lab: PostgresLab) -> None:
+    check(lab)
+
+
+@pytest.mark.parametrize("lab", ["nobody_hears_this"], indirect=True, ids=["deaf"])
+@pytest.mark.parametrize("check", coord_checks() + log_checks(), ids=lambda check: check.__name__)
+def test_conforms_when_all_notifications_are_lost(check: Rule, lab: PostgresLab) -> None:
+    check(lab)

@@ -1,0 +1,193 @@
+"""Sessions: a closed connection is noticed at once, and nobody is judged by time too early."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from pxrs.errors import Closed, SessionLost
+from pxrs.stores.api import CoordStore
+from pxrs.stores.postgres.stores import PostgresStores
+from pxrs.types import Put
+from support.child import PATIENCE, Child
+from support.engine_fixtures import NewEngine
+from support.inside import say, wait_for_parent
+from support.postgres import PostgresLab, query
+
+pytestmark = pytest.mark.engine("postgres")
+
+LONG = 3600.0
+OpenStores = Callable[[], PostgresStores]
+
+
+def hold(url: str, ttl: float) -> None:
+    """Hold a session with a record until killed."""
+    stores = PostgresStores(url)
+    session = stores.coord.session(ttl)
+    stores.coord.commit((), (Put("k/held", b"1", session.id),))
+    say(session.id)
+    wait_for_parent()
+
+
+def await_absence(coord: CoordStore, key: str) -> None:
+    watch = coord.watch(key)
+    while coord.get(key) is not None:
+        assert watch.wait(PATIENCE), f"{key} did not vanish"
+    watch.close()
+
+
+def test_a_killed_process_is_noticed_long_before_its_ttl(
+    stores: PostgresStores, postgres_url: str
+) -> None:
+    with Child(hold, postgres_url, LONG) as child:
+        child.read()
+        assert stores.coord.get("k/held") is not None
+        child.kill()
+        await_absence(stores.coord, "k/held")
+
+
+def test_a_killed_process_is_noticed_by_one_look_without_a_watch(
+    open_stores: OpenStores, postgres_url: str
+) -> None:
+    """A command that lists members and ends has no time to watch."""
+    with Child(hold, postgres_url, LONG) as child:
+        child.read()
+        child.kill()
+        # The server needs a moment to see that the socket is closed.
+        while query(postgres_url, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'"):
+            pass
+        assert open_stores().coord.list("k/") == []
+
+
+def test_whose_connection_is_closed_knows_it_at_once(
+    open_stores: OpenStores, postgres_url: str
+) -> None:
+    here, there = open_stores(), open_stores()
+    watch = here.coord.watch("nothing")
+    watch.wait(PATIENCE)
+    session = here.coord.session(LONG)
+    here.coord.commit((), (Put("k/mine", b"1", session.id),))
+    watch.wait(0)
+    query(
+        postgres_url,
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted "
+        "AND mode = 'ExclusiveLock'",
+    )
+    while session.remaining() > 0:
+        assert watch.wait(PATIENCE), "nobody was told"
+    with pytest.raises(SessionLost):
+        session.renew()
+    await_absence(there.coord, "k/mine")
+    again = here.coord.session(LONG)
+    again.renew()
+
+
+def test_renewals_are_hot_updates(stores: PostgresStores, postgres_url: str) -> None:
+    sessions = [stores.coord.session(LONG) for _ in range(5)]
+    for _ in range(60):
+        for session in sessions:
+            session.renew()
+    # Figures are published when a backend has been idle for a moment, or ends.
+    stores.close()
+    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s"
+    while (rows := query(postgres_url, updates, "pxrs_sessions"))[0][0] < 300:
+        pass
+    assert rows[0][1] >= 0.95 * rows[0][0]
+
+
+def test_checkpoints_are_hot_updates(stores: PostgresStores, postgres_url: str) -> None:
+    for number in range(300):
+        stores.coord.commit((), (Put("claims/g/t/0", b"%0200d" % number),))
+    stores.close()
+    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s"
+    while (rows := query(postgres_url, updates, "pxrs_coord"))[0][0] < 299:
+        pass
+    assert rows[0][1] >= 0.9 * rows[0][0]
+
+
+def test_who_has_just_come_judges_nobody_by_time(
+    open_stores: OpenStores, postgres_url: str
+) -> None:
+    """The server may have stood still, and everybody with it: one TTL has to pass first."""
+    stores = open_stores()
+    session = stores.coord.session(LONG)
+    stores.coord.commit((), (Put("k/late", b"1", session.id),))
+    query(postgres_url, "UPDATE pxrs.pxrs_sessions SET deadline = now() - interval '1 minute'")
+    newcomer = open_stores()
+    watch = newcomer.coord.watch("k/")
+    for _ in range(3):
+        watch.wait(0.3)
+        assert newcomer.coord.get("k/late") is not None
+    # With a TTL that is over since it came, it may.
+    query(postgres_url, "UPDATE pxrs.pxrs_sessions SET ttl = 0.5")
+    await_absence(newcomer.coord, "k/late")
+
+
+def test_an_expired_session_can_not_be_renewed_though_nobody_has_noticed(
+    stores: PostgresStores, postgres_url: str
+) -> None:
+    session = stores.coord.session(LONG)
+    query(postgres_url, "UPDATE pxrs.pxrs_sessions SET deadline = clock_timestamp()")
+    with pytest.raises(SessionLost):
+        session.renew()
+    assert session.remaining() == 0.0
+
+
+def test_a_restart_of_the_server_frees_all_locks_and_proves_nothing(
+    new_engine: NewEngine,
+) -> None:
+    """Whoever was alive before has its TTL to come back; only then is it judged, by time."""
+    engine = new_engine("postgres")
+    lab = PostgresLab(engine.url)
+    holder, observer = lab.open(), lab.open()
+    session = holder.coord.session(LONG)
+    short = holder.coord.session(2.0)
+    holder.coord.commit((), (Put("k/long", b"1", session.id), Put("k/short", b"1", short.id)))
+    engine.restart()
+    await_absence(observer.coord, "k/short")
+    assert observer.coord.get("k/long") is not None
+    assert session.remaining() == 0.0
+    lab.close()
+
+
+def test_a_forked_child_can_not_use_it_and_does_not_hold_it(
+    open_stores: OpenStores, stores: PostgresStores
+) -> None:
+    session = stores.coord.session(LONG)
+    stores.coord.commit((), (Put("k/parent", b"1", session.id),))
+    release, held = os.pipe(), os.pipe()
+    block = stores.atomic().__enter__()
+    block.write(Put("k/block", b"1"))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            try:
+                stores.coord.get("k/parent")
+            except Closed:
+                code = 0 if session.remaining() == 0.0 else 2
+            try:
+                block.__exit__(None, None, None)
+            except Closed:
+                pass
+            else:
+                code = 3
+            os.write(held[1], b"x")
+            os.read(release[0], 1)
+        finally:
+            os._exit(code)
+    os.read(held[0], 1)
+    session.renew()
+    block.__exit__(None, None, None)
+    assert stores.coord.get("k/block") is not None
+    # The parent's connection closes while the child lives: that has to be the end of it.
+    other = open_stores()
+    assert stores.coord.get("k/parent") is not None
+    session.anchor.connection.close()  # type: ignore[union-attr]
+    await_absence(other.coord, "k/parent")
+    os.write(release[1], b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for fd in (*release, *held):
+        os.close(fd)
