@@ -73,15 +73,16 @@ class Directory:
         with self._lock:
             self._known.pop(name, None)
 
-    def learn(self, name: str, tail: Tail, outcome: Committed) -> None:
-        """What a commit that moved the tail has made."""
-        at = Layout(name)
+    def learn(self, name: str, tail: Tail, outcome: Committed, now_ms: int) -> None:
+        """What a commit that moved the tail, or made the queue at `now_ms`, has made."""
+        at, versions = Layout(name), outcome.versions
         with self._lock:
             before = self._known.get(name)
-            if before is not None and outcome.versions[at.tail] > before.tail_version:
-                self._known[name] = before._replace(
-                    tail=tail, tail_version=outcome.versions[at.tail]
-                )
+            if at.head in versions:
+                queue = Queue(name=name, fifo=False, created_ms=now_ms)
+                before = Known(queue, versions[at.head], tail, 0)
+            if before is not None and versions[at.tail] > before.tail_version:
+                self._known[name] = before._replace(tail=tail, tail_version=versions[at.tail])
 
     def create(self, name: str, fifo: bool) -> Queue:
         for _ in attempts(f"queue {name!r} could not be made"):
@@ -188,7 +189,7 @@ class Tails:
 
     def committed(self, outcome: Committed) -> None:
         for name, tail in self._tails.items():
-            self._directory.learn(name, tail, outcome)
+            self._directory.learn(name, tail, outcome, self._draft.now_ms)
 
     def refused(self) -> None:
         for name in self._known:
