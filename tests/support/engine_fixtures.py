@@ -48,6 +48,11 @@ def server_url(name: str) -> str:
         raise
 
 
+def place_in(name: str) -> str:
+    """A place of its own in the shared etcd or ZooKeeper."""
+    return f"{server_url(name)}/t-{secrets.token_hex(6)}"
+
+
 @contextmanager
 def started(name: str, **options: Any) -> Iterator[engines.Engine]:
     """An engine of one's own, for as long as the block lasts."""
@@ -100,13 +105,13 @@ def mariadb_url() -> Iterator[str]:
 @pytest.fixture
 def etcd_url() -> str:
     """A prefix of its own in the shared etcd."""
-    return f"{server_url('etcd')}/t-{secrets.token_hex(6)}"
+    return place_in("etcd")
 
 
 @pytest.fixture
 def zookeeper_url() -> str:
     """A folder of its own in the shared ZooKeeper."""
-    return f"{server_url('zookeeper')}/t-{secrets.token_hex(6)}"
+    return place_in("zookeeper")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
-from pxrs.stores.composite import CompositeStores
+from pxrs.stores.composite import NO_MESSAGES, CompositeStores
 
 
 class Opened(NamedTuple):
@@ -40,11 +40,8 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
                 f"{_place(parts.coord or parts.main)} keeps messages only; say where coordination "
                 "is kept: connect(…, coord='etcd://host:2379')"
             )
-        if of_log.log is None:
-            raise ConfigError(
-                f"{_place(parts.log or parts.main)} keeps no messages; say where they are kept: "
-                "connect('sqlite:///app.db', coord='etcd://host:2379')"
-            )
+        if of_log.log is None and (parts.log is not None or of_coord.queues is None):
+            raise ConfigError(NO_MESSAGES.format(_place(parts.log or parts.main)))
     except BaseException:
         for each in opened:
             each.close()
@@ -148,16 +145,27 @@ def _etcd(url: StoreUrl) -> Opened:
     from pxrs.config_engines import etcd_settings
     from pxrs.stores.etcd.coord import EtcdCoord
 
-    coord = EtcdCoord(etcd_settings(url))
-    return Opened(coord.close, coord=coord)
+    return _with_recipe(EtcdCoord(etcd_settings(url)))
 
 
 def _zookeeper(url: StoreUrl) -> Opened:
     from pxrs.config_engines import zookeeper_settings
     from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 
-    coord = ZooKeeperCoord(zookeeper_settings(url))
-    return Opened(coord.close, coord=coord)
+    return _with_recipe(ZooKeeperCoord(zookeeper_settings(url)))
+
+
+def _with_recipe(coord: CoordStore) -> Opened:
+    """Coordination, and queues that are made of it."""
+    from pxrs.stores.recipe.queues import RecipeQueues
+
+    queues = RecipeQueues(coord)
+
+    def close() -> None:
+        queues.close()
+        coord.close()
+
+    return Opened(close, coord=coord, queues=queues)
 
 
 def _nats(url: StoreUrl) -> Opened:
