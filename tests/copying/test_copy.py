@@ -12,7 +12,7 @@ import pxrs
 from pxrs.errors import CopyRefused
 from pxrs.runtime.copying import Phase
 from pxrs.stores.open import open_stores
-from pxrs.types import Holder, ItemState, NewItem, QueueChange
+from pxrs.types import Holder, ItemState, NewItem, Put, QueueChange
 from support.child import Child
 from support.copying import copied, copy_and_die
 from support.filled import BATCHES, GROUP, PARTITIONS, append, consume, fill, send
@@ -317,3 +317,17 @@ def test_an_empty_store(places: tuple[str, str]) -> None:
     report = copied(*places)
     assert report.complete
     assert (report.topics, report.records, report.queues) == (0, 0, 0)
+
+
+def test_records_that_queues_are_kept_in_are_left_to_the_queues(places: tuple[str, str]) -> None:
+    source, target = places
+    with closing(open_stores(source)) as stores:
+        stores.coord.commit((), [Put("queues/q/tail", b"1"), Put("queue-list/q", b"{}")])
+        stores.coord.commit((), [Put("kept/by/somebody", b"2")])
+    report = copied(source, target)
+    assert (report.complete, report.records) == (True, 1)
+    with closing(open_stores(target)) as stores:
+        assert stores.coord.get("queues/q/tail") is None
+        kept = stores.coord.get("kept/by/somebody")
+    assert kept is not None
+    assert kept.value == b"2"
