@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,10 +10,11 @@ import pytest
 
 import pxrs
 from pxrs.errors import CopyRefused
-from pxrs.runtime.copying import CopyReport, Count, Phase, copy_store
+from pxrs.runtime.copying import Phase
 from pxrs.stores.open import open_stores
-from pxrs.types import Holder, ItemState, NewItem, QueueChange
+from pxrs.types import Holder, ItemState, NewItem, Put, QueueChange
 from support.child import Child
+from support.copying import copied, copy_and_die
 from support.filled import BATCHES, GROUP, PARTITIONS, append, consume, fill, send
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -26,17 +25,6 @@ ALL = PARTITIONS * BATCHES
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[str, str]:
     return f"sqlite:///{tmp_path}/from.db", f"sqlite:///{tmp_path}/to.db"
-
-
-def copied(
-    source: str,
-    target: str,
-    *,
-    force: bool = False,
-    on_progress: Callable[[Count], None] | None = None,
-) -> CopyReport:
-    with closing(open_stores(source)) as origin, closing(open_stores(target)) as place:
-        return copy_store(origin, place, force=force, on_progress=on_progress)
 
 
 def test_everything_arrives(places: tuple[str, str]) -> None:
@@ -113,16 +101,6 @@ def test_new_items_and_messages_come_after_the_copied_ones(places: tuple[str, st
     with pxrs.connect(target) as px:
         ends = [part.end for part in px.describe_topic("orders").partitions]
     assert ends == [BATCHES + 1] * PARTITIONS
-
-
-def copy_and_die(source: str, target: str, phase: str, at_least: int) -> None:
-    """Killed -9 by itself when the phase has come so far."""
-
-    def die(count: Count) -> None:
-        if count.phase == phase and count.done >= at_least:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    copied(source, target, on_progress=die)
 
 
 @pytest.mark.parametrize(
@@ -339,3 +317,17 @@ def test_an_empty_store(places: tuple[str, str]) -> None:
     report = copied(*places)
     assert report.complete
     assert (report.topics, report.records, report.queues) == (0, 0, 0)
+
+
+def test_records_that_queues_are_kept_in_are_left_to_the_queues(places: tuple[str, str]) -> None:
+    source, target = places
+    with closing(open_stores(source)) as stores:
+        stores.coord.commit((), [Put("queues/q/tail", b"1"), Put("queue-list/q", b"{}")])
+        stores.coord.commit((), [Put("kept/by/somebody", b"2")])
+    report = copied(source, target)
+    assert (report.complete, report.records) == (True, 1)
+    with closing(open_stores(target)) as stores:
+        assert stores.coord.get("queues/q/tail") is None
+        kept = stores.coord.get("kept/by/somebody")
+    assert kept is not None
+    assert kept.value == b"2"

@@ -10,6 +10,7 @@ from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_s
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import NO_MESSAGES, CompositeStores
+from pxrs.stores.findings import Finding, warning
 
 
 class Opened(NamedTuple):
@@ -20,6 +21,8 @@ class Opened(NamedTuple):
     log: LogStore | None = None
     queues: QueueStore | None = None
     whole: Stores | None = None
+    # What an examination of the engine finds: see `pxrs.stores.findings`.
+    findings: Callable[[], list[Finding]] = list
 
 
 def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -> Stores:
@@ -88,6 +91,11 @@ def _needing(what: str, extra: str) -> Iterator[None]:
         raise MissingExtra(what, extra) from error
 
 
+def open_place(url: str) -> Opened:
+    """Open one place by itself, whatever it keeps: to be examined."""
+    return _open(url, [])
+
+
 def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
     part = _opener(parsed)(parsed)
@@ -113,16 +121,22 @@ def _sqlite(url: StoreUrl) -> Opened:
     from pxrs.stores.sqlite.stores import SqliteStores
 
     settings = sqlite_settings(url.options)
-    return _whole(
-        SqliteStores(url.place, durability=settings.durability, busy_timeout=settings.busy_timeout)
+    stores = SqliteStores(
+        url.place, durability=settings.durability, busy_timeout=settings.busy_timeout
     )
+    return _whole(stores)._replace(findings=stores.findings)
 
 
 def _memory(url: StoreUrl) -> Opened:
     from pxrs.stores.memory import open_memory
 
     refuse_unknown(url.options, set(), "memory://")
-    return _whole(open_memory(url.place))
+    kept = warning(
+        "durability",
+        "messages live as long as this process",
+        "use sqlite:/// for what has to be kept",
+    )
+    return _whole(open_memory(url.place))._replace(findings=lambda: [kept])
 
 
 def _postgres(url: StoreUrl) -> Opened:
@@ -138,21 +152,23 @@ def _postgres(url: StoreUrl) -> Opened:
         busy_timeout=settings.busy_timeout,
         url=settings.url,
     )
-    return Opened(stores.close, stores.coord, stores.log, whole=stores)
+    return Opened(stores.close, stores.coord, stores.log, whole=stores, findings=stores.findings)
 
 
 def _etcd(url: StoreUrl) -> Opened:
     from pxrs.config_engines import etcd_settings
     from pxrs.stores.etcd.coord import EtcdCoord
 
-    return _with_recipe(EtcdCoord(etcd_settings(url)))
+    coord = EtcdCoord(etcd_settings(url))
+    return _with_recipe(coord)._replace(findings=coord.findings)
 
 
 def _zookeeper(url: StoreUrl) -> Opened:
     from pxrs.config_engines import zookeeper_settings
     from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 
-    return _with_recipe(ZooKeeperCoord(zookeeper_settings(url)))
+    coord = ZooKeeperCoord(zookeeper_settings(url))
+    return _with_recipe(coord)._replace(findings=coord.findings)
 
 
 def _with_recipe(coord: CoordStore) -> Opened:
@@ -175,7 +191,7 @@ def _nats(url: StoreUrl) -> Opened:
     with _needing("nats://", "nats"):
         from pxrs.log.jetstream.log import JetStreamLog
     log = JetStreamLog(settings)
-    return Opened(log.close, log=log)
+    return Opened(log.close, log=log, findings=log.findings)
 
 
 def _sql(url: StoreUrl) -> Opened:
@@ -185,7 +201,7 @@ def _sql(url: StoreUrl) -> Opened:
     with _needing(f"{url.scheme}://", "sql"):
         from pxrs.stores.sql.coord import SqlCoord
     coord = SqlCoord(settings.url, settings.shown)
-    return Opened(coord.close, coord=coord)
+    return Opened(coord.close, coord=coord, findings=coord.findings)
 
 
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {

@@ -15,6 +15,7 @@ from pxrs.log.jetstream.reading import Reading
 from pxrs.log.jetstream.streams import Stale, Streams
 from pxrs.log.jetstream.topics import Part, Topic, Topics
 from pxrs.log.jetstream.wire import Wire
+from pxrs.stores.findings import Finding
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class JetStreamLog:
             raise
 
     async def _open(self, settings: NatsSettings, clock: Clock) -> None:
+        self._settings = settings
         self._wire = Wire(settings)
         await self._wire.open()
         streams = Streams(self._wire, settings)
@@ -78,6 +80,12 @@ class JetStreamLog:
 
     def watch(self, *where: LogPartition) -> BellWatch:
         return self._bells.watch(frozenset(where))
+
+    def findings(self) -> list[Finding]:
+        """What an examination of the engine finds."""
+        from pxrs.log.jetstream.doctor import examine
+
+        return self._run(examine(self._wire, self._settings))
 
     def close(self) -> None:
         if not self._thread.usable:

@@ -160,6 +160,10 @@ class Wire:
             raise NotSent("nobody answers: JetStream is off, or the stream has no leader now")
         return answers
 
+    def server_info(self) -> dict[str, Any]:
+        """What the server said of itself when it was connected to."""
+        return dict(self._client._server_info) if self._client is not None else {}
+
     async def listen(self, subject: str, hint: Callable[[Msg], None]) -> None:
         """Call `hint` with every message on the subject, until `ignore`."""
         self._hints[subject] = hint

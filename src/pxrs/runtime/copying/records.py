@@ -20,6 +20,7 @@ TOPICS = "topics/"
 CLAIMS = "claims/"
 GROUPS = "group/"
 MEMBERS = "members/"
+_NOT_HERE = (FOLDER, "queues/", "queue-")
 _PAGE = 1000
 _COMMIT_BYTES = 256 * 2**10
 
@@ -27,11 +28,15 @@ Change = tuple[Check, Write]
 
 
 def lasting(coord: CoordStore) -> dict[str, Versioned]:
-    """Every record that is bound to no session, but those of copies."""
+    """Every record that is bound to no session, but those of copies and those of queues.
+
+    Where queues are kept as records, their items are copied as items: another engine keeps them
+    in another way.
+    """
     return {
         record.key: record
         for record in _all(coord)
-        if record.session is None and not record.key.startswith(FOLDER)
+        if record.session is None and not record.key.startswith(_NOT_HERE)
     }
 
 

@@ -6,6 +6,7 @@ meets a deadlock all the same, through somebody else's statements, runs again.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy import Connection
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import InvalidRequest, SessionLost
 from pxrs.stores.api import Watch, refuse_session_check, validate_commit
+from pxrs.stores.findings import Finding
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
@@ -74,6 +76,12 @@ class SqlCoord:
 
     def session(self, ttl: float) -> SqlSession:
         return self._sessions.open(ttl)
+
+    def findings(self) -> builtins.list[Finding]:
+        """What an examination of the engine finds."""
+        from pxrs.stores.sql.doctor import findings
+
+        return findings(self._database)
 
     def close(self) -> None:
         self._ears.close()

@@ -76,6 +76,11 @@ class Database:
             raise Closed("the store was closed")
 
     @property
+    def dialect(self) -> str:
+        """Which database it is, by SQLAlchemy's name."""
+        return str(self._writing.dialect.name)
+
+    @property
     def usable(self) -> bool:
         return not self._closed and os.getpid() == self._pid
 
