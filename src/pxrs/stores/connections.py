@@ -11,6 +11,7 @@ SQLAlchemy is never imported here: whoever lends one of its objects has done tha
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from typing import Any, Protocol
 
@@ -75,6 +76,18 @@ def borrow(connection: Any) -> Loan:
     return _Driver(connection)
 
 
+def is_writing(connection: Any) -> bool:
+    """Whether the caller is inside a transaction of SQLite's, which has one writer.
+
+    Whoever waits for that writer in the caller's own thread waits for ever.
+    """
+    loan = borrow(connection)
+    if isinstance(loan, (_Session, _Connection)) and not loan.is_begun():
+        return False
+    driver = loan.open()
+    return isinstance(driver, sqlite3.Connection) and driver.in_transaction
+
+
 def _sync_side(connection: Any) -> Any:
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     if asynchronous is None:
@@ -121,6 +134,9 @@ class _Connection:
         self._transaction: Any = None
         self.began = False
 
+    def is_begun(self) -> bool:
+        return bool(self._connection.in_transaction())
+
     def open(self) -> Any:
         _refuse_block(self._connection)
         self.began = not self._connection.in_transaction()
@@ -155,6 +171,9 @@ class _Session:
         self._transaction: Any = None
         self._connection: Any = None
         self.began = False
+
+    def is_begun(self) -> bool:
+        return bool(self._session.in_transaction())
 
     def open(self) -> Any:
         _refuse_block(self._session)
