@@ -367,6 +367,49 @@ def test_handler_past_its_time_loses_its_item(px: Pxrs) -> None:
     assert px.queues.describe("in").done == 1
 
 
+@pytest.mark.engine("sqlite")
+def test_handler_that_holds_the_writer_is_not_made_to_wait_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extending its item needs the writer, too."""
+    looked = threading.Semaphore(0)
+    may_go_on = Listener._may_go_on
+
+    def noted(self: Listener, since: float) -> bool:
+        looked.release()
+        return may_go_on(self, since)
+
+    monkeypatch.setattr(Listener, "_may_go_on", noted)
+    with contextlib.closing(
+        Place(open_stores(f"sqlite:///{tmp_path}/app.db?busy_timeout=0.1"))
+    ) as place:
+        with place.inner.atomic() as setup:
+            setup.connection.execute("CREATE TABLE mine (value TEXT)")
+        calls: list[str] = []
+        seen: list[tuple[str, ...]] = []
+
+        def act(item: Item, tx: UnitOfWork) -> None:
+            if item.deliveries > 1:
+                return
+            tx.execute("INSERT INTO mine VALUES (?)", (item.value,))
+            place.on_call = calls.append
+            # What was under way when the writer was taken may still be.
+            for _ in range(2):
+                assert looked.acquire(timeout=PATIENCE)
+            calls.clear()
+            for _ in range(2):
+                assert looked.acquire(timeout=PATIENCE)
+            seen.append(tuple(calls))
+
+        place.fill("in", "item")
+        with place.px.listen("in", Handler(act), deadline=0.3, policy=Forever()) as listener:
+            wait_until(place.other, "in", is_empty(place.other, "in"))
+        assert len(seen) == 1
+        assert "extend" not in seen[0]
+        # It was too long for its deadline, which it knows when it commits.
+        assert (cast(Listener, listener).failed, cast(Listener, listener).handled) == (1, 1)
+
+
 # Processes
 
 

@@ -249,7 +249,9 @@ class Listener:
         assert deadline is not None
         while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
             for work, since in list(self._running.items()):
-                if self._may_go_on(since):
+                # One that runs SQL holds the store's writer: extending would wait for it, and make
+                # it wait. It has as long as it was extended for before.
+                if self._may_go_on(since) and not work.has_connection:
                     with suppress(PxrsError):
                         work.extend(deadline)
 
