@@ -535,12 +535,62 @@ def test_sqlalchemy_session(app: Pxrs, path: Path, fails: bool) -> None:
     engine.dispose()
 
 
+@pytest.mark.engine("sqlite")
+def test_rollback_succeeds_whatever_has_become_of_the_callers_session(
+    app: Pxrs, path: Path
+) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+
+    def put_inside_its_block(session: Session) -> None:
+        with session.begin(), app.transaction(session) as tx:
+            tx.put("out", "never")
+
+    def close_it(session: Session) -> None:
+        tx = app.begin(session)
+        assert tx.take("in", PATIENCE) is not None
+        session.execute(sqlalchemy.text("CREATE TABLE mine (value TEXT)"))
+        session.close()
+        tx.rollback()
+        raise InvalidRequest
+
+    def break_it(session: Session) -> None:
+        with app.begin(session) as tx:
+            assert tx.take("in", PATIENCE) is not None
+            session.execute(sqlalchemy.text("INSERT INTO nowhere VALUES (1)"))
+
+    app.put("in", "item")
+    for abuse, error in (
+        (put_inside_its_block, InvalidRequest),
+        (close_it, InvalidRequest),
+        (break_it, sqlalchemy.exc.OperationalError),
+    ):
+        with Session(engine) as session, pytest.raises(error):
+            abuse(session)
+        with app.begin() as look:
+            assert look.take("in", PATIENCE) is not None
+            assert look.take("out", 0) is None
+    engine.dispose()
+
+
+@pytest.mark.engine("sqlite")
+def test_rollback_after_the_callers_connection_was_closed(app: Pxrs, path: Path) -> None:
+    app.put("in", "item")
+    connection = sqlite3.connect(path)
+    tx = app.begin(connection)
+    assert tx.take("in", PATIENCE) is not None
+    connection.close()
+    tx.rollback()
+    with app.begin() as look:
+        assert look.take("in", PATIENCE) is not None
+
+
 def test_memory_has_no_connections() -> None:
     with pxrs.connect("memory://") as px, sqlite3.connect(":memory:") as connection:
         px.put("in", "item")
         with pytest.raises(pxrs.NotAtomic), px.transaction(connection) as tx:
             assert tx.take("in", 0) is not None
-        assert [item.state for item in px.queues.peek("in")] == [ItemState.READY]
+        with px.begin() as look:
+            assert look.take("in", PATIENCE) is not None
     connection.close()
 
 

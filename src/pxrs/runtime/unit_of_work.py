@@ -362,13 +362,19 @@ class UnitOfWork:
                 self._release(error)
 
     def _release(self, error: str) -> None:
-        if self._is_callers and is_writing(self._given):
+        if self._is_callers and self._caller_may_write():
             # Waiting for the caller's transaction in the caller's thread would take for ever.
             self._hold.release_when_caller_ends(error)
         else:
             self._hold.release(error)
         self._nothing_left = True
         self._drop.detach()
+
+    def _caller_may_write(self) -> bool:
+        try:
+            return is_writing(self._given)
+        except Exception:  # noqa: BLE001 - closed, or failed: who can't tell does not wait
+            return True
 
     def _locked(self) -> threading.RLock:
         # A forked child would wait for a thread that it does not have.

@@ -26,6 +26,10 @@ class Loan(Protocol):
         """Whether nothing was begun, on the caller's side, before `open`."""
         ...
 
+    def begun(self) -> Any:
+        """The driver's connection, if the caller may have begun something on it; else None."""
+        ...
+
     def open(self) -> Any:
         """The driver's connection, on which the block's statements run."""
         ...
@@ -81,10 +85,7 @@ def is_writing(connection: Any) -> bool:
 
     Whoever waits for that writer in the caller's own thread waits for ever.
     """
-    loan = borrow(connection)
-    if isinstance(loan, (_Session, _Connection)) and not loan.is_begun():
-        return False
-    driver = loan.open()
+    driver = borrow(connection).begun()
     return isinstance(driver, sqlite3.Connection) and driver.in_transaction
 
 
@@ -108,6 +109,9 @@ class _Driver:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+
+    def begun(self) -> Any:
+        return self._connection
 
     def open(self) -> Any:
         return self._connection
@@ -134,8 +138,10 @@ class _Connection:
         self._transaction: Any = None
         self.began = False
 
-    def is_begun(self) -> bool:
-        return bool(self._connection.in_transaction())
+    def begun(self) -> Any:
+        if not self._connection.in_transaction():
+            return None
+        return self._connection.connection.dbapi_connection
 
     def open(self) -> Any:
         _refuse_block(self._connection)
@@ -172,8 +178,10 @@ class _Session:
         self._connection: Any = None
         self.began = False
 
-    def is_begun(self) -> bool:
-        return bool(self._session.in_transaction())
+    def begun(self) -> Any:
+        if not self._session.in_transaction():
+            return None
+        return self._session.connection().connection.dbapi_connection
 
     def open(self) -> Any:
         _refuse_block(self._session)
