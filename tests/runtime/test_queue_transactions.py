@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -140,33 +141,46 @@ def test_unknown_queue_is_empty_or_an_error(px: Pxrs) -> None:
         assert tx.take("nowhere", 0) is not None
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_forked_child_may_not_use_it(url: str, strict: bool) -> None:
+@pytest.mark.parametrize("locked", [False, True])
+def test_forked_child_may_not_use_it(url: str, locked: bool) -> None:
     """Whatever it tries, also with the lock held by a thread that the child does not have."""
     with pxrs.connect(url) as px:
         px.put("q", "item")
         tx = px.begin()
         assert tx.take("q", 0) is not None
-        with tx._lock if strict else contextlib.nullcontext():
-            pid = os.fork()
-            if pid == 0:
-                os._exit(_count_refusals(px, tx))
+        held, forked = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with tx._lock if locked else contextlib.nullcontext():
+                held.set()
+                forked.wait(PATIENCE)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(PATIENCE)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(int(PATIENCE))
+            os._exit(_count_refusals(px, tx))
+        forked.set()
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 6
+        thread.join()
         tx.commit()
         assert len(px.queues.peek("q")) == 0
 
 
 def _count_refusals(px: Pxrs, tx: UnitOfWork) -> int:
-    refused = 0
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: tx.take("q", 0),
         lambda: tx.put("q", "x"),
         lambda: tx.extend(1.0),
         tx.commit,
         tx.rollback,
-        px.begin,
-    ):
+        lambda: px.begin().take("q", 0),
+    ]
+    refused = 0
+    for call in calls:
         try:
             call()
         except Closed:
@@ -197,7 +211,7 @@ def taking(px: Pxrs, queue: str = "q", **options: Any) -> Future[str]:
         try:
             with px.transaction() as tx:
                 [item] = tx.take_many(queue, 1, PATIENCE, watch=watch, **options)
-                found.set_result(item.value)
+            found.set_result(item.value)
         except BaseException as error:  # noqa: BLE001 - for whoever waits
             found.set_exception(error)
         finally:
@@ -245,7 +259,7 @@ def test_end_of_a_session_wakes_who_waits(place: Place) -> None:
     tx = place.px.begin()
     assert tx.take("q", 0) is not None
     found = taking(place.other)
-    place.px.close()
+    place.px._desk().keeper.close()
     assert found.result(PATIENCE) == "item"
 
 
@@ -376,7 +390,7 @@ def test_renewing_does_not_wait_for_the_writer(path: Path) -> None:
         assert tx.take("q", 0) is not None
         other = px.begin()
         assert other.take("q", 0) is not None
-        session: Any = px._desk().keeper._session
+        session = px._desk().keeper.session()
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
         del other
@@ -390,7 +404,7 @@ def test_renewing_does_not_wait_for_the_writer(path: Path) -> None:
             if len(renewals) > 8:
                 renewed.set()
 
-        session.renew = counted
+        session.renew = counted  # type: ignore[method-assign]
         assert renewed.wait(PATIENCE), "twice the session's time has passed, and it was not renewed"
         blocker.execute("ROLLBACK")
         blocker.close()
@@ -419,8 +433,8 @@ def test_items_messages_and_rows_commit_together(app: Pxrs) -> None:
         expected = [] if fails else ["item"]
         assert [value for (value,) in rows] == expected
         assert [message.value.decode() for message in app.reader("t").read(0, 0)] == expected
-        put = [] if app.stores.queues.find("out") is None else app.queues.peek("out")
-        assert [item.value for item in put] == expected
+        out = app.queues.peek("out") if app.stores.queues.find("out") else ()
+        assert [item.value for item in out] == expected
     assert len(app.queues.peek("in")) == 0
 
 
@@ -513,11 +527,61 @@ def test_sqlalchemy_session(app: Pxrs, path: Path, fails: bool) -> None:
             tx.put("out", item.value)
             if fails:
                 raise ZeroDivisionError
-        session.rollback()
+        # The session had begun before the block could: its transaction is the caller's to end.
+        session.rollback() if fails else session.commit()
         with app.begin() as look:
             assert (look.take("out", 0) is None) == fails
             assert (look.take("in", PATIENCE if fails else 0) is None) == (not fails)
     engine.dispose()
+
+
+@pytest.mark.engine("sqlite")
+def test_rollback_succeeds_whatever_has_become_of_the_callers_session(
+    app: Pxrs, path: Path
+) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+
+    def put_inside_its_block(session: Session) -> None:
+        with session.begin(), app.transaction(session) as tx:
+            tx.put("out", "never")
+
+    def close_it(session: Session) -> None:
+        tx = app.begin(session)
+        assert tx.take("in", PATIENCE) is not None
+        session.execute(sqlalchemy.text("CREATE TABLE mine (value TEXT)"))
+        session.close()
+        tx.rollback()
+        raise InvalidRequest
+
+    def break_it(session: Session) -> None:
+        with app.begin(session) as tx:
+            assert tx.take("in", PATIENCE) is not None
+            session.execute(sqlalchemy.text("INSERT INTO nowhere VALUES (1)"))
+
+    app.put("in", "item")
+    for abuse, error in (
+        (put_inside_its_block, InvalidRequest),
+        (close_it, InvalidRequest),
+        (break_it, sqlalchemy.exc.OperationalError),
+    ):
+        with Session(engine) as session, pytest.raises(error):
+            abuse(session)
+        with app.begin() as look:
+            assert look.take("in", PATIENCE) is not None
+            assert look.take("out", 0) is None
+    engine.dispose()
+
+
+@pytest.mark.engine("sqlite")
+def test_rollback_after_the_callers_connection_was_closed(app: Pxrs, path: Path) -> None:
+    app.put("in", "item")
+    connection = sqlite3.connect(path)
+    tx = app.begin(connection)
+    assert tx.take("in", PATIENCE) is not None
+    connection.close()
+    tx.rollback()
+    with app.begin() as look:
+        assert look.take("in", PATIENCE) is not None
 
 
 def test_memory_has_no_connections() -> None:
@@ -525,7 +589,8 @@ def test_memory_has_no_connections() -> None:
         px.put("in", "item")
         with pytest.raises(pxrs.NotAtomic), px.transaction(connection) as tx:
             assert tx.take("in", 0) is not None
-        assert [item.state for item in px.queues.peek("in")] == [ItemState.READY]
+        with px.begin() as look:
+            assert look.take("in", PATIENCE) is not None
     connection.close()
 
 
@@ -536,9 +601,13 @@ def test_undecodable_item_is_given_back_with_its_error(px: Pxrs) -> None:
     px.put("q", "{")
     for _ in range(2):
         with pytest.raises(msgspec.DecodeError) as info, px.begin(serde=JSON()) as tx:
-            tx.take("q", 0, policy=ConsumeTimes(2))
+            tx.take("q", PATIENCE, policy=ConsumeTimes(2))
         assert "item 1 of queue 'q'" in "".join(info.value.__notes__)
-    [dead] = px.queues.dead("q")
+    watch = px.stores.queues.watch("q")
+    while not (found := px.queues.dead("q")):
+        assert watch.wait(PATIENCE)
+    watch.close()
+    [dead] = found
     assert (dead.deliveries, dead.value) == (2, "{")
     assert "Error" in dead.error
 

@@ -175,12 +175,14 @@ def validate_item(item: NewItem, limits: QueueLimits) -> None:
             f"an item of {len(item.body)} bytes for {item.queue!r}; "
             f"this store takes {limits.body_bytes}"
         )
-    if not abs(item.priority) < _MOST_PRIORITY:
-        raise InvalidRequest(f"priority {item.priority}; 32 bits are there for it")
+    if type(item.priority) is not int or not abs(item.priority) < _MOST_PRIORITY:
+        raise InvalidRequest(f"priority {item.priority!r}; a whole number of 32 bits can be had")
     for name, seconds in (("delay", item.delay), ("window", item.dedupe_window)):
-        if not 0 <= seconds <= _LONGEST_DELAY or math.isnan(seconds):
-            raise InvalidRequest(f"a {name} of {seconds} s; 0 s to ten years can be had")
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
+            raise InvalidRequest(f"a {name} of {seconds!r} s; 0 s to ten years can be had")
     for name, text in (("key", item.key), ("dedupe key", item.dedupe)):
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest(f"a {name} is text, not {type(text).__name__}")
         if text is not None and not 0 < len(text) <= _LONGEST_KEY:
             raise InvalidRequest(f"a {name} of {len(text)} characters; 1 to {_LONGEST_KEY} can be")
         if text is not None and not _is_text(text):
