@@ -17,13 +17,15 @@ from engines.sources import Missing
 
 __all__ = ["NAMES", "Engine", "Missing", "build", "start"]
 
-NAMES = ("postgres", "pgbouncer", "mariadb", "etcd", "zookeeper", "nats", "valkey")
+NAMES = ("postgres", "mariadb", "etcd", "zookeeper", "nats", "valkey")
+# These stand in front of another one, and have to be told which.
+IN_FRONT = ("pgbouncer",)
 
 
 def build(name: str, **options: Any) -> Engine:
     """An engine that is not started yet; raises `Missing` where it can't be had."""
-    if name not in NAMES:
-        raise ValueError(f"no engine {name!r}; there are {', '.join(NAMES)}")
+    if name not in NAMES + IN_FRONT:
+        raise ValueError(f"no engine {name!r}; there are {', '.join(NAMES + IN_FRONT)}")
     engine: Engine = import_module(f"engines.{name}").build(**options)
     return engine
 

@@ -77,6 +77,9 @@ def test_schemas_of_one_database_are_apart(postgres_url: str) -> None:
     ):
         one.create_topic("orders", partitions=1)
         assert two.topics() == []
+        # What worker processes are started with.
+        with pxrs.connect(one.url) as again:
+            assert [topic.name for topic in again.topics()] == ["orders"]
 
 
 def test_migrate_by_command(postgres_url: str) -> None:

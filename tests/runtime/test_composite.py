@@ -54,11 +54,9 @@ def test_queues_are_where_coordination_is(urls: tuple[str, str], etcd_url: str) 
     with pxrs.connect(urls[0], coord=urls[1]) as px, pxrs.connect(urls[1]) as records:
         px.stores.queues.create("q")
         assert [queue.name for queue in records.stores.queues.all()] == ["q"]
-    with (
-        pxrs.connect(urls[0], coord=etcd_url) as px,
-        pytest.raises(ConfigError, match="where coordination is"),
-    ):
+    with pxrs.connect(urls[0], coord=etcd_url) as px, pxrs.connect(etcd_url) as records:
         px.stores.queues.create("q")
+        assert [queue.name for queue in records.stores.queues.all()] == ["q"]
 
 
 def test_one_text_names_several_places() -> None:
@@ -116,6 +114,10 @@ except pxrs.MissingExtra as error:
     assert f"pip install 'pxrs[{extra}]'" in done.stdout, done.stderr
 
 
-def test_a_place_that_keeps_no_messages_is_not_enough(etcd_url: str) -> None:
+def test_a_place_that_keeps_no_messages_is_enough_for_queues_alone(etcd_url: str) -> None:
+    with pxrs.connect(etcd_url) as px:
+        px.put("q", "work")
+        with pytest.raises(ConfigError, match="keeps no messages"):
+            px.create_topic("t", partitions=1)
     with pytest.raises(ConfigError, match="keeps no messages"):
-        open_stores(etcd_url)
+        open_stores("memory://", log=etcd_url)

@@ -64,3 +64,16 @@ def test_no_queue_session_is_opened_for_a_checkpoint_alone(px: pxrs.Pxrs) -> Non
             assert tx.in_hand == 0
     desk = px._desk()
     assert desk.keeper._session is None
+
+
+def test_an_item_that_cannot_be_read_is_not_removed(px: pxrs.Pxrs) -> None:
+    px.put("stock", "not json")
+    with px.transaction(serde=pxrs.JSON()) as tx:
+        with pytest.raises(Exception, match="malformed"):
+            tx.take("stock", timeout=0)
+        assert tx.in_hand == 0
+    with px.transaction() as tx:
+        item = tx.take("stock", timeout=10)
+        assert item is not None
+        assert item.value == "not json"
+        assert "malformed" in item.error

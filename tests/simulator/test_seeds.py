@@ -1,14 +1,15 @@
-"""Groups under crashes, freezes and a store that fails: every promise, after every step."""
+"""Groups and queues under crashes, freezes and store faults: every promise, after every step."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from pxrs.testing.simulator import failures, simulate
+from pxrs.testing.simulator import failures, queues, simulate
 
 CHUNK = 50
 
@@ -19,12 +20,19 @@ def test_seeds(start: int) -> None:
     assert failures(range(start, start + CHUNK)) == []
 
 
-def test_same_seed_is_the_same_run() -> None:
+@pytest.mark.engine("memory")
+@pytest.mark.parametrize("start", range(0, 500, 5 * CHUNK))
+def test_seeds_of_queues(start: int) -> None:
+    assert failures(range(start, start + 5 * CHUNK), queues.simulate) == []
+
+
+@pytest.mark.parametrize("simulation", [simulate, queues.simulate], ids=["groups", "queues"])
+def test_same_seed_is_the_same_run(simulation: Callable[..., None]) -> None:
     first: list[str] = []
     second: list[str] = []
-    simulate(4, trace=first.append)
-    simulate(4, trace=second.append)
-    assert len(first) > 200
+    simulation(12, trace=first.append)
+    simulation(12, trace=second.append)
+    assert len(first) > 50
     assert first == second
 
 
@@ -39,7 +47,8 @@ def test_same_seed_in_another_process() -> None:
         ).stdout
         for number in ("1", "2")
     ]
-    assert len(traces[0].splitlines()) > 100
+    assert len(traces[0].splitlines()) > 150
+    assert b"queues, seed 12: fine" in traces[0]
     assert traces[0] == traces[1]
 
 
@@ -52,4 +61,5 @@ def test_a_failure_says_how_to_see_it() -> None:
         text=True,
     )
     assert fine.returncode == 0, fine.stdout + fine.stderr
-    assert "4 seeds from 0 on, 0 failed" in fine.stdout
+    assert "groups: 4 seeds from 0 on, 0 failed" in fine.stdout
+    assert "queues: 4 seeds from 0 on, 0 failed" in fine.stdout

@@ -11,6 +11,7 @@ from pxrs._version import __version__
 from pxrs.cli.consume import consume
 from pxrs.cli.demo.command import demo
 from pxrs.cli.dlq import dlq
+from pxrs.cli.doctor import doctor
 from pxrs.cli.failures import exit_code
 from pxrs.cli.groups import groups
 from pxrs.cli.options import Settings, shared
@@ -55,7 +56,7 @@ def cli() -> None:
     """
 
 
-for command in (topics, produce, read, consume, groups, queues, dlq, store, demo):
+for command in (topics, produce, read, consume, groups, queues, dlq, store, doctor, demo):
     cli.add_command(command)
 
 

@@ -56,6 +56,12 @@ class Forever(msgspec.Struct, frozen=True):
 Policy = ConsumeTimes | ConsumeOnce | Forever
 
 
+def check_policy(policy: object) -> None:
+    """Refuse what is none."""
+    if not isinstance(policy, (ConsumeTimes, ConsumeOnce, Forever)):
+        raise ConfigError(f"policy = {policy!r}; there are ConsumeTimes, ConsumeOnce and Forever")
+
+
 class Again(NamedTuple):
     """Hand it out again after so many seconds."""
 

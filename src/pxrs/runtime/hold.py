@@ -51,6 +51,7 @@ class Hold:
         self.taken: list[InHand] = []
         # Queues that were asked for items without an answer, because of an interrupt or an outage.
         self.asked: list[str] = []
+        self.surrendered = 0
 
     @property
     def holder(self) -> Holder:
@@ -116,6 +117,16 @@ class Hold:
         doubts = tuple(self.asked) if with_doubts else ()
         return GivenBack(self.holder, tuple(releases), doubts)
 
+    def surrender(self, items: Sequence[Delivery], error: str) -> None:
+        """Give back some of what was taken; the transaction goes on without it."""
+        unwanted = {delivery.held for delivery in items}
+        given = self.given_back(error, with_doubts=False)
+        # In place: whoever cleans up after a dropped transaction looks at the same list.
+        self.taken[:] = [each for each in self.taken if each.held not in unwanted]
+        releases = tuple(release for release in given.releases if release.held in unwanted)
+        self.surrendered += len(releases)
+        self._desk.keeper.give_back(GivenBack(given.holder, releases))
+
     def release(self, error: str) -> None:
         """Give everything back. While the store is away it waits, at most for the session's end."""
         if not self.taken and not self.asked:
@@ -129,6 +140,11 @@ class Hold:
         except BaseException:
             keeper.give_back(given)
             raise
+
+    def release_when_caller_ends(self, error: str) -> None:
+        """Give back what is still there when the caller's own transaction is over."""
+        if self.taken or self.asked:
+            self._desk.keeper.release_unless_removed(self.given_back(error))
 
     def release_later(self, error: str) -> None:
         """Have everything given back by another thread. Destructors call it."""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from pxrs.clock import Clock
-from pxrs.core.delivery import ConsumeOnce, ConsumeTimes, Forever, Policy, describe
+from pxrs.core.delivery import ConsumeTimes, Policy, check_policy, describe
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
     Closed,
@@ -55,10 +55,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_handler_time: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, (ConsumeTimes, ConsumeOnce, Forever)):
-            raise ConfigError(
-                f"policy = {self.policy!r}; there are ConsumeTimes, ConsumeOnce and Forever"
-            )
+        check_policy(self.policy)
         if type(self.workers) is not int or self.workers < 1:
             raise ConfigError(f"workers = {self.workers!r}; one at least is needed")
         if self.deadline is not None and not self.deadline >= _SHORTEST_DEADLINE:
@@ -199,11 +196,11 @@ class Listener:
                     watch=watch,
                     stopping=self._stopping.is_set,
                 )
-            except Exception as error:
-                if not work.in_hand:
+            except Exception:
+                if not work.unread:
                     raise
-                # It was taken and can't be read: the way of one that can't be handled.
-                self._give_back(work, error)
+                # It was given back already, the way of one that can't be handled.
+                self._count(failed=1)
                 return
             if items:
                 self._handle(items[0], work)
@@ -252,7 +249,9 @@ class Listener:
         assert deadline is not None
         while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
             for work, since in list(self._running.items()):
-                if self._may_go_on(since):
+                # One that runs SQL holds the store's writer: extending would wait for it, and make
+                # it wait. It has as long as it was extended for before.
+                if self._may_go_on(since) and not work.has_connection:
                     with suppress(PxrsError):
                         work.extend(deadline)
 

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pxrs.core.delivery import Forever, Policy, describe, storable
+from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
 from pxrs.errors import (
     Fenced,
+    InsideTransaction,
     InvalidRequest,
     OutcomeUnknown,
     PxrsError,
@@ -29,8 +30,9 @@ from pxrs.runtime.item import Item, as_item, encode_body
 from pxrs.runtime.outgoing import Outgoing
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
-from pxrs.stores.queue_rules import validate_item
-from pxrs.types import Delivery, Header, NewItem, QueueChange
+from pxrs.stores.connections import Lent, is_writing
+from pxrs.stores.queue_rules import validate_item, validate_name
+from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 _CAREFUL_WAIT = 5.0
@@ -56,6 +58,8 @@ class UnitOfWork:
     ) -> None:
         self._desk = desk
         self._given = connection
+        # A transaction of the caller's own, which the caller ends.
+        self._is_callers = connection is not None and not isinstance(connection, Lent)
         self._serde = serde
         self._strict = strict
         self._commit_on_exit = commit_on_exit
@@ -129,17 +133,44 @@ class UnitOfWork:
     def _take_now(
         self, queue: str, most_items: int, policy: Policy, lock_for: float | None
     ) -> tuple[list[Item], float | None]:
-        with self._lock:
+        validate_name(queue)
+        check_policy(policy)
+        with self._locked():
             self._require_open()
+            if self._is_callers and is_writing(self._given):
+                raise InsideTransaction(
+                    "taking is a commit of its own, and the caller's transaction holds the "
+                    "writer: take items before it begins"
+                )
             items, due = self._hold.take(queue, most_items, policy, lock_for)
             if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
-            return [self._as_item(delivery) for delivery in items], due
+            try:
+                return [self._as_item(delivery) for delivery in items], due
+            except Exception as error:
+                # Nobody has read it, so no commit may remove it.
+                self._hold.surrender(items, describe(error))
+                raise
 
     @property
     def is_open(self) -> bool:
         """Whether it was neither committed nor rolled back."""
         return not self._ended
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its session is over, and everything it held is free."""
+        return self._hold.is_lost
+
+    @property
+    def unread(self) -> int:
+        """How many items it took, could not decode and gave back."""
+        return self._hold.surrendered
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds its items, as the store knows it."""
+        return self._hold.holder
 
     @property
     def in_hand(self) -> int:
@@ -181,13 +212,13 @@ class UnitOfWork:
             dedupe_window=dedupe_window if dedupe is not None else 0.0,
         )
         validate_item(item, self._desk.stores.queues.limits)
-        with self._lock:
+        with self._locked():
             self._require_open()
             self._put.append(item)
 
     def extend(self, seconds: float) -> None:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
-        with self._lock:
+        with self._locked():
             self._require_open()
             self._hold.extend(seconds)
 
@@ -203,7 +234,7 @@ class UnitOfWork:
         headers: list[Header] | None = None,
     ) -> None:
         """Send a message when, and only if, this transaction commits."""
-        with self._lock:
+        with self._locked():
             self._require_open()
             if self._outgoing is None:
                 self._outgoing = Outgoing(self._desk.topics, self._desk.clock)
@@ -215,7 +246,7 @@ class UnitOfWork:
 
         From its first use on the store's writer is held: take items before.
         """
-        with self._lock:
+        with self._locked():
             self._require_open()
             self._has_one_try = True
             return self._open_atomic().connection
@@ -243,7 +274,7 @@ class UnitOfWork:
         After an error that may pass (`error.retryable`) nothing was done either, and the
         transaction is still open: commit again, or roll back.
         """
-        with self._lock:
+        with self._locked():
             self._require_open()
             try:
                 self._commit()
@@ -259,7 +290,7 @@ class UnitOfWork:
 
     def finish(self) -> None:
         """Commit, unless the transaction has ended already."""
-        with self._lock:
+        with self._locked():
             if not self._ended:
                 self.commit()
 
@@ -293,9 +324,7 @@ class UnitOfWork:
         atomic.__exit__(None, None, None)
         if atomic.joined and self._hold.taken:
             # The caller may still roll back: then what was taken has to be free again.
-            self._desk.keeper.release_unless_removed(
-                self._hold.given_back("it was rolled back", with_doubts=False)
-            )
+            self._hold.release_when_caller_ends("it was rolled back")
 
     def _change(self) -> QueueChange:
         removed = tuple(each.held for each in self._hold.taken)
@@ -323,8 +352,7 @@ class UnitOfWork:
         self._roll_back(PxrsError("rolled back"), storable(error))
 
     def _roll_back(self, cause: BaseException, error: str) -> None:
-        self._desk.keeper.refuse_after_fork()
-        with self._lock:
+        with self._locked():
             if self._nothing_left:
                 return
             self._ended = self._ended or "rolled back"
@@ -334,12 +362,26 @@ class UnitOfWork:
                 self._release(error)
 
     def _release(self, error: str) -> None:
-        self._hold.release(error)
+        if self._is_callers and self._caller_may_write():
+            # Waiting for the caller's transaction in the caller's thread would take for ever.
+            self._hold.release_when_caller_ends(error)
+        else:
+            self._hold.release(error)
         self._nothing_left = True
         self._drop.detach()
 
-    def _require_open(self) -> None:
+    def _caller_may_write(self) -> bool:
+        try:
+            return is_writing(self._given)
+        except Exception:  # noqa: BLE001 - closed, or failed: who can't tell does not wait
+            return True
+
+    def _locked(self) -> threading.RLock:
+        # A forked child would wait for a thread that it does not have.
         self._desk.keeper.refuse_after_fork()
+        return self._lock
+
+    def _require_open(self) -> None:
         if self._ended:
             raise InvalidRequest(f"the transaction was {self._ended}; begin another")
         if self._hold.is_lost:

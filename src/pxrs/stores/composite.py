@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pxrs.errors import ConfigError, NotAtomic
 from pxrs.stores.api import CoordStore, LogStore, QueueStore
+
+NO_MESSAGES = (
+    "{} keeps no messages; say where they are kept: "
+    "connect('sqlite:///app.db', coord='etcd://host:2379')"
+)
+
+
+class NoLog:
+    """Stands for a `LogStore` where there is none: coordination and queues do without."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigError(NO_MESSAGES.format(self._url))
 
 
 class CompositeStores:
@@ -16,13 +31,13 @@ class CompositeStores:
         self,
         url: str,
         coord: CoordStore,
-        log: LogStore,
+        log: LogStore | None,
         queues: QueueStore | None,
         close: Sequence[Callable[[], None]],
     ) -> None:
         self.url = url
         self.coord = coord
-        self.log = log
+        self.log = log or cast(LogStore, NoLog(url))
         self._queues = queues
         self._close = list(close)
 

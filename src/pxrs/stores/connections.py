@@ -11,6 +11,7 @@ SQLAlchemy is never imported here: whoever lends one of its objects has done tha
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from typing import Any, Protocol
 
@@ -23,6 +24,10 @@ class Loan(Protocol):
     @property
     def began(self) -> bool:
         """Whether nothing was begun, on the caller's side, before `open`."""
+        ...
+
+    def begun(self) -> Any:
+        """The driver's connection, if the caller may have begun something on it; else None."""
         ...
 
     def open(self) -> Any:
@@ -75,6 +80,15 @@ def borrow(connection: Any) -> Loan:
     return _Driver(connection)
 
 
+def is_writing(connection: Any) -> bool:
+    """Whether the caller is inside a transaction of SQLite's, which has one writer.
+
+    Whoever waits for that writer in the caller's own thread waits for ever.
+    """
+    driver = borrow(connection).begun()
+    return isinstance(driver, sqlite3.Connection) and driver.in_transaction
+
+
 def _sync_side(connection: Any) -> Any:
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     if asynchronous is None:
@@ -95,6 +109,9 @@ class _Driver:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+
+    def begun(self) -> Any:
+        return self._connection
 
     def open(self) -> Any:
         return self._connection
@@ -120,6 +137,11 @@ class _Connection:
         self._alchemy = alchemy
         self._transaction: Any = None
         self.began = False
+
+    def begun(self) -> Any:
+        if not self._connection.in_transaction():
+            return None
+        return self._connection.connection.dbapi_connection
 
     def open(self) -> Any:
         _refuse_block(self._connection)
@@ -155,6 +177,11 @@ class _Session:
         self._transaction: Any = None
         self._connection: Any = None
         self.began = False
+
+    def begun(self) -> Any:
+        if not self._session.in_transaction():
+            return None
+        return self._session.connection().connection.dbapi_connection
 
     def open(self) -> Any:
         _refuse_block(self._session)

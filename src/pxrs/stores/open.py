@@ -9,7 +9,8 @@ from typing import NamedTuple
 from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
-from pxrs.stores.composite import CompositeStores
+from pxrs.stores.composite import NO_MESSAGES, CompositeStores
+from pxrs.stores.findings import Finding, warning
 
 
 class Opened(NamedTuple):
@@ -20,6 +21,8 @@ class Opened(NamedTuple):
     log: LogStore | None = None
     queues: QueueStore | None = None
     whole: Stores | None = None
+    # What an examination of the engine finds: see `pxrs.stores.findings`.
+    findings: Callable[[], list[Finding]] = list
 
 
 def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -> Stores:
@@ -40,11 +43,8 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
                 f"{_place(parts.coord or parts.main)} keeps messages only; say where coordination "
                 "is kept: connect(…, coord='etcd://host:2379')"
             )
-        if of_log.log is None:
-            raise ConfigError(
-                f"{_place(parts.log or parts.main)} keeps no messages; say where they are kept: "
-                "connect('sqlite:///app.db', coord='etcd://host:2379')"
-            )
+        if of_log.log is None and (parts.log is not None or of_coord.queues is None):
+            raise ConfigError(NO_MESSAGES.format(_place(parts.log or parts.main)))
     except BaseException:
         for each in opened:
             each.close()
@@ -77,7 +77,7 @@ def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None
                 from pxrs.stores.postgres.database import migrate
             done.append(Migrated(*migrate(settings.conninfo, settings.schema)))
         else:
-            _OPENERS[parsed.scheme](parsed).close()
+            _opener(parsed)(parsed).close()
             done.append(Migrated())
     return done
 
@@ -91,11 +91,21 @@ def _needing(what: str, extra: str) -> Iterator[None]:
         raise MissingExtra(what, extra) from error
 
 
+def open_place(url: str) -> Opened:
+    """Open one place by itself, whatever it keeps: to be examined."""
+    return _open(url, [])
+
+
 def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
-    part = _OPENERS[parsed.scheme](parsed)
+    part = _opener(parsed)(parsed)
     opened.append(part)
     return part
+
+
+def _opener(url: StoreUrl) -> Callable[[StoreUrl], Opened]:
+    """By the scheme, without the driver that may stand behind a plus."""
+    return _OPENERS[url.scheme.partition("+")[0]]
 
 
 def _place(url: str) -> str:
@@ -111,16 +121,22 @@ def _sqlite(url: StoreUrl) -> Opened:
     from pxrs.stores.sqlite.stores import SqliteStores
 
     settings = sqlite_settings(url.options)
-    return _whole(
-        SqliteStores(url.place, durability=settings.durability, busy_timeout=settings.busy_timeout)
+    stores = SqliteStores(
+        url.place, durability=settings.durability, busy_timeout=settings.busy_timeout
     )
+    return _whole(stores)._replace(findings=stores.findings)
 
 
 def _memory(url: StoreUrl) -> Opened:
     from pxrs.stores.memory import open_memory
 
     refuse_unknown(url.options, set(), "memory://")
-    return _whole(open_memory(url.place))
+    kept = warning(
+        "durability",
+        "messages live as long as this process",
+        "use sqlite:/// for what has to be kept",
+    )
+    return _whole(open_memory(url.place))._replace(findings=lambda: [kept])
 
 
 def _postgres(url: StoreUrl) -> Opened:
@@ -134,8 +150,9 @@ def _postgres(url: StoreUrl) -> Opened:
         schema=settings.schema,
         connections=settings.connections,
         busy_timeout=settings.busy_timeout,
+        url=settings.url,
     )
-    return Opened(stores.close, stores.coord, stores.log, whole=stores)
+    return Opened(stores.close, stores.coord, stores.log, whole=stores, findings=stores.findings)
 
 
 def _etcd(url: StoreUrl) -> Opened:
@@ -143,7 +160,7 @@ def _etcd(url: StoreUrl) -> Opened:
     from pxrs.stores.etcd.coord import EtcdCoord
 
     coord = EtcdCoord(etcd_settings(url))
-    return Opened(coord.close, coord=coord)
+    return _with_recipe(coord)._replace(findings=coord.findings)
 
 
 def _zookeeper(url: StoreUrl) -> Opened:
@@ -151,7 +168,40 @@ def _zookeeper(url: StoreUrl) -> Opened:
     from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 
     coord = ZooKeeperCoord(zookeeper_settings(url))
-    return Opened(coord.close, coord=coord)
+    return _with_recipe(coord)._replace(findings=coord.findings)
+
+
+def _with_recipe(coord: CoordStore) -> Opened:
+    """Coordination, and queues that are made of it."""
+    from pxrs.stores.recipe.queues import RecipeQueues
+
+    queues = RecipeQueues(coord)
+
+    def close() -> None:
+        queues.close()
+        coord.close()
+
+    return Opened(close, coord=coord, queues=queues)
+
+
+def _nats(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import nats_settings
+
+    settings = nats_settings(url)
+    with _needing("nats://", "nats"):
+        from pxrs.log.jetstream.log import JetStreamLog
+    log = JetStreamLog(settings)
+    return Opened(log.close, log=log, findings=log.findings)
+
+
+def _sql(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import sql_settings
+
+    settings = sql_settings(url)
+    with _needing(f"{url.scheme}://", "sql"):
+        from pxrs.stores.sql.coord import SqlCoord
+    coord = SqlCoord(settings.url, settings.shown)
+    return Opened(coord.close, coord=coord, findings=coord.findings)
 
 
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
@@ -161,4 +211,8 @@ _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "postgres": _postgres,
     "etcd": _etcd,
     "zookeeper": _zookeeper,
+    "nats": _nats,
+    "mysql": _sql,
+    "mariadb": _sql,
+    "oracle": _sql,
 }

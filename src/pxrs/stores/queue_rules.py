@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from pxrs.errors import InvalidRequest, MessageTooLarge, QueueExists
-from pxrs.types import ItemState, NewItem, Queue, QueueChange, QueueLimits, Release
+from pxrs.types import (
+    ItemState,
+    NewItem,
+    Queue,
+    QueueChange,
+    QueueLimits,
+    Release,
+    StoredItem,
+)
 
 # The lane of a fifo queue's items: there is only one.
 FIFO_LANE = ""
@@ -135,6 +143,24 @@ def validate_change(change: QueueChange, limits: QueueLimits) -> None:
         validate_item(item, limits)
 
 
+def validate_restored(items: Sequence[StoredItem], limits: QueueLimits) -> None:
+    """Refuse items that this store could not hold."""
+    if len(items) > limits.items:
+        raise InvalidRequest(f"{len(items)} items at once; this store takes {limits.items}")
+    for item in items:
+        if item.id < 1:
+            raise InvalidRequest(f"item {item.id}: numbers start at 1")
+        if len(item.body) > limits.body_bytes:
+            raise MessageTooLarge(
+                f"item {item.id} has {len(item.body)} bytes; this store takes {limits.body_bytes}"
+            )
+
+
+def is_suspect(item: StoredItem) -> bool:
+    """Whether an item that comes from elsewhere may have killed its last holder."""
+    return item.state is ItemState.HELD or item.error == DIED_HOLDING
+
+
 def require_first(change: QueueChange | None) -> None:
     """Refuse a second change in one transaction: it has one holder."""
     if change is not None:
@@ -149,12 +175,14 @@ def validate_item(item: NewItem, limits: QueueLimits) -> None:
             f"an item of {len(item.body)} bytes for {item.queue!r}; "
             f"this store takes {limits.body_bytes}"
         )
-    if not abs(item.priority) < _MOST_PRIORITY:
-        raise InvalidRequest(f"priority {item.priority}; 32 bits are there for it")
+    if type(item.priority) is not int or not abs(item.priority) < _MOST_PRIORITY:
+        raise InvalidRequest(f"priority {item.priority!r}; a whole number of 32 bits can be had")
     for name, seconds in (("delay", item.delay), ("window", item.dedupe_window)):
-        if not 0 <= seconds <= _LONGEST_DELAY or math.isnan(seconds):
-            raise InvalidRequest(f"a {name} of {seconds} s; 0 s to ten years can be had")
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
+            raise InvalidRequest(f"a {name} of {seconds!r} s; 0 s to ten years can be had")
     for name, text in (("key", item.key), ("dedupe key", item.dedupe)):
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest(f"a {name} is text, not {type(text).__name__}")
         if text is not None and not 0 < len(text) <= _LONGEST_KEY:
             raise InvalidRequest(f"a {name} of {len(text)} characters; 1 to {_LONGEST_KEY} can be")
         if text is not None and not _is_text(text):

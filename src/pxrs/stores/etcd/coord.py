@@ -8,6 +8,7 @@ Records are kept under `<prefix>/records/`, readable with etcdctl.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,7 @@ from pxrs.stores.etcd.wire import (
     unbound,
     unchanged,
 )
+from pxrs.stores.findings import Finding
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
 # etcd takes 128 comparisons and 128 writes (--max-txn-ops); each commit has one of its own. And
@@ -104,6 +106,12 @@ class EtcdCoord:
         session = open_session(self._nodes, self._clock, ttl, self._sessions.discard)
         self._sessions.add(session)
         return session
+
+    def findings(self) -> builtins.list[Finding]:
+        """What an examination of the engine finds."""
+        from pxrs.stores.etcd.doctor import findings
+
+        return findings(self._nodes)
 
     def close(self) -> None:
         """End the sessions of this handle and give up its connections."""

@@ -10,8 +10,10 @@ A write whose connection goes away before the answer came may have been done: `O
 from __future__ import annotations
 
 import os
+import random
 import select
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +39,9 @@ from pxrs.stores.postgres.failures import (
 Pg = psycopg.Connection[Any]
 Row = tuple[Any, ...]
 
-_TRIES = 20
+# So often a commit is run again that was a victim, after a pause that grows: seconds.
+_TRIES = 50
+_GIVE_WAY = 0.001
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 # A peer that can't be reached is noticed, though nothing is sent; seconds, milliseconds.
 _DEFAULTS = {
@@ -207,6 +211,7 @@ class Database:
                         raise lost_answer(error, self.place) from error
                     if not left or not (is_overtaken(error) or is_victim(error)):
                         raise translate(error, self.place) from error
+            time.sleep(random.uniform(0, _GIVE_WAY * (_TRIES - left)))
         raise AssertionError
 
     @contextmanager

@@ -24,10 +24,9 @@ from typing import TypeVar
 import psycopg
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, PxrsError
+from pxrs.errors import Closed
 from pxrs.stores.postgres.bell import Bell, News, channel_of
 from pxrs.stores.postgres.database import Database, Pg, Row, run
-from pxrs.stores.postgres.failures import DRIVER_ERRORS
 from pxrs.stores.postgres.sessions import TICK, Anchor, Observer
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 from pxrs.types import LogPartition
@@ -229,7 +228,7 @@ class Ears:
         while not self._closed:
             try:
                 self._serve()
-            except (OSError, PxrsError, *DRIVER_ERRORS):
+            except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
                 self._pace.listening = False
                 self._doubt()
                 select.select([self._stirred], [], [], pause)

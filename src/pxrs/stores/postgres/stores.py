@@ -6,6 +6,7 @@ from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.log.postgres import PostgresLog
+from pxrs.stores.findings import Finding
 from pxrs.stores.postgres.atomic import PostgresAtomic
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database
@@ -50,6 +51,12 @@ class PostgresStores:
             self._sessions,
             connection,
         )
+
+    def findings(self) -> list[Finding]:
+        """What an examination of the engine finds."""
+        from pxrs.stores.postgres.doctor import findings
+
+        return findings(self.database)
 
     def close(self) -> None:
         self.coord.close()

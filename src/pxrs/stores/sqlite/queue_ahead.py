@@ -18,17 +18,28 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pxrs.stores.sqlite.posix import boot_id
-from pxrs.stores.sqlite.queue_rows import HELD, READY, Candidate
-from pxrs.types import Holder
+from pxrs.stores.sqlite.queue_rows import DELAYED, HELD, READY, Candidate, QueueRow
+from pxrs.types import Holder, Queue
 
 # How soon after a commit the next take has to come, and how long it may then let others wait.
 _SOON = 0.05
 _PATIENCE = 0.2
+# A batch is better off with a sync of its own than with rewriting every item once more.
+MOST = 16
 _PREFIX = "ahead:"
 _BOOT = boot_id()
 MARK = _PREFIX + _BOOT
+# Put together in one statement: a worker in a loop comes here for every item.
+_ASIDE = f"""SELECT i.id, i.deliveries - 1, i.suspect, i.rank, i.key, i.put_ms, i.error, i.body,
+    i.lane, q.id, q.fifo, q.created,
+    (SELECT min(rank) FROM pxrs_queue_items WHERE queue = q.id AND state = {READY}),
+    (SELECT min(visible) FROM pxrs_queue_items WHERE queue = q.id AND state = {DELAYED})
+    FROM pxrs_queues q JOIN pxrs_queue_items i ON i.queue = q.id
+    WHERE q.name = ? AND i.session = ? AND i.tx = ? AND i.state = {HELD}
+    ORDER BY i.rank, i.id LIMIT ?"""
 # What stands beside the states in a condition: set aside is as good as ready.
 IS_AHEAD = f"(state = {HELD} AND tx >= '{_PREFIX}' AND tx < 'ahead;')"
 
@@ -80,44 +91,44 @@ def set_aside(
     now: float,
 ) -> None:
     """Count the next items and keep them for the session, for a moment."""
-    rows = connection.execute(
-        f"SELECT id, deliveries, suspect, lane FROM pxrs_queue_items "
-        f"WHERE queue = ? AND state = {READY} ORDER BY rank, id LIMIT ?",
-        (queue, count),
-    ).fetchall()
-    ids = []
-    for item, deliveries, suspect, lane in rows:
-        if suspect or lane is not None or (most is not None and deliveries >= most):
-            break
-        ids.append(item)
-    if len(ids) < count:
-        return
-    marks = ",".join("?" * len(ids))
     connection.execute(
         f"UPDATE pxrs_queue_items SET state = {HELD}, deliveries = deliveries + 1, "
-        f"session = ?, tx = ?, most = ?, lock_until = ? WHERE id IN ({marks})",
-        (session, MARK, most, now + _PATIENCE, *ids),
+        "session = ?1, tx = ?2, most = ?3, lock_until = ?4 WHERE id IN ("
+        "SELECT id FROM (SELECT id, deliveries, suspect, lane FROM pxrs_queue_items "
+        f"WHERE queue = ?5 AND state = {READY} ORDER BY rank, id LIMIT ?6) "
+        "WHERE NOT suspect AND lane IS NULL AND (?3 IS NULL OR deliveries < ?3))",
+        (session, MARK, most, now + _PATIENCE, queue, count),
     )
 
 
-def waiting(
-    connection: sqlite3.Connection, queue: int, session: str, count: int
-) -> list[Candidate]:
-    """What is set aside for the session, not counted for the taker yet."""
-    rows = connection.execute(
-        "SELECT id, deliveries - 1, suspect, rank, key, put_ms, error, body, lane "
-        f"FROM pxrs_queue_items WHERE queue = ? AND session = ? AND tx = ? AND state = {HELD} "
-        "ORDER BY rank, id LIMIT ?",
-        (queue, session, MARK, count),
-    ).fetchall()
-    return [Candidate(*row) for row in rows]
+class Aside(NamedTuple):
+    """What is set aside for a session, not counted for the taker yet, and of which queue."""
+
+    queue: QueueRow
+    items: list[Candidate]
+    outranked: bool
 
 
-def is_outranked(connection: sqlite3.Connection, queue: int, rank: int) -> bool:
-    """Whether something more urgent has come since."""
+def find_aside(
+    connection: sqlite3.Connection, name: str, session: str, count: int, now_ms: int
+) -> Aside | None:
+    """What is set aside; `outranked` if something more urgent has come since, or may have."""
+    rows = connection.execute(_ASIDE, (name, session, MARK, count)).fetchall()
+    if not rows:
+        return None
+    queue, fifo, created, best, due = rows[0][9:]
+    info = Queue(name=name, fifo=bool(fifo), created_ms=created)
+    items = [Candidate(*row[:9]) for row in rows]
+    outranked = (best is not None and best < items[0].rank) or (due is not None and due <= now_ms)
+    return Aside(QueueRow(queue, info), items, outranked)
+
+
+def is_waiting(connection: sqlite3.Connection, queue: int, session: str) -> bool:
+    """Whether anything is set aside for the session."""
     row = connection.execute(
-        f"SELECT 1 FROM pxrs_queue_items WHERE queue = ? AND state = {READY} AND rank < ? LIMIT 1",
-        (queue, rank),
+        "SELECT 1 FROM pxrs_queue_items WHERE queue = ? AND session = ? AND tx = ? "
+        f"AND state = {HELD} LIMIT 1",
+        (queue, session, MARK),
     ).fetchone()
     return row is not None
 

@@ -116,10 +116,27 @@ def make_queue(connection: sqlite3.Connection, name: str, fifo: bool, now_ms: in
     return QueueRow(cursor.lastrowid, Queue(name=name, fifo=fifo, created_ms=now_ms))
 
 
+def count_done(connection: sqlite3.Connection, name: str, count: int) -> int | None:
+    """Note that items were handled; the queue's id, None if there is no such queue."""
+    row = connection.execute(
+        "UPDATE pxrs_queues SET done = done + ? WHERE name = ? RETURNING id", (count, name)
+    ).fetchone()
+    return row[0] if row else None
+
+
 def settle(connection: sqlite3.Connection, lanes: Iterable[Lane], now_ms: int) -> None:
     """Show the first item of each lane, unless there is one at its front already."""
     for queue, lane in lanes:
         connection.execute(_SHOW, (queue, lane, now_ms))
+
+
+def hide_front(connection: sqlite3.Connection, queue: int, lane: str) -> None:
+    """What shows in the lane may not be its first item any more. What is held stays."""
+    connection.execute(
+        f"UPDATE pxrs_queue_items SET state = {WAITING} "
+        f"WHERE queue = ? AND lane = ? AND state IN ({READY}, {DELAYED})",
+        (queue, lane),
+    )
 
 
 def promote_due(connection: sqlite3.Connection, queue: int, now_ms: int) -> None:
@@ -270,7 +287,6 @@ def remove_held(
             "any more; somebody else has them, or will"
         )
     remove_bodies(connection, apart)
-    connection.execute("UPDATE pxrs_queues SET done = done + ? WHERE id = ?", (gone, queue))
     return sorted(lanes)
 
 

@@ -8,7 +8,6 @@ looks next: a `take` that finds nothing, and every `take` after a tenth of a sec
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -35,19 +34,17 @@ from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.queue_ahead import Habits
 from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.stores.sqlite.queue_rows import Candidate, HeldRow, QueueRow
-from pxrs.stores.sqlite.queue_upkeep import QueueUpkeep, slot_of
+from pxrs.stores.sqlite.queue_upkeep import LIMITS, QueueUpkeep, slot_of
 from pxrs.types import (
     Delivery,
     Held,
     Holder,
     NewItem,
     QueueChange,
-    QueueLimits,
     Release,
     Taken,
 )
 
-LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _REAP_EVERY = 0.1
 
 
@@ -103,7 +100,7 @@ class SqliteQueues(QueueUpkeep):
                 self._require_session(holder.session)
                 return Taken([], due)
         taken = None
-        if self._habits.expects(queue):
+        if count <= ahead.MOST and self._habits.expects(queue):
             taken = self._database.write(
                 lambda turn: self._take_ahead(turn, queue, wanted), synced=False
             )
@@ -120,25 +117,20 @@ class SqliteQueues(QueueUpkeep):
         """Hand out what was set aside, if it is just what is wanted. See `queue_ahead`."""
         self._require_session(wanted.holder.session)
         connection = turn.connection
-        queue = rows.find_queue(connection, name)
-        if queue is None:
-            return None
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        rows.promote_due(connection, queue.id, now_ms)
-        chosen = ahead.waiting(connection, queue.id, wanted.holder.session, wanted.number)
-        if not chosen:
+        aside = ahead.find_aside(connection, name, wanted.holder.session, wanted.number, now_ms)
+        if aside is None:
             return None
-        ids = [item.id for item in chosen]
-        if (
-            len(ids) < wanted.number
-            or any(wanted.most is not None and each.deliveries >= wanted.most for each in chosen)
-            or ahead.is_outranked(connection, queue.id, chosen[0].rank)
-        ):
+        ids = [item.id for item in aside.items]
+        used_up = wanted.most is not None and any(
+            item.deliveries >= wanted.most for item in aside.items
+        )
+        if len(ids) < wanted.number or aside.outranked or used_up:
             ahead.put_back(connection, ids)
             return None
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ahead.hand_out(connection, ids, wanted.holder, wanted.most, until, now_ms)
-        return Taken([_delivery(connection, queue, item) for item in chosen], None)
+        return Taken([_delivery(connection, aside.queue, item) for item in aside.items], None)
 
     def _take(self, turn: Turn, name: str, wanted: Wanted) -> Taken:
         self._require_session(wanted.holder.session)
@@ -207,7 +199,7 @@ class SqliteQueues(QueueUpkeep):
             lanes = rows.lanes_held(connection, queue.id, holder, now)
             if rows.following_items(connection, queue.id, lanes, 1, now_ms):
                 return 0.0
-            if ahead.waiting(connection, queue.id, holder.session, 1):
+            if ahead.is_waiting(connection, queue.id, holder.session):
                 return 0.0
             if any(self._is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
                 return 0.0
@@ -249,47 +241,43 @@ class SqliteQueues(QueueUpkeep):
 
     def apply(self, change: QueueChange) -> list[int | None]:
         validate_change(change, LIMITS)
-        removed = Counter(held.queue for held in change.remove)
-
-        def work(turn: Turn) -> list[int | None]:
-            numbers = self.apply_in(turn, change)
-            for name, count in removed.items():
-                if self._habits.expects(name):
-                    self._set_aside(turn, name, change.holder.session, count)
-            return numbers
-
-        numbers = self._database.write(work)
-        for name in removed:
-            self._habits.committed(name, self._clock.monotonic())
+        numbers = self._database.write(lambda turn: self.apply_in(turn, change, expecting=True))
+        now = self._clock.monotonic()
+        for name in {held.queue for held in change.remove}:
+            self._habits.committed(name, now)
         return numbers
 
-    def _set_aside(self, turn: Turn, name: str, session: str, count: int) -> None:
-        queue = rows.find_queue(turn.connection, name)
-        if queue is not None:
-            most, now = self._habits.most(name), self._clock.monotonic()
-            ahead.set_aside(turn.connection, queue.id, session, count, most, now)
+    def apply_in(
+        self, turn: Turn, change: QueueChange, *, expecting: bool = False
+    ) -> list[int | None]:
+        """`apply` inside the caller's write transaction.
 
-    def apply_in(self, turn: Turn, change: QueueChange) -> list[int | None]:
-        """`apply` inside the caller's write transaction."""
+        With `expecting` the next items are set aside for a holder that takes in a loop.
+        """
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         if change.remove:
-            self._require_session(change.holder.session)
+            holder = change.holder
+            self._require_session(holder.session)
             for name, held in sorted(_by_queue(change.remove).items()):
-                self._remove(turn, name, change.holder, held, now, now_ms)
+                queue = self._remove(turn, name, holder, held, now, now_ms)
+                if expecting and len(held) <= ahead.MOST and self._habits.expects(name):
+                    most, connection = self._habits.most(name), turn.connection
+                    ahead.set_aside(connection, queue, holder.session, len(held), most, now)
         numbers = self._put(turn, change.put, now_ms)
         commits.remember(turn.connection, change.holder)
         return numbers
 
     def _remove(
         self, turn: Turn, name: str, holder: Holder, held: Sequence[Held], now: float, now_ms: int
-    ) -> None:
-        queue = rows.find_queue(turn.connection, name)
+    ) -> int:
+        queue = rows.count_done(turn.connection, name, len(held))
         if queue is None:
             raise Fenced(f"queue {name!r} was deleted, and its items with it")
-        lanes = rows.remove_held(turn.connection, queue.id, holder, held, now)
+        lanes = rows.remove_held(turn.connection, queue, holder, held, now)
         if lanes:
-            rows.settle(turn.connection, ((queue.id, lane) for lane in lanes), now_ms)
+            rows.settle(turn.connection, ((queue, lane) for lane in lanes), now_ms)
             turn.slots.add(slot_of(name))
+        return queue
 
     def _put(self, turn: Turn, items: Sequence[NewItem], now_ms: int) -> list[int | None]:
         numbers: list[int | None] = [None] * len(items)

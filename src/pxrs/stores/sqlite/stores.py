@@ -6,6 +6,7 @@ from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.log.sqlite import SqliteLog
+from pxrs.stores.findings import Finding
 from pxrs.stores.sqlite.atomic import SqliteAtomic
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database
@@ -27,6 +28,7 @@ class SqliteStores:
         use_inotify: bool = True,
     ) -> None:
         self.database = Database(path, durability, busy_timeout, clock)
+        self._durability = durability
         self.url = f"sqlite:///{self.database.path}"
         try:
             sessions = SessionFiles(self.database.folder, self.database.path, clock)
@@ -41,6 +43,12 @@ class SqliteStores:
 
     def atomic(self, connection: Any = None) -> SqliteAtomic:
         return SqliteAtomic(self.database, self.coord, self.log, self.queues, connection)
+
+    def findings(self) -> list[Finding]:
+        """What an examination of the engine finds."""
+        from pxrs.stores.sqlite.doctor import findings
+
+        return findings(self.database, durability=self._durability)
 
     def close(self) -> None:
         self._ears.close()

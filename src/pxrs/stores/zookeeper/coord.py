@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,7 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config_engines import ZooKeeperSettings
 from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailable
 from pxrs.stores.api import Watch, validate_commit
+from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
 from pxrs.stores.zookeeper.known import Knowledge
 from pxrs.stores.zookeeper.link import Link, told, zk
@@ -99,6 +101,12 @@ class ZooKeeperCoord:
     def session(self, ttl: float) -> ZooKeeperSession:
         self._link.check_open()
         return self._sessions.open(ttl)
+
+    def findings(self) -> builtins.list[Finding]:
+        """What an examination of the engine finds."""
+        from pxrs.stores.zookeeper.doctor import findings
+
+        return findings(self._link)
 
     def close(self) -> None:
         """End the sessions of this handle and give up its connections."""

@@ -43,9 +43,11 @@ def check_limits_hold(lab: Lab) -> None:
     same(worker.take_one().body, big, "a large body")
     before = look(stores)
     with raises(MessageTooLarge):
-        worker.put(b"small", bytes(limits.body_bytes + 1))
+        worker.apply(
+            put=[NewItem(queue="q", body=body) for body in (b"small", bytes(limits.body_bytes + 1))]
+        )
     with raises(InvalidRequest):
-        worker.put(*[b""] * (limits.items + 1))
+        worker.apply(put=[NewItem(queue="q", body=b"")] * (limits.items + 1))
     same(look(stores), before, "the items")
 
 

@@ -10,7 +10,17 @@ from pxrs.stores.api import Session, Stores
 from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import raises, require, same
-from pxrs.types import Delivery, Held, Holder, ItemState, NewItem, QueueChange, Release, StoredItem
+from pxrs.types import (
+    Delivery,
+    Held,
+    Holder,
+    ItemState,
+    NewItem,
+    QueueChange,
+    QueueLimits,
+    Release,
+    StoredItem,
+)
 
 Q = "q"
 READY, DELAYED, HELD = ItemState.READY, ItemState.DELAYED, ItemState.HELD
@@ -81,13 +91,20 @@ class Worker:
         priority: int = 0,
         delay: float = 0.0,
     ) -> list[int]:
-        """Put one item for each of the values, all of which have to be new; their ids."""
+        """Put one item for each of the values, all of which have to be new; their ids.
+
+        In one change, or in as many as the store's limits ask for.
+        """
         new = [
             NewItem(queue=queue, body=value, key=key, priority=priority, delay=delay)
             for value in values
         ]
-        ids = self.queues.apply(QueueChange(Holder(self.session.id, _name()), (), tuple(new)))
-        found = [each for each in ids if each is not None]
+        found = [
+            each
+            for lot in lots(new, self.queues.limits)
+            for each in self.queues.apply(QueueChange(Holder(self.session.id, _name()), (), lot))
+            if each is not None
+        ]
         same(len(found), len(values), "how many of the new items have an id")
         return found
 
@@ -111,6 +128,20 @@ class Worker:
         self.release(delivery, dead=True)
         same(self.queues.find("never"), None, "what a refused change made")
         same(look(self.stores, delivery.held.queue), before, "the items after a zombie's calls")
+
+
+def lots(new: Iterable[NewItem], limits: QueueLimits) -> list[tuple[NewItem, ...]]:
+    """The items in changes that any store takes: a key's own records count, too."""
+    found: list[tuple[NewItem, ...]] = [()]
+    for item in new:
+        lot = (*found[-1], item)
+        if len(lot) > max(1, limits.items) or sum(len(each.body) for each in lot) > max(
+            limits.body_bytes, len(item.body)
+        ):
+            found.append((item,))
+        else:
+            found[-1] = lot
+    return found
 
 
 def _name() -> str:

@@ -1,7 +1,8 @@
-"""A deterministic simulator of a group: real members, a store that fails, and a judge.
+"""A deterministic simulator of groups: real members, a store that fails, and a judge.
 
 `simulate(seed)` runs one seed to its end and raises `Broken` if a promise was not kept. One
-thread, a virtual clock, all chance from the seed: the same seed is the same run.
+thread, a virtual clock, all chance from the seed: the same seed is the same run. Queues have
+theirs in `pxrs.testing.simulator.queues`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ def run(plan: Plan, trace: Callable[[str], None] | None = None) -> None:
     settle(world)
 
 
-def failures(seeds: Iterable[int], members: int | None = None) -> list[tuple[int, str]]:
+def failures(
+    seeds: Iterable[int], simulation: Callable[[int], None] = simulate
+) -> list[tuple[int, str]]:
     """Run these seeds; those that failed, and why."""
     failed = []
     for seed in seeds:
         try:
-            simulate(seed, members)
+            simulation(seed)
         except Exception as error:  # noqa: BLE001 - a crash of the code under test is a finding
             failed.append((seed, words(error)))
     return failed

@@ -46,13 +46,14 @@ def draw(seed: int, members: int | None = None) -> Plan:
         revoke_timeout=rng.choice((None, None, 1.0, 4.0)),
         rejoin_timeout=rng.choice((1.0, 5.0)),
         strategy=rng.choice(("sticky", "sticky", "sticky", "fair", "range")),
-        rates=_rates(rng),
+        rates=draw_rates(rng),
         interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
         trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),
     )
 
 
-def _rates(rng: Random) -> Rates:
+def draw_rates(rng: Random) -> Rates:
+    """How much goes wrong in one run."""
     if rng.random() < 0.125:
         return NOTHING
     much = rng.choice((0.01, 0.05, 0.05, 0.2))

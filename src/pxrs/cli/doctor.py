@@ -1,0 +1,51 @@
+"""`pxrs doctor`: what is wrong with a store, and how to mend it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pxrs.cli.failures import FAILED
+from pxrs.cli.options import Settings, shared
+from pxrs.cli.output import console, print_json
+from pxrs.config import default_url
+
+if TYPE_CHECKING:
+    from pxrs.runtime.doctor import Examined
+
+_STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
+
+
+@click.command()
+@click.argument("place", metavar="URL", required=False)
+@click.option("--strict", is_flag=True, help="Fail on warnings, too.")
+@shared
+@click.pass_obj
+def doctor(settings: Settings, place: str | None, strict: bool) -> None:
+    """Examine the store at URL: version, permissions, clock, durability, wake-ups, transactions.
+
+    It writes a few records, a log and a queue of its own and removes them. Exit code 0: it works,
+    maybe with warnings; 1: something does not.
+    """
+    from pxrs.runtime.doctor import examine
+
+    diagnosis = examine(place or settings.url or default_url())
+    if settings.json:
+        print_json({"worst": diagnosis.worst, "places": diagnosis.places})
+    else:
+        for examined in diagnosis.places:
+            _show(examined)
+    failing = ("warning", "problem") if strict else ("problem",)
+    if diagnosis.worst in failing:
+        raise SystemExit(FAILED)
+
+
+def _show(examined: Examined) -> None:
+    out = console()
+    out.print(examined.place, style="bold")
+    for finding in examined.findings:
+        out.print(f"  {finding.level:8}", style=_STYLES[finding.level], end="")
+        out.print(f"{finding.check:20}{finding.says}")
+        if finding.mend:
+            out.print(f"{'':30}→ {finding.mend}")

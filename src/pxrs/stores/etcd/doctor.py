@@ -1,0 +1,78 @@
+"""What can be wrong with an etcd cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pxrs.errors import PxrsError
+from pxrs.stores.etcd.nodes import Nodes
+from pxrs.stores.etcd.wire import rpc
+from pxrs.stores.findings import Finding, note, ok, problem, warning
+
+_LARGE = 1_500_000_000
+
+
+def findings(nodes: Nodes) -> list[Finding]:
+    """Size of the cluster, version, alarms and how full it is."""
+    try:
+        members = _ask(nodes, lambda n: rpc.ClusterStub(n).MemberList, rpc.MemberListRequest())
+        status = _ask(nodes, lambda n: rpc.MaintenanceStub(n).Status, rpc.StatusRequest())
+        alarms = _ask(nodes, lambda n: rpc.MaintenanceStub(n).Alarm, rpc.AlarmRequest())
+    except PxrsError as error:
+        return [
+            note(
+                "cluster",
+                f"the cluster does not tell about itself to this user: {error}",
+                "that is fine where the user may use its own prefix only",
+            )
+        ]
+    return [
+        ok("version", f"etcd {status.version}"),
+        _cluster(len(members.members)),
+        ok("durability", "every write is synced on a majority before it is acknowledged"),
+        _alarms(len(alarms.alarms)),
+        _size(status.dbSize),
+    ]
+
+
+def _ask(nodes: Nodes, method: Any, request: Any) -> Any:
+    return nodes.call(
+        lambda node, timeout, metadata: method(node.channel)(
+            request, timeout=timeout, metadata=metadata
+        )
+    )
+
+
+def _cluster(members: int) -> Finding:
+    if members == 1:
+        return warning(
+            "cluster",
+            "one node: when it is down, nobody can join, commit or take over",
+            "run three nodes, and name all of them in the URL",
+        )
+    if members % 2 == 0:
+        return note(
+            "cluster",
+            f"{members} nodes bear no more losses than {members - 1}",
+            "use an odd number of nodes",
+        )
+    return ok("cluster", f"{members} nodes, {members // 2} of which may be lost")
+
+
+def _alarms(number: int) -> Finding:
+    if number:
+        return problem(
+            "alarms",
+            "etcd has raised an alarm and refuses writes: it is out of its quota, or damaged",
+            "etcdctl alarm list; compact and defragment, then etcdctl alarm disarm",
+        )
+    return ok("alarms", "none")
+
+
+def _size(size: int) -> Finding:
+    says = f"the database has {size / 2**20:.1f} MiB"
+    if size > _LARGE:
+        return warning(
+            "space", f"{says}, the quota is 2 GiB by default", "compact and defragment it"
+        )
+    return ok("space", says)

@@ -1,0 +1,123 @@
+"""What can be wrong with a PostgreSQL server, as a role that owns one schema can see it."""
+
+from __future__ import annotations
+
+import time
+
+from pxrs.stores.findings import Finding, judge_clock, note, ok, problem, warning
+from pxrs.stores.postgres.database import Database
+
+_LONG = 60
+_SETTINGS = """SELECT current_setting('server_version'), current_setting('synchronous_commit'),
+    current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery(),
+    current_setting('autovacuum'), current_setting('max_connections')::int,
+    (SELECT count(*) FROM pg_stat_activity)"""
+_LONG_ONES = """SELECT pid, coalesce(usename::text, ''), coalesce(application_name, ''), state,
+    extract(epoch FROM clock_timestamp() - xact_start)::float
+    FROM pg_stat_activity WHERE xact_start < clock_timestamp() - %s * interval '1 s'
+    AND pid <> pg_backend_pid() AND backend_type = 'client backend' ORDER BY xact_start LIMIT 5"""
+
+
+def findings(database: Database, long_after: float = _LONG) -> list[Finding]:
+    """Everything that can be asked without changing anything."""
+    version, commit, fsync, pages, standby, vacuum, most, used = database.read(_SETTINGS)[0]
+    return [
+        ok("version", f"PostgreSQL {version}, schema {database.schema} {database.versions[1]}"),
+        _standby(standby),
+        *_durability(commit, fsync, pages),
+        _clock(database),
+        _notifications(database),
+        *_long_transactions(database, long_after),
+        _vacuum(vacuum),
+        _connections(most, used),
+    ]
+
+
+def _standby(standby: bool) -> Finding:
+    if standby:
+        return problem("server", "this is a standby: it can't be written", "connect to the primary")
+    return ok("server", "this is the primary")
+
+
+def _durability(commit: str, fsync: str, pages: str) -> list[Finding]:
+    found = []
+    if commit == "off":
+        found.append(
+            warning(
+                "durability",
+                "synchronous_commit=off: a crash of the server may take acknowledged messages",
+                "set synchronous_commit=on for this role: ALTER ROLE … SET synchronous_commit = on",
+            )
+        )
+    for name, value in (("fsync", fsync), ("full_page_writes", pages)):
+        if value != "on":
+            found.append(
+                warning(
+                    "durability",
+                    f"{name}={value}: a power cut can damage the whole database",
+                    f"set {name}=on in postgresql.conf, unless all of it may be lost",
+                )
+            )
+    return found or [ok("durability", f"synchronous_commit={commit}, fsync=on")]
+
+
+def _clock(database: Database) -> Finding:
+    before = time.time()
+    theirs: float = database.read("SELECT extract(epoch FROM clock_timestamp())::float")[0][0]
+    return judge_clock(theirs - (before + time.time()) / 2)
+
+
+def _notifications(database: Database) -> Finding:
+    if database.pooled:
+        return warning(
+            "wake-ups",
+            "a pooler stands between: NOTIFY does not get through, so pxrs looks instead, and the "
+            "death of a process is noticed by the clock only",
+            "let pxrs connect to the server itself; its connections are few",
+        )
+    listener, sender = database.connect(), database.connect()
+    channel = f"pxrs_doctor_{listener.info.backend_pid}"
+    try:
+        listener.execute(f"LISTEN {channel}".encode())
+        started = time.monotonic()
+        sender.execute(f"NOTIFY {channel}".encode())
+        heard = list(listener.notifies(timeout=5.0, stop_after=1))
+        took = time.monotonic() - started
+    finally:
+        database.drop(listener)
+        database.drop(sender)
+    if not heard:
+        return warning(
+            "wake-ups",
+            "a NOTIFY did not arrive within 5 s: pxrs looks instead, which is slower",
+            "look for a proxy between here and the server",
+        )
+    return ok("wake-ups", f"NOTIFY arrives after {took * 1000:.1f} ms")
+
+
+def _long_transactions(database: Database, after: float) -> list[Finding]:
+    rows = database.read(_LONG_ONES, (after,))
+    if not rows:
+        return [ok("long transactions", f"none is older than {after:g} s")]
+    return [
+        warning(
+            "long transactions",
+            f"{user or 'somebody'} ({application or 'no name'}, pid {pid}, {state}) has had a "
+            f"transaction open for {age:.0f} s: nothing that died since can be vacuumed",
+            f"end it, or: SELECT pg_terminate_backend({pid})",
+        )
+        for pid, user, application, state, age in rows
+    ]
+
+
+def _vacuum(setting: str) -> Finding:
+    if setting != "on":
+        return warning("vacuum", "autovacuum is off: tables grow without end", "set autovacuum=on")
+    return ok("vacuum", "autovacuum is on")
+
+
+def _connections(most: int, used: int) -> Finding:
+    says = f"{used} of {most} connections are in use"
+    if used > 0.8 * most:
+        return note("connections", says, "raise max_connections, or use connections=… in the URL")
+    return ok("connections", says)

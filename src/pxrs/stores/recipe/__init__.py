@@ -1,0 +1,1 @@
+"""Work queues by a recipe, on any `CoordStore`: items, session-bound locks, atomic commits."""

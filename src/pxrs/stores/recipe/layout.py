@@ -1,0 +1,221 @@
+"""Which records a queue consists of, and what stands in them.
+
+```
+queue-list/<queue>                      whether it is fifo, when it was made
+queue-holders/<session>                 there as long as the session is, which is how it is asked
+queue-commits/<session>/<slot>          the session's latest transactions, for unknown outcomes
+queues/<queue>/tail                     the next item's number, how many were put and dropped
+queues/<queue>/items/item-<number>      an item: a line of JSON, then its body
+queues/<queue>/ready/<rank>.<number>    where an item stands that may be taken,
+queues/<queue>/delayed/<ms>.<number>    or is delayed (until its time has come),
+queues/<queue>/waiting/<lane>/<number>  or is behind another of its key,
+queues/<queue>/meta/meta-<number>       or is held: by whom, for which time
+queues/<queue>/locks/lock-<number>      there as long as the holder's session is
+queues/<queue>/locks/until-<number>     there as long as the hold may last, if it has an end
+queues/<queue>/lanes/<lane>             who holds items of a key, and which of it shows
+queues/<queue>/dlq/item-<number>        a dead item
+queues/<queue>/seen/<hash>              a dedupe key, and until when it counts
+```
+
+Every live item has its `item` and exactly one record that says where it stands. Whoever moves it
+checks the version of that record and deletes it, so of two who want to move it one succeeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from pxrs.stores.queue_rules import FIFO_LANE
+from pxrs.types import Holder, ItemState, Versioned
+
+LIST = "queue-list/"
+HOLDERS = "queue-holders/"
+COMMITS = "queue-commits/"
+# Numbers sort as text up to here: at a thousand items a second for thirty years.
+NUMBERS_END = 10**12
+_READABLE = 100
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Head(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A queue. One that is being deleted is there for nobody."""
+
+    fifo: bool
+    created_ms: int
+    deleting: bool = False
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Where the queue ends. How many are done follows from these and from what is there."""
+
+    next: int = 1
+    put: int = 0
+    dropped: int = 0
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of an item besides its body, and does not change."""
+
+    key: str | None = None
+    priority: int = 0
+    put_ms: int
+    # Of a dead one: how it stood, and when it died.
+    standing: Standing | None = None
+    dead_ms: int | None = None
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where an item stands and what has become of it so far."""
+
+    number: int
+    lane: str | None = None
+    priority: int = 0
+    visible_ms: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    error: str = ""
+    taken_ms: int | None = None
+    # Of a held one. `until`: the session that ends when the hold does.
+    holder: Holder | None = None
+    most: int | None = None
+    until: str | None = None
+    until_ms: int | None = None
+
+
+class LaneRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A key of a queue. `front` is the record of the item that shows: none while some are held."""
+
+    held: tuple[int, ...] = ()
+    holder: Holder | None = None
+    front: str | None = None
+
+
+class Entry(NamedTuple):
+    """A standing, and the record that it is."""
+
+    key: str
+    version: int
+    standing: Standing
+
+    @property
+    def deliveries(self) -> int:
+        return self.standing.deliveries
+
+    @property
+    def suspect(self) -> bool:
+        return self.standing.suspect
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """What it is handed out by: the smallest first."""
+        return -self.standing.priority, self.standing.number
+
+
+class Layout:
+    """The keys of one queue."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.folder = f"queues/{queue}/"
+        self.head = f"{LIST}{queue}"
+        self.tail = f"{self.folder}tail"
+        self.items = f"{self.folder}items/"
+        self.ready = f"{self.folder}ready/"
+        self.delayed = f"{self.folder}delayed/"
+        self.all_waiting = f"{self.folder}waiting/"
+        self.metas = f"{self.folder}meta/"
+        self.locks = f"{self.folder}locks/"
+        self.lanes = f"{self.folder}lanes/"
+        self.dlq = f"{self.folder}dlq/"
+        self.all_seen = f"{self.folder}seen/"
+
+    def item(self, number: int) -> str:
+        return f"{self.items}item-{number:012d}"
+
+    def meta(self, number: int) -> str:
+        return f"{self.metas}meta-{number:012d}"
+
+    def lock(self, number: int) -> str:
+        return f"{self.locks}lock-{number:012d}"
+
+    def until(self, number: int) -> str:
+        return f"{self.locks}until-{number:012d}"
+
+    def dead(self, number: int) -> str:
+        return f"{self.dlq}item-{number:012d}"
+
+    def lane(self, lane: str) -> str:
+        return f"{self.lanes}{lane}"
+
+    def waiting_in(self, lane: str) -> str:
+        return f"{self.all_waiting}{lane}/"
+
+    def waiting(self, lane: str, number: int) -> str:
+        return f"{self.waiting_in(lane)}{number:012d}"
+
+    def seen(self, dedupe: str) -> str:
+        return self.all_seen + hashlib.sha256(dedupe.encode()).hexdigest()[:40]
+
+    def shown(self, standing: Standing, now_ms: int) -> str:
+        """Where an item is kept that nobody holds and nothing holds up."""
+        number = f"{standing.number:012d}"
+        if standing.visible_ms > now_ms:
+            return f"{self.delayed}{standing.visible_ms:015d}.{number}"
+        return f"{self.ready}{2**31 - standing.priority:010d}.{number}"
+
+    def state(self, entry: Entry, now_ms: int) -> ItemState:
+        """What people call where it stands."""
+        if entry.standing.holder is not None:
+            return ItemState.HELD
+        if entry.key.startswith(self.all_waiting):
+            return ItemState.WAITING
+        late = entry.standing.visible_ms > now_ms
+        return ItemState.DELAYED if late else ItemState.READY
+
+
+def lane_name(lane: str | None) -> str | None:
+    """A key as a part of a record's name: readable if it is short."""
+    if lane is None:
+        return None
+    if lane == FIFO_LANE:
+        return "fifo"
+    return f"key-{part_name(lane)}"
+
+
+def part_name(text: str) -> str:
+    """Any text as one part of a record's name."""
+    plain = quote(text, safe=" ")
+    if len(plain) <= _READABLE and text.isprintable():
+        return plain
+    return f"%{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
+
+def holder_key(session: str) -> str:
+    return HOLDERS + part_name(session)
+
+
+def entry_of(record: Versioned) -> Entry:
+    return Entry(record.key, record.version, decode(record.value, Standing))
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def decode(value: bytes, kind: type[R]) -> R:
+    return msgspec.json.decode(value, type=kind)
+
+
+def encode_item(item: Item, body: bytes) -> bytes:
+    """One line about it, then the body as it is: both can be read with the engine's own tools."""
+    return msgspec.json.encode(item) + b"\n" + body
+
+
+def decode_item(value: bytes) -> tuple[Item, bytes]:
+    line, _, body = value.partition(b"\n")
+    return msgspec.json.decode(line, type=Item), body

@@ -1,0 +1,65 @@
+"""What can be wrong with a database that is used through SQLAlchemy."""
+
+from __future__ import annotations
+
+import time
+
+import sqlalchemy
+
+from pxrs.stores.findings import Finding, judge_clock, note, ok, warning
+from pxrs.stores.sql.database import Database
+
+_SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin,
+    @@read_only"""
+_LONG_ONES = """SELECT trx_mysql_thread_id, timestampdiff(SECOND, trx_started, now())
+    FROM information_schema.innodb_trx
+    WHERE trx_started < now() - INTERVAL 60 SECOND ORDER BY trx_started LIMIT 5"""
+
+
+def findings(database: Database) -> list[Finding]:
+    """MariaDB and MySQL are asked; of others nothing is known."""
+    dialect = database.dialect
+    if dialect not in ("mysql", "mariadb"):
+        return [note("version", f"{dialect}: pxrs knows no checks for this database")]
+    ((version, flush, binlog, logs, read_only),) = database.read(sqlalchemy.text(_SETTINGS))
+    found = [ok("version", str(version)), _durability(flush, binlog, logs), _clock(database)]
+    if read_only:
+        found.append(warning("server", "the server is read-only", "connect to the primary"))
+    return found + _long_transactions(database)
+
+
+def _durability(flush: int, binlog: int, logs: int) -> Finding:
+    if flush != 1:
+        return warning(
+            "durability",
+            f"innodb_flush_log_at_trx_commit={flush}: a crash may take the last commits",
+            "set innodb_flush_log_at_trx_commit=1",
+        )
+    if logs and binlog != 1:
+        return note(
+            "durability",
+            f"sync_binlog={binlog}: a crash may lose commits on replicas",
+            "set sync_binlog=1",
+        )
+    return ok("durability", "every commit is synced")
+
+
+def _clock(database: Database) -> Finding:
+    before = time.time()
+    ((theirs,),) = database.read(sqlalchemy.text("SELECT unix_timestamp(sysdate(6))"))
+    return judge_clock(float(theirs) - (before + time.time()) / 2)
+
+
+def _long_transactions(database: Database) -> list[Finding]:
+    try:
+        rows = database.read(sqlalchemy.text(_LONG_ONES))
+    except Exception as error:  # noqa: BLE001 - a role without PROCESS may not look
+        return [note("long transactions", f"this user may not look: {error}")]
+    return [
+        warning(
+            "long transactions",
+            f"thread {thread} has had a transaction open for {age} s",
+            f"end it, or: KILL {thread}",
+        )
+        for thread, age in rows
+    ] or [ok("long transactions", "none is older than 60 s")]

@@ -1,0 +1,43 @@
+"""What can be wrong with a ZooKeeper ensemble."""
+
+from __future__ import annotations
+
+from pxrs.errors import PxrsError
+from pxrs.stores.findings import Finding, note, ok, warning
+from pxrs.stores.zookeeper.link import Link
+
+
+def findings(link: Link) -> list[Finding]:
+    """What a server says of itself, and what the session was granted."""
+    found = [ok("durability", "a write is synced on a majority, unless forceSync=no is set")]
+    try:
+        told: str = link.client.command(b"srvr")
+    except (PxrsError, OSError, EOFError) as error:
+        told = ""
+        found.append(note("version", f"the server can't be asked: {error}"))
+    found += _server(told)
+    return found
+
+
+def _server(told: str) -> list[Finding]:
+    fields = dict(line.split(": ", 1) for line in told.splitlines() if ": " in line)
+    if "Mode" not in fields:
+        return [
+            note(
+                "cluster",
+                "the server does not answer 'srvr', so it is not known whether it stands alone",
+                "allow it: 4lw.commands.whitelist=srvr",
+            )
+        ]
+    version = fields.get("Zookeeper version", "?").partition(",")[0]
+    return [ok("version", f"ZooKeeper {version}"), _mode(fields["Mode"])]
+
+
+def _mode(mode: str) -> Finding:
+    if mode == "standalone":
+        return warning(
+            "cluster",
+            "one server: when it is down, nobody can join, commit or take over",
+            "run three servers, and name all of them in the URL",
+        )
+    return ok("cluster", f"an ensemble; connected to a {mode}")

@@ -1,0 +1,199 @@
+"""Break queues in one place: the simulator has to notice, and to say what broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from pxrs.core.delivery import ConsumeTimes, Forever
+from pxrs.errors import OutcomeUnknown
+from pxrs.runtime.hold import Hold
+from pxrs.runtime.keeper import GivenBack, Keeper
+from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
+from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.testing.faults import Rates
+from pxrs.testing.simulator import Broken
+from pxrs.testing.simulator.queues import draw, run
+from pxrs.testing.simulator.queues.plan import QueuePlan
+from pxrs.types import Delivery, Held, Holder, QueueChange
+
+SEEDS = 300
+Patch = pytest.MonkeyPatch
+KEYED = QueuePlan(fifo=False, keys=2, policy=Forever(), lock_for=None)
+
+
+def counted_after_the_hand_out(patch: Patch) -> None:
+    """A delivery counts when the item comes back: who dies with it in hand is not counted."""
+    hold = MemoryQueue.hold
+    give_back = MemoryQueue.give_back
+
+    def uncounted(self: MemoryQueue, item: MemoryItem, *rest: Any) -> Delivery:
+        delivery = hold(self, item, *rest)
+        item.deliveries -= 1
+        return delivery
+
+    def counted(self: MemoryQueue, item: MemoryItem, now_ms: int) -> None:
+        item.deliveries += not item.suspect
+        give_back(self, item, now_ms)
+
+    def is_held_as(self: MemoryItem, holder: Holder, delivery: int, now: float) -> bool:
+        in_time = self.lock_until is None or now < self.lock_until
+        return self.holder == holder and self.deliveries == delivery - 1 and in_time
+
+    patch.setattr(MemoryQueue, "hold", uncounted)
+    patch.setattr(MemoryQueue, "give_back", counted)
+    patch.setattr(MemoryItem, "is_held_as", is_held_as)
+
+
+def fence_ignores_the_delivery(patch: Patch) -> None:
+    """A transaction that lost its item and took it again commits the delivery it lost."""
+
+    def is_held_as(self: MemoryItem, holder: Holder, delivery: int, now: float) -> bool:
+        in_time = self.lock_until is None or now < self.lock_until
+        return self.holder == holder and in_time
+
+    held_items = MemoryQueues._held_items
+
+    def once_each(self: MemoryQueues, holder: Holder, held: Sequence[Held]) -> Any:
+        return held_items(self, holder, {each.id: each for each in reversed(held)}.values())
+
+    patch.setattr(MemoryItem, "is_held_as", is_held_as)
+    patch.setattr(MemoryQueues, "_held_items", once_each)
+
+
+def fence_ignores_the_holder(patch: Patch) -> None:
+    def is_held(self: MemoryQueues, holder: Holder, held: Held, item: MemoryItem) -> bool:
+        return item.holder is not None
+
+    patch.setattr(MemoryQueues, "_is_held", is_held)
+
+
+def fence_ignores_the_deadline(patch: Patch) -> None:
+    def is_held_as(self: MemoryItem, holder: Holder, delivery: int, now: float) -> bool:
+        return self.holder == holder and self.deliveries == delivery
+
+    patch.setattr(MemoryItem, "is_held_as", is_held_as)
+
+
+def locks_survive_their_session(patch: Patch) -> None:
+    patch.setattr(MemoryQueues, "_reap", lambda self, queue: None)
+
+
+def key_locks_the_item(patch: Patch) -> None:
+    """What is in hand holds up nobody: the next one of its key is shown."""
+
+    def settle_lane(self: MemoryQueue, lane: str, now_ms: int) -> None:
+        for number in self.lanes.get(lane, []):
+            item = self.items[number]
+            if item.holder is None:
+                self._hide(item)
+                self._show(item, now_ms)
+
+    patch.setattr(MemoryQueue, "settle_lane", settle_lane)
+
+
+def unanswered_take_is_forgotten(patch: Patch) -> None:
+    ask, release = Hold._ask, Keeper.release
+
+    def forget(self: Hold, question: Callable[[], Any]) -> Any:
+        if isinstance(answer := ask(self, question), list):
+            raise OutcomeUnknown("nobody knows")
+        return answer
+
+    patch.setattr(Hold, "_ask", forget)
+    patch.setattr(Keeper, "release", lambda self, given: release(self, given._replace(doubts=())))
+
+
+def no_answer_is_success(patch: Patch) -> None:
+    patch.setattr(Hold, "was_applied", lambda self: True)
+
+
+def no_answer_is_failure(patch: Patch) -> None:
+    patch.setattr(Hold, "was_applied", lambda self: False)
+
+
+def dropped_stays_locked(patch: Patch) -> None:
+    patch.setattr(Keeper, "give_back", lambda self, given: None)
+
+
+def rollback_gives_up(patch: Patch) -> None:
+    """A store that is away keeps what it was to be told."""
+    release = Keeper.release
+
+    def once(self: Keeper, given: GivenBack) -> bool:
+        release(self, given)
+        return True
+
+    patch.setattr(Keeper, "release", once)
+
+
+def suspects_are_forgiven(patch: Patch) -> None:
+    """What dies with its holder costs no delivery."""
+    reap = MemoryQueues._reap
+
+    def forgiving(self: MemoryQueues, queue: MemoryQueue) -> None:
+        held = [queue.items[number] for number in queue.held]
+        reap(self, queue)
+        for item in held:
+            if item.suspect and item.holder is None:
+                item.deliveries = 0
+
+    patch.setattr(MemoryQueues, "_reap", forgiving)
+
+
+def puts_are_not_atomic(patch: Patch) -> None:
+    """What was handled is removed; what it put is lost with the answer."""
+    place = MemoryQueues.place
+
+    def half(self: MemoryQueues, change: QueueChange) -> list[int | None]:
+        numbers = place(self, change)
+        if change.remove and change.put:
+            found = self._queues[change.put[0].queue]
+            item = found.items[numbers[0] or 0]
+            found.remove(item, 0)
+        return numbers
+
+    patch.setattr(MemoryQueues, "place", half)
+
+
+class Mutant(NamedTuple):
+    """How to break it, what the simulator shall say, and what a run has to have in it for that."""
+
+    apply: Callable[[Patch], None]
+    words: str
+    plan: Mapping[str, Any] = MappingProxyType({})
+
+
+NO_ANSWERS = Rates(unknown_applied=0.2, unknown_lost=0.2, unknown_late=0.2, longest_delay=1.0)
+AWAY = Rates(unavailable=0.3, busy=0.2)
+BRIEF = {"q0": QueuePlan(fifo=False, keys=0, policy=Forever(), lock_for=1.0)}
+TWICE = {"q0": QueuePlan(fifo=False, keys=0, policy=ConsumeTimes(2), lock_for=None)}
+
+MUTANTS = [
+    Mutant(counted_after_the_hand_out, r"counts as|handed out", {"queues": TWICE, "trouble": 2.0}),
+    Mutant(fence_ignores_the_delivery, r"as delivery|done twice", {"queues": BRIEF}),
+    Mutant(fence_ignores_the_holder, r"holds it|done twice"),
+    Mutant(fence_ignores_the_deadline, r"holds it", {"queues": BRIEF}),
+    Mutant(locks_survive_their_session, r"no rest", {"trouble": 2.0}),
+    Mutant(key_locks_the_item, r"before", {"queues": {"q0": KEYED}}),
+    Mutant(unanswered_take_is_forgotten, r"no rest", {"rates": NO_ANSWERS}),
+    Mutant(no_answer_is_success, r"nothing was committed", {"rates": NO_ANSWERS}),
+    Mutant(no_answer_is_failure, r"was done|put twice", {"rates": NO_ANSWERS}),
+    Mutant(dropped_stays_locked, r"no rest"),
+    Mutant(rollback_gives_up, r"no rest", {"rates": AWAY}),
+    Mutant(suspects_are_forgiven, r"counts as|handed out", {"queues": TWICE, "trouble": 2.0}),
+    Mutant(puts_are_not_atomic, r"lost"),
+]
+
+
+@pytest.mark.engine("memory")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.apply.__name__)
+def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    with pytest.raises(Broken, match=mutant.words):
+        for seed in range(SEEDS):
+            run(msgspec.structs.replace(draw(seed), **mutant.plan))
