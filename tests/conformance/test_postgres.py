@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks
+from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks, queue_checks
 from support.postgres import PostgresLab
 
 pytestmark = pytest.mark.engine("postgres")
@@ -20,13 +20,17 @@ def lab(postgres_url: str, request: pytest.FixtureRequest) -> Iterator[PostgresL
 
 
 @pytest.mark.parametrize(
-    "check", coord_checks() + log_checks() + atomic_checks(), ids=lambda check: check.__name__
+    "check",
+    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
+    ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: PostgresLab) -> None:
     check(lab)
 
 
 @pytest.mark.parametrize("lab", ["nobody_hears_this"], indirect=True, ids=["deaf"])
-@pytest.mark.parametrize("check", coord_checks() + log_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", coord_checks() + log_checks() + queue_checks(), ids=lambda check: check.__name__
+)
 def test_conforms_when_all_notifications_are_lost(check: Rule, lab: PostgresLab) -> None:
     check(lab)

@@ -26,7 +26,9 @@ from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database, Pg, run
 from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
+from pxrs.stores.postgres.queues import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
+from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, QueueChange, Write
 
 # Seconds, if no session of this process says otherwise.
@@ -60,6 +62,7 @@ class PostgresAtomic:
         database: Database,
         coord: PostgresCoord,
         log: PostgresLog,
+        queues: PostgresQueues,
         ears: Ears,
         sessions: Sessions,
         connection: Any,
@@ -67,6 +70,7 @@ class PostgresAtomic:
         self._database = database
         self._coord = coord
         self._log = log
+        self._queues = queues
         self._ears = ears
         self._sessions = sessions
         self._lent = isinstance(connection, Lent)
@@ -81,6 +85,7 @@ class PostgresAtomic:
         self._checks: list[Check] = []
         self._writes: list[Write] = []
         self._appends: list[Append] = []
+        self._change: QueueChange | None = None
         self.versions: dict[str, int] = {}
         self.appended: list[Appended] = []
         self.queued: list[int | None] = []
@@ -109,7 +114,10 @@ class PostgresAtomic:
         self._appends.append(Append(where, batch))
 
     def queue(self, change: QueueChange) -> None:
-        raise NotAtomic(f"{self._database.place} has no work queues yet")
+        self._running()
+        require_first(self._change)
+        validate_change(change, self._queues.limits)
+        self._change = change
 
     def __enter__(self) -> PostgresAtomic:
         if self._used:
@@ -188,18 +196,23 @@ class PostgresAtomic:
                 keys=[write.key for write in self._writes],
                 partitions={append.where for append in self._appends},
             )
-        self.versions, self.appended = applied
+            self._queues.committed(applied[2])
+        self.versions, self.appended = applied[:2]
+        self.queued = applied[2].numbers
 
-    def _apply(self, connection: Pg) -> tuple[dict[str, int], list[Appended]]:
+    def _apply(self, connection: Pg) -> tuple[dict[str, int], list[Appended], Applied]:
         outcome = self._coord.apply(connection, self._checks, self._writes)
         if isinstance(outcome, Conflict):
             raise CommitConflict(outcome.current)
+        queued = Applied()
+        if self._change is not None:
+            queued = self._queues.apply_on(connection, self._change)
         appended = []
         for result in self._log.apply(connection, self._appends):
             if isinstance(result, PxrsError):
                 raise result
             appended.append(result)
-        return dict(outcome.versions), appended
+        return dict(outcome.versions), appended, queued
 
     def _commit(self, connection: Pg) -> None:
         try:

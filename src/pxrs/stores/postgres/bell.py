@@ -27,22 +27,24 @@ def channel_of(schema: str) -> str:
 
 
 class News:
-    """Keys and partitions that have changed. `everything` where they can't be named."""
+    """Keys, partitions and queues that have changed. `everything` where they can't be named."""
 
-    __slots__ = ("everything", "keys", "partitions")
+    __slots__ = ("everything", "keys", "partitions", "queues")
 
     def __init__(self) -> None:
         self.keys: set[str] = set()
         self.partitions: set[LogPartition] = set()
+        self.queues: set[str] = set()
         self.everything = False
 
     def __bool__(self) -> bool:
-        return bool(self.keys or self.partitions or self.everything)
+        return bool(self.keys or self.partitions or self.queues or self.everything)
 
     def payloads(self) -> list[str]:
         """As few texts as carry it."""
         words = [f"k{key}" for key in self.keys]
         words += [f"p{where.partition}/{where.topic_id}" for where in self.partitions]
+        words += [f"q{name}" for name in self.queues]
         out, size = [""], 0
         for word in words:
             length = len(word.encode()) + 1
@@ -63,6 +65,8 @@ class News:
             elif word.startswith("p"):
                 number, _, topic = word[1:].partition("/")
                 self.partitions.add(LogPartition(topic, int(number)))
+            elif word.startswith("q"):
+                self.queues.add(word[1:])
             elif word == EVERYTHING:
                 self.everything = True
 
@@ -79,13 +83,16 @@ class Bell:
         self._closed = False
         database.on_fork(self._abandon)
 
-    def ring(self, keys: Iterable[str], partitions: Collection[LogPartition]) -> None:
+    def ring(
+        self, keys: Iterable[str], partitions: Collection[LogPartition], queues: Iterable[str]
+    ) -> None:
         """These have changed."""
         with self._changed:
             if self._closed:
                 return
             self._news.keys.update(keys)
             self._news.partitions.update(partitions)
+            self._news.queues.update(queues)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send, name="pxrs-bell", daemon=True)
                 self._thread.start()

@@ -16,7 +16,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -44,7 +44,16 @@ _LOOK = """SELECT
     ARRAY(SELECT (SELECT coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
             ORDER BY b.base DESC LIMIT 1), p.floor)
         FROM @.pxrs_log_partitions p WHERE p.topic_id = u.topic AND p.partition = u.partition)
-        FROM unnest(%s::text[], %s::int4[]) WITH ORDINALITY u(topic, partition, n) ORDER BY n)"""
+        FROM unnest(%s::text[], %s::int4[]) WITH ORDINALITY u(topic, partition, n) ORDER BY n),
+    ARRAY(SELECT (SELECT concat_ws(' ',
+            (SELECT i.id FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = 0
+                ORDER BY i.rank, i.id LIMIT 1),
+            (SELECT min(i.visible) FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = 1),
+            (SELECT count(*) FROM @.pxrs_queue_unsettled t WHERE t.queue = k.id))
+        FROM @.pxrs_queues k WHERE k.name = u.name AND k.dropped IS NULL)
+        FROM unnest(%s::text[]) WITH ORDINALITY u(name, n) ORDER BY n)"""
+# A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
+_REST = 10
 
 
 class Pace:
@@ -91,6 +100,15 @@ class Places(frozenset[LogPartition]):
         return where in self
 
 
+class Names(frozenset[str]):
+    """The queues that a watch waits for."""
+
+    __slots__ = ()
+
+    def __call__(self, queue: str) -> bool:
+        return queue in self
+
+
 class Ears:
     """Listens while anybody watches or holds a session."""
 
@@ -104,6 +122,7 @@ class Ears:
         self._lock = threading.RLock()
         self._keys: Wakeups[str] = Wakeups(self._lock, lambda: None)
         self._partitions: Wakeups[LogPartition] = Wakeups(self._lock, lambda: None)
+        self._queues: Wakeups[str] = Wakeups(self._lock, lambda: None)
         self.observer = Observer(database, clock, self._sessions_ended)
         self._pace = Pace()
         # What the last look saw under a prefix or in a partition.
@@ -117,11 +136,17 @@ class Ears:
 
     # What stores call
 
-    def ring(self, keys: Sequence[str] = (), partitions: Collection[LogPartition] = ()) -> None:
+    def ring(
+        self,
+        keys: Collection[str] = (),
+        partitions: Collection[LogPartition] = (),
+        queues: Collection[str] = (),
+    ) -> None:
         """These were changed by this process, and it is committed."""
         self._keys.ring(keys)
         self._partitions.ring(partitions)
-        self._bell.ring(keys, partitions)
+        self._queues.ring(queues)
+        self._bell.ring(keys, partitions, queues)
 
     def watch_keys(self, prefixes: tuple[str, ...]) -> LocalWatch:
         """A watch on records. Armed: what no look has seen before wakes at the next look."""
@@ -134,6 +159,13 @@ class Ears:
         """A watch on appends. Armed in the same way."""
         self._start()
         watch = self._partitions.watch(Places(where))
+        self._stir()
+        return watch
+
+    def watch_queues(self, names: tuple[str, ...]) -> LocalWatch:
+        """A watch on queues. Armed in the same way."""
+        self._start()
+        watch = self._queues.watch(Names(names))
         self._stir()
         return watch
 
@@ -164,6 +196,7 @@ class Ears:
             os.close(self._stir_it)
         self._keys.close()
         self._partitions.close()
+        self._queues.close()
 
     # The thread
 
@@ -208,6 +241,7 @@ class Ears:
         self._seen.clear()
         self._keys.wake(lambda wants: True)
         self._partitions.wake(lambda wants: True)
+        self._queues.wake(lambda wants: True)
 
     def _serve(self) -> None:
         connection = self._connection = self._database.connect()
@@ -224,21 +258,23 @@ class Ears:
     def _hear_and_look(self, connection: Pg) -> None:
         now = self._clock.monotonic
         on_it = partial(run, connection)
-        tick = look = now()
+        tick = look = rested = now()
         while not self._closed:
             stirred, heard = self._wait(connection, min(tick, look) - now())
             if heard:
                 self._hear(connection)
             if stirred:
-                look = min(look, now() + _QUICK)
+                look = max(rested, min(look, now() + _QUICK))
             if now() >= tick:
-                if self._keys.wanted():
+                if self._keys.wanted() or self._queues.wanted():
                     self.observer.look(on_it, on_it)
                 tick = now() + TICK
             if now() >= look:
+                began = now()
                 self._look(on_it)
-                look = now() + self._pace.pause
-            look = min(look, now() + self._pace.pause)
+                rested = now() + _REST * (now() - began)
+                look = max(rested, now() + self._pace.pause)
+            look = max(rested, min(look, now() + self._pace.pause))
 
     def _wait(self, connection: Pg, seconds: float) -> tuple[bool, bool]:
         """Wait; whether somebody stirred, and whether the server has something to tell."""
@@ -266,6 +302,7 @@ class Ears:
         with self._lock:
             self._anchors = [each for each in self._anchors if each is not anchor]
         self._keys.wake(lambda wants: True)
+        self._queues.wake(lambda wants: True)
 
     def _hear(self, connection: Pg) -> None:
         news = News()
@@ -278,26 +315,30 @@ class Ears:
             self._doubt()
         self._keys.ring(news.keys)
         self._partitions.ring(news.partitions)
+        self._queues.ring(news.queues)
 
     def _look(self, read: Callable[[str, tuple[object, ...]], list[Row]]) -> None:
         prefixes = sorted({each for wants in self._keys.wanted() for each in _of(wants, Prefixes)})
         places = sorted(
             {each for wants in self._partitions.wanted() for each in _of(wants, Places)}
         )
-        if not prefixes and not places:
+        queues = sorted({each for wants in self._queues.wanted() for each in _of(wants, Names)})
+        if not prefixes and not places and not queues:
             self._seen = {}
             return
-        ((versions, ends),) = read(
+        ((versions, ends, fronts),) = read(
             self._look_statement,
             (
                 prefixes,
                 [prefix + _LAST for prefix in prefixes],
                 [where.topic_id for where in places],
                 [where.partition for where in places],
+                queues,
             ),
         )
         now: dict[object, object] = dict(zip(prefixes, versions, strict=True))
         now |= dict(zip(places, ends, strict=True))
+        now |= {("queue", name): front for name, front in zip(queues, fronts, strict=True)}
         new = {each for each in now if each not in self._seen}
         changed = {each for each in now.keys() - new if now[each] != self._seen[each]}
         self._seen = now
@@ -306,15 +347,22 @@ class Ears:
         if stale:
             self._keys.wake(lambda wants: any(each in stale for each in _of(wants, Prefixes)))
             self._partitions.wake(lambda wants: any(each in stale for each in _of(wants, Places)))
+            self._queues.wake(
+                lambda wants: any(("queue", each) in stale for each in _of(wants, Names))
+            )
 
-    def _sessions_ended(self, keys: list[str]) -> None:
-        self.ring(keys=keys)
+    def _sessions_ended(self, words: list[str]) -> None:
+        news = News()
+        for word in words:
+            news.add(word)
+        self.ring(keys=news.keys, queues=news.queues)
 
     def _abandon(self) -> None:
         """In a forked child: the thread is gone, so is what it listened with."""
         self._lock = threading.RLock()
         self._keys.abandon(self._lock)
         self._partitions.abandon(self._lock)
+        self._queues.abandon(self._lock)
         self._closed = True
         if self._thread is not None:
             self._thread = None

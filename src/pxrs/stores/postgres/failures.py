@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from pxrs.errors import (
+    Fenced,
     InvalidRequest,
     OutcomeUnknown,
     PxrsError,
@@ -20,7 +21,7 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.postgres import functions
+from pxrs.stores.postgres import functions, queue_functions
 
 # A number or text that PostgreSQL has no column for never reaches it: the driver refuses it.
 DRIVER_ERRORS = (psycopg.Error, OverflowError, UnicodeError)
@@ -51,6 +52,12 @@ def translate(error: BaseException, place: str) -> PxrsError:
     code = error.sqlstate or ""
     if code == functions.SESSION_LOST:
         return SessionLost(f"session {text} is over; open a new one and start again")
+    if code == queue_functions.FENCED:
+        return Fenced(f"{text} items are not held any more; somebody else has them, or will")
+    if code == queue_functions.STRICT:
+        return InvalidRequest(
+            f"queue {text!r} is strictly fifo: its items have neither priority nor delay"
+        )
     if code == functions.BOUND:
         return InvalidRequest(f"{text!r} is bound to a session; its version can't be checked")
     if code in _CONFLICTS or code == functions.OVERTAKEN:

@@ -309,7 +309,26 @@ BEGIN
     RETURN QUERY SELECT @.pxrs_end(ended);
 END $$"""
 
+# Says what has changed as the bell says it: k and a record's key, q and a queue's name.
 END = """
+CREATE OR REPLACE FUNCTION @.pxrs_end(ids text[])
+RETURNS SETOF text
+LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
+BEGIN
+    DELETE FROM @.pxrs_sessions s WHERE s.id = ANY (ids);
+    PERFORM 1 FROM @.pxrs_coord c WHERE c.session = ANY (ids) ORDER BY c.key FOR UPDATE;
+    RETURN QUERY WITH gone AS (
+        DELETE FROM @.pxrs_coord c WHERE c.session = ANY (ids) RETURNING c.key)
+        SELECT 'k' || key FROM gone;
+    -- What they held is freed by whoever takes next.
+    UPDATE @.pxrs_queue_commits c SET ended = clock_timestamp() WHERE c.session = ANY (ids);
+    RETURN QUERY SELECT DISTINCT 'q' || k.name FROM @.pxrs_queue_holders h
+        JOIN @.pxrs_queues k ON k.id = h.queue
+        WHERE h.session = ANY (ids) AND k.dropped IS NULL;
+END $$"""
+
+# As the first version had it, which knew no queues.
+FIRST_END = """
 CREATE FUNCTION @.pxrs_end(ids text[])
 RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
@@ -321,4 +340,4 @@ BEGIN
         SELECT key FROM gone;
 END $$"""
 
-ALL = (COMMIT, JUDGE, APPEND, TRIM, END, REAP)
+FIRST = (COMMIT, JUDGE, APPEND, TRIM, FIRST_END, REAP)

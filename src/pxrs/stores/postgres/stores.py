@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.errors import ConfigError
 from pxrs.log.postgres import PostgresLog
 from pxrs.stores.findings import Finding
 from pxrs.stores.postgres.atomic import PostgresAtomic
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.ears import Ears
+from pxrs.stores.postgres.queues import PostgresQueues
 from pxrs.stores.postgres.schema import DEFAULT_SCHEMA
 from pxrs.stores.postgres.sessions import Sessions
 
@@ -38,17 +38,18 @@ class PostgresStores:
         self._sessions = Sessions(self.database, clock, self._ears.observer, self._ears.guard)
         self.coord = PostgresCoord(self.database, self._sessions, self._ears)
         self.log = PostgresLog(self.database, self._ears)
-
-    @property
-    def queues(self) -> NoReturn:
-        raise ConfigError(
-            f"{self.database.place} has no work queues yet; keep them in a SQLite file"
-        )
+        self.queues = PostgresQueues(self.database, self._ears, clock)
 
     def atomic(self, connection: Any = None) -> PostgresAtomic:
         self.database.check_open()
         return PostgresAtomic(
-            self.database, self.coord, self.log, self._ears, self._sessions, connection
+            self.database,
+            self.coord,
+            self.log,
+            self.queues,
+            self._ears,
+            self._sessions,
+            connection,
         )
 
     def findings(self) -> list[Finding]:

@@ -1,0 +1,403 @@
+"""Work queues inside the database: taking, changing and giving back, each in one statement.
+
+A lane is what has to stay in order: the items of a key, or all of a fifo queue. At its front is
+one item that is ready or delayed, or those that one transaction holds; all others wait. Whoever
+puts into a lane, or changes its front, holds the lane's row until its commit: numbers are given
+under that lock, so they are in the order of the commits, and nobody judges by a front that
+somebody is about to remove. Such a row is locked and never written.
+
+Locks come in one order: the session, lanes by queue and name, items. `pxrs_queue_take` waits for
+nobody: it skips what is locked, lanes too.
+
+`base` of a held item in a lane: everything of the lane below it is gone. Old versions of rows that
+are gone, and that some old transaction keeps from being removed, are not searched again.
+"""
+
+from __future__ import annotations
+
+from pxrs.stores.postgres.functions import SESSION_LOST
+from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
+
+FENCED = "PX004"
+STRICT = "PX005"
+READY, DELAYED, HELD, WAITING, DEAD = range(5)
+
+# A plan that was made for an empty queue must do for a long one: only ever by index.
+OPTIONS = """LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s'
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+    SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off"""
+PLAIN = "LANGUAGE plpgsql"
+# If another take holds what is there, it may leave some of it: so soon it is worth a look.
+_BUSY = 0.02
+
+NOW = """
+CREATE FUNCTION @.pxrs_now_ms() RETURNS int8 LANGUAGE sql VOLATILE AS $$
+    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 $$"""
+
+# Every call of one holder; `applied` waits for it, and with it for what had no answer.
+HOLDER = """
+CREATE FUNCTION @.pxrs_queue_holder(in_session text, in_tx text) RETURNS int8
+LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_tx, 5) $$"""
+
+REQUIRE = f"""
+CREATE FUNCTION @.pxrs_queue_require(in_session text) RETURNS void {PLAIN} AS $$
+BEGIN
+    PERFORM 1 FROM @.pxrs_sessions s
+        WHERE s.id = in_session AND s.deadline > clock_timestamp() FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = in_session;
+    END IF;
+END $$"""
+
+# Shows the first item of a lane, unless there is one at its front; the item, if it did. Who reads
+# from an old snapshot can't tell what is there, and leaves it to the next who takes.
+SETTLE = f"""
+CREATE FUNCTION @.pxrs_queue_settle(q int8, in_lane text, in_base int8) RETURNS int8 {PLAIN} AS $$
+DECLARE
+    shown int8;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        INSERT INTO @.pxrs_queue_unsettled VALUES (q, in_lane);
+        RETURN 0;
+    END IF;
+    PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.lane = in_lane
+        AND i.lane IS NOT NULL AND i.state < {WAITING} AND i.id >= in_base
+        ORDER BY i.id DESC LIMIT 1;
+    IF NOT FOUND THEN
+        SELECT i.id INTO shown FROM @.pxrs_queue_items i WHERE i.queue = q AND i.lane = in_lane
+            AND i.state = {WAITING} AND i.id >= in_base ORDER BY i.id LIMIT 1;
+        UPDATE @.pxrs_queue_items i SET state =
+            CASE WHEN i.visible > @.pxrs_now_ms() THEN {DELAYED} ELSE {READY} END
+            WHERE i.queue = q AND i.id = shown;
+    END IF;
+    RETURN shown;
+END $$"""
+
+# Several lanes in turn; the lowest item that shows now.
+SETTLE_ALL = f"""
+CREATE FUNCTION @.pxrs_queue_settle_all(q int8, lanes text[], bases int8[])
+RETURNS int8 {PLAIN} AS $$
+DECLARE
+    lowest int8;
+    each record;
+BEGIN
+    FOR each IN SELECT u.lane, min(u.base) AS base FROM unnest(lanes, bases) AS u(lane, base)
+            WHERE u.lane IS NOT NULL GROUP BY u.lane LOOP
+        lowest := least(lowest, @.pxrs_queue_settle(q, each.lane, coalesce(each.base, 0)));
+    END LOOP;
+    RETURN lowest;
+END $$"""
+
+SETTLE_LATE = f"""
+CREATE FUNCTION @.pxrs_queue_settle_late(q int8) RETURNS void {PLAIN} AS $$
+DECLARE
+    each record;
+BEGIN
+    FOR each IN SELECT DISTINCT u.lane FROM @.pxrs_queue_unsettled u WHERE u.queue = q LOOP
+        PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
+            FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            DELETE FROM @.pxrs_queue_unsettled u WHERE u.queue = q AND u.lane = each.lane;
+            PERFORM @.pxrs_queue_settle(q, each.lane, 0);
+        END IF;
+    END LOOP;
+END $$"""
+
+PROMOTE = f"""
+CREATE FUNCTION @.pxrs_queue_promote(q int8, after int8) RETURNS void {PLAIN} AS $$
+DECLARE
+    due int8[];
+BEGIN
+    due := ARRAY(SELECT i.id FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {DELAYED}
+        AND i.visible > after AND i.visible <= @.pxrs_now_ms() ORDER BY i.visible
+        LIMIT 10000 FOR UPDATE SKIP LOCKED);
+    IF cardinality(due) > 0 THEN
+        UPDATE @.pxrs_queue_items i SET state = {READY} FROM unnest(due) AS u(id)
+            WHERE i.queue = q AND i.id = u.id AND i.state = {DELAYED};
+    END IF;
+END $$"""
+
+# Frees what nobody holds any more; how many items. A session that is over has no row.
+FREE = f"""
+CREATE FUNCTION @.pxrs_queue_free(q int8, after int8) RETURNS int8 {PLAIN} AS $$
+DECLARE
+    now_ms int8 := @.pxrs_now_ms();
+    lost text[];
+    ids int8[];
+    lanes text[];
+    locked text[];
+    bases int8[];
+    freed int8;
+BEGIN
+    lost := ARRAY(SELECT h.session FROM @.pxrs_queue_holders h WHERE h.queue = q
+        AND NOT EXISTS (SELECT 1 FROM @.pxrs_sessions s WHERE s.id = h.session));
+    SELECT array_agg(f.id), array_agg(DISTINCT f.lane) INTO ids, lanes FROM (
+        SELECT i.id, i.lane FROM unnest(lost) AS u(session) JOIN @.pxrs_queue_items i
+            ON i.session = u.session AND i.queue = q AND i.state = {HELD}
+        UNION
+        SELECT i.id, i.lane FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {HELD}
+            AND i.deadline IS NOT NULL AND i.deadline > after AND i.deadline <= now_ms) f;
+    IF ids IS NULL THEN
+        DELETE FROM @.pxrs_queue_holders h WHERE h.queue = q AND h.session = ANY (lost);
+        RETURN 0;
+    END IF;
+    locked := ARRAY(SELECT l.lane FROM @.pxrs_queue_lanes l WHERE l.queue = q
+        AND l.lane = ANY (lanes) ORDER BY l.lane FOR UPDATE SKIP LOCKED);
+    ids := ARRAY(SELECT i.id FROM unnest(ids) AS u(id) JOIN @.pxrs_queue_items i
+        ON i.queue = q AND i.id = u.id AND i.state = {HELD}
+        WHERE (i.lane IS NULL OR i.lane = ANY (locked))
+        AND (i.session = ANY (lost) OR i.deadline <= now_ms) FOR UPDATE OF i SKIP LOCKED);
+    WITH gone AS (
+        UPDATE @.pxrs_queue_items i SET
+            state = CASE WHEN i.deliveries >= i.most THEN {DEAD}
+                WHEN i.lane IS NULL THEN {READY} ELSE {WAITING} END,
+            dead_ms = CASE WHEN i.deliveries >= i.most THEN now_ms END,
+            visible = now_ms, error = '{DIED_HOLDING}', suspect = true,
+            session = NULL, tx = NULL, deadline = NULL
+        FROM unnest(ids) AS u(id) WHERE i.queue = q AND i.id = u.id
+        RETURNING i.lane, i.base)
+    SELECT count(*), array_agg(g.lane), array_agg(g.base) INTO freed, lanes, bases FROM gone g;
+    PERFORM @.pxrs_queue_settle_all(q, lanes, bases);
+    RETURN freed;
+END $$"""
+
+# When there may be something that is not there now, in seconds.
+DUE = f"""
+CREATE FUNCTION @.pxrs_queue_due(q int8, after int8) RETURNS float8 {PLAIN} AS $$
+DECLARE
+    shows int8;
+    ends int8;
+    soonest int8;
+BEGIN
+    SELECT i.visible INTO shows FROM @.pxrs_queue_items i WHERE i.queue = q
+        AND i.state = {DELAYED} AND i.visible > after ORDER BY i.visible LIMIT 1;
+    SELECT i.deadline INTO ends FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {HELD}
+        AND i.deadline IS NOT NULL AND i.deadline > after ORDER BY i.deadline LIMIT 1;
+    soonest := least(shows, ends) - @.pxrs_now_ms();
+    RETURN CASE WHEN soonest > 0 THEN soonest ELSE soonest * 0 END / 1000.0;
+END $$"""
+
+# Which of the fronts to hand out, and what follows them: the rules of `queue_rules.pick`. Where an
+# item is found to have had all its deliveries it is dead, and the caller looks again.
+PICK = f"""
+CREATE FUNCTION @.pxrs_queue_pick(q int8, fronts int8[], in_session text, in_tx text, n int8,
+    in_most int8, OUT chosen int8[], OUT bases int8[], OUT buried bool) {PLAIN} AS $$
+DECLARE
+    now_ms int8 := @.pxrs_now_ms();
+    wanted int8[] := fronts;
+    from_base int8[] := fronts;
+    each record;
+    behind record;
+    start int8;
+BEGIN
+    chosen := '{{}}';
+    bases := '{{}}';
+    buried := false;
+    FOR each IN
+        SELECT f.lane, f.id AS front FROM (SELECT i.lane, i.id, u.at
+            FROM unnest(fronts) WITH ORDINALITY AS u(id, at) JOIN @.pxrs_queue_items i
+            ON i.queue = q AND i.id = u.id WHERE i.lane IS NOT NULL ORDER BY u.at) f
+        UNION ALL
+        SELECT h.lane, NULL FROM (SELECT DISTINCT i.lane FROM @.pxrs_queue_items i
+            WHERE i.session = in_session AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
+            AND i.lane IS NOT NULL ORDER BY i.lane) h
+    LOOP
+        EXIT WHEN cardinality(wanted) >= n;
+        PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
+            FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        start := each.front;
+        IF start IS NULL THEN
+            -- Only while it is late with none of them.
+            SELECT min(i.base) INTO start FROM @.pxrs_queue_items i
+                WHERE i.session = in_session AND i.tx = in_tx AND i.queue = q
+                AND i.state = {HELD} AND i.lane = each.lane
+                HAVING coalesce(min(i.deadline), now_ms + 1) > now_ms;
+            CONTINUE WHEN start IS NULL;
+        END IF;
+        FOR behind IN SELECT i.id, i.visible FROM @.pxrs_queue_items i WHERE i.queue = q
+                AND i.lane = each.lane AND i.state = {WAITING} AND i.id >= start
+                ORDER BY i.id LIMIT n - cardinality(wanted) LOOP
+            EXIT WHEN behind.visible > now_ms;
+            wanted := wanted || behind.id;
+            from_base := from_base || start;
+        END LOOP;
+    END LOOP;
+    FOR each IN SELECT i.id, i.lane, i.deliveries, i.suspect, u.base
+            FROM unnest(wanted, from_base) WITH ORDINALITY AS u(id, base, at)
+            JOIN @.pxrs_queue_items i ON i.queue = q AND i.id = u.id ORDER BY u.at LOOP
+        IF each.deliveries >= in_most THEN
+            IF each.lane IS NOT NULL THEN
+                PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
+                    FOR UPDATE SKIP LOCKED;
+                CONTINUE WHEN NOT FOUND;
+            END IF;
+            UPDATE @.pxrs_queue_items i SET state = {DEAD}, dead_ms = now_ms,
+                error = CASE i.error WHEN '' THEN '{USED_UP}' ELSE i.error END
+                WHERE i.queue = q AND i.id = each.id;
+            IF each.lane IS NOT NULL THEN
+                PERFORM @.pxrs_queue_settle(q, each.lane, each.base);
+            END IF;
+            buried := true;
+        ELSIF each.suspect THEN
+            IF cardinality(chosen) = 0 THEN
+                chosen := ARRAY[each.id];
+                bases := ARRAY[each.base];
+            END IF;
+            EXIT;
+        ELSE
+            chosen := chosen || each.id;
+            bases := bases || each.base;
+            EXIT WHEN cardinality(chosen) >= n;
+        END IF;
+    END LOOP;
+END $$"""
+
+# `ranks` and `floors`: only look above these ids, by priority; all, if there are none. The first
+# row tells of the search, the others are items.
+TAKE = f"""
+CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, n int8,
+    in_most int8, lock_ms int8, register bool, sweep bool, ranks int8[], floors int8[],
+    after int8)
+RETURNS TABLE (r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8, r_put int8,
+    r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
+{OPTIONS} AS $$
+#variable_conflict use_column
+DECLARE
+    q int8;
+    began timestamptz;
+    ids int8[];
+    more int8[];
+    bases int8[];
+    special bool;
+    is_special bool;
+    again bool;
+    swept bool := false;
+BEGIN
+    PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
+    PERFORM @.pxrs_queue_require(in_session);
+    r_moved := false;
+    r_spent := 0;
+    SELECT k.id INTO q FROM @.pxrs_queues k WHERE k.name = in_name AND k.dropped IS NULL;
+    IF NOT FOUND THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF register THEN
+        INSERT INTO @.pxrs_queue_holders VALUES (q, in_session) ON CONFLICT DO NOTHING;
+    END IF;
+    LOOP
+        IF sweep THEN
+            r_moved := r_moved OR @.pxrs_queue_free(q, after) > 0;
+            swept := true;
+        END IF;
+        PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {DELAYED}
+            AND i.visible > after AND i.visible <= @.pxrs_now_ms() LIMIT 1;
+        IF FOUND THEN
+            PERFORM @.pxrs_queue_promote(q, after);
+        END IF;
+        PERFORM 1 FROM @.pxrs_queue_unsettled u WHERE u.queue = q LIMIT 1;
+        IF FOUND THEN
+            PERFORM @.pxrs_queue_settle_late(q);
+        END IF;
+        LOOP
+            again := false;
+            began := clock_timestamp();
+            IF ranks IS NULL THEN
+                SELECT array_agg(f.id), bool_or(f.special) INTO ids, special FROM (
+                    SELECT i.id, i.suspect OR i.lane IS NOT NULL
+                            OR coalesce(i.deliveries >= in_most, false) AS special
+                        FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY}
+                        ORDER BY i.rank, i.id LIMIT n FOR UPDATE SKIP LOCKED) f;
+            ELSE
+                ids := NULL;
+                special := false;
+                FOR at IN 1 .. cardinality(ranks) LOOP
+                    SELECT array_agg(f.id), bool_or(f.special) INTO more, is_special FROM (
+                        SELECT i.id, i.suspect OR i.lane IS NOT NULL
+                                OR coalesce(i.deliveries >= in_most, false) AS special
+                            FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY}
+                            AND i.rank = ranks[at] AND i.id > floors[at]
+                            ORDER BY i.rank, i.id LIMIT n - coalesce(cardinality(ids), 0)
+                            FOR UPDATE SKIP LOCKED) f;
+                    ids := ids || more;
+                    special := special OR coalesce(is_special, false);
+                    EXIT WHEN cardinality(ids) >= n;
+                END LOOP;
+            END IF;
+            r_spent := r_spent + extract(epoch FROM clock_timestamp() - began)::float8;
+            ids := coalesce(ids, '{{}}');
+            bases := NULL;
+            IF NOT coalesce(special, false) AND cardinality(ids) < n THEN
+                PERFORM 1 FROM @.pxrs_queue_items i WHERE i.session = in_session
+                    AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
+                    AND i.lane IS NOT NULL LIMIT 1;
+                special := FOUND;
+            END IF;
+            IF special THEN
+                SELECT p.chosen, p.bases, p.buried INTO ids, bases, again
+                    FROM @.pxrs_queue_pick(q, ids, in_session, in_tx, n, in_most) p;
+                r_moved := r_moved OR again;
+            END IF;
+            EXIT WHEN NOT again;
+        END LOOP;
+        EXIT WHEN cardinality(ids) > 0 OR swept;
+        sweep := true;
+    END LOOP;
+    IF cardinality(ids) = 0 THEN
+        r_due := least(@.pxrs_queue_due(q, after), @.pxrs_queue_due_behind(q, in_session, in_tx));
+        IF ranks IS NULL THEN
+            PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY} LIMIT 1;
+            IF FOUND THEN
+                r_due := least(r_due, {_BUSY});
+            END IF;
+        END IF;
+    END IF;
+    RETURN NEXT;
+    RETURN QUERY WITH taken AS (
+        UPDATE @.pxrs_queue_items i SET state = {HELD}, deliveries = i.deliveries + 1,
+            session = in_session, tx = in_tx, most = in_most, base = u.base,
+            deadline = @.pxrs_now_ms() + lock_ms, taken_ms = @.pxrs_now_ms()
+        FROM unnest(ids, bases) WITH ORDINALITY AS u(id, base, at)
+        WHERE i.queue = q AND i.id = u.id
+        RETURNING u.at, i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error, i.base)
+    SELECT t.id, t.deliveries, t.body, t.key, t.rank, t.put_ms, t.error,
+        coalesce(t.base = t.id, true), NULL::float8, NULL::float8, NULL::bool
+        FROM taken t ORDER BY t.at;
+END $$"""
+
+# When the next item shows in a lane that the holder may go on with.
+DUE_BEHIND = f"""
+CREATE FUNCTION @.pxrs_queue_due_behind(q int8, in_session text, in_tx text)
+RETURNS float8 {PLAIN} AS $$
+DECLARE
+    soonest int8;
+    shows int8;
+    each record;
+BEGIN
+    FOR each IN SELECT i.lane, min(i.base) AS base FROM @.pxrs_queue_items i
+            WHERE i.session = in_session AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
+            AND i.lane IS NOT NULL GROUP BY i.lane LOOP
+        SELECT i.visible INTO shows FROM @.pxrs_queue_items i WHERE i.queue = q
+            AND i.lane = each.lane AND i.state = {WAITING} AND i.id >= each.base
+            ORDER BY i.id LIMIT 1;
+        soonest := least(soonest, shows);
+    END LOOP;
+    soonest := soonest - @.pxrs_now_ms();
+    RETURN CASE WHEN soonest > 0 THEN soonest ELSE soonest * 0 END / 1000.0;
+END $$"""
+
+TAKING = (
+    NOW,
+    HOLDER,
+    REQUIRE,
+    SETTLE,
+    SETTLE_ALL,
+    SETTLE_LATE,
+    PROMOTE,
+    FREE,
+    DUE,
+    DUE_BEHIND,
+    PICK,
+    TAKE,
+)

@@ -1,0 +1,62 @@
+"""Where in a queue the next items are, beside an old transaction.
+
+While some old transaction runs, versions of rows that are gone can't be removed: the front of a
+queue's index fills with them, and every search from its start passes them all. A process that has
+found a search to be slow starts the next ones where the last one ended. It may miss items then
+that show below: ones that were given back, whose commit was late, or of a priority it has not
+seen. So it searches from the start for a tenth of the time, and says to look again at that time.
+A queue without that trouble is always searched from its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pxrs.types import Delivery
+
+_SLOW = 0.003
+_REST = 10
+_MOST_RANKS = 32
+
+
+class Scout:
+    """What a process knows of one queue's front."""
+
+    def __init__(self) -> None:
+        self._floors: dict[int, int] = {}
+        self._next_search = 0.0
+        # Once may be chance: a new connection makes its plans. Twice is not.
+        self._slow = 0
+
+    def plan(self, now: float) -> tuple[list[int], list[int]] | None:
+        """Above which ids to look, by rank; None to look at all."""
+        if now >= self._next_search or not self._floors:
+            return None
+        ranks = sorted(self._floors)
+        return ranks, [self._floors[rank] for rank in ranks]
+
+    def searched(self, now: float, seconds: float, whole: bool) -> None:
+        """A search took so long."""
+        if not whole:
+            return
+        self._slow = self._slow + 1 if seconds > _SLOW else 0
+        self._next_search = now + _REST * seconds if self._slow > 1 else 0.0
+        if not self._slow:
+            self._floors.clear()
+
+    def found(self, fronts: Sequence[Delivery]) -> None:
+        """These were the first; everything before them is gone or somebody's."""
+        for item in fronts:
+            rank = -item.priority
+            self._floors[rank] = max(self._floors.get(rank, 0), item.held.id)
+        if len(self._floors) > _MOST_RANKS:
+            self._floors.clear()
+
+    def shown(self, lowest: int) -> None:
+        """This one may be had now, and was not there before."""
+        for rank, floor in self._floors.items():
+            self._floors[rank] = min(floor, lowest - 1)
+
+    def rest(self, now: float) -> float:
+        """Seconds until the whole is searched again."""
+        return max(0.0, self._next_search - now)

@@ -1,0 +1,315 @@
+"""QueueStore on PostgreSQL. `queue_functions.py` and `queue_changes.py` have what each call does.
+
+Taking skips what others are taking, so workers don't wait for each other. The count of a delivery
+is committed before the item is handed out. What a holder has ends with the row of its session,
+which `sessions.py` judges, or at its deadline by the server's clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from pxrs.clock import Clock
+from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.ears import Ears
+from pxrs.stores.postgres.queue_scout import Scout
+from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
+from pxrs.stores.queue_rules import (
+    REMEMBERED,
+    delay_ms,
+    tidy,
+    validate_change,
+    validate_lock,
+    validate_releases,
+    validate_take,
+)
+from pxrs.stores.wakeups import LocalWatch
+from pxrs.types import (
+    Delivery,
+    Held,
+    Holder,
+    NewItem,
+    QueueChange,
+    QueueLimits,
+    Release,
+    Taken,
+)
+
+LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
+_SWEEP_EVERY = 0.1
+_TIDY_EVERY = 60.0
+_LONGEST_INDEXED = 500
+_MOST_SESSIONS = 1000
+_NUMBERS = 2**63
+
+_TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::int8, %b::int8,
+    %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], 0)"""
+_APPLY = """SELECT r_numbers, r_lowest, r_cut FROM @.pxrs_queue_apply(%b::text, %b::text,
+    %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::text[], %b::text[],
+    %b::int8[], %b::int8[], %b::text[], %b::int8[], %b::bytea[], %b::int8[], %b::int8[],
+    %b::int8)"""
+_EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
+    %b::int8[], %b::int8)"""
+_RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
+    %b::int8[], %b::int8[], %b::text[], %b::bool[])"""
+_WAIT_OUT = "SELECT pg_advisory_xact_lock(@.pxrs_queue_holder(%b::text, %b::text))"
+_APPLIED = "SELECT EXISTS (SELECT 1 FROM @.pxrs_queue_commits WHERE session = %b AND tx = %b)"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a change did: the new items' ids, and which queues have something new."""
+
+    numbers: list[int | None] = field(default_factory=list)
+    put_to: frozenset[str] = frozenset()
+    # The lowest item that shows in a queue and did not before.
+    shown: dict[str, int] = field(default_factory=dict)
+    session: str = ""
+    cut: int | None = None
+
+
+class PostgresQueues(QueueUpkeep):
+    """See `pxrs.stores.api.QueueStore`."""
+
+    limits = LIMITS
+
+    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
+        super().__init__(database, ears)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._scouts: dict[str, Scout] = {}
+        # Sessions that are known to hold in a queue, and when each queue was last swept.
+        self._registered: set[tuple[str, str]] = set()
+        self._next_sweep: dict[str, float] = {}
+        self._next_tidy = 0.0
+        # How many commits of a session were made, and up to which they are forgotten.
+        self._commits: Counter[str] = Counter()
+        self._cuts: dict[str, int] = {}
+        database.on_fork(self._abandon)
+
+    # Taking
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+    ) -> Taken:
+        validate_take(count, most, lock_for)
+        number = min(count, LIMITS.items)
+        taken = self._take(queue, holder, number, most, lock_for)
+        if not taken.items and self._ears.observer.look_if_due():
+            taken = self._take(queue, holder, number, most, lock_for)
+        return taken
+
+    def _take(
+        self, queue: str, holder: Holder, count: int, most: int | None, lock_for: float | None
+    ) -> Taken:
+        now = self._clock.monotonic()
+        scout = self._scouts.setdefault(queue, Scout())
+        with self._lock:
+            plan = scout.plan(now)
+        sweep = now >= self._next_sweep.get(queue, 0.0)
+        mark = (queue, holder.session)
+        told, *rows = self._database.write(
+            self._database.sql(_TAKE),
+            (
+                queue,
+                *holder,
+                count,
+                None if most is None else min(most, _NUMBERS - 1),
+                None if lock_for is None else delay_ms(lock_for),
+                mark not in self._registered,
+                sweep,
+                *(plan or (None, None)),
+            ),
+        )
+        due, spent, moved = told[8:]
+        items = [_delivery(queue, row) for row in rows]
+        with self._lock:
+            scout.searched(now, spent, plan is None)
+            scout.found([item for item, row in zip(items, rows, strict=True) if row[7]])
+        if sweep:
+            self._next_sweep[queue] = now + _SWEEP_EVERY
+        if items:
+            self._register(mark)
+        elif plan is not None:
+            rest = scout.rest(now)
+            due = rest if due is None else min(due, rest)
+        if moved:
+            self._ears.ring(queues=[queue])
+        return Taken(items, due)
+
+    def _register(self, mark: tuple[str, str]) -> None:
+        if len(self._registered) > _MOST_SESSIONS:
+            self._registered.clear()
+        self._registered.add(mark)
+
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        validate_lock(lock_for)
+        names, places, ids, deliveries = _columns(dict.fromkeys(held))
+        sooner = self._database.write(
+            self._database.sql(_EXTEND),
+            (*holder, names, places, ids, deliveries, delay_ms(lock_for)),
+        )
+        self._ears.ring(queues=[name for (name,) in sooner])
+
+    # Committing
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        validate_change(change, LIMITS)
+        statement, parameters = self._application(change)
+        applied = _applied(change, self._database.write(statement, parameters))
+        self.committed(applied)
+        return applied.numbers
+
+    def apply_on(self, connection: Pg, change: QueueChange) -> Applied:
+        """`apply` inside a transaction; whoever commits it calls `committed`."""
+        statement, parameters = self._application(change)
+        return _applied(change, run(connection, statement, parameters))
+
+    def committed(self, applied: Applied) -> None:
+        """Tell everybody of a change that is committed."""
+        if applied.cut is not None:
+            self._cuts[applied.session] = applied.cut
+        with self._lock:
+            for queue, lowest in applied.shown.items():
+                if queue in self._scouts:
+                    self._scouts[queue].shown(lowest)
+        self._ears.ring(queues=applied.put_to | applied.shown.keys())
+
+    def _application(self, change: QueueChange) -> tuple[str, tuple[object, ...]]:
+        names = _names(change)
+        place = {name: at for at, name in enumerate(names, 1)}
+        removed = Counter(held.queue for held in change.remove)
+        added = Counter(item.queue for item in change.put)
+        return self._database.sql(_APPLY), (
+            *change.holder,
+            names,
+            *_places(place, change.remove),
+            [place[item.queue] for item in change.put],
+            [item.key for item in change.put],
+            [None if item.key is None else _indexed(item.key) for item in change.put],
+            [-item.priority for item in change.put],
+            [delay_ms(item.delay) for item in change.put],
+            ["" if item.dedupe is None else _indexed(item.dedupe) for item in change.put],
+            [delay_ms(item.dedupe_window) for item in change.put],
+            [bytes(item.body) for item in change.put],
+            [added[name] for name in names],
+            [removed[name] for name in names],
+            self._forget_after(change.holder.session),
+        )
+
+    def _forget_after(self, session: str) -> int:
+        """From where on to forget what the session has committed; -1 if it is not the time."""
+        if len(self._commits) > _MOST_SESSIONS:
+            self._commits.clear()
+            self._cuts.clear()
+        self._commits[session] += 1
+        return self._cuts.get(session, 0) if self._commits[session] % REMEMBERED == 0 else -1
+
+    def applied(self, holder: Holder) -> bool:
+        # In two statements: what is read has to be read after the wait.
+        self._database.read(self._database.sql(_WAIT_OUT), tuple(holder))
+        ((found,),) = self._database.read(self._database.sql(_APPLIED), tuple(holder))
+        return bool(found)
+
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        validate_releases(releases)
+        names, places, ids, deliveries = _columns(release.held for release in releases)
+        ((lowest,),) = self._database.write(
+            self._database.sql(_RELEASE),
+            (
+                *holder,
+                names,
+                places,
+                ids,
+                deliveries,
+                [delay_ms(release.delay) for release in releases],
+                [tidy(release.error) for release in releases],
+                [release.dead for release in releases],
+            ),
+        )
+        shown = _shown(names, lowest)
+        self.committed(Applied(put_to=frozenset(names), shown=shown))
+
+    def reap(self) -> float | None:
+        self._ears.observer.look_if_due()
+        now = self._clock.monotonic()
+        ((freed, due),) = self._database.write(
+            self._database.sql("SELECT r_freed, r_due FROM @.pxrs_queue_sweep()")
+        )
+        self._ears.ring(queues=freed)
+        if now >= self._next_tidy:
+            self._next_tidy = now + _TIDY_EVERY
+            self._database.write(self._database.sql("SELECT @.pxrs_queue_tidy()"))
+        return None if due is None else float(due)
+
+    def watch(self, *queues: str) -> LocalWatch:
+        return self._ears.watch_queues(queues)
+
+    def close(self) -> None:
+        """The connections are the database's."""
+
+    def _abandon(self) -> None:
+        self._lock = threading.Lock()
+
+
+def _indexed(key: str) -> str:
+    """What stands in an index for a key: an index holds no long ones."""
+    data = key.encode()
+    return f"k{key}" if len(data) <= _LONGEST_INDEXED else f"h{sha256(data).hexdigest()}"
+
+
+def _delivery(queue: str, row: Row) -> Delivery:
+    number, delivery, body, key, rank, put_ms, error = row[:7]
+    return Delivery(
+        held=Held(queue, number, delivery),
+        body=body,
+        key=key,
+        priority=-rank,
+        put_ms=put_ms,
+        error=error,
+    )
+
+
+def _names(change: QueueChange) -> list[str]:
+    held: Iterable[Held | NewItem] = (*change.remove, *change.put)
+    return sorted({each.queue for each in held})
+
+
+def _columns(held: Iterable[Held]) -> tuple[list[str], list[int], list[int], list[int]]:
+    """The queues, and for each item its queue's place among them, its id and its delivery."""
+    items = list(held)
+    names = sorted({each.queue for each in items})
+    return names, *_places({name: at for at, name in enumerate(names, 1)}, items)
+
+
+def _places(place: dict[str, int], held: Sequence[Held]) -> tuple[list[int], list[int], list[int]]:
+    return (
+        [place[each.queue] for each in held],
+        [each.id for each in held],
+        [each.delivery for each in held],
+    )
+
+
+def _shown(names: Sequence[str], lowest: Sequence[int | None]) -> dict[str, int]:
+    return {name: low for name, low in zip(names, lowest, strict=True) if low is not None}
+
+
+def _applied(change: QueueChange, rows: list[Row]) -> Applied:
+    ((numbers, lowest, cut),) = rows
+    return Applied(
+        numbers=numbers,
+        put_to=frozenset(item.queue for item in change.put),
+        shown=_shown(_names(change), lowest),
+        session=change.holder.session,
+        cut=cut,
+    )
