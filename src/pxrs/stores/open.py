@@ -152,7 +152,7 @@ def _postgres(url: StoreUrl) -> Opened:
         busy_timeout=settings.busy_timeout,
         url=settings.url,
     )
-    return Opened(stores.close, stores.coord, stores.log, whole=stores, findings=stores.findings)
+    return _whole(stores)._replace(findings=stores.findings)
 
 
 def _etcd(url: StoreUrl) -> Opened:
