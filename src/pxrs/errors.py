@@ -12,6 +12,7 @@ PxrsError
 │   ├── QueueExists             … with another order
 │   ├── GroupNotFound
 │   ├── GroupNotEmpty           .members: who has to leave first, unless it is forced
+│   ├── CopyRefused             one store can't be copied into the other as they are
 │   ├── OffsetOutOfRange        .start, .end: what the partition holds
 │   └── MessageTooLarge
 ├── StoreError                the engine could not do it
@@ -137,6 +138,10 @@ class GroupNotEmpty(InvalidRequest):
         )
         self.group = group
         self.members = members
+
+
+class CopyRefused(InvalidRequest):
+    """A store can't be copied: it is in use, or the other one holds something else."""
 
 
 class OffsetOutOfRange(InvalidRequest):

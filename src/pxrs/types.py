@@ -269,7 +269,10 @@ class ItemState(enum.StrEnum):
 
 
 class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item as it lies in its queue, for people to look at."""
+    """An item as it lies in its queue, for people to look at and to be copied.
+
+    `visible_ms`: when it shows, if that time has not come.
+    """
 
     id: int
     state: ItemState

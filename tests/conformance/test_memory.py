@@ -19,6 +19,7 @@ from pxrs.testing.conformance import (
     coord_checks,
     log_checks,
     queue_checks,
+    restore_checks,
 )
 from pxrs.types import LogPartition, Put
 
@@ -60,7 +61,7 @@ def real_time_lab() -> Iterator[RealTimeLab]:
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
+    coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: MemoryLab) -> None:

@@ -18,6 +18,7 @@ from pxrs.testing.conformance import (
     coord_checks,
     log_checks,
     queue_checks,
+    restore_checks,
 )
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -57,7 +58,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[SqliteLab]:
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
+    coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: SqliteLab) -> None:

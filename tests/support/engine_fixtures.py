@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -47,24 +48,24 @@ def server_url(name: str) -> str:
         raise
 
 
+@contextmanager
+def started(name: str, **options: Any) -> Iterator[engines.Engine]:
+    """An engine of one's own, for as long as the block lasts."""
+    try:
+        engine = engines.build(name, **options)
+    except engines.Missing as why:
+        unavailable(why)
+        raise
+    with engine:
+        engine.start()
+        yield engine
+
+
 @pytest.fixture
 def new_engine() -> Iterator[NewEngine]:
     """Starts an engine for this test alone, which may stop, kill and restart it."""
-    started: list[engines.Engine] = []
-
-    def start(name: str, **options: Any) -> engines.Engine:
-        try:
-            engine = engines.build(name, **options)
-        except engines.Missing as why:
-            unavailable(why)
-            raise
-        started.append(engine)
-        engine.start()
-        return engine
-
-    yield start
-    for engine in started:
-        engine.close()
+    with ExitStack() as stack:
+        yield lambda name, **options: stack.enter_context(started(name, **options))
 
 
 @pytest.fixture

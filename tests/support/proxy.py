@@ -15,7 +15,7 @@ class Proxy:
     """Passes bytes on to a port. `cut` stops them without a word, as a lost cable does.
 
     `hold_answers` lets requests through and keeps what comes back; `reset` breaks all
-    connections, and what was kept is lost.
+    connections, and what was kept is lost; `refuse` does so and lets nobody connect again.
     """
 
     def __init__(self, port: int) -> None:
@@ -30,6 +30,7 @@ class Proxy:
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
+        self._refusing = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -53,6 +54,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Everything passes, also what was kept."""
+        self._refusing = False
         self._requests_flow.set()
         self._answers_flow.set()
 
@@ -62,6 +64,11 @@ class Proxy:
             broken, self._open = self._open, set()
         for each in broken:
             _end(each)
+
+    def refuse(self) -> None:
+        """Break every connection; new ones are broken at once."""
+        self._refusing = True
+        self.reset()
 
     def close(self) -> None:
         self._closed = True
@@ -98,6 +105,8 @@ class Proxy:
             return
         with self._lock:
             self._open |= {client, server}
+        if self._refusing:
+            self.reset()
         for source, goal, flow in (
             (client, server, self._requests_flow),
             (server, client, self._answers_flow),

@@ -6,6 +6,7 @@ import click
 
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.output import print_json
+from pxrs.cli.store_copy import copy
 from pxrs.config import default_url
 
 
@@ -37,3 +38,6 @@ def migrate(settings: Settings, place: str | None) -> None:
             click.echo(f"up to date: version {each.after}")
         else:
             click.echo(f"migrated from version {each.before} to {each.after}")
+
+
+store.add_command(copy)

@@ -52,7 +52,8 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
     `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
     With `coord` groups and everything else that is owned are kept there, with `log` messages.
     `etcd://host:2379,host2:2379/prefix` and `zookeeper://host:2181/root` can be a `coord`
-    (`?timeout=10`, `?ca=…&cert=…&key=…`, `user:password@`).
+    (`?timeout=10`, `?ca=…&cert=…&key=…`, `user:password@`), and so can `mysql://user@host/database`;
+    `nats://host:4222,host2:4222/prefix?replicas=3` can be a `log`.
     """
     return Pxrs(open_stores(url, coord=coord, log=log))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pxrs.errors import InvalidRequest, PxrsError
 from pxrs.log.batches import HEADER_SIZE
@@ -299,6 +299,21 @@ class QueueStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ItemRestorer(Protocol):
+    """A `QueueStore` that can be filled with what another one held: `pxrs store copy` needs it."""
+
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        """Add items under the numbers they had elsewhere, and as they stood there; how many.
+
+        Order, priority, deliveries, times and errors are kept, and dead items are dead. What was
+        held there is free here and handed out alone, as if its holder had died. A number that is
+        there already is left as it is, so doing it again does no harm. Items that are put later
+        come after. Raises `QueueNotFound`; at most `limits.items` at a time.
+        """
+        ...
 
 
 class Atomic(Protocol):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from itertools import islice
 
-from pxrs.stores.queue_rules import delay_ms, lane_of
+from pxrs.stores.queue_rules import delay_ms, is_suspect, lane_of
 from pxrs.types import Delivery, Held, Holder, ItemState, NewItem, Queue, StoredItem
 
 
@@ -35,8 +36,20 @@ class MemoryItem:
         """What it is handed out by: the smallest first."""
         return -self.priority, self.id
 
-    def shown(self) -> StoredItem:
-        """For people to look at."""
+    @classmethod
+    def restored(cls, stored: StoredItem, lane: str | None) -> MemoryItem:
+        """An item as it stood in another store."""
+        new = NewItem(queue="", body=stored.body, key=stored.key, priority=stored.priority)
+        item = cls(stored.id, new, lane, stored.put_ms)
+        item.visible_ms = stored.visible_ms or stored.put_ms
+        item.deliveries = stored.deliveries
+        item.taken_ms, item.dead_ms = stored.taken_ms, stored.dead_ms
+        item.error, item.suspect = stored.error, is_suspect(stored)
+        return item
+
+    def shown(self, now_ms: int) -> StoredItem:
+        """For people to look at, and to be copied."""
+        later = self.visible_ms > now_ms and self.state in (ItemState.DELAYED, ItemState.WAITING)
         return StoredItem(
             id=self.id,
             state=self.state,
@@ -46,7 +59,7 @@ class MemoryItem:
             deliveries=self.deliveries,
             put_ms=self.put_ms,
             taken_ms=self.taken_ms,
-            visible_ms=self.visible_ms if self.state is ItemState.DELAYED else None,
+            visible_ms=self.visible_ms if later else None,
             dead_ms=self.dead_ms,
             error=self.error,
             holder=self.holder,
@@ -104,6 +117,27 @@ class MemoryQueue:
         item = MemoryItem(self.next_id, new, dead.lane, now_ms)
         item.error = dead.error
         self.add(item, now_ms)
+
+    def restore(self, items: Sequence[StoredItem], now_ms: int) -> int:
+        """Add items under their own numbers, wherever these stand among the others."""
+        fresh = [stored for stored in items if stored.id not in self.items]
+        lanes: set[str] = set()
+        for stored in fresh:
+            item = MemoryItem.restored(stored, lane_of(self.info, stored.key))
+            self.items[item.id] = item
+            if stored.state is ItemState.DEAD:
+                item.state = ItemState.DEAD
+            elif item.lane is None:
+                self._show(item, now_ms)
+            else:
+                insort(self.lanes.setdefault(item.lane, []), item.id)
+                lanes.add(item.lane)
+        for lane in lanes:
+            self.settle_lane(lane, now_ms)
+        self.items = dict(sorted(self.items.items()))
+        self.next_id = max([self.next_id, *(stored.id + 1 for stored in fresh)])
+        self.put_count += len(fresh)
+        return len(fresh)
 
     def promote_due(self, now_ms: int) -> None:
         """Show delayed items whose time has come."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, Fenced, SessionLost
+from pxrs.errors import Closed, Fenced, QueueNotFound, SessionLost
 from pxrs.stores.api import Watch
 from pxrs.stores.memory_coord import MemoryCoord
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
@@ -29,6 +29,7 @@ from pxrs.stores.queue_rules import (
     validate_lock,
     validate_name,
     validate_releases,
+    validate_restored,
     validate_take,
 )
 from pxrs.stores.wakeups import Wakeups
@@ -260,7 +261,7 @@ class MemoryQueues:
                 for item in found.items.values()
                 if item.state in wanted and item.id > (after or 0)
             )
-            return [item.shown() for item in islice(items, most)]
+            return [item.shown(self._clock.wall_ms()) for item in islice(items, most)]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         with self._lock:
@@ -282,6 +283,17 @@ class MemoryQueues:
                 found.revive(item, now_ms)
             self._wakeups.ring([queue])
             return len(again)
+
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        """See `pxrs.stores.api.ItemRestorer`."""
+        validate_restored(items, LIMITS)
+        with self._lock:
+            self._begin()
+            if queue not in self._queues:
+                raise QueueNotFound(queue)
+            added = self._queues[queue].restore(items, self._clock.wall_ms())
+            self._wakeups.ring([queue])
+            return added
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
         with self._lock:

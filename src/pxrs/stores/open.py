@@ -77,7 +77,7 @@ def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None
                 from pxrs.stores.postgres.database import migrate
             done.append(Migrated(*migrate(settings.conninfo, settings.schema)))
         else:
-            _OPENERS[parsed.scheme](parsed).close()
+            _opener(parsed)(parsed).close()
             done.append(Migrated())
     return done
 
@@ -93,9 +93,14 @@ def _needing(what: str, extra: str) -> Iterator[None]:
 
 def _open(url: str, opened: list[Opened]) -> Opened:
     parsed = parse_url(url)
-    part = _OPENERS[parsed.scheme](parsed)
+    part = _opener(parsed)(parsed)
     opened.append(part)
     return part
+
+
+def _opener(url: StoreUrl) -> Callable[[StoreUrl], Opened]:
+    """By the scheme, without the driver that may stand behind a plus."""
+    return _OPENERS[url.scheme.partition("+")[0]]
 
 
 def _place(url: str) -> str:
@@ -155,6 +160,26 @@ def _zookeeper(url: StoreUrl) -> Opened:
     return Opened(coord.close, coord=coord)
 
 
+def _nats(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import nats_settings
+
+    settings = nats_settings(url)
+    with _needing("nats://", "nats"):
+        from pxrs.log.jetstream.log import JetStreamLog
+    log = JetStreamLog(settings)
+    return Opened(log.close, log=log)
+
+
+def _sql(url: StoreUrl) -> Opened:
+    from pxrs.config_engines import sql_settings
+
+    settings = sql_settings(url)
+    with _needing(f"{url.scheme}://", "sql"):
+        from pxrs.stores.sql.coord import SqlCoord
+    coord = SqlCoord(settings.url, settings.shown)
+    return Opened(coord.close, coord=coord)
+
+
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "memory": _memory,
     "sqlite": _sqlite,
@@ -162,4 +187,8 @@ _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "postgres": _postgres,
     "etcd": _etcd,
     "zookeeper": _zookeeper,
+    "nats": _nats,
+    "mysql": _sql,
+    "mariadb": _sql,
+    "oracle": _sql,
 }

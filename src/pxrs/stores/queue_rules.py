@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from pxrs.errors import InvalidRequest, MessageTooLarge, QueueExists
-from pxrs.types import ItemState, NewItem, Queue, QueueChange, QueueLimits, Release
+from pxrs.types import (
+    ItemState,
+    NewItem,
+    Queue,
+    QueueChange,
+    QueueLimits,
+    Release,
+    StoredItem,
+)
 
 # The lane of a fifo queue's items: there is only one.
 FIFO_LANE = ""
@@ -133,6 +141,24 @@ def validate_change(change: QueueChange, limits: QueueLimits) -> None:
         raise InvalidRequest("an item can be removed once")
     for item in change.put:
         validate_item(item, limits)
+
+
+def validate_restored(items: Sequence[StoredItem], limits: QueueLimits) -> None:
+    """Refuse items that this store could not hold."""
+    if len(items) > limits.items:
+        raise InvalidRequest(f"{len(items)} items at once; this store takes {limits.items}")
+    for item in items:
+        if item.id < 1:
+            raise InvalidRequest(f"item {item.id}: numbers start at 1")
+        if len(item.body) > limits.body_bytes:
+            raise MessageTooLarge(
+                f"item {item.id} has {len(item.body)} bytes; this store takes {limits.body_bytes}"
+            )
+
+
+def is_suspect(item: StoredItem) -> bool:
+    """Whether an item that comes from elsewhere may have killed its last holder."""
+    return item.state is ItemState.HELD or item.error == DIED_HOLDING
 
 
 def require_first(change: QueueChange | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pxrs.errors import StoreBusy
-from pxrs.stores.api import QueueStore, Watch
+from pxrs.stores.api import ItemRestorer, QueueStore, Watch
 from pxrs.testing.trouble import Faults, FaultyWatch
 from pxrs.types import (
     Held,
@@ -121,6 +121,11 @@ class FaultyQueues:
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         self._read("drop")
         return self._inner.drop(queue, ids)
+
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        inner = self._inner
+        assert isinstance(inner, ItemRestorer), "the inner queues can't be filled from elsewhere"
+        return self._write("restore", Holder("", "restore"), lambda: inner.restore(queue, items))
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         self._read("redrive")

@@ -339,31 +339,33 @@ class Database:
         """
         self.check_open()
         try:
-            self._make_durable(turn, ending or (lambda: turn.connection.execute("COMMIT")))
-            with self._translated():
-                self._keep_log_short(turn.weight)
+            self._make_durable(turn, ending)
+            self._keep_log_short(turn.weight)
+        except sqlite3.Error as error:
+            raise self._commit_error(error) from error
         finally:
             self.rollback(turn)
 
     def commit_joined(self, turn: Turn, ending: Callable[[], object]) -> None:
         """Commit a transaction that was begun outside: it has no turn, so no log is shortened."""
         self.check_open()
-        self._make_durable(turn, ending)
-
-    def _make_durable(self, turn: Turn, ending: Callable[[], object]) -> None:
-        with self._translated():
-            ending()
-            if turn.slots:
-                self.control.ring(turn.slots)
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
         try:
-            yield
+            self._make_durable(turn, ending)
         except sqlite3.Error as error:
-            if is_io_error(error):
-                raise OutcomeUnknown(f"the disk failed while committing to {self.path}") from error
-            raise translate(error, self.path) from error
+            raise self._commit_error(error) from error
+
+    def _make_durable(self, turn: Turn, ending: Callable[[], object] | None) -> None:
+        if ending is None:
+            turn.connection.execute("COMMIT")
+        else:
+            ending()
+        if turn.slots:
+            self.control.ring(turn.slots)
+
+    def _commit_error(self, error: sqlite3.Error) -> PxrsError:
+        if is_io_error(error):
+            return OutcomeUnknown(f"the disk failed while committing to {self.path}")
+        return translate(error, self.path)
 
     def rollback(self, turn: Turn) -> None:
         """Undo the transaction, if it was not committed, and let the next writer in.

@@ -27,6 +27,8 @@ from pxrs.types import Holder, Queue
 # How soon after a commit the next take has to come, and how long it may then let others wait.
 _SOON = 0.05
 _PATIENCE = 0.2
+# A batch is better off with a sync of its own than with rewriting every item once more.
+MOST = 16
 _PREFIX = "ahead:"
 _BOOT = boot_id()
 MARK = _PREFIX + _BOOT

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from pxrs.stores.queue_rules import delay_ms, lane_of, validate_for
+from pxrs.stores.queue_rules import delay_ms, is_suspect, lane_of, validate_for
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.database import in_chunks
-from pxrs.types import NewItem
+from pxrs.types import ItemState, NewItem, StoredItem
 
 _INLINE_BYTES = 2048
 _INSERT = """INSERT INTO pxrs_queue_items (id, queue, state, rank, lane, key, visible, deliveries,
     suspect, put_ms, error, body) VALUES """
+_RESTORE = """INSERT OR IGNORE INTO pxrs_queue_items (id, queue, state, rank, lane, key, visible,
+    deliveries, suspect, put_ms, taken_ms, dead_ms, error, body) VALUES """
 
 
 def put_items(
@@ -39,6 +41,61 @@ def put_items(
     rows.settle(connection, ((queue.id, lane) for lane in lanes), now_ms)
     numbers = iter(range(first, after))
     return [next(numbers) if is_fresh else None for is_fresh in fresh]
+
+
+def restore_items(
+    connection: sqlite3.Connection,
+    queue: rows.QueueRow,
+    items: Sequence[StoredItem],
+    now_ms: int,
+) -> int:
+    """Add items of another store under their own numbers; how many were not there yet."""
+    fresh: set[int] = set()
+    for some in in_chunks([_restored_row(queue, item, now_ms) for item in items], 1500):
+        marks = ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?,?,?)"] * len(some))
+        found = connection.execute(
+            f"{_RESTORE}{marks} RETURNING id", [value for row in some for value in row]
+        ).fetchall()
+        fresh |= {row[0] for row in found}
+    for item in items:
+        number = rows.item_id(queue.id, item.id)
+        if number in fresh and len(item.body) > _INLINE_BYTES:
+            _store_body(connection, number, item.body)
+    connection.execute(
+        "UPDATE pxrs_queues SET next = max(next, ?2), put = put + ?3 WHERE id = ?1",
+        (queue.id, max((item.id + 1 for item in items), default=0), len(fresh)),
+    )
+    lanes = {lane for item in items if (lane := lane_of(queue.info, item.key)) is not None}
+    for lane in sorted(lanes):
+        rows.hide_front(connection, queue.id, lane)
+    rows.settle(connection, ((queue.id, lane) for lane in sorted(lanes)), now_ms)
+    return len(fresh)
+
+
+def _restored_row(queue: rows.QueueRow, item: StoredItem, now_ms: int) -> tuple[object, ...]:
+    lane = lane_of(queue.info, item.key)
+    visible = item.visible_ms or item.put_ms
+    state = rows.DELAYED if visible > now_ms else rows.READY
+    if item.state is ItemState.DEAD:
+        state = rows.DEAD
+    elif lane is not None:
+        state = rows.WAITING
+    return (
+        rows.item_id(queue.id, item.id),
+        queue.id,
+        state,
+        -item.priority,
+        lane,
+        item.key,
+        visible,
+        item.deliveries,
+        is_suspect(item),
+        item.put_ms,
+        item.taken_ms,
+        item.dead_ms,
+        item.error,
+        item.body if len(item.body) <= _INLINE_BYTES else None,
+    )
 
 
 def _row(queue: rows.QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:

@@ -130,6 +130,15 @@ def settle(connection: sqlite3.Connection, lanes: Iterable[Lane], now_ms: int) -
         connection.execute(_SHOW, (queue, lane, now_ms))
 
 
+def hide_front(connection: sqlite3.Connection, queue: int, lane: str) -> None:
+    """What shows in the lane may not be its first item any more. What is held stays."""
+    connection.execute(
+        f"UPDATE pxrs_queue_items SET state = {WAITING} "
+        f"WHERE queue = ? AND lane = ? AND state IN ({READY}, {DELAYED})",
+        (queue, lane),
+    )
+
+
 def promote_due(connection: sqlite3.Connection, queue: int, now_ms: int) -> None:
     """Show delayed items whose time has come."""
     connection.execute(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pxrs.clock import Clock
+from pxrs.errors import QueueNotFound
 from pxrs.stores.queue_rules import (
     LIVE,
     LOOSE,
@@ -15,14 +16,16 @@ from pxrs.stores.queue_rules import (
     require_same,
     states_or,
     validate_name,
+    validate_restored,
 )
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.control import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.queue_ahead import IS_AHEAD, is_ahead
-from pxrs.stores.sqlite.queue_puts import put_items
-from pxrs.types import Holder, ItemState, NewItem, Queue, QueueStats, StoredItem
+from pxrs.stores.sqlite.queue_puts import put_items, restore_items
+from pxrs.types import Holder, ItemState, NewItem, Queue, QueueLimits, QueueStats, StoredItem
 
+LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _CHUNK = 5000
 # One statement, so that nothing can change between an item and its body.
 _ITEM = f"""id, CASE WHEN state = {rows.DELAYED} AND visible <= ?1 THEN {rows.READY} ELSE state END,
@@ -113,6 +116,7 @@ class QueueUpkeep:
         limit: int = 100,
     ) -> list[StoredItem]:
         wanted, most = states_or(states, LIVE), page_size(limit)
+        now_ms = self._clock.wall_ms()
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
             if found is None:
@@ -121,13 +125,13 @@ class QueueUpkeep:
                 f"SELECT {_ITEM} FROM pxrs_queue_items WHERE id > ?2 AND id < ?3 "
                 f"AND ({_among(wanted)}) ORDER BY id LIMIT ?4",
                 (
-                    self._clock.wall_ms(),
+                    now_ms,
                     rows.ids_after(found.id, after or 0),
                     rows.item_id(found.id + 1, 0),
                     most,
                 ),
             ).fetchall()
-        return [_stored(item) for item in items]
+        return [_stored(item, now_ms) for item in items]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         states = (*LOOSE, ItemState.DEAD)
@@ -184,6 +188,20 @@ class QueueUpkeep:
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         return self._database.write(lambda turn: self._redrive(turn, queue, ids))
 
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        """See `pxrs.stores.api.ItemRestorer`."""
+        validate_restored(items, LIMITS)
+
+        def work(turn: Turn) -> int:
+            found = rows.find_queue(turn.connection, queue)
+            if found is None:
+                raise QueueNotFound(queue)
+            turn.slots.add(slot_of(queue))
+            turn.weight += sum(len(item.body) for item in items)
+            return restore_items(turn.connection, found, items, self._clock.wall_ms())
+
+        return self._database.write(work)
+
     def _redrive(self, turn: Turn, name: str, ids: Sequence[int]) -> int:
         connection = turn.connection
         queue = rows.find_queue(connection, name)
@@ -232,10 +250,11 @@ def _among(states: Sequence[ItemState]) -> str:
     return f"state IN ({numbers}) AND NOT {as_good_as_ready}"
 
 
-def _stored(row: Sequence[Any]) -> StoredItem:
+def _stored(row: Sequence[Any], now_ms: int) -> StoredItem:
     item, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error, session, tx = row
     if tx is not None and is_ahead(tx):
         state, deliveries, session = rows.READY, deliveries - 1, None
+    later = (rows.DELAYED, rows.WAITING)
     return StoredItem(
         id=rows.number_of(item),
         state=rows.STATES[state],
@@ -245,7 +264,7 @@ def _stored(row: Sequence[Any]) -> StoredItem:
         deliveries=deliveries,
         put_ms=put_ms,
         taken_ms=taken,
-        visible_ms=visible if state == rows.DELAYED else None,
+        visible_ms=visible if visible > now_ms and state in later else None,
         dead_ms=dead,
         error=error,
         holder=Holder(session, tx) if session is not None else None,

@@ -34,19 +34,17 @@ from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.queue_ahead import Habits
 from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.stores.sqlite.queue_rows import Candidate, HeldRow, QueueRow
-from pxrs.stores.sqlite.queue_upkeep import QueueUpkeep, slot_of
+from pxrs.stores.sqlite.queue_upkeep import LIMITS, QueueUpkeep, slot_of
 from pxrs.types import (
     Delivery,
     Held,
     Holder,
     NewItem,
     QueueChange,
-    QueueLimits,
     Release,
     Taken,
 )
 
-LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _REAP_EVERY = 0.1
 
 
@@ -102,7 +100,7 @@ class SqliteQueues(QueueUpkeep):
                 self._require_session(holder.session)
                 return Taken([], due)
         taken = None
-        if self._habits.expects(queue):
+        if count <= ahead.MOST and self._habits.expects(queue):
             taken = self._database.write(
                 lambda turn: self._take_ahead(turn, queue, wanted), synced=False
             )
@@ -262,7 +260,7 @@ class SqliteQueues(QueueUpkeep):
             self._require_session(holder.session)
             for name, held in sorted(_by_queue(change.remove).items()):
                 queue = self._remove(turn, name, holder, held, now, now_ms)
-                if expecting and self._habits.expects(name):
+                if expecting and len(held) <= ahead.MOST and self._habits.expects(name):
                     most, connection = self._habits.most(name), turn.connection
                     ahead.set_aside(connection, queue, holder.session, len(held), most, now)
         numbers = self._put(turn, change.put, now_ms)

@@ -25,6 +25,7 @@ from pxrs.testing.conformance import (
     queue_order,
     queue_races,
     queue_refusals,
+    queue_restore,
     queue_upkeep,
     queue_wakes,
     queues,
@@ -53,6 +54,7 @@ __all__ = [
     "coord_checks",
     "log_checks",
     "queue_checks",
+    "restore_checks",
     "run_suite",
 ]
 
@@ -80,6 +82,11 @@ def queue_checks() -> tuple[Rule, ...]:
         queue_races,
     )
     return tuple(check for part in parts for check in part.suite.checks())
+
+
+def restore_checks() -> tuple[Rule, ...]:
+    """What an `ItemRestorer` has to pass: queues that can be filled from another store."""
+    return queue_restore.suite.checks()
 
 
 def atomic_checks() -> tuple[Rule, ...]:

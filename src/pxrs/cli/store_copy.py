@@ -1,0 +1,124 @@
+"""`pxrs store copy`: everything of one store into another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from pxrs.cli.failures import FAILED
+from pxrs.cli.options import Settings, shared
+from pxrs.cli.output import console, count, human_size, print_json
+
+if TYPE_CHECKING:
+    from pxrs.runtime.copying import CopyReport, Count
+
+_SHOWN = 20
+_TITLES = {
+    "messages": "copying messages",
+    "items": "copying items of queues",
+    "records": "copying groups and topics",
+    "verify": "comparing both",
+}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  pxrs store copy sqlite:///app.db postgresql://app@db/app
+  pxrs store copy postgresql://app@db/app 'etcd://host:2379 log=nats://host:4222'"""
+)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--force", is_flag=True, help="Copy although FROM is in use; run it again after.")
+@shared
+@click.pass_obj
+def copy(settings: Settings, source: str, target: str, force: bool) -> None:
+    """Copy topics with their offsets, groups with their checkpoints, and queues.
+
+    TO has to be empty, or to hold what an earlier run has copied: after a crash run the same
+    again, and it goes on. At the end everything is compared. Stop producers first: they can't
+    be seen. Exit code 0 means that both stores are equal.
+    """
+    from pxrs.runtime.copying import copy_store
+    from pxrs.stores.open import open_stores
+
+    with (
+        closing(open_stores(source)) as origin,
+        closing(open_stores(target)) as place,
+        _bars(quiet=settings.json) as on_progress,
+    ):
+        report = copy_store(origin, place, force=force, on_progress=on_progress)
+    if settings.json:
+        print_json(report)
+    else:
+        _show(report)
+    if not report.complete:
+        raise SystemExit(FAILED)
+
+
+@contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[Count], None]]:
+    """One bar per phase, on a terminal."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    progress = Progress(
+        TextColumn("{task.description:26}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console(err=True),
+        disable=quiet or not console(err=True).is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def show(now: Count) -> None:
+        if now.phase not in tasks:
+            tasks[now.phase] = progress.add_task(_TITLES[now.phase])
+        progress.update(tasks[now.phase], completed=now.done, total=max(now.total, now.done))
+
+    with progress:
+        yield show
+
+
+def _show(report: CopyReport) -> None:
+    copied = report.copied
+    size = sum(part.bytes for part in report.partitions)
+    click.echo(
+        f"{count(report.topics, 'topic')}, {count(report.messages, 'message')} "
+        f"({human_size(size)}), {count(report.groups, 'group')}, "
+        f"{count(report.claims, 'checkpoint')}, {count(report.queues, 'queue')}, "
+        f"{count(report.items, 'item')}"
+    )
+    if not report.only_verified:
+        click.echo(
+            f"this run copied {count(copied['messages'], 'message')}, "
+            f"{count(copied['items'], 'item')}, {count(copied['records'], 'record')}"
+        )
+    if report.complete:
+        click.secho(f"verified: {report.target} is equal to {report.source}", fg="green")
+        return
+    for difference in report.differences[:_SHOWN]:
+        click.echo(f"  {difference}")
+    if len(report.differences) > _SHOWN:
+        click.echo(f"  and {len(report.differences) - _SHOWN} more")
+    click.secho(_verdict(report), fg="red", err=True)
+
+
+def _verdict(report: CopyReport) -> str:
+    many = count(len(report.differences), "difference")
+    if report.only_verified:
+        return (
+            f"{many}: this copy was complete once, and one of the two has been used since; "
+            "nothing was changed"
+        )
+    return f"not equal yet, {many}: {report.source} was in use; stop it and run the same again"

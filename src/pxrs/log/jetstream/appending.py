@@ -1,0 +1,331 @@
+"""Appending: one publish at a time per partition, all partitions at once.
+
+A publish names the sequence of the subject's last message, which it was built for. So at most
+one try of a batch is stored, whatever became of the answers: a sequence that was passed never
+comes back. What the last message says of the producers decides whether a batch is there already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Sequence
+
+from pxrs.clock import Clock
+from pxrs.errors import (
+    InvalidRequest,
+    MessageTooLarge,
+    OutcomeUnknown,
+    PartitionNotFound,
+    PxrsError,
+    StoreUnavailable,
+    TopicNotFound,
+)
+from pxrs.log.jetstream.entries import (
+    PRODUCER_MEMORY_MS,
+    Entry,
+    Known,
+    Producers,
+    follow,
+    from_headers,
+    known_from_bytes,
+    known_to_bytes,
+    to_headers,
+)
+from pxrs.log.jetstream.reading import Reading
+from pxrs.log.jetstream.streams import (
+    EXPECTED,
+    ROLLUP,
+    TRY,
+    TTL,
+    WRONG_SEQUENCE,
+    Stale,
+    Streams,
+    passing,
+    translated,
+)
+from pxrs.log.jetstream.topics import Part, Topic, Topics
+from pxrs.log.jetstream.wire import ApiError, NoAnswer, NotSent
+from pxrs.log.sequences import Duplicate, Fresh, judge
+from pxrs.stores.api import validate_batch
+from pxrs.types import Append, Appended, Batch, LogPartition
+
+# A big batch to several replicas that sync may take its time; a dead leader's silence costs it.
+_PUBLISH = 3.0
+# The most that headers take: the states of some producers, and numbers.
+_HEADER_ROOM = 2304
+_SOON = 0.004
+
+
+class Appending:
+    """Appends to the partitions of streams."""
+
+    def __init__(self, streams: Streams, topics: Topics, reading: Reading, clock: Clock) -> None:
+        self._streams = streams
+        self._topics = topics
+        self._reading = reading
+        self._clock = clock
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        """See `LogStore.append`. The partitions go in parallel; a failure waits for the others."""
+        outcomes: list[Appended | PxrsError | None] = [None] * len(appends)
+        queues: dict[LogPartition, list[int]] = {}
+        for number, append in enumerate(appends):
+            queues.setdefault(append.where, []).append(number)
+
+        async def one(where: LogPartition, numbers: list[int]) -> None:
+            batches = [appends[number].batch for number in numbers]
+            results = await self._append_to(where, batches)
+            for number, outcome in zip(numbers, results, strict=True):
+                outcomes[number] = outcome
+
+        ends = await asyncio.gather(
+            *(one(where, numbers) for where, numbers in queues.items()), return_exceptions=True
+        )
+        for end in ends:
+            if end is not None:
+                raise end
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def _append_to(
+        self, where: LogPartition, batches: Sequence[Batch]
+    ) -> list[Appended | PxrsError]:
+        outcomes: list[Appended | PxrsError] = []
+        for _ in range(2):
+            try:
+                topic = await self._topics.find(where.topic_id)
+                part = topic.part(where.partition)
+                async with part.lock:
+                    for batch in batches[len(outcomes) :]:
+                        outcome = await self._one(topic, part, batch)
+                        # One by one: what was appended counts, whatever becomes of the next.
+                        outcomes.append(outcome)
+            except (TopicNotFound, PartitionNotFound) as error:
+                return outcomes + [error] * (len(batches) - len(outcomes))
+            except Stale:
+                self._topics.forget(topic)
+            else:
+                return outcomes
+        return outcomes + [TopicNotFound(where.topic_id)] * (len(batches) - len(outcomes))
+
+    async def _one(self, topic: Topic, part: Part, batch: Batch) -> Appended | PxrsError:
+        try:
+            validate_batch(batch)
+        except InvalidRequest as error:
+            return error
+        return await _Attempt(self, topic, part, batch).run()
+
+    # What an attempt needs
+
+    async def tail(self, topic: Topic, part: Part, *, fresh: bool) -> Entry:
+        """The last batch; what is known of it unless it has to be fresh."""
+        if part.tail is not None and not fresh:
+            return part.tail
+        part.tail = None if fresh else part.tail
+        floor, tail = await self._reading.ends(topic, part)
+        if tail.next < floor.start:
+            # Somebody purged the stream by hand: offsets are not given again.
+            tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
+        return tail
+
+    async def put_aside(self, part: Part, producer: int, known: Known) -> None:
+        """Keep the state of a producer that no longer travels with the batches.
+
+        Others may have done so before: for a batch that then came too late, or for this very
+        state. The newer state stays; where its last batch lies tells which that is.
+        """
+        expected = known.aside_seq
+        while True:
+            headers = {
+                EXPECTED: str(expected),
+                ROLLUP: "sub",
+                TTL: f"{PRODUCER_MEMORY_MS // 1000}s",
+            }
+            data = known_to_bytes(producer, known)
+            try:
+                await self._streams.publish(f"{part.aside}.{producer}", data, headers, TRY)
+            except ApiError as error:
+                if error.err_code not in WRONG_SEQUENCE:
+                    raise
+            else:
+                return
+            there = await self.from_aside(part, producer)
+            if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
+                return
+            expected = 0 if there is None else there.aside_seq
+
+    async def from_aside(self, part: Part, producer: int) -> Known | None:
+        """The state of a producer that was put aside."""
+        stored = await self._streams.last(part.stream, f"{part.aside}.{producer}")
+        if stored is None:
+            return None
+        _, known, _ = known_from_bytes(stored.data)
+        return known._replace(aside_seq=stored.seq)
+
+    async def find_writer(self, part: Part, writer: str, after: Entry, upto: Entry) -> Entry | None:
+        """The batch of this writer among those between two others.
+
+        Raises `OutcomeUnknown` if some of those were trimmed meanwhile.
+        """
+        before = after
+        while before.seq < upto.seq:
+            stored = await self._streams.next(part.stream, part.batches, before.seq + 1)
+            if stored is None or (entry := from_headers(stored.headers, stored.seq)).base != (
+                before.next
+            ):
+                raise OutcomeUnknown(
+                    "a batch was sent, no answer came, and where it would stand was trimmed"
+                )
+            if entry.writer == writer:
+                return entry
+            before = entry
+        return None
+
+    async def publish(self, part: Part, batch: Batch, entry: Entry, expected: int) -> int:
+        data = entry.base.to_bytes(8, "big") + batch.data[8:]
+        headers = to_headers(entry)
+        headers[EXPECTED] = str(expected)
+        return await self._streams.publish(part.batches, data, headers, _PUBLISH)
+
+    def too_large(self, batch: Batch) -> bool:
+        return len(batch.data) + _HEADER_ROOM > self._streams.wire.max_payload
+
+    @property
+    def max_payload(self) -> int:
+        return self._streams.wire.max_payload
+
+    async def pause(self, tries: int, deadline: float, why: Exception) -> None:
+        """Wait before the next try. Who was overtaken comes back soon, but not all at once."""
+        if isinstance(why, _Overtaken):
+            await self._streams.pause(tries, deadline, why, random.uniform(0, _SOON))
+        else:
+            await self._streams.pause(tries, deadline, why)
+
+    def deadline(self) -> float:
+        return self._streams.deadline()
+
+    async def require(self, part: Part) -> None:
+        await self._streams.require(part.stream)
+
+    def now(self) -> int:
+        return self._clock.wall_ms()
+
+
+class _Overtaken(Exception):  # noqa: N818 - it is tried again
+    """Somebody else's batch came first."""
+
+
+class _Attempt:
+    """One batch on its way: read the end, judge, publish for that end; again until it is known."""
+
+    def __init__(self, desk: Appending, topic: Topic, part: Part, batch: Batch) -> None:
+        self._desk = desk
+        self._topic = topic
+        self._part = part
+        self._batch = batch
+        self._writer = secrets.token_hex(6)
+        # The end for which the first try without an answer was built.
+        self._unanswered: Entry | None = None
+
+    async def run(self) -> Appended | PxrsError:
+        if self._desk.too_large(self._batch):
+            return MessageTooLarge(
+                f"a batch of {len(self._batch.data)} bytes; this NATS server takes messages up to "
+                f"{self._desk.max_payload} with headers: raise its max_payload, or lower the "
+                "producer's batch_bytes and max_message_bytes"
+            )
+        deadline = self._desk.deadline()
+        tries = 0
+        fresh = False
+        while True:
+            why: Exception
+            try:
+                last = await self._desk.tail(self._topic, self._part, fresh=fresh)
+                outcome = await self._find_mine(last) or await self._publish(last)
+                if isinstance(outcome, Appended) or (outcome is not None and fresh):
+                    return outcome
+                # Overtaken; or to be refused, which has to be said by what is there now.
+                why = _Overtaken("others append to this partition all the time")
+            except NotSent as error:
+                await self._desk.require(self._part)
+                why = error
+            except NoAnswer as error:
+                why = error
+            except ApiError as error:
+                if not passing(error):
+                    raise translated(error) from error
+                why = error
+            except StoreUnavailable as error:
+                raise self._given_up(error) from error
+            fresh = True
+            try:
+                await self._desk.pause(tries, deadline, why)
+            except StoreUnavailable as error:
+                raise self._given_up(error) from error
+            tries += 1
+
+    async def _publish(self, last: Entry) -> Appended | PxrsError | None:
+        """Judge and publish; None if somebody else was faster."""
+        batch = self._batch
+        producers: Producers | None = None
+        if batch.producer_id >= 0:
+            judged = await self._judge(last)
+            if not isinstance(judged, Producers):
+                return judged
+            producers = judged
+        entry = follow(
+            last, self._writer, batch.count, len(batch.data), batch.max_timestamp, producers
+        )
+        try:
+            seq = await self._desk.publish(self._part, batch, entry, last.seq)
+        except ApiError as error:
+            if error.err_code in WRONG_SEQUENCE:
+                return None
+            raise
+        except NoAnswer:
+            if self._unanswered is None:
+                self._unanswered = last
+            raise
+        self._part.note(entry._replace(seq=seq))
+        return Appended(entry.base)
+
+    async def _judge(self, last: Entry) -> Producers | Appended | PxrsError:
+        """The producers' states once the batch is there, or why it is not to be appended."""
+        batch = self._batch
+        producers = Producers.of(last)
+        known = producers.get(batch.producer_id)
+        if known is None and producers.aside:
+            known = await self._desk.from_aside(self._part, batch.producer_id)
+        now = self._desk.now()
+        if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
+            known = None
+        verdict = judge(known.state if known else None, batch, last.next)
+        if isinstance(verdict, Duplicate):
+            return Appended(verdict.base, duplicate=True)
+        if not isinstance(verdict, Fresh):
+            return verdict
+        aside_seq = known.aside_seq if known else 0
+        producers = producers.appended(batch.producer_id, Known(verdict.state, now, aside_seq))
+        while (surplus := producers.surplus()) is not None:
+            await self._desk.put_aside(self._part, *surplus)
+            producers = producers.without(surplus[0])
+        return producers
+
+    async def _find_mine(self, last: Entry) -> Appended | None:
+        """Whether a try without an answer was stored after all."""
+        if self._unanswered is None or last.seq <= self._unanswered.seq:
+            return None
+        if self._batch.producer_id >= 0 and last.writer != self._writer:
+            return None  # The producer's state will tell.
+        mine = await self._desk.find_writer(self._part, self._writer, self._unanswered, last)
+        if mine is None:
+            # Somebody else's message stands where it would have had to go: it never will.
+            self._unanswered = None
+            return None
+        return Appended(mine.base)
+
+    def _given_up(self, error: StoreUnavailable) -> PxrsError:
+        if self._unanswered is None:
+            return error
+        return OutcomeUnknown(f"a batch was sent and no answer came: {error}")

@@ -1,0 +1,79 @@
+"""An event loop in a thread of its own, for a client that knows asyncio only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from pxrs.errors import Closed
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for whichever thread asks. After a fork only the parent can use it."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. An interrupt of the caller cancels it."""
+        try:
+            self.refuse_unusable()
+            with self._lock:
+                if self._closed:
+                    raise Closed("the log was closed")
+                future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return future.result()
+        except CancelledError:
+            raise Closed("the log was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def refuse_unusable(self) -> None:
+        """Raise after a fork, and after close."""
+        if os.getpid() != self._pid:
+            raise Closed("this log was opened before a fork; open another in the child")
+        if self._closed:
+            raise Closed("the log was closed")
+
+    @property
+    def usable(self) -> bool:
+        return os.getpid() == self._pid and not self._closed
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()

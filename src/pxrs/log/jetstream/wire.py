@@ -1,0 +1,385 @@
+"""The connection to NATS: requests that fail at once when it breaks, and hints that come by it.
+
+nats-py leaves a request whose connection broke to its timeout. Here every request waits for its
+answer or for the loss of the connection, whichever is first, and says whether it may have
+reached a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import random
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import count
+from typing import Any
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+import nats
+from pxrs.config_engines import NatsSettings, TlsFiles
+from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
+
+_LOG = logging.getLogger("pxrs.nats")
+_LEAST_VERSION = (2, 11)
+_CONNECT_TIMEOUT = 3
+_STATUS = "Status"
+_NO_RESPONDERS = "503"
+_PAUSE = 0.2
+_PING_EVERY = 1.5
+_PING_PATIENCE = 4
+
+
+class NotSent(Exception):  # noqa: N818 - not an error by itself: it is tried again
+    """The request reached nobody: no connection, or nobody there who answers such requests."""
+
+
+class NoAnswer(Exception):  # noqa: N818
+    """The request went out and no answer came: it may have been carried out."""
+
+
+class ApiError(Exception):
+    """JetStream refused. `err_code` tells why."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"{description} ({err_code})")
+        self.code = code
+        self.err_code = err_code
+
+
+class _Failure(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class Reply(msgspec.Struct):
+    """What every answer of JetStream may have."""
+
+    error: _Failure | None = None
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise ApiError(self.error.code, self.error.err_code, self.error.description)
+
+
+class _Call:
+    """A request under way. `many`: answers come until one with a status."""
+
+    def __init__(self, many: bool) -> None:
+        self.done: asyncio.Future[list[Msg]] = asyncio.get_running_loop().create_future()
+        self._many = many
+        self._answers: list[Msg] = []
+
+    def take(self, message: Msg) -> None:
+        self._answers.append(message)
+        ended = not self._many or status_of(message) is not None
+        if ended and not self.done.done():
+            self.done.set_result(self._answers)
+
+    def fail(self) -> None:
+        if not self.done.done():
+            self.done.set_exception(NoAnswer("the connection was lost"))
+
+
+def status_of(message: Msg) -> str | None:
+    """The status of a message that the server itself made, None for one of somebody's."""
+    return message.headers.get(_STATUS) if message.headers else None
+
+
+class Wire:
+    """One connection, made again whenever it breaks. Used in its loop's thread only.
+
+    nats-py's own reconnecting is off: it waits for a silent connection to take what it can't
+    send any more, and leaves the sockets of failed attempts open.
+    """
+
+    def __init__(self, settings: NatsSettings) -> None:
+        self._settings = settings
+        self._security = _security(settings)
+        self._servers = list(settings.hosts)
+        self._client: Client | None = None
+        self._inbox = ""
+        self._tokens = count()
+        self._calls: dict[str, _Call] = {}
+        self._up = asyncio.Event()
+        self._last_error: Exception | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hints: dict[str, Callable[[Msg], None]] = {}
+        self._subscriptions: dict[str, Subscription] = {}
+        self._closed = False
+        self.max_payload = 0
+        self.on_reconnect: Callable[[], None] = lambda: None
+
+    async def open(self) -> None:
+        """Connect; `StoreUnavailable` if that can't be done now."""
+        if not await self._connect_to_one():
+            why = self._last_error
+            places = ", ".join(self._settings.hosts)
+            raise StoreUnavailable(f"NATS can't be reached at {places}: {str(why) or repr(why)}")
+        self._start(self._watch_over())
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+        *,
+        many: bool = False,
+    ) -> list[Msg]:
+        """The answers; one, or with `many` all up to and including one that has a status.
+
+        Raises `NotSent` if nobody got it, `NoAnswer` if somebody may have.
+        """
+        client = self._client
+        if client is None or not self._up.is_set():
+            client = await self._wait_until_up(timeout)
+        token = str(next(self._tokens))
+        call = self._calls[token] = _Call(many)
+        try:
+            try:
+                await client.publish(
+                    subject, payload, f"{self._inbox}.{token}", dict(headers) if headers else None
+                )
+            except nats.errors.Error as error:
+                raise NotSent(str(error)) from error
+            async with asyncio.timeout(timeout):
+                answers = await call.done
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {timeout:g} s") from None
+        finally:
+            del self._calls[token]
+        if status_of(answers[0]) == _NO_RESPONDERS:
+            raise NotSent("nobody answers: JetStream is off, or the stream has no leader now")
+        return answers
+
+    async def listen(self, subject: str, hint: Callable[[Msg], None]) -> None:
+        """Call `hint` with every message on the subject, until `ignore`."""
+        self._hints[subject] = hint
+        if self._client is not None and self._up.is_set():
+            await self._subscribe(self._client, subject)
+
+    async def ignore(self, subject: str) -> None:
+        """No more of this subject."""
+        self._hints.pop(subject, None)
+        subscription = self._subscriptions.pop(subject, None)
+        if subscription is not None and self._up.is_set():
+            try:
+                await subscription.unsubscribe()
+            except nats.errors.Error as error:
+                _LOG.debug("unsubscribing %s: %s", subject, error)
+
+    async def settle(self, timeout: int = 1) -> None:
+        """Until the server has seen what was sent before; at most this long."""
+        if self._client is not None and self._up.is_set():
+            try:
+                await self._client.flush(timeout)
+            except (nats.errors.Error, OSError) as error:
+                _LOG.debug("flush: %s", error)
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        self._fail_calls()
+        if self._client is not None:
+            await self._discard(self._client)
+
+    # Connecting
+
+    async def _connect_to_one(self) -> bool:
+        """Connect to the first server that can be reached, in any order."""
+        for server in random.sample(self._servers, len(self._servers)):
+            client = Client()
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT):
+                    await self._connect(client, server)
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                self._last_error = self._better_reason(client, error)
+                await self._discard(client)
+            except BaseException:
+                await self._discard(client)
+                raise
+            else:
+                return True
+        return False
+
+    def _better_reason(self, client: Client, error: Exception) -> Exception:
+        """Why it really failed: nats-py's last error often only says that it gave up."""
+        noted = self._last_error
+        if isinstance(noted, nats.errors.AuthorizationError):
+            return noted
+        info = getattr(client, "_server_info", None) or {}
+        if info.get("auth_required") and not isinstance(error, nats.errors.AuthorizationError):
+            return nats.errors.Error(f"it demands authorization and closed the connection: {error}")
+        if isinstance(error, nats.errors.NoServersError) and noted is not None:
+            return noted
+        return error
+
+    async def _connect(self, client: Client, server: str) -> None:
+        async def on_closed() -> None:
+            self._lose(client)
+
+        self._last_error = None
+        await client.connect(
+            servers=[f"nats://{server}"],
+            name="pxrs",
+            error_cb=self._note_error,
+            closed_cb=on_closed,
+            connect_timeout=_CONNECT_TIMEOUT,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            **self._security,
+        )
+        version = client.connected_server_version
+        if (version.major, version.minor) < _LEAST_VERSION:
+            raise ConfigError(f"{version!r}: pxrs needs NATS 2.11 or newer")
+        self._inbox = client.new_inbox()
+        self._subscriptions.clear()
+        await client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+        for subject in self._hints:
+            await self._subscribe(client, subject)
+        self._learn_servers(client)
+        self.max_payload = int(client.max_payload)
+        self._client = client
+        self._up.set()
+
+    def _learn_servers(self, client: Client) -> None:
+        """The other nodes of the cluster, as the server tells them."""
+        if self._settings.tls:
+            return  # Their names in certificates are not known.
+        for found in client.discovered_servers:
+            if found.netloc not in self._servers:
+                self._servers.append(found.netloc)
+
+    async def _subscribe(self, client: Client, subject: str) -> None:
+        async def on_hint(message: Msg) -> None:
+            hint = self._hints.get(subject)
+            if hint is not None:
+                hint(message)
+
+        self._subscriptions[subject] = await client.subscribe(subject, cb=on_hint)
+
+    async def _wait_until_up(self, timeout: float) -> Client:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._up.wait()
+        except TimeoutError:
+            raise NotSent(f"no connection: {self._last_error!r}") from None
+        assert self._client is not None
+        return self._client
+
+    async def _on_answer(self, message: Msg) -> None:
+        call = self._calls.get(message.subject.rpartition(".")[2])
+        if call is not None:
+            call.take(message)
+
+    async def _note_error(self, error: Exception) -> None:
+        self._last_error = error
+        _LOG.debug("nats: %r", error)
+
+    # Losing and mending
+
+    def _lose(self, client: Client) -> None:
+        """This connection is over; begin another."""
+        if client is not self._client or not self._up.is_set():
+            return
+        self._up.clear()
+        self._fail_calls()
+        if not self._closed:
+            self._start(self._mend(client))
+
+    async def _mend(self, lost: Client) -> None:
+        await self._discard(lost)
+        while not await self._connect_to_one():
+            await asyncio.sleep(_PAUSE)
+        self.on_reconnect()
+
+    async def _watch_over(self) -> None:
+        """A connection that says nothing any more has to be noticed by asking."""
+        while True:
+            await asyncio.sleep(_PING_EVERY)
+            client = self._client
+            if client is None or not self._up.is_set():
+                continue
+            try:
+                await client.flush(_PING_PATIENCE)
+            except (nats.errors.Error, OSError) as error:
+                self._last_error = error
+                self._lose(client)
+
+    async def _discard(self, client: Client) -> None:
+        """Close without waiting for what can't be sent any more.
+
+        nats-py has no way to do that: closing waits until all was taken. So the socket under
+        it is closed first.
+        """
+        writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+        if writer is not None:
+            client._pending, client._pending_data_size = [], 0
+            writer.transport.abort()
+        try:
+            async with asyncio.timeout(1):
+                await client.close()
+        except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
+            _LOG.debug("closing: %r", error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _fail_calls(self) -> None:
+        for call in self._calls.values():
+            call.fail()
+
+
+def _security(settings: NatsSettings) -> dict[str, Any]:
+    """How to prove who we are, as nats-py wants it. Bad files are told now, not at a reconnect."""
+    options: dict[str, Any] = {}
+    for option, file in (("user_credentials", settings.credentials), ("nkeys_seed", settings.nkey)):
+        if file is not None:
+            _require_nkeys()
+            _require_file(file)
+            options[option] = file
+    if settings.password is None:
+        options["token"] = settings.user
+    else:
+        options |= {"user": settings.user, "password": settings.password}
+    if settings.tls is not None:
+        options["tls"] = _tls(settings.tls)
+    return options
+
+
+def _tls(files: TlsFiles) -> ssl.SSLContext:
+    for file in (files.ca, files.cert, files.key):
+        if file is not None:
+            _require_file(file)
+    try:
+        context = ssl.create_default_context(cafile=files.ca)
+        if files.cert is not None:
+            context.load_cert_chain(files.cert, files.key)
+    except ssl.SSLError as error:
+        raise ConfigError(f"the files for TLS can't be used: {error}") from error
+    return context
+
+
+def _require_file(path: str) -> None:
+    try:
+        with open(path, "rb"):
+            return
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _require_nkeys() -> None:
+    if importlib.util.find_spec("nkeys") is None:
+        raise MissingExtra("credentials= or nkey= of nats://", "nats")

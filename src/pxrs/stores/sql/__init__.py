@@ -1,0 +1,1 @@
+"""Coordination in any SQL database, through SQLAlchemy: MariaDB and MySQL; Oracle as compiled."""

@@ -1,0 +1,161 @@
+"""CoordStore on SQL: a commit locks what it checks and writes, then checks, then writes.
+
+Rows are locked in one order, sessions before records before the revision, each sorted. Who
+meets a deadlock all the same, through somebody else's statements, runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.stores.api import Watch, refuse_session_check, validate_commit
+from pxrs.stores.sql import statements as sql
+from pxrs.stores.sql.database import Database
+from pxrs.stores.sql.ears import Ears
+from pxrs.stores.sql.schema import LONGEST_KEY
+from pxrs.stores.sql.sessions import Sessions, SqlSession
+from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
+
+_LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
+_LAST = chr(0x10FFFF)
+# Oracle takes a thousand values in a list.
+_CHUNK = 500
+
+
+class SqlCoord:
+    """See `pxrs.stores.api.CoordStore`."""
+
+    limits = _LIMITS
+
+    def __init__(self, url: str, place: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._database = Database(url, place)
+        self._ears = Ears(self._database)
+        self._sessions = Sessions(self._database, clock, self._ears.ring_all)
+        self._ears.reap = self._sessions.reap
+
+    def get(self, key: str) -> Versioned | None:
+        rows = self._database.read(sql.GET, key=key)
+        return Versioned(*rows[0]) if rows else None
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> list[Versioned]:
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        beyond = after is not None and after >= prefix
+        statement = sql.LIST_AFTER if beyond else sql.LIST_FROM
+        if limit is not None:
+            statement = statement.limit(limit)
+        first = max(after or "", prefix)
+        rows = self._database.read(statement, first=first, last=prefix + _LAST)
+        return [Versioned(*row) for row in rows]
+
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        validate_commit(checks, writes, self.limits)
+        for write in writes:
+            if len(write.key.encode()) > LONGEST_KEY:
+                raise InvalidRequest(f"a key of over {LONGEST_KEY} bytes: {write.key[:50]!r}…")
+        self._database.check_open()
+        if not checks and not writes:
+            return Committed({})
+        outcome = self._database.write(lambda connection: _Commit(connection, checks, writes).run())
+        if isinstance(outcome, Committed):
+            self._ears.ring([write.key for write in writes])
+        return outcome
+
+    def watch(self, *prefixes: str) -> Watch:
+        self._database.check_open()
+        return self._ears.watch(prefixes)
+
+    def session(self, ttl: float) -> SqlSession:
+        return self._sessions.open(ttl)
+
+    def close(self) -> None:
+        self._ears.close()
+        if self._database.usable:
+            self._sessions.close()
+        self._database.close()
+
+
+class _Commit:
+    """One commit inside a transaction."""
+
+    def __init__(
+        self, connection: Connection, checks: Sequence[Check], writes: Sequence[Write]
+    ) -> None:
+        self._connection = connection
+        self._checks = checks
+        self._writes = writes
+
+    def run(self) -> Committed | Conflict:
+        self._require_sessions()
+        keys = {check.key for check in self._checks} | {write.key for write in self._writes}
+        rows = {row[0]: row for row in self._rows(sql.LOCK_RECORDS, "keys", sorted(keys))}
+        failed = self._failed(rows)
+        if failed:
+            return Conflict(failed)
+        if not self._writes:
+            return Committed({})
+        return Committed(self._write(set(rows)))
+
+    def _require_sessions(self) -> None:
+        names = {write.session for write in self._writes if isinstance(write, Put)} - {None}
+        if not names:
+            return
+        ids = sorted(str(name) for name in names)
+        list(self._rows(sql.LOCK_SESSIONS, "ids", ids))
+        living = {row[0] for row in self._rows(sql.LIVING_SESSIONS, "ids", ids)}
+        for name in ids:
+            if name not in living:
+                raise SessionLost(f"session {name} is over; open a new one and start again")
+
+    def _failed(self, rows: dict[str, Any]) -> dict[str, Versioned | None]:
+        """The checked records that are not as expected. Those of ended sessions are absent."""
+        checked = [rows[check.key] for check in self._checks if check.key in rows]
+        bound = sorted({row[3] for row in checked if row[3] is not None})
+        living = {row[0] for row in self._rows(sql.LIVING_SESSIONS, "ids", bound)}
+        found = {row[0]: Versioned(*row) for row in checked if row[3] is None or row[3] in living}
+        failed: dict[str, Versioned | None] = {}
+        for check in self._checks:
+            record = found.get(check.key)
+            refuse_session_check(record, check)
+            if (record.version if record else 0) != check.version:
+                failed[check.key] = record
+        return failed
+
+    def _write(self, there: set[str]) -> dict[str, int]:
+        puts = [write for write in self._writes if isinstance(write, Put)]
+        deletes = [write.key for write in self._writes if isinstance(write, Delete)]
+        self._connection.execute(sql.RAISE_BOTH if deletes else sql.RAISE_REVISION)
+        revision: int = self._connection.execute(sql.REVISION).scalar_one()
+        for some in _chunks(sorted(deletes)):
+            self._connection.execute(sql.DELETE, {"keys": some})
+        changed = [
+            {"key": p.key, "new_body": p.value, "new_version": revision, "new_session": p.session}
+            for p in puts
+            if p.key in there
+        ]
+        made = [
+            {"name": p.key, "body": p.value, "version": revision, "session_id": p.session}
+            for p in puts
+            if p.key not in there
+        ]
+        if changed:
+            self._connection.execute(sql.UPDATE, changed)
+        if made:
+            self._connection.execute(sql.INSERT, made)
+        return dict.fromkeys((put.key for put in puts), revision)
+
+    def _rows(self, statement: Any, name: str, values: Sequence[str]) -> Iterator[Any]:
+        for some in _chunks(values):
+            yield from self._connection.execute(statement, {name: some}).all()
+
+
+def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]

@@ -1,0 +1,184 @@
+"""Connections and transactions, and what a driver's errors mean."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import sqlalchemy
+from sqlalchemy import Connection, event, exc
+
+from pxrs.errors import (
+    Closed,
+    ConfigError,
+    OutcomeUnknown,
+    PxrsError,
+    SchemaMismatch,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TransactionConflict,
+)
+from pxrs.stores.sql.schema import PARTITIONS_VIEW, SCHEMA, metadata
+from pxrs.stores.sql.statements import FIRST_META, SCHEMA_VERSION
+
+T = TypeVar("T")
+
+# A process frozen inside a transaction must not hold a claim's row for longer than this.
+_IDLE_SECONDS = 3
+_LOCK_WAIT = 10
+_TRIES = 20
+_DEADLOCK = {1205, 1213}
+_FULL = {1021, 1114}
+_READ_ONLY = {1290, 1792, 1836}
+_GONE = {1927, 1040, 1053, 1152, 1158, 1159, 1160, 1161, 2002, 2003, 2006, 2013, 2055, 0}
+
+
+class Raced(Exception):  # noqa: N818 - the transaction is run again
+    """Somebody else made the same record just now."""
+
+
+class Database:
+    """An engine that writes in short transactions, and one that reads without any."""
+
+    def __init__(self, url: str, place: str) -> None:
+        self.place = place
+        self._pid = os.getpid()
+        self._closed = False
+        try:
+            # Every transaction is ended here: another rollback would be a round trip for nothing.
+            self._writing, self._reading = (
+                sqlalchemy.create_engine(url, isolation_level=level, pool_reset_on_return=None)
+                for level in ("READ COMMITTED", "AUTOCOMMIT")
+            )
+        except exc.NoSuchModuleError as error:
+            raise ConfigError(f"SQLAlchemy knows no such database: {error}") from error
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"the driver {error.name} is not installed: pip install {error.name}"
+            ) from error
+        if self._writing.dialect.name in ("mysql", "mariadb"):
+            event.listen(self._writing, "connect", _set_up_mysql)
+        try:
+            self._create()
+        except BaseException:
+            self.close()
+            raise
+
+    def check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed("this store was opened before a fork; open another in the child")
+        if self._closed:
+            raise Closed("the store was closed")
+
+    @property
+    def usable(self) -> bool:
+        return not self._closed and os.getpid() == self._pid
+
+    def read(self, statement: Any, **values: Any) -> Sequence[Any]:
+        """All rows. Done twice where the connection turned out to be an old one that broke."""
+        self.check_open()
+        for last in (False, True):
+            try:
+                with self._reading.connect() as connection:
+                    return connection.execute(statement, values).all()
+            except exc.DBAPIError as error:
+                if last or not error.connection_invalidated:
+                    raise self.translated(error) from error
+        raise AssertionError("unreachable")
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """The work in a transaction; again where it was a deadlock's victim or was raced."""
+        self.check_open()
+        for number in range(_TRIES):
+            try:
+                return self._once(work)
+            except (Raced, TransactionConflict) as error:
+                why = error
+            time.sleep(0.001 * number)
+        raise TransactionConflict(f"{self.place}: given up after {_TRIES} tries: {why}")
+
+    def _once(self, work: Callable[[Connection], T]) -> T:
+        committing = False
+        try:
+            with self._writing.connect() as connection, connection.begin() as transaction:
+                result = work(connection)
+                if transaction.is_active:
+                    committing = True
+                    transaction.commit()
+                return result
+        except exc.DBAPIError as error:
+            if isinstance(error, exc.IntegrityError):
+                raise Raced(str(error.orig)) from error
+            translated = self.translated(error)
+            if committing and isinstance(translated, StoreUnavailable):
+                raise OutcomeUnknown(
+                    f"{self.place}: no answer to a commit: {error.orig}"
+                ) from error
+            raise translated from error
+
+    def close(self) -> None:
+        if not self.usable:
+            return
+        self._closed = True
+        for engine in (self._writing, self._reading):
+            engine.dispose()
+
+    def translated(self, error: exc.DBAPIError) -> PxrsError:
+        """A driver's error in the words of pxrs."""
+        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+        text = f"{self.place}: {error.orig}"
+        if code in _DEADLOCK:
+            return TransactionConflict(text)
+        if code in _FULL:
+            return StoreFull(text)
+        if code in _READ_ONLY:
+            return StoreReadOnly(text)
+        if error.connection_invalidated or code in _GONE:
+            return StoreUnavailable(text)
+        return StoreError(text)
+
+    def _create(self) -> None:
+        """Make the tables if they are missing; several processes may do so at once."""
+        try:
+            found = self._schema_version()
+            if found is None:
+                with suppress(exc.DBAPIError), self._writing.begin() as connection:
+                    metadata.create_all(connection, checkfirst=True)
+                self._create_view()
+                with suppress(exc.IntegrityError), self._writing.begin() as connection:
+                    connection.execute(FIRST_META, {"schema_version": SCHEMA})
+                with self._reading.connect() as connection:
+                    found = connection.execute(SCHEMA_VERSION).scalar_one()
+        except exc.DBAPIError as error:
+            raise self.translated(error) from error
+        if found != SCHEMA:
+            raise SchemaMismatch(f"{self.place} has schema {found}; this pxrs knows {SCHEMA}")
+
+    def _schema_version(self) -> int | None:
+        """None if there is none yet, or no table for it."""
+        with self._reading.connect() as connection:
+            try:
+                return connection.execute(SCHEMA_VERSION).scalar_one_or_none()
+            except (exc.ProgrammingError, exc.DatabaseError) as error:
+                if error.connection_invalidated or isinstance(error, exc.OperationalError):
+                    raise
+                return None
+
+    def _create_view(self) -> None:
+        """For people: whoever may not make views does without."""
+        if self._writing.dialect.name in ("mysql", "mariadb"):
+            with suppress(exc.DBAPIError), self._writing.begin() as connection:
+                connection.exec_driver_sql(PARTITIONS_VIEW)
+
+
+def _set_up_mysql(connection: Any, record: Any) -> None:
+    """What every transaction goes by. MySQL has no limit for idle ones; MariaDB has."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}")
+        with suppress(Exception):
+            cursor.execute(f"SET SESSION idle_transaction_timeout = {_IDLE_SECONDS}")

@@ -1,0 +1,80 @@
+"""Every statement that is sent, built once. The tests compile all of them for Oracle, too.
+
+No statement locks rows and limits them at once: Oracle refuses that.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BindParameter, and_, bindparam, delete, func, insert, or_, select, update
+
+from pxrs.stores.sql.schema import META, RECORDS, SESSIONS, later, utc_now
+
+_alive = SESSIONS.c.deadline > utc_now()
+_joined = RECORDS.outerjoin(SESSIONS, RECORDS.c.session_id == SESSIONS.c.id)
+_columns = (RECORDS.c.name, RECORDS.c.body, RECORDS.c.version, RECORDS.c.session_id)
+_living = (
+    select(*_columns)
+    .select_from(_joined)
+    .where(or_(RECORDS.c.session_id.is_(None), _alive))
+    .order_by(RECORDS.c.name)
+)
+_keys: BindParameter[str] = bindparam("keys", expanding=True)
+_ids: BindParameter[str] = bindparam("ids", expanding=True)
+
+# Reading
+GET = _living.where(RECORDS.c.name == bindparam("key"))
+_upto = RECORDS.c.name <= bindparam("last")
+LIST_FROM = _living.where(and_(RECORDS.c.name >= bindparam("first"), _upto))
+LIST_AFTER = _living.where(and_(RECORDS.c.name > bindparam("first"), _upto))
+LOOK = select(
+    META.c.revision,
+    META.c.removals,
+    select(func.count()).select_from(SESSIONS).where(~_alive).scalar_subquery(),
+)
+CHANGED = select(RECORDS.c.name).where(RECORDS.c.version > bindparam("since"))
+
+# Committing, in the order in which rows are locked: sessions, records, the revision.
+LOCK_SESSIONS = (
+    select(SESSIONS.c.id).where(SESSIONS.c.id.in_(_ids)).order_by(SESSIONS.c.id).with_for_update()
+)
+LIVING_SESSIONS = select(SESSIONS.c.id).where(and_(SESSIONS.c.id.in_(_ids), _alive))
+LOCK_RECORDS = (
+    select(*_columns).where(RECORDS.c.name.in_(_keys)).order_by(RECORDS.c.name).with_for_update()
+)
+RAISE_REVISION = update(META).values(revision=META.c.revision + 1)
+RAISE_BOTH = update(META).values(revision=META.c.revision + 1, removals=META.c.removals + 1)
+REVISION = select(META.c.revision)
+INSERT = insert(RECORDS)
+UPDATE = (
+    update(RECORDS)
+    .where(RECORDS.c.name == bindparam("key"))
+    .values(
+        body=bindparam("new_body"),
+        version=bindparam("new_version"),
+        session_id=bindparam("new_session"),
+    )
+)
+DELETE = delete(RECORDS).where(RECORDS.c.name.in_(_keys))
+
+# Sessions
+OPEN = insert(SESSIONS).values(
+    id=bindparam("new_id"),
+    ttl=bindparam("seconds"),
+    deadline=later(bindparam("length", type_=SESSIONS.c.ttl.type)),
+    holder=bindparam("new_holder"),
+)
+LOCK_SESSION = select(SESSIONS.c.id).where(SESSIONS.c.id == bindparam("one")).with_for_update()
+RENEW = (
+    update(SESSIONS)
+    .where(and_(SESSIONS.c.id == bindparam("one"), _alive))
+    .values(deadline=later(SESSIONS.c.ttl))
+)
+LOCK_EXPIRED = select(SESSIONS.c.id).where(~_alive).order_by(SESSIONS.c.id).with_for_update()
+END = delete(SESSIONS).where(SESSIONS.c.id.in_(_ids))
+DELETE_BOUND = delete(RECORDS).where(RECORDS.c.session_id.in_(_ids))
+
+# The schema's own row
+FIRST_META = insert(META).values(id=1, revision=0, removals=0)
+SCHEMA_VERSION = select(META.c.schema_version)
+
+ALL = {name: value for name, value in list(globals().items()) if name.isupper() and name != "ALL"}

@@ -1,0 +1,72 @@
+"""The JetStream log passes the log's suite, each handle with a connection of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from pxrs.stores.api import Session, Stores
+from pxrs.stores.open import open_stores
+from pxrs.testing.conformance import Rule, log_checks
+from support.engine_fixtures import started
+
+pytestmark = pytest.mark.engine("nats")
+
+
+class JetStreamLab:
+    """Streams under a prefix of their own on a real server; coordination is not looked at."""
+
+    ttl = 1.0
+    patience = 20.0
+
+    def __init__(self, url: str, options: str) -> None:
+        self._url = f"{url}/lab-{secrets.token_hex(6)}{options}"
+        self._opened: list[Stores] = []
+
+    def open(self) -> Stores:
+        stores = open_stores("memory://", log=self._url)
+        self._opened.append(stores)
+        return stores
+
+    def let_expire(self, session: Session) -> None:
+        raise NotImplementedError("the log has no sessions")
+
+    def close(self) -> None:
+        for topic in ("t-0", "t-1", "t-2", "t-3"):
+            self._opened[0].log.drop(topic)
+        for stores in self._opened:
+            stores.close()
+
+
+@pytest.fixture
+def lab(nats_url: str) -> Iterator[JetStreamLab]:
+    lab = JetStreamLab(nats_url, "")
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Three nodes for the whole module."""
+    with started("nats", nodes=3) as engine:
+        yield engine.url
+
+
+@pytest.fixture
+def replicated_lab(cluster: str) -> Iterator[JetStreamLab]:
+    lab = JetStreamLab(cluster, "?replicas=3")
+    yield lab
+    lab.close()
+
+
+@pytest.mark.parametrize("check", log_checks(), ids=lambda check: check.__name__)
+def test_conforms(check: Rule, lab: JetStreamLab) -> None:
+    check(lab)
+
+
+@pytest.mark.parametrize("check", log_checks(), ids=lambda check: check.__name__)
+def test_conforms_with_three_replicas(check: Rule, replicated_lab: JetStreamLab) -> None:
+    """Each handle may be connected to another node, and reads may come from a follower."""
+    check(replicated_lab)

@@ -1,0 +1,107 @@
+"""Users, tokens and certificates, on servers that demand them."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+import nkeys
+import pytest
+
+from pxrs.errors import ConfigError, StoreUnavailable
+from pxrs.stores.api import LogStore
+from pxrs.stores.open import open_stores
+from pxrs.testing.conformance.tools import append, batch, values_in
+from pxrs.types import LogPartition
+from support.engine_fixtures import NewEngine
+
+pytestmark = pytest.mark.engine("nats")
+
+HERE = LogPartition("t-1", 0)
+
+
+def use(url: str) -> None:
+    """Make a topic and write to it."""
+    stores = open_stores("memory://", log=url)
+    try:
+        log: LogStore = stores.log
+        log.create("t-1", 1)
+        append(log, HERE, batch(b"a"))
+        assert values_in(log, HERE) == {0: b"a"}
+        log.drop("t-1")
+    finally:
+        stores.close()
+
+
+def with_login(url: str, login: str) -> str:
+    return url.replace("nats://", f"nats://{login}@")
+
+
+def test_user_and_password(new_engine: NewEngine) -> None:
+    settings = {"authorization": {"user": "ann", "password": "s3cr@t/"}}
+    engine = new_engine("nats", settings=settings)
+    use(with_login(engine.url, "ann:s3cr%40t%2F"))
+    for login in ("ann:wrong", "bob:s3cr%40t%2F"):
+        with pytest.raises(StoreUnavailable, match=r"(?i)authorization") as caught:
+            use(with_login(engine.url, login))
+        assert "wrong" not in str(caught.value)
+    with pytest.raises(StoreUnavailable, match=r"(?i)authorization"):
+        use(engine.url)
+
+
+def test_token(new_engine: NewEngine) -> None:
+    engine = new_engine("nats", settings={"authorization": {"token": "t0ken"}})
+    use(with_login(engine.url, "t0ken"))
+
+
+def test_nkey(new_engine: NewEngine, tmp_path: Path) -> None:
+    """A key pair whose public half the server knows."""
+    seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
+    public = nkeys.from_seed(bytearray(seed)).public_key.decode()
+    file = tmp_path / "user.nk"
+    file.write_bytes(seed)
+    engine = new_engine("nats", settings={"authorization": {"users": [{"nkey": public}]}})
+    use(f"{engine.url}?nkey={file}")
+    with pytest.raises(StoreUnavailable, match=r"(?i)authorization"):
+        use(engine.url)
+
+
+def test_only_its_own_subjects(new_engine: NewEngine) -> None:
+    """The permissions that the documents name are enough."""
+    own = ["$JS.API.>", "mine.>", "mine-bell.>", "_INBOX.>"]
+    user = {"user": "ann", "password": "pw", "permissions": {"publish": own, "subscribe": own}}
+    engine = new_engine("nats", settings={"authorization": {"users": [user]}})
+    use(with_login(engine.url, "ann:pw") + "/mine")
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that vouches for itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not there to make a certificate")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=pxrs", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
+    return cert, key
+
+
+def test_tls_with_client_certificates(new_engine: NewEngine, tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    tls = {"cert_file": str(cert), "key_file": str(key), "ca_file": str(cert), "verify": True}
+    engine = new_engine("nats", settings={"tls": tls})
+    use(f"{engine.url}?ca={cert}&cert={cert}&key={key}")
+    with pytest.raises(StoreUnavailable):
+        use(f"{engine.url}?ca={cert}")
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        use(f"{engine.url}?tls=true")
+    with pytest.raises(ConfigError, match="go together"):
+        use(f"{engine.url}?cert={cert}")
+
+
+def test_files_that_are_not_there(nats_url: str) -> None:
+    for option in ("ca=/no/such.pem", "credentials=/no/such.creds"):
+        with pytest.raises(ConfigError, match="/no/such"):
+            use(f"{nats_url}?{option}")
