@@ -42,7 +42,8 @@ def fault(rates: Rates) -> str:
 
 @pytest.fixture
 def place(url: str) -> Iterator[Place]:
-    with contextlib.closing(Place(open_stores(url))) as place:
+    """Its session outlives the test: the end of that must not hide a lock that was left."""
+    with contextlib.closing(Place(open_stores(url), 3600.0)) as place:
         yield place
 
 

@@ -74,10 +74,11 @@ class Keeper:
             if self._closing.is_set():
                 raise Closed("the store was closed")
             if self._session is None or self._session.remaining() <= 0:
-                self._give_up()
-                self._session = self._stores.coord.session(self._ttl)
+                # Before it: an interrupt in between must not leave a session that nobody renews.
                 for chore in self._chores:
                     chore.start()
+                self._give_up()
+                self._session = self._stores.coord.session(self._ttl)
             return self._session
 
     def holds(self, session: Session) -> bool:
