@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,6 @@ from pxrs.stores.composite import CompositeStores
 from pxrs.stores.memory import MemoryStores
 from pxrs.stores.open import open_stores
 from pxrs.stores.recipe.queues import RecipeQueues
-from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import Lab, MemoryLab, Rule, await_end, queue_checks
 from support.engine_fixtures import place_in
@@ -26,35 +22,6 @@ def over_memory(clock: VirtualClock) -> Stores:
     return CompositeStores(
         stores.url, stores.coord, stores.log, queues, [stores.close, queues.close]
     )
-
-
-class SqliteLab:
-    """The coordination of a file; its own queues are not used."""
-
-    ttl = 0.5
-    patience = 30.0
-
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="pxrs-lab-"))
-        self._opened: list[Stores] = []
-
-    def open(self) -> Stores:
-        stores = SqliteStores(str(self._folder / "lab.db"), durability="relaxed")
-        queues = RecipeQueues(stores.coord)
-        self._opened.append(
-            CompositeStores(
-                stores.url, stores.coord, stores.log, queues, [stores.close, queues.close]
-            )
-        )
-        return self._opened[-1]
-
-    def let_expire(self, session: Session) -> None:
-        await_end(self.open(), session, self.patience)
-
-    def close(self) -> None:
-        for stores in self._opened:
-            stores.close()
-        shutil.rmtree(self._folder)
 
 
 class EngineLab:
@@ -82,7 +49,6 @@ class EngineLab:
 @pytest.fixture(
     params=[
         "memory",
-        pytest.param("sqlite", marks=pytest.mark.engine("sqlite")),
         pytest.param("etcd", marks=pytest.mark.engine("etcd")),
         pytest.param("zookeeper", marks=pytest.mark.engine("zookeeper")),
     ]
@@ -91,8 +57,6 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     lab: Lab
     if request.param == "memory":
         lab = MemoryLab(over_memory, patience=30.0)
-    elif request.param == "sqlite":
-        lab = SqliteLab()
     else:
         lab = EngineLab(place_in(request.param))
     yield lab

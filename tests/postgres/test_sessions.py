@@ -94,7 +94,7 @@ def test_renewals_are_hot_updates(stores: PostgresStores, postgres_url: str) -> 
     updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s"
     while (rows := query(postgres_url, updates, "pxrs_sessions"))[0][0] < 300:
         pass
-    assert rows[0][1] >= 0.95 * rows[0][0]
+    assert rows[0][1] >= 0.8 * rows[0][0]
 
 
 def test_checkpoints_are_hot_updates(stores: PostgresStores, postgres_url: str) -> None:

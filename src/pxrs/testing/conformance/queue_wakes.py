@@ -211,11 +211,11 @@ def check_nobody_oversleeps(lab: Lab) -> None:
     """Who waits for the watch and for what is due gets delayed, released and late items in time."""
     here, there = lab.open(), lab.open()
     worker, sleeper = Worker(here), Worker(there)
+    worker.put(b"backs off")
+    back = worker.take_one()
     worker.put(b"late")
     worker.take_one(lock_for=0.05)
     worker.put(b"delayed", delay=0.06)
-    worker.put(b"backs off")
-    (back,) = [item for item in [worker.take_one()] if item.body == b"backs off"]
     got: list[bytes] = []
 
     def wait() -> None:
