@@ -17,7 +17,7 @@ class PostgresLab:
     `channel`: notifications go there and nobody hears them.
     """
 
-    ttl = 0.5
+    ttl = 0.8
     patience = 10.0
 
     def __init__(self, url: str, channel: str | None = None) -> None:

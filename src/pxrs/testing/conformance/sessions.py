@@ -187,9 +187,9 @@ def check_unknown_session_is_dead(lab: Lab) -> None:
 def check_renewal_extends(lab: Lab) -> None:
     """A session that is renewed outlives its first TTL, and its records with it."""
     here, there = lab.open().coord, lab.open().coord
-    session = here.session(2 * lab.ttl)
+    session = here.session(3 * lab.ttl)
     put(here, "k", b"1", session.id)
-    for _ in range(3):
+    for _ in range(4):
         lab.let_expire(there.session(lab.ttl))
         session.renew()
     same(value_of(there, "k"), b"1", "the record of the renewed session")
