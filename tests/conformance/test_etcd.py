@@ -6,43 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.stores.api import Session, Stores
-from pxrs.stores.open import open_stores
-from pxrs.testing.conformance import Rule, await_end, coord_checks
+from pxrs.testing.conformance import Rule, coord_checks
+from support.coord_lab import CoordLab
 
 pytestmark = pytest.mark.engine("etcd")
 
 
-class EtcdLab:
-    """A prefix of its own in the shared etcd. It counts leases in whole seconds."""
-
-    ttl = 2.0
-    patience = 20.0
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._opened: list[Stores] = []
-
-    def open(self) -> Stores:
-        stores = open_stores("memory://", coord=self._url)
-        self._opened.append(stores)
-        return stores
-
-    def let_expire(self, session: Session) -> None:
-        await_end(self.open(), session, self.patience)
-
-    def close(self) -> None:
-        for stores in self._opened:
-            stores.close()
-
-
 @pytest.fixture
-def lab(etcd_url: str) -> Iterator[EtcdLab]:
-    lab = EtcdLab(etcd_url)
+def lab(etcd_url: str) -> Iterator[CoordLab]:
+    lab = CoordLab(etcd_url, ttl=2.0)
     yield lab
     lab.close()
 
 
 @pytest.mark.parametrize("check", coord_checks(), ids=lambda check: check.__name__)
-def test_conforms(check: Rule, lab: EtcdLab) -> None:
+def test_conforms(check: Rule, lab: CoordLab) -> None:
     check(lab)
