@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -373,11 +373,14 @@ def test_a_task_cancelled_while_it_commits_is_over_when_it_goes_on(tmp_path: Pat
                 async with px.transaction() as tx:
                     assert await tx.take("inbox")
                     await tx.put("outbox", "one")
+                    other.execute("BEGIN IMMEDIATE")  # the commit waits for it
                     leaving.set()
 
             task = asyncio.create_task(commit())
-            await leaving.wait()
-            task.cancel()
+            with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+                await leaving.wait()
+                task.cancel()
+                other.execute("ROLLBACK")
             with pytest.raises(asyncio.CancelledError):
                 await task
             require_free(tmp_path)
