@@ -28,6 +28,10 @@ IS_MINE = f"""i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id
     AND i.deliveries = u.delivery AND i.state + 0 = {HELD}
     AND i.session = in_session AND i.tx = in_tx
     AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
+# All that the transaction holds, in one go.
+_HELD_IN = f"""@.pxrs_queue_items i WHERE i.session = in_session AND i.tx = in_tx
+        AND i.queue + 0 = queues[1] AND i.state = {HELD}
+        AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
 
 FIND = f"""
 CREATE FUNCTION @.pxrs_queue_find(names text[]) RETURNS int8[] {PLAIN} AS $$
@@ -119,19 +123,25 @@ _KNOW = """SELECT array_agg(k.id ORDER BY u.at), array_agg(coalesce(k.fifo, fals
         FROM unnest(names) WITH ORDINALITY AS u(name, at)
         LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL"""
 
-# Removes items of queues that have lanes; how many, and for each queue what shows now.
+# Removes items; how many, and for each queue what shows now. They are locked first: who extends one
+# at this moment moves it elsewhere.
 REMOVE = f"""
 CREATE FUNCTION @.pxrs_queue_remove(in_session text, in_tx text, queues int8[],
     places int8[], ids int8[], counts int8[], OUT gone int8, OUT lowest int8[]) {PLAIN} AS $$
 DECLARE
+    at_places int8[];
+    rows tid[];
     each record;
 BEGIN
     gone := 0;
     lowest := array_fill(NULL::int8, ARRAY[cardinality(queues)]);
+    SELECT array_agg(f.place), array_agg(f.row) INTO at_places, rows
+        FROM unnest(places, ids, counts) AS u(place, id, delivery), LATERAL (
+            SELECT coalesce(u.place, 1) AS place, i.ctid AS row FROM @.pxrs_queue_items i
+            WHERE {IS_MINE} OFFSET 0 FOR UPDATE OF i) f;
     FOR each IN WITH removed AS (
-            DELETE FROM @.pxrs_queue_items i
-            USING unnest(places, ids, counts) AS u(place, id, delivery)
-            WHERE {IS_MINE} RETURNING coalesce(u.place, 1) AS place, i.queue, i.lane, i.base)
+            DELETE FROM @.pxrs_queue_items i USING unnest(at_places, rows) AS u(place, row)
+            WHERE i.ctid = u.row RETURNING u.place, i.queue, i.lane, i.base)
         SELECT r.place, r.queue, count(*) AS number, array_agg(r.lane) AS lanes,
             array_agg(r.base) AS bases FROM removed r GROUP BY r.place, r.queue LOOP
         gone := gone + each.number;
@@ -208,7 +218,11 @@ DECLARE
     are_fifo bool[];
     laned bool;
     put_queues int8[];
-    gone int8;
+    found_ids int8[];
+    found_counts int8[];
+    rows tid[];
+    gone int8 := 0;
+    more int8;
 BEGIN
     PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
     IF ids IS NOT NULL THEN
@@ -241,13 +255,19 @@ BEGIN
     END IF;
 
     IF ids IS NOT NULL THEN
-        IF laned THEN
-            SELECT r.gone, r.lowest INTO gone, r_lowest FROM
-                @.pxrs_queue_remove(in_session, in_tx, queues, places, ids, counts) r;
-        ELSE
-            DELETE FROM @.pxrs_queue_items i
-                USING unnest(places, ids, counts) AS u(place, id, delivery) WHERE {IS_MINE};
-            GET DIAGNOSTICS gone = ROW_COUNT;
+        IF places IS NULL AND NOT coalesce(laned, false) THEN
+            SELECT array_agg(f.id), array_agg(f.deliveries), array_agg(f.row)
+                INTO found_ids, found_counts, rows FROM (
+                SELECT i.id, i.deliveries, i.ctid AS row FROM {_HELD_IN} ORDER BY i.id) f;
+            IF found_ids = ids AND found_counts = counts THEN
+                DELETE FROM @.pxrs_queue_items i WHERE i.ctid = ANY (rows);
+                GET DIAGNOSTICS gone = ROW_COUNT;
+            END IF;
+        END IF;
+        IF gone < cardinality(ids) THEN
+            SELECT r.gone, r.lowest INTO more, r_lowest FROM @.pxrs_queue_remove(
+                in_session, in_tx, queues, places, ids, counts) r;
+            gone := gone + more;
         END IF;
         IF gone < cardinality(ids) THEN
             RAISE EXCEPTION USING ERRCODE = '{FENCED}', MESSAGE = (cardinality(ids) - gone)

@@ -186,7 +186,7 @@ class PostgresQueues(QueueUpkeep):
 
     def _application(self, change: QueueChange) -> tuple[str, tuple[object, ...]]:
         names = _names(change)
-        removed, added = change.remove, change.put
+        removed, added = sorted(change.remove), change.put
         several = len(names) > 1
         place = {name: at for at, name in enumerate(names, 1)}
         return self._database.sql(_APPLY), (

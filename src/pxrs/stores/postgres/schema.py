@@ -126,6 +126,9 @@ QUEUE_FUNCTIONS = (
     *queue_chores.CHORES,
 )
 
+# What is taken is written again, to the same page if there is room for it.
+_ROOM_FOR_TAKING = "ALTER TABLE @.pxrs_queue_items SET (fillfactor = 50)"
+
 # Whatever an older version had: what they take and return may change.
 _FORGET_QUEUE_FUNCTIONS = (
     """DO $$
@@ -144,7 +147,7 @@ _FORGET_QUEUE_FUNCTIONS = (
 _MIGRATIONS: dict[int, tuple[str, ...]] = {
     0: (*_TABLES, *functions.FIRST, _VIEW),
     1: (*_QUEUES, functions.END),
-    2: (*_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
+    2: (_ROOM_FOR_TAKING, *_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
 }
 
 
