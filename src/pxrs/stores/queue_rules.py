@@ -139,8 +139,10 @@ def validate_change(change: QueueChange, limits: QueueLimits) -> None:
         raise InvalidRequest(f"{total} items in one transaction; this store takes {limits.items}")
     if len(set(change.remove)) < len(change.remove):
         raise InvalidRequest("an item can be removed once")
+    for name in {item.queue for item in change.put}:
+        validate_name(name)
     for item in change.put:
-        validate_item(item, limits)
+        _validate_content(item, limits)
 
 
 def validate_restored(items: Sequence[StoredItem], limits: QueueLimits) -> None:
@@ -170,6 +172,10 @@ def require_first(change: QueueChange | None) -> None:
 def validate_item(item: NewItem, limits: QueueLimits) -> None:
     """Refuse an item that no queue could hold."""
     validate_name(item.queue)
+    _validate_content(item, limits)
+
+
+def _validate_content(item: NewItem, limits: QueueLimits) -> None:
     if len(item.body) > limits.body_bytes:
         raise MessageTooLarge(
             f"an item of {len(item.body)} bytes for {item.queue!r}; "

@@ -266,7 +266,7 @@ def run(connection: Pg, statement: str, parameters: Sequence[object] = ()) -> li
     """Rows as tuples and in binary form, whatever the connection's owner prefers."""
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(statement.encode(), parameters or None, binary=True)
-        return cursor.fetchall() if cursor.description is not None else []
+        return cursor.fetchall() if cursor.rownumber is not None else []
 
 
 def is_fit(connection: Pg) -> bool:

@@ -115,13 +115,21 @@ BEGIN
     RETURN again;
 END $$"""
 
-# What each of the queues is: its id, whether it is strictly fifo, whether it has lanes at all. One
-# that has an item in a lane has the lane's row, committed with the item or before.
-_KNOW = """SELECT array_agg(k.id ORDER BY u.at), array_agg(coalesce(k.fifo, false) ORDER BY u.at),
+# What a queue is, or each of several: its id, whether it is strictly fifo, whether it has lanes at
+# all. One that has an item in a lane has the lane's row, committed with the item or before.
+_KNOW = """IF cardinality(names) = 1 THEN
+        SELECT ARRAY[k.id], ARRAY[k.fifo],
+            k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id)
+            INTO queues, are_fifo, laned FROM @.pxrs_queues k
+            WHERE k.name = names[1] AND k.dropped IS NULL;
+        queues := coalesce(queues, ARRAY[NULL::int8]);
+    ELSE
+        SELECT array_agg(k.id ORDER BY u.at), array_agg(coalesce(k.fifo, false) ORDER BY u.at),
         bool_or(k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id))
         INTO queues, are_fifo, laned
         FROM unnest(names) WITH ORDINALITY AS u(name, at)
-        LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL"""
+        LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL;
+    END IF"""
 
 # Removes items; how many, and for each queue what shows now. They are locked first: who extends one
 # at this moment moves it elsewhere.
@@ -202,6 +210,8 @@ BEGIN
     RETURN ARRAY(SELECT CASE WHEN are_fifo[u.place] THEN '' ELSE u.lane END
         FROM unnest(put_places, lanes) WITH ORDINALITY AS u(place, lane, at) ORDER BY u.at);
 END $$"""
+
+_COLUMNS = "queue, id, state, rank, visible, deliveries, suspect, put_ms, error, body"
 
 # `forget_after`: where the session's commits were cut off the last time; -1 if it is not the turn.
 APPLY = f"""
@@ -285,15 +295,20 @@ BEGIN
         END LOOP;
     ELSIF bodies IS NOT NULL THEN
         now_ms := @.pxrs_now_ms();
-        WITH new AS (
-            INSERT INTO @.pxrs_queue_items (queue, id, state, rank, visible, deliveries,
-                suspect, put_ms, error, body)
-            SELECT queues[coalesce(u.place, 1)], nextval('@.pxrs_queue_numbers'),
-                CASE WHEN u.delay > 0 THEN {DELAYED} ELSE {READY} END, coalesce(u.rank, 0),
-                now_ms + coalesce(u.delay, 0), 0, false, now_ms, '', u.body
-            FROM unnest(put_places, ranks, delays, bodies) AS u(place, rank, delay, body)
-            RETURNING id)
-        SELECT array_agg(n.id) INTO r_numbers FROM new n;
+        IF coalesce(put_places, ranks, delays) IS NULL THEN
+            WITH new AS (INSERT INTO @.pxrs_queue_items ({_COLUMNS})
+                SELECT queues[1], nextval('@.pxrs_queue_numbers'), {READY}, 0, now_ms, 0, false,
+                    now_ms, '', unnest(bodies) RETURNING id)
+            SELECT array_agg(n.id) INTO r_numbers FROM new n;
+        ELSE
+            WITH new AS (INSERT INTO @.pxrs_queue_items ({_COLUMNS})
+                SELECT queues[coalesce(u.place, 1)], nextval('@.pxrs_queue_numbers'),
+                    CASE WHEN u.delay > 0 THEN {DELAYED} ELSE {READY} END, coalesce(u.rank, 0),
+                    now_ms + coalesce(u.delay, 0), 0, false, now_ms, '', u.body
+                FROM unnest(put_places, ranks, delays, bodies) AS u(place, rank, delay, body)
+                RETURNING id)
+            SELECT array_agg(n.id) INTO r_numbers FROM new n;
+        END IF;
     END IF;
 
     INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)

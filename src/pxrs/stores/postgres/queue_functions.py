@@ -22,9 +22,9 @@ FENCED = "PX004"
 STRICT = "PX005"
 READY, DELAYED, HELD, WAITING, DEAD = range(5)
 
-# A plan that was made for an empty queue must do for a long one: only ever by index. Where items are
-# looked up by their numbers, nothing may be left to choose: one at a time, by LATERAL with OFFSET 0,
-# and changed by the row's place. By a join, or by `id = ANY`, the whole queue may be read.
+# A plan that was made for an empty queue must do for a long one: only ever by index. Where items
+# are looked up by their numbers, nothing may be left to choose: one at a time, by LATERAL with
+# OFFSET 0, and changed by the row's place. By a join, or by `id = ANY`, all of it may be read.
 OPTIONS = """LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s'
     SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
     SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -258,14 +258,19 @@ BEGIN
     END LOOP;
 END $$"""
 
+_HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session, tx = in_tx,
+            most = in_most, deadline = now_ms + lock_ms, taken_ms = now_ms"""
+_HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
+            coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
+
 # `ranks` and `floors`: only look above these ids, by priority; all, if there are none. The first
-# row tells of the search, the others are items.
+# row tells of the search, the others are items, to be ordered by `r_at`, or by rank and id.
 TAKE = f"""
 CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, n int8,
     in_most int8, lock_ms int8, register bool, sweep bool, ranks int8[], floors int8[],
     after int8)
-RETURNS TABLE (r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8, r_put int8,
-    r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
+RETURNS TABLE (r_at int8, r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8,
+    r_put int8, r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
 {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
@@ -371,15 +376,14 @@ BEGIN
     END IF;
     RETURN NEXT;
     now_ms := @.pxrs_now_ms();
-    RETURN QUERY WITH taken AS (
-        UPDATE @.pxrs_queue_items i SET state = {HELD}, deliveries = i.deliveries + 1,
-            session = in_session, tx = in_tx, most = in_most, base = u.base,
-            deadline = now_ms + lock_ms, taken_ms = now_ms
-        FROM unnest(rows, bases) WITH ORDINALITY AS u(place, base, at) WHERE i.ctid = u.place
-        RETURNING u.at, i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error, i.base)
-    SELECT t.id, t.deliveries, t.body, t.key, t.rank, t.put_ms, t.error,
-        coalesce(t.base = t.id, true), NULL::float8, NULL::float8, NULL::bool
-        FROM taken t ORDER BY t.at;
+    IF bases IS NULL THEN
+        RETURN QUERY UPDATE @.pxrs_queue_items i SET {_HOLD}
+            WHERE i.ctid = ANY (rows) RETURNING NULL::int8, {_HELD_AS};
+    ELSE
+        RETURN QUERY UPDATE @.pxrs_queue_items i SET {_HOLD}, base = u.base
+            FROM unnest(rows, bases) WITH ORDINALITY AS u(row, base, at)
+            WHERE i.ctid = u.row RETURNING u.at, {_HELD_AS};
+    END IF;
 END $$"""
 
 # When the next item shows in a lane that the holder may go on with.

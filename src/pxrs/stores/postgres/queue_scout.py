@@ -35,6 +35,11 @@ class Scout:
         ranks = sorted(self._floors)
         return ranks, [self._floors[rank] for rank in ranks]
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether a search from the start was slow."""
+        return self._slow > 0
+
     def searched(self, now: float, seconds: float, whole: bool) -> None:
         """A search took so long."""
         if not whole:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from operator import itemgetter
 
 from pxrs.clock import Clock
 from pxrs.stores.postgres.database import Database, Pg, Row, run
@@ -45,12 +46,16 @@ _TIDY_EVERY = 60.0
 _LONGEST_INDEXED = 500
 _MOST_SESSIONS = 1000
 _NUMBERS = 2**63
+_BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
 
 _TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::int8, %b::int8,
     %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], 0)"""
 _APPLY = """SELECT r_numbers, r_lowest, r_cut FROM @.pxrs_queue_apply(%b::text, %b::text,
-    %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::bytea[], %b::int8[],
+    {names}, %b::int8[], %b::int8[], %b::int8[], %b::int8[], {bodies}, %b::int8[],
     %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8)"""
+# The server makes an array of one much sooner than the driver.
+_NAMES = ("ARRAY[%b::text]", "%b::text[]")
+_BODIES = ("ARRAY[%b::bytea]", "%b::bytea[]")
 _EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8)"""
 _RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
@@ -130,11 +135,13 @@ class PostgresQueues(QueueUpkeep):
                 *(plan or (None, None)),
             ),
         )
-        due, spent, moved = told[8:]
+        rows.sort(key=_BY_PLACE if rows and rows[0][0] is not None else _BY_RANK)
+        due, spent, moved = told[9:]
         items = [_delivery(queue, row) for row in rows]
         with self._lock:
             scout.searched(now, spent, plan is None)
-            scout.found([item for item, row in zip(items, rows, strict=True) if row[7]])
+            if scout.is_needed:
+                scout.found([item for item, row in zip(items, rows, strict=True) if row[8]])
         if sweep:
             self._next_sweep[queue] = now + _SWEEP_EVERY
         if items:
@@ -189,14 +196,17 @@ class PostgresQueues(QueueUpkeep):
         removed, added = sorted(change.remove), change.put
         several = len(names) > 1
         place = {name: at for at, name in enumerate(names, 1)}
-        return self._database.sql(_APPLY), (
+        bodies = [bytes(item.body) for item in added]
+        alone = len(bodies) == 1
+        statement = _APPLY.format(names=_NAMES[len(names) != 1], bodies=_BODIES[not alone])
+        return self._database.sql(statement), (
             *change.holder,
-            names,
+            names[0] if len(names) == 1 else names,
             _numbers([place[held.queue] for held in removed]) if several else None,
             _numbers([held.id for held in removed]),
             _numbers([held.delivery for held in removed]),
             _numbers([place[item.queue] for item in added]) if several else None,
-            [bytes(item.body) for item in added] or None,
+            bodies[0] if alone else bodies or None,
             *_details(added),
             *(_tally(names, added, removed) if several else (None, None)),
             self._forget_after(change.holder.session),
@@ -264,7 +274,7 @@ def _indexed(key: str) -> str:
 
 
 def _delivery(queue: str, row: Row) -> Delivery:
-    number, delivery, body, key, rank, put_ms, error = row[:7]
+    _, number, delivery, body, key, rank, put_ms, error = row[:8]
     return Delivery(
         held=Held(queue, number, delivery),
         body=body,

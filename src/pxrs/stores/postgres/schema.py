@@ -126,8 +126,11 @@ QUEUE_FUNCTIONS = (
     *queue_chores.CHORES,
 )
 
-# What is taken is written again, to the same page if there is room for it.
-_ROOM_FOR_TAKING = "ALTER TABLE @.pxrs_queue_items SET (fillfactor = 50)"
+# What is taken is written again: to the same page, if there is room for it.
+_ROOM_FOR_TAKING = (
+    "ALTER TABLE @.pxrs_queue_items SET (fillfactor = 50)",
+    "ALTER INDEX @.pxrs_queue_items_pkey SET (fillfactor = 50)",
+)
 
 # Whatever an older version had: what they take and return may change.
 _FORGET_QUEUE_FUNCTIONS = (
@@ -147,7 +150,7 @@ _FORGET_QUEUE_FUNCTIONS = (
 _MIGRATIONS: dict[int, tuple[str, ...]] = {
     0: (*_TABLES, *functions.FIRST, _VIEW),
     1: (*_QUEUES, functions.END),
-    2: (_ROOM_FOR_TAKING, *_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
+    2: (*_ROOM_FOR_TAKING, *_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
 }
 
 
