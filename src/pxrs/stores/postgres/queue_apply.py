@@ -40,51 +40,6 @@ BEGIN
         LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL ORDER BY u.at);
 END $$"""
 
-# The lanes of items that may be changed, locked in order.
-LOCK_LANES_OF = f"""
-CREATE FUNCTION @.pxrs_queue_lock_lanes_of(queues int8[], places int8[], ids int8[])
-RETURNS void {PLAIN} AS $$
-BEGIN
-    PERFORM 1 FROM @.pxrs_queue_items i, unnest(places, ids) AS u(place, id)
-        WHERE i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id AND i.lane IS NOT NULL LIMIT 1;
-    IF FOUND THEN
-        PERFORM 1 FROM (SELECT DISTINCT i.queue, i.lane
-                FROM unnest(places, ids) AS u(place, id) JOIN @.pxrs_queue_items i
-                ON i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id AND i.lane IS NOT NULL
-                ORDER BY i.queue, i.lane OFFSET 0) f
-            JOIN @.pxrs_queue_lanes l ON l.queue = f.queue AND l.lane = f.lane
-            ORDER BY l.queue, l.lane FOR UPDATE OF l;
-    END IF;
-END $$"""
-
-# The lanes that are put into, and those that are taken out of, in one order. A lane that is empty
-# may be removed by whoever tidies up, just before it is locked: then it is made again.
-LOCK_LANES = f"""
-CREATE FUNCTION @.pxrs_queue_lock_lanes(
-    queues int8[], places int8[], ids int8[], put_queues int8[], put_lanes text[])
-RETURNS void {PLAIN} AS $$
-DECLARE
-    missing bool := true;
-BEGIN
-    WHILE missing LOOP
-        INSERT INTO @.pxrs_queue_lanes
-            SELECT DISTINCT u.queue, u.lane FROM unnest(put_queues, put_lanes) AS u(queue, lane)
-            WHERE u.lane IS NOT NULL ORDER BY 1, 2 ON CONFLICT DO NOTHING;
-        PERFORM 1 FROM (
-                SELECT i.queue, i.lane FROM unnest(places, ids) AS u(place, id)
-                JOIN @.pxrs_queue_items i
-                ON i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id AND i.lane IS NOT NULL
-                UNION
-                SELECT u.queue, u.lane FROM unnest(put_queues, put_lanes) AS u(queue, lane)
-                WHERE u.lane IS NOT NULL ORDER BY 1, 2 OFFSET 0) f
-            JOIN @.pxrs_queue_lanes l ON l.queue = f.queue AND l.lane = f.lane
-            ORDER BY l.queue, l.lane FOR UPDATE OF l;
-        SELECT count(*) > 0 INTO missing FROM unnest(put_queues, put_lanes) AS u(queue, lane)
-            WHERE u.lane IS NOT NULL AND NOT EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l
-                WHERE l.queue = u.queue AND l.lane = u.lane);
-    END LOOP;
-END $$"""
-
 # Which items are duplicates, by their place among those that are put. In the order of the keys:
 # two who put the same ones wait for each other in turn.
 SEEN = f"""
@@ -319,4 +274,4 @@ BEGIN
     RETURN NEXT;
 END $$"""
 
-COMMITTING = (FIND, LOCK_LANES_OF, LOCK_LANES, SEEN, LANES, REMOVE, PUT, APPLY)
+COMMITTING = (FIND, SEEN, LANES, REMOVE, PUT, APPLY)

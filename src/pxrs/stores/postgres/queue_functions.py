@@ -49,60 +49,6 @@ REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
         RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = in_session;
     END IF"""
 
-# Shows the first item of a lane, unless there is one at its front; the item, if it did. Who reads
-# from an old snapshot can't tell what is there, and leaves it to the next who takes.
-SETTLE = f"""
-CREATE FUNCTION @.pxrs_queue_settle(q int8, in_lane text, in_base int8) RETURNS int8 {PLAIN} AS $$
-DECLARE
-    shown int8;
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        INSERT INTO @.pxrs_queue_unsettled VALUES (q, in_lane);
-        RETURN 0;
-    END IF;
-    PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.lane = in_lane
-        AND i.lane IS NOT NULL AND i.state < {WAITING} AND i.id >= in_base
-        ORDER BY i.id DESC LIMIT 1;
-    IF NOT FOUND THEN
-        SELECT i.id INTO shown FROM @.pxrs_queue_items i WHERE i.queue = q AND i.lane = in_lane
-            AND i.state = {WAITING} AND i.id >= in_base ORDER BY i.id LIMIT 1;
-        UPDATE @.pxrs_queue_items i SET state =
-            CASE WHEN i.visible > @.pxrs_now_ms() THEN {DELAYED} ELSE {READY} END
-            WHERE i.queue = q AND i.id = shown;
-    END IF;
-    RETURN shown;
-END $$"""
-
-# Several lanes in turn; the lowest item that shows now.
-SETTLE_ALL = f"""
-CREATE FUNCTION @.pxrs_queue_settle_all(q int8, lanes text[], bases int8[])
-RETURNS int8 {PLAIN} AS $$
-DECLARE
-    lowest int8;
-    each record;
-BEGIN
-    FOR each IN SELECT u.lane, min(u.base) AS base FROM unnest(lanes, bases) AS u(lane, base)
-            WHERE u.lane IS NOT NULL GROUP BY u.lane LOOP
-        lowest := least(lowest, @.pxrs_queue_settle(q, each.lane, coalesce(each.base, 0)));
-    END LOOP;
-    RETURN lowest;
-END $$"""
-
-SETTLE_LATE = f"""
-CREATE FUNCTION @.pxrs_queue_settle_late(q int8) RETURNS void {PLAIN} AS $$
-DECLARE
-    each record;
-BEGIN
-    FOR each IN SELECT DISTINCT u.lane FROM @.pxrs_queue_unsettled u WHERE u.queue = q LOOP
-        PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
-            FOR UPDATE SKIP LOCKED;
-        IF FOUND THEN
-            DELETE FROM @.pxrs_queue_unsettled u WHERE u.queue = q AND u.lane = each.lane;
-            PERFORM @.pxrs_queue_settle(q, each.lane, 0);
-        END IF;
-    END LOOP;
-END $$"""
-
 PROMOTE = f"""
 CREATE FUNCTION @.pxrs_queue_promote(q int8, after int8) RETURNS void {PLAIN} AS $$
 DECLARE
@@ -263,8 +209,9 @@ _HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session,
 _HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
             coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
 
-# `ranks` and `floors`: only look above these ids, by priority; all, if there are none. The first
-# row tells of the search, the others are items, to be ordered by `r_at`, or by rank and id.
+# `ranks` and `floors`: only look above these ids, by priority; all, if there are none. `after`:
+# what was due before has been seen to. The first row tells of the search and when it began, the
+# others are items, to be ordered by `r_at`, or by rank and id.
 TAKE = f"""
 CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, n int8,
     in_most int8, lock_ms int8, register bool, sweep bool, ranks int8[], floors int8[],
@@ -292,7 +239,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
     {REQUIRED};
     r_moved := false;
-    r_spent := 0;
+    began := clock_timestamp();
+    r_put := @.pxrs_now_ms();
     SELECT k.id,
         EXISTS (SELECT 1 FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = {DELAYED}
             AND i.visible > after AND i.visible <= @.pxrs_now_ms()),
@@ -303,6 +251,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
+    r_spent := extract(epoch FROM clock_timestamp() - began)::float8;
     IF register THEN
         INSERT INTO @.pxrs_queue_holders VALUES (q, in_session) ON CONFLICT DO NOTHING;
     END IF;
@@ -410,9 +359,6 @@ END $$"""
 TAKING = (
     NOW,
     HOLDER,
-    SETTLE,
-    SETTLE_ALL,
-    SETTLE_LATE,
     PROMOTE,
     FREE,
     DUE,

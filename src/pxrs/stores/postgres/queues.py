@@ -49,7 +49,7 @@ _NUMBERS = 2**63
 _BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
 
 _TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::int8, %b::int8,
-    %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], 0)"""
+    %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
 _APPLY = """SELECT r_numbers, r_lowest, r_cut FROM @.pxrs_queue_apply(%b::text, %b::text,
     {names}, %b::int8[], %b::int8[], %b::int8[], %b::int8[], {bodies}, %b::int8[],
     %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8)"""
@@ -120,7 +120,7 @@ class PostgresQueues(QueueUpkeep):
         scout = self._scouts.setdefault(queue, Scout())
         with self._lock:
             plan = scout.plan(now)
-        sweep = now >= self._next_sweep.get(queue, 0.0)
+        sweep = plan.is_thorough or now >= self._next_sweep.get(queue, 0.0)
         mark = (queue, holder.session)
         told, *rows = self._database.write(
             self._database.sql(_TAKE),
@@ -132,21 +132,24 @@ class PostgresQueues(QueueUpkeep):
                 None if lock_for is None else delay_ms(lock_for),
                 mark not in self._registered,
                 sweep,
-                *(plan or (None, None)),
+                _numbers(plan.ranks),
+                _numbers(plan.floors),
+                plan.after,
             ),
         )
         rows.sort(key=_BY_PLACE if rows and rows[0][0] is not None else _BY_RANK)
-        due, spent, moved = told[9:]
+        began_ms, (due, spent, moved) = told[6], told[9:]
         items = [_delivery(queue, row) for row in rows]
         with self._lock:
-            scout.searched(now, spent, plan is None)
+            if plan.is_whole:
+                scout.searched(now, spent or 0.0, began_ms)
             if scout.is_needed:
                 scout.found([item for item, row in zip(items, rows, strict=True) if row[8]])
         if sweep:
             self._next_sweep[queue] = now + _SWEEP_EVERY
         if items:
             self._register(mark)
-        elif plan is not None:
+        elif not plan.is_whole:
             rest = scout.rest(now)
             due = rest if due is None else min(due, rest)
         if moved:

@@ -17,6 +17,7 @@ from pxrs.stores.postgres import (
     queue_changes,
     queue_chores,
     queue_functions,
+    queue_lanes,
 )
 
 VERSION = 3
@@ -121,6 +122,7 @@ _QUEUES = (
 
 QUEUE_FUNCTIONS = (
     *queue_functions.TAKING,
+    *queue_lanes.LANES,
     *queue_apply.COMMITTING,
     *queue_changes.CHANGING,
     *queue_chores.CHORES,
