@@ -57,7 +57,7 @@ class Twins:
         """Without items set aside: who gets which of equal ones would depend on it."""
         stores = SqliteStores(str(folder / "twin.db"), durability="relaxed", clock=self.clock)
         stores.queues = SqliteQueues(
-            stores.database, stores.coord, stores._ears, self.clock, set_aside=False
+            stores.database, stores.coord, stores._ears, self.clock
         )
         return stores
 
