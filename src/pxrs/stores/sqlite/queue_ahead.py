@@ -21,13 +21,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.errors import PxrsError
 from pxrs.stores.sqlite.handouts import CAN_TELL, Handouts, Verdicts
-from pxrs.stores.sqlite.queue_rows import DELAYED, HELD, READY
-from pxrs.types import Holder
+from pxrs.stores.sqlite.queue_rows import DELAYED, HELD, READY, number_of
+from pxrs.types import Held, Holder
 
 # How soon after a commit the next take has to come, and how long it may then let others wait.
 _SOON = 0.05
@@ -80,6 +80,16 @@ class Aside(NamedTuple):
     until: float
 
 
+class Lent(NamedTuple):
+    """What a transaction has got of what was set aside: its marks, and those it still has."""
+
+    marks: tuple[str, ...]
+    items: set[tuple[str, int]]
+
+
+_NOTHING = Lent((), set())
+
+
 class Ahead:
     """What is set aside for this process, and what of it has been handed out. Thread-safe."""
 
@@ -104,8 +114,7 @@ class Ahead:
         # Everything that is set aside, or may be; and of that, by queue, what can be handed out.
         self._all: dict[str, Aside] = {}
         self._waiting: dict[str, deque[Aside]] = {}
-        # The marks of what was handed out, by transaction.
-        self._lent: dict[Holder, tuple[str, ...]] = {}
+        self._lent: dict[Holder, Lent] = {}
         self._awake = False
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -159,23 +168,29 @@ class Ahead:
             if self._handouts is None or self._all.pop(aside.mark, None) is None:
                 return False
             self._handouts.note(aside.number)
-            self._lent[holder] = (*self._lent.get(holder, ()), aside.mark)
+            before = self._lent.get(holder, _NOTHING)
+            items = {(aside.name, number_of(row[1])) for row in aside.rows}
+            self._lent[holder] = Lent((*before.marks, aside.mark), before.items | items)
             return True
 
     def names(self, holder: Holder) -> tuple[str, ...]:
         """What a transaction's items may be held under: its own name, and marks."""
-        return (holder.transaction, *self._lent.get(holder, ()))
+        return (holder.transaction, *self._lent.get(holder, _NOTHING).marks)
 
     def holder_of(self, session: str, mark: str) -> Holder:
         """The transaction that something was lent to, if it was by this process."""
-        for holder, marks in list(self._lent.items()):
-            if mark in marks:
+        for holder, lent in list(self._lent.items()):
+            if mark in lent.marks:
                 return holder
         return Holder(session, mark)
 
-    def ended(self, holder: Holder) -> None:
-        """The transaction holds nothing any more."""
-        self._lent.pop(holder, None)
+    def done_with(self, holder: Holder, held: Iterable[Held]) -> None:
+        """The transaction does not hold these any more."""
+        lent = self._lent.get(holder)
+        if lent is not None:
+            lent.items.difference_update([(each.queue, each.id) for each in held])
+            if not lent.items:
+                self._lent.pop(holder, None)
 
     # Giving back
 

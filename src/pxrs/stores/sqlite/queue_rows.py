@@ -386,19 +386,6 @@ def find_held(
     return FoundHeld(*row) if row else None
 
 
-def is_held_under(connection: sqlite3.Connection, hands: Hands) -> bool:
-    """Whether anything is held under one of the holder's other names."""
-    if len(hands.names) == 1:
-        return False
-    marks = ",".join("?" * len(hands.names[1:]))
-    row = connection.execute(
-        "SELECT 1 FROM pxrs_queue_items INDEXED BY pxrs_queue_held "
-        f"WHERE state = {HELD} AND session = ? AND tx IN ({marks}) LIMIT 1",
-        (hands.session, *hands.names[1:]),
-    ).fetchone()
-    return row is not None
-
-
 def extend(
     connection: sqlite3.Connection,
     queue: int,

@@ -299,8 +299,8 @@ class SqliteQueues(QueueUpkeep):
 
     def applied_all_of(self, change: QueueChange) -> None:
         """The change is committed."""
-        self._ahead.ended(change.holder)
         if change.remove:
+            self._ahead.done_with(change.holder, change.remove)
             now = self._clock.monotonic()
             for name in {held.queue for held in change.remove}:
                 self._ahead.habits.committed(name, now)
@@ -388,13 +388,12 @@ class SqliteQueues(QueueUpkeep):
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)
-        if self._database.write(lambda turn: self._release(turn, holder, releases)):
-            self._ahead.ended(holder)
+        self._database.write(lambda turn: self._release(turn, holder, releases))
+        self._ahead.done_with(holder, [release.held for release in releases])
 
-    def _release(self, turn: Turn, holder: Holder, releases: Sequence[Release]) -> bool:
-        """Whether nothing is left that was lent to the holder."""
+    def _release(self, turn: Turn, holder: Holder, releases: Sequence[Release]) -> None:
         if not self._coord.is_alive(holder.session):
-            return True
+            return
         connection, hands = turn.connection, self._hands(holder)
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         lanes: set[rows.Lane] = set()
@@ -420,7 +419,6 @@ class SqliteQueues(QueueUpkeep):
                 lanes.add((queue.id, found.lane))
             turn.slots.add(slot_of(release.held.queue))
         rows.settle(connection, lanes, now_ms)
-        return not rows.is_held_under(connection, hands)
 
     # What the dead leave behind
 
@@ -430,6 +428,7 @@ class SqliteQueues(QueueUpkeep):
             lost = [held for held in rows.held_rows(connection) if self._is_lost(held, alive)]
             queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
             gone = self._forgotten_sessions(connection)
+            ahead.forget_owners(connection, self._ahead.verdicts)
             # Left as they are, they would be due for ever: who sweeps would never rest.
             overdue = any(self._due(connection, queue) == 0 for queue in queues)
         if lost or gone or overdue:
