@@ -78,6 +78,7 @@ class SqliteQueues(QueueUpkeep):
         database.on_fork(ahead.abandon)
         coord.before_a_session_ends(ahead.give_back)
         self._coord = coord
+        self._memory = commits.Memory()
         self._ears = ears
         # By queue: each is looked after by those who take from it.
         self._next_reap: dict[int, float] = {}
@@ -142,7 +143,7 @@ class SqliteQueues(QueueUpkeep):
             return ahead.is_outranked(connection, aside.queue, aside.rows[0][0], now_ms)
 
     def _delivery_aside(self, aside: Aside, row: tuple[Any, ...]) -> Delivery:
-        rank, item, deliveries, key, put_ms, error, body, _ = row
+        rank, item, deliveries, key, put_ms, error, body = row[:7]
         if body is None:
             with self._database.reading() as connection:
                 body = rows.load_body(connection, item, None)
@@ -324,7 +325,7 @@ class SqliteQueues(QueueUpkeep):
                     self._reap_now_and_then(turn, queue, now)
                     asides += self._set_aside(turn, name, queue, holder.session, *wanted)
         numbers = self._put(turn, change.put, now_ms) if change.put else []
-        commits.remember(turn.connection, change.holder)
+        self._memory.note(turn.connection, change.holder)
         return numbers
 
     def _set_aside(
@@ -443,6 +444,8 @@ class SqliteQueues(QueueUpkeep):
             rows.promote_due(turn.connection, queue, self._clock.wall_ms())
         if gone:
             commits.forget_sessions(turn.connection, gone)
+            for session in gone:
+                self._memory.forget(session)
 
     def _reap_now_and_then(self, turn: Turn, queue: int, now: float) -> None:
         if now >= self._next_reap.get(queue, 0.0):
