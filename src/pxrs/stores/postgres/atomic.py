@@ -22,6 +22,7 @@ from pxrs.errors import (
 from pxrs.log.postgres import PostgresLog
 from pxrs.stores.api import validate_batch, validate_commit
 from pxrs.stores.connections import Lent, Loan, borrow
+from pxrs.stores.on_loop import own_side
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database, Pg, run
 from pxrs.stores.postgres.ears import Ears
@@ -281,10 +282,16 @@ class PostgresAtomic:
             )
 
     def _refuse_other_database(self, connection: Any) -> None:
-        if not isinstance(connection, psycopg.Connection):
+        own = own_side(connection)
+        if not isinstance(own, psycopg.Connection) and connection is own:
             raise NotAtomic(
-                "this store commits on psycopg connections, and SQLAlchemy sessions over them, "
-                f"not on {type(connection).__name__}"
+                "this store commits on psycopg connections, and SQLAlchemy sessions over them "
+                f"(those of asyncio through pxrs.aio), not on {type(own).__name__}"
+            )
+        if connection is not own and not isinstance(own, psycopg.AsyncConnection):
+            raise NotAtomic(
+                "this store commits on psycopg's AsyncConnection, and on SQLAlchemy's async "
+                f"sessions over it (postgresql+psycopg), not on {type(own).__name__}"
             )
         if connection.closed:
             raise NotAtomic("the connection can't be used here: it is closed")

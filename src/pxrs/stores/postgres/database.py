@@ -26,6 +26,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
+from pxrs.stores.on_loop import Awaited
 from pxrs.stores.postgres import schema as schemas
 from pxrs.stores.postgres.failures import (
     DRIVER_ERRORS,
@@ -262,11 +263,24 @@ def migrate(conninfo: str, schema: str) -> tuple[int, int]:
     return database.versions
 
 
-def run(connection: Pg, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+def run(connection: Pg | Awaited, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
     """Rows as tuples and in binary form, whatever the connection's owner prefers."""
+    if isinstance(connection, Awaited):
+        found: list[Row] = connection.wait(
+            _run_on_loop(connection.asynchronous, statement, parameters)
+        )
+        return found
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(statement.encode(), parameters or None, binary=True)
         return cursor.fetchall() if cursor.description is not None else []
+
+
+async def _run_on_loop(
+    connection: psycopg.AsyncConnection[Any], statement: str, parameters: Sequence[object]
+) -> list[Row]:
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        await cursor.execute(statement.encode(), parameters or None, binary=True)
+        return await cursor.fetchall() if cursor.description is not None else []
 
 
 def is_fit(connection: Pg) -> bool:
