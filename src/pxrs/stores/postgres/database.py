@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -214,6 +214,24 @@ class Database:
                         raise translate(error, self.place) from error
             time.sleep(random.uniform(0, _GIVE_WAY * (_TRIES - left)))
         raise AssertionError
+
+    def stream(self, statement: str, parameters: Sequence[object]) -> Generator[Row]:
+        """Rows of a statement that changes nothing, as they come; the rest is on its way then.
+
+        Repeated once if its connection was dead. Whoever does not read all of them closes it.
+        """
+        for last in (False, True):
+            with self._borrowed() as connection:
+                came = False
+                try:
+                    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+                        for row in cursor.stream(statement.encode(), parameters, binary=True):
+                            came = True
+                            yield row
+                        return
+                except DRIVER_ERRORS as error:
+                    if last or came or not was_cut(connection):
+                        raise translate(error, self.place) from error
 
     @contextmanager
     def _borrowed(self) -> Iterator[Pg]:
