@@ -59,6 +59,13 @@ class Lent:
         self.loan = borrow(connection)
 
 
+def loan_of(connection: Any) -> tuple[Loan | None, bool]:
+    """The loan of what a block was given, if it was, and whether pxrs ends what is older."""
+    if isinstance(connection, Lent):
+        return connection.loan, True
+    return (None if connection is None else borrow(connection)), False
+
+
 def borrow(connection: Any) -> Loan:
     """The loan of a driver's connection, or of SQLAlchemy's Session or Connection.
 
