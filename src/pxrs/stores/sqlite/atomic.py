@@ -118,6 +118,8 @@ class SqliteAtomic(Block[Turn]):
             raise
         if self._joined:
             self._database.part()
+        if self._change is not None and not self.joined:
+            self._queues.applied_all_of(self._change)
 
     def _undo(self, turn: Turn) -> None:
         """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
