@@ -27,10 +27,14 @@ class Figures(msgspec.Struct):
 
 
 class Pace(NamedTuple):
-    """How long a scene is shown, in seconds, and how many messages the burst has."""
+    """How long a scene is shown, in seconds; how many messages the burst has, and a round.
+
+    50 rounds are sent in a second.
+    """
 
     seconds: float
     burst: int
+    round: int = KEYS
 
 
 Play = Callable[[Stage, Figures, Pace], tuple[bool, str]]
