@@ -12,6 +12,7 @@ from support.counting import Counting
 from support.engine_fixtures import NewEngine
 from support.site import open_coord
 
+_OPTIONS: dict[str, dict[str, bool]] = {"etcd": {"to_be_killed": True}, "zookeeper": {}}
 ENGINES = [
     pytest.param("etcd", marks=pytest.mark.engine("etcd")),
     pytest.param("zookeeper", marks=pytest.mark.engine("zookeeper")),
@@ -20,7 +21,7 @@ ENGINES = [
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None:
-    engine = new_engine(name)
+    engine = new_engine(name, **_OPTIONS[name])
     coord = open_coord(engine.url)
     counting = Counting(coord)
     counting.await_more(20)
@@ -34,7 +35,7 @@ def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_three_nodes_lose_their_leader_under_load(name: str, new_engine: NewEngine) -> None:
-    engine = new_engine(name, nodes=3)
+    engine = new_engine(name, nodes=3, **_OPTIONS[name])
     coord = open_coord(engine.url)
     session = coord.session(10.0)
     watch = coord.watch("count/")
