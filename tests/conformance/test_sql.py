@@ -1,4 +1,4 @@
-"""Coordination through SQLAlchemy passes the suite on a real MariaDB."""
+"""Coordination and queues through SQLAlchemy pass their suites on a real MariaDB."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.testing.conformance import Rule, coord_checks
+from pxrs.testing.conformance import Rule, coord_checks, queue_checks, restore_checks
 from support.coord_lab import CoordLab
 
 pytestmark = pytest.mark.engine("mariadb")
@@ -19,6 +19,10 @@ def lab(mariadb_url: str) -> Iterator[CoordLab]:
     lab.close()
 
 
-@pytest.mark.parametrize("check", coord_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    coord_checks() + queue_checks() + restore_checks(),
+    ids=lambda check: check.__name__,
+)
 def test_conforms(check: Rule, lab: CoordLab) -> None:
     check(lab)

@@ -199,9 +199,9 @@ def _sql(url: StoreUrl) -> Opened:
 
     settings = sql_settings(url)
     with _needing(f"{url.scheme}://", "sql"):
-        from pxrs.stores.sql.coord import SqlCoord
-    coord = SqlCoord(settings.url, settings.shown)
-    return Opened(coord.close, coord=coord, findings=coord.findings)
+        from pxrs.stores.sql.stores import SqlStores
+    stores = SqlStores(settings.url, settings.shown)
+    return Opened(stores.close, stores.coord, None, stores.queues, None, stores.findings)
 
 
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {

@@ -20,7 +20,7 @@ from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
 from pxrs.stores.sql.schema import LONGEST_KEY
-from pxrs.stores.sql.sessions import Sessions, SqlSession
+from pxrs.stores.sql.sessions import Observer, Sessions, SqlSession
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
@@ -35,13 +35,13 @@ class SqlCoord:
     limits = _LIMITS
 
     def __init__(self, url: str, place: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._database = Database(url, place)
-        self._ears = Ears(self._database)
-        self._sessions = Sessions(self._database, clock, self._ears.ring_all)
-        self._ears.reap = self._sessions.reap
+        self.database = Database(url, place)
+        self.ears = Ears(self.database)
+        self._sessions = Sessions(self.database, clock, self.ears.ring_all)
+        self.ears.observer = Observer(self.database, clock, self._sessions.end_expired)
 
     def get(self, key: str) -> Versioned | None:
-        rows = self._database.read(sql.GET, key=key)
+        rows = self.database.read(sql.GET, key=key)
         return Versioned(*rows[0]) if rows else None
 
     def list(
@@ -54,7 +54,7 @@ class SqlCoord:
         if limit is not None:
             statement = statement.limit(limit)
         first = max(after or "", prefix)
-        rows = self._database.read(statement, first=first, last=prefix + _LAST)
+        rows = self.database.read(statement, first=first, last=prefix + _LAST)
         return [Versioned(*row) for row in rows]
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
@@ -62,17 +62,17 @@ class SqlCoord:
         for write in writes:
             if len(write.key.encode()) > LONGEST_KEY:
                 raise InvalidRequest(f"a key of over {LONGEST_KEY} bytes: {write.key[:50]!r}…")
-        self._database.check_open()
+        self.database.check_open()
         if not checks and not writes:
             return Committed({})
-        outcome = self._database.write(lambda connection: _Commit(connection, checks, writes).run())
+        outcome = self.database.write(lambda connection: _Commit(connection, checks, writes).run())
         if isinstance(outcome, Committed):
-            self._ears.ring([write.key for write in writes])
+            self.ears.ring([write.key for write in writes])
         return outcome
 
     def watch(self, *prefixes: str) -> Watch:
-        self._database.check_open()
-        return self._ears.watch(prefixes)
+        self.database.check_open()
+        return self.ears.watch(prefixes)
 
     def session(self, ttl: float) -> SqlSession:
         return self._sessions.open(ttl)
@@ -81,13 +81,13 @@ class SqlCoord:
         """What an examination of the engine finds."""
         from pxrs.stores.sql.doctor import findings
 
-        return findings(self._database)
+        return findings(self.database)
 
     def close(self) -> None:
-        self._ears.close()
-        if self._database.usable:
+        self.ears.close()
+        if self.database.usable:
             self._sessions.close()
-        self._database.close()
+        self.database.close()
 
 
 class _Commit:
@@ -126,7 +126,7 @@ class _Commit:
         """The checked records that are not as expected. Those of ended sessions are absent."""
         checked = [rows[check.key] for check in self._checks if check.key in rows]
         bound = sorted({row[3] for row in checked if row[3] is not None})
-        living = {row[0] for row in self._rows(sql.LIVING_SESSIONS, "ids", bound)}
+        living = {row[0] for row in self._rows(sql.FOUND_SESSIONS, "ids", bound)}
         found = {row[0]: Versioned(*row) for row in checked if row[3] is None or row[3] in living}
         failed: dict[str, Versioned | None] = {}
         for check in self._checks:

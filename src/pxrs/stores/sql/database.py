@@ -23,8 +23,9 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from pxrs.stores.sql import queue_tables  # noqa: F401 - its tables are made with the others
 from pxrs.stores.sql.schema import PARTITIONS_VIEW, SCHEMA, metadata
-from pxrs.stores.sql.statements import FIRST_META, SCHEMA_VERSION
+from pxrs.stores.sql.statements import FIRST_META, SCHEMA_VERSION, SET_SCHEMA
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class Database:
             event.listen(self._writing, "connect", _set_up_mysql)
         try:
             self._create()
+            self._skips_locked = _skips_locked(self._reading.dialect)
         except BaseException:
             self.close()
             raise
@@ -79,6 +81,14 @@ class Database:
     def dialect(self) -> str:
         """Which database it is, by SQLAlchemy's name."""
         return str(self._writing.dialect.name)
+
+    def require_skip_locked(self) -> None:
+        """Refuse a server on which those who take would wait for each other."""
+        if not self._skips_locked:
+            raise ConfigError(
+                f"{self.place}: queues need SKIP LOCKED, which MariaDB has from 10.6 and MySQL "
+                "from 8.0 on"
+            )
 
     @property
     def usable(self) -> bool:
@@ -151,18 +161,31 @@ class Database:
         """Make the tables if they are missing; several processes may do so at once."""
         try:
             found = self._schema_version()
-            if found is None:
-                with suppress(exc.DBAPIError), self._writing.begin() as connection:
-                    metadata.create_all(connection, checkfirst=True)
-                self._create_view()
-                with suppress(exc.IntegrityError), self._writing.begin() as connection:
-                    connection.execute(FIRST_META, {"schema_version": SCHEMA})
+            if found is None or found < SCHEMA:
+                self._create_tables(found)
                 with self._reading.connect() as connection:
                     found = connection.execute(SCHEMA_VERSION).scalar_one()
         except exc.DBAPIError as error:
             raise self.translated(error) from error
         if found != SCHEMA:
             raise SchemaMismatch(f"{self.place} has schema {found}; this pxrs knows {SCHEMA}")
+
+    def _create_tables(self, found: int | None) -> None:
+        with suppress(exc.DBAPIError), self._writing.begin() as connection:
+            metadata.create_all(connection, checkfirst=True)
+        self._create_view()
+        if found is None:
+            with suppress(exc.IntegrityError), self._writing.begin() as connection:
+                connection.execute(FIRST_META, {"schema_version": SCHEMA})
+        else:
+            # A newer version brought new tables, and left the others as they were.
+            self._all_tables_or_fail()
+            with self._writing.begin() as connection:
+                connection.execute(SET_SCHEMA, {"new_version": SCHEMA})
+
+    def _all_tables_or_fail(self) -> None:
+        with self._writing.begin() as connection:
+            metadata.create_all(connection, checkfirst=True)
 
     def _schema_version(self) -> int | None:
         """None if there is none yet, or no table for it."""
@@ -179,6 +202,14 @@ class Database:
         if self._writing.dialect.name in ("mysql", "mariadb"):
             with suppress(exc.DBAPIError), self._writing.begin() as connection:
                 connection.exec_driver_sql(PARTITIONS_VIEW)
+
+
+def _skips_locked(dialect: Any) -> bool:
+    """Whether the server that was connected to knows SKIP LOCKED; Oracle does."""
+    if dialect.name not in ("mysql", "mariadb"):
+        return True
+    oldest = (10, 6) if dialect.is_mariadb else (8, 0)
+    return tuple(dialect.server_version_info[:2]) >= oldest
 
 
 def _set_up_mysql(connection: Any, record: Any) -> None:
