@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -101,9 +101,7 @@ class Change:
         """The queues that are put to, and those that something in a lane is removed from."""
         for name, held in self._removed.items():
             ids = (each.id for each in held)
-            lanes = lanes_of(
-                self._connection, self._queues[name].id, ids, latest=self._latest
-            )
+            lanes = lanes_of(self._connection, self._queues[name].id, ids, latest=self._latest)
             if lanes:
                 self._lanes[name] = lanes
         names = set(self._puts) | set(self._lanes)
@@ -133,7 +131,7 @@ class Change:
             queue = self._queues[name]
             fresh = self._fresh(queue.id, places)
             first = self._locked[queue.id].next_item
-            rows = []
+            rows: list[dict[str, Any]] = []
             for at in fresh:
                 numbers[at] = first + len(rows)
                 rows.append(self._row(queue, first + len(rows), self._change.put[at]))
@@ -240,7 +238,3 @@ def new_row(
         "error_text": None,
         "body": bytes(item.body),
     }
-
-
-def names_of(held: Iterable[Held]) -> set[str]:
-    return {each.queue for each in held}

@@ -69,9 +69,7 @@ def find_queues(connection: Connection, names: Collection[str], *, latest: bool 
     for some in in_chunks(sorted(names)):
         rows = connection.execute(reading(sql.FIND, latest=latest), {"names": some})
         for name, number, fifo, created, now_ms in rows:
-            found[name] = QueueRow(
-                number, Queue(name=name, fifo=bool(fifo), created_ms=created)
-            )
+            found[name] = QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created))
             now = now_ms
     return Found(found, now)
 

@@ -224,7 +224,6 @@ LOST_NAMED = (
     )
     .limit(1)
 )
-NAME = select(_q.name).where(_q.id == _queue)
 # A hold that was extended since it was looked at is left alone; a session does not come back.
 FREE = (
     update(ITEMS)
@@ -245,6 +244,7 @@ FREE = (
 # Every queue: when something shows, and when a hold ends; whether a holder has gone.
 DUE = select(
     _q.id,
+    _q.name,
     _now,
     select(func.min(_i.due_ms))
     .where(_i.queue_id == _q.id, _i.state == DELAYED)
@@ -267,10 +267,7 @@ _queue_columns = (_q.name, _q.id, _q.fifo, _q.created_ms)
 FIND = select(*_queue_columns, _now).where(_named_so)
 EVERY = select(*_queue_columns).order_by(_q.name)
 LOCK_QUEUES = (
-    select(_q.id, _q.next_item, _now)
-    .where(_q.id.in_(_ids))
-    .order_by(_q.id)
-    .with_for_update()
+    select(_q.id, _q.next_item, _now).where(_q.id.in_(_ids)).order_by(_q.id).with_for_update()
 )
 MAKE = (
     insert(QUEUES)

@@ -9,6 +9,8 @@ a held one is free again. One index serves both.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Index, Integer, SmallInteger, String, Table, Text
 
 from pxrs.stores.sql.schema import Body, KeyText, metadata
@@ -28,7 +30,7 @@ _NAME_BYTES = 1000
 LANE_BYTES = 600
 _TX_BYTES = 255
 _KEY_BYTES = 4096
-_OPTIONS = {"mysql_engine": "InnoDB", "mysql_default_charset": "utf8mb4"}
+_OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_default_charset": "utf8mb4"}
 
 # `changes` rises whenever there may be something to take that was not there before. Whoever puts,
 # or changes the front of a lane, locks this row first and keeps it until its commit.

@@ -255,7 +255,7 @@ def _redrive(connection: Connection, name: str, ids: Sequence[int]) -> int:
     lanes: dict[int, str | None] = {}
     for some in in_chunks(_possible(ids)):
         rows = connection.execute(sql.lock_standing([DEAD]), {"queue": queue.id, "ids": some})
-        lanes |= {number: lane for number, lane in rows}
+        lanes |= {row[0]: row[1] for row in rows}
     old = [number for number in _possible(ids) if number in lanes]
     moves = [
         {"queue": queue.id, "old": number, "new": first + at, "now": now}

@@ -1,8 +1,8 @@
 """QueueStore on SQL: taking, giving back, and what the dead leave behind.
 
 An item is counted and held in one transaction, and removed in another together with what its
-handling put. Taking skips what others have locked, so workers don't wait for each other. A holder is
-a session of `sessions.py`; what it has is free when the row of its session is gone, or at its
+handling put. Taking skips what others have locked, so workers don't wait for each other. A holder
+is a session of `sessions.py`; what it has is free when the row of its session is gone, or at its
 deadline by the database's clock.
 """
 
@@ -125,9 +125,10 @@ class SqlQueues(QueueUpkeep):
             self._next_free[queue] = now + _FREE_EVERY
             self._free_named(queue)
         taken = self._take(wanted)
-        if not taken.items and (self._ears.observer.look_if_due() or taken.due == 0):
-            self._free_named(queue)
-            taken = self._take(wanted)
+        if not taken.items:
+            self._ears.observer.look_if_due()
+            if self._free_named(queue):
+                taken = self._take(wanted)
         return taken
 
     def _take(self, wanted: Wanted) -> Taken:
@@ -210,24 +211,32 @@ class SqlQueues(QueueUpkeep):
 
     def reap(self) -> float | None:
         self._ears.observer.look_if_due()
-        for queue, now, shows, ends, gone in self._database.read(sql.DUE):
-            if gone or _is_due(now, shows) or _is_due(now, ends):
-                self._free(queue)
+        found = self._database.read(sql.DUE)
+        overdue = [
+            (queue, name)
+            for queue, name, now, shows, ends, gone in found
+            if gone or _is_due(now, shows) or _is_due(now, ends)
+        ]
+        for queue, name in overdue:
+            self._free(queue, name)
         if self._clock.monotonic() >= self._next_tidy:
             self._next_tidy = self._clock.monotonic() + _TIDY_EVERY
             self._tidy()
-        dues = [_due(now, shows, ends) for _, now, shows, ends, _ in self._database.read(sql.DUE)]
+        if overdue:
+            found = self._database.read(sql.DUE)
+        dues = [_due(now, shows, ends) for _, _, now, shows, ends, _ in found]
         return min((due for due in dues if due is not None), default=None)
 
-    def _free_named(self, name: str) -> None:
-        """Free what nobody holds any more in the queue, if there is any of it."""
-        for (queue,) in self._database.read(sql.LOST_NAMED, name=name):
-            self._free(queue)
+    def _free_named(self, name: str) -> bool:
+        """Free what nobody holds any more in the queue; whether there was any of it."""
+        lost = self._database.read(sql.LOST_NAMED, name=name)
+        return any(self._free(queue, name) for (queue,) in lost)
 
-    def _free(self, queue: int) -> None:
+    def _free(self, queue: int, name: str) -> bool:
         freed = self._database.write(lambda connection: _free(connection, queue))
         if freed:
-            self._ears.ring_queues([name for (name,) in self._database.read(sql.NAME, queue=queue)])
+            self._ears.ring_queues([name])
+        return freed
 
     def watch(self, *queues: str) -> LocalWatch:
         self._database.check_open()
@@ -261,7 +270,9 @@ class _Take:
         chosen = self._choose(connection, sight)
         if not chosen:
             behind = _first_behind(connection, sight, wanted.holder)
-            shows = [each for each in (sight.shows, behind) if each is not None and each > sight.now]
+            shows = [
+                each for each in (sight.shows, behind) if each is not None and each > sight.now
+            ]
             # If another take has locked what is there it may leave some of it.
             busy = None if sight.ready is None else sight.now + _BUSY_MS
             return Taken([], _due(sight.now, min(shows, default=None), sight.ends, busy))

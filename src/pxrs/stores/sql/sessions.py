@@ -25,7 +25,6 @@ from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 
-
 # How often sessions of others are looked at, and how long one look counts.
 _TICK = 0.25
 _OUT_OF_TOUCH = 1.0

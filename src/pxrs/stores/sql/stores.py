@@ -1,8 +1,8 @@
-"""What a `mysql://`, `mariadb://` or `oracle://` URL opens: coordination and queues, no messages."""
+"""What a `mysql://` or `oracle://` URL opens: coordination and queues, but no messages."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.stores.api import LogStore
@@ -15,9 +15,7 @@ from pxrs.stores.sql.queues import SqlQueues
 class SqlStores:
     """See `pxrs.stores.api.Stores`. Messages are kept elsewhere."""
 
-    def __init__(
-        self, url: str, place: str, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, url: str, place: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.url = place
         self.coord = SqlCoord(url, place, clock)
         self.log = cast(LogStore, NoLog(place))
