@@ -5,14 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import sqlalchemy
 
-from pxrs.stores.sql.schema import META, metadata
-from pxrs.testing.conformance import Rule, coord_checks, queue_checks, restore_checks
-from support.coord_lab import CoordLab
+from pxrs.stores.api import Session, Stores
+from pxrs.testing.conformance import (
+    Rule,
+    await_end,
+    coord_checks,
+    queue_checks,
+    restore_checks,
+)
 from support.engine_fixtures import mariadb_database
+from support.sql import SqlPlace
 
 pytestmark = pytest.mark.engine("mariadb")
+
+
+class SqlLab:
+    """Every handle has connections of its own."""
+
+    ttl = 1.2
+    patience = 20.0
+
+    def __init__(self, url: str) -> None:
+        self._place = SqlPlace(url)
+
+    def open(self) -> Stores:
+        return self._place.open()
+
+    def let_expire(self, session: Session) -> None:
+        await_end(self.open(), session, self.patience)
+
+    def close(self) -> None:
+        self._place.close()
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +47,10 @@ def database() -> Iterator[str]:
 
 
 @pytest.fixture
-def lab(database: str) -> Iterator[CoordLab]:
-    lab = CoordLab(database, ttl=1.2)
+def lab(database: str) -> Iterator[SqlLab]:
+    lab = SqlLab(database)
     yield lab
     lab.close()
-    engine = sqlalchemy.create_engine(database, poolclass=sqlalchemy.NullPool)
-    with engine.begin() as connection:
-        for table in metadata.sorted_tables:
-            if table is not META:
-                connection.execute(sqlalchemy.delete(table))
 
 
 @pytest.mark.parametrize(
@@ -39,5 +58,5 @@ def lab(database: str) -> Iterator[CoordLab]:
     coord_checks() + queue_checks() + restore_checks(),
     ids=lambda check: check.__name__,
 )
-def test_conforms(check: Rule, lab: CoordLab) -> None:
+def test_conforms(check: Rule, lab: SqlLab) -> None:
     check(lab)

@@ -19,7 +19,7 @@ from pxrs.stores.findings import Finding
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
-from pxrs.stores.sql.schema import LONGEST_KEY
+from pxrs.stores.sql.schema import LONGEST_KEY, reading
 from pxrs.stores.sql.sessions import Observer, Sessions, SqlSession
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
@@ -58,14 +58,11 @@ class SqlCoord:
         return [Versioned(*row) for row in rows]
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
-        validate_commit(checks, writes, self.limits)
-        for write in writes:
-            if len(write.key.encode()) > LONGEST_KEY:
-                raise InvalidRequest(f"a key of over {LONGEST_KEY} bytes: {write.key[:50]!r}…")
+        validate(checks, writes)
         self.database.check_open()
         if not checks and not writes:
             return Committed({})
-        outcome = self.database.write(lambda connection: _Commit(connection, checks, writes).run())
+        outcome = self.database.write(lambda connection: Commit(connection, checks, writes).run())
         if isinstance(outcome, Committed):
             self.ears.ring([write.key for write in writes])
         return outcome
@@ -90,15 +87,29 @@ class SqlCoord:
         self.database.close()
 
 
-class _Commit:
-    """One commit inside a transaction."""
+def validate(checks: Sequence[Check], writes: Sequence[Write]) -> None:
+    """Refuse a commit that can't be."""
+    validate_commit(checks, writes, _LIMITS)
+    for write in writes:
+        if len(write.key.encode()) > LONGEST_KEY:
+            raise InvalidRequest(f"a key of over {LONGEST_KEY} bytes: {write.key[:50]!r}…")
+
+
+class Commit:
+    """One commit inside a transaction. `latest`: it is the caller's, with a snapshot of its own."""
 
     def __init__(
-        self, connection: Connection, checks: Sequence[Check], writes: Sequence[Write]
+        self,
+        connection: Connection,
+        checks: Sequence[Check],
+        writes: Sequence[Write],
+        *,
+        latest: bool = False,
     ) -> None:
         self._connection = connection
         self._checks = checks
         self._writes = writes
+        self._found_sessions = reading(sql.FOUND_SESSIONS, latest=latest)
 
     def run(self) -> Committed | Conflict:
         self._require_sessions()
@@ -126,7 +137,7 @@ class _Commit:
         """The checked records that are not as expected. Those of ended sessions are absent."""
         checked = [rows[check.key] for check in self._checks if check.key in rows]
         bound = sorted({row[3] for row in checked if row[3] is not None})
-        living = {row[0] for row in self._rows(sql.FOUND_SESSIONS, "ids", bound)}
+        living = {row[0] for row in self._rows(self._found_sessions, "ids", bound)}
         found = {row[0]: Versioned(*row) for row in checked if row[3] is None or row[3] in living}
         failed: dict[str, Versioned | None] = {}
         for check in self._checks:

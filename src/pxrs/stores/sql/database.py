@@ -136,6 +136,14 @@ class Database:
                 ) from error
             raise translated from error
 
+    def connect(self) -> Connection:
+        """A connection for a transaction that lasts as long as somebody's block."""
+        self.check_open()
+        try:
+            return self._writing.connect()
+        except exc.DBAPIError as error:
+            raise self.translated(error) from error
+
     def close(self) -> None:
         if not self.usable:
             return
@@ -143,17 +151,18 @@ class Database:
         for engine in (self._writing, self._reading):
             engine.dispose()
 
-    def translated(self, error: exc.DBAPIError) -> PxrsError:
-        """A driver's error in the words of pxrs."""
-        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
-        text = f"{self.place}: {error.orig}"
+    def translated(self, error: BaseException) -> PxrsError:
+        """A driver's error, wrapped by SQLAlchemy or not, in the words of pxrs."""
+        own = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error
+        code = own.args[0] if own.args else None
+        text = f"{self.place}: {own}"
         if code in _DEADLOCK:
             return TransactionConflict(text)
         if code in _FULL:
             return StoreFull(text)
         if code in _READ_ONLY:
             return StoreReadOnly(text)
-        if error.connection_invalidated or code in _GONE:
+        if getattr(error, "connection_invalidated", False) or code in _GONE:
             return StoreUnavailable(text)
         return StoreError(text)
 

@@ -27,11 +27,11 @@ from pxrs.stores.sql.queue_rows import (
     lane_text,
     lanes_of,
     lock_queues,
-    reading,
     require_session,
     settle,
 )
 from pxrs.stores.sql.queue_tables import DELAYED, LANE_BYTES, READY, WAITING
+from pxrs.stores.sql.schema import reading
 from pxrs.types import Held, Holder, NewItem, QueueChange
 
 # A commit's number: the time in ms, and a random rest.
@@ -216,7 +216,7 @@ def holding(holder: Holder) -> dict[str, str]:
 
 def make_queue(connection: Connection, name: str, *, fifo: bool) -> None:
     """Make a queue, unless somebody has."""
-    values = {"id": secrets.randbits(62), "name": name, "fifo": int(fifo)}
+    values = {"new_id": secrets.randbits(62), "new_name": name, "strict": int(fifo)}
     connection.execute(sql.MAKE, values)
 
 

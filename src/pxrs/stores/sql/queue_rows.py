@@ -11,6 +11,7 @@ from pxrs.errors import SessionLost
 from pxrs.stores.queue_rules import indexed, lane_of
 from pxrs.stores.sql import queue_statements as sql
 from pxrs.stores.sql.queue_tables import LANE_BYTES, WAITING
+from pxrs.stores.sql.schema import reading
 from pxrs.types import Held, Queue
 
 T = TypeVar("T")
@@ -44,11 +45,6 @@ def lane_text(queue: Queue, key: str | None) -> str | None:
     if lane is None:
         return None
     return indexed(lane, LANE_BYTES) if lane else _FIFO
-
-
-def reading(statement: Any, *, latest: bool) -> Any:
-    """A plain read, or one that sees the latest state in a transaction with an old snapshot."""
-    return statement.with_for_update(read=True) if latest else statement
 
 
 def require_session(connection: Connection, session: str) -> int:

@@ -273,7 +273,16 @@ MAKE = (
     insert(QUEUES)
     .prefix_with("IGNORE", dialect="mysql")
     .prefix_with("IGNORE", dialect="mariadb")
-    .values(created_ms=_now, next_item=1, changes=0, put=0, done=0)
+    .values(
+        id=bindparam("new_id"),
+        name=bindparam("new_name"),
+        fifo=bindparam("strict"),
+        created_ms=_now,
+        next_item=1,
+        changes=0,
+        put=0,
+        done=0,
+    )
 )
 NUMBER = (
     update(QUEUES)

@@ -196,3 +196,8 @@ def _oracle_now_ms(element: Any, compiler: Any, **options: Any) -> str:
 def later(seconds: ColumnElement[float] | Any) -> utc_later:
     """So many seconds from now."""
     return utc_later(seconds)
+
+
+def reading(statement: Any, *, latest: bool) -> Any:
+    """A plain read, or one that sees the latest state in a transaction with an old snapshot."""
+    return statement.with_for_update(read=True) if latest else statement

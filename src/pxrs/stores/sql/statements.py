@@ -39,7 +39,10 @@ LOCK_SESSIONS = (
     select(SESSIONS.c.id).where(SESSIONS.c.id.in_(_ids)).order_by(SESSIONS.c.id).with_for_update()
 )
 FOUND_SESSIONS = select(SESSIONS.c.id).where(SESSIONS.c.id.in_(_ids))
-LIVING_SESSIONS = select(SESSIONS.c.id).where(and_(SESSIONS.c.id.in_(_ids), _alive))
+# They are locked already; a locking read sees their latest state, whatever the snapshot.
+LIVING_SESSIONS = (
+    select(SESSIONS.c.id).where(and_(SESSIONS.c.id.in_(_ids), _alive)).with_for_update(read=True)
+)
 LOCK_RECORDS = (
     select(*_columns).where(RECORDS.c.name.in_(_keys)).order_by(RECORDS.c.name).with_for_update()
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.stores.api import LogStore
 from pxrs.stores.composite import NoLog
 from pxrs.stores.findings import Finding
+from pxrs.stores.sql.atomic import SqlAtomic
 from pxrs.stores.sql.coord import SqlCoord
 from pxrs.stores.sql.queues import SqlQueues
 
@@ -16,10 +17,14 @@ class SqlStores:
     """See `pxrs.stores.api.Stores`. Messages are kept elsewhere."""
 
     def __init__(self, url: str, place: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.url = place
+        self.url = url
         self.coord = SqlCoord(url, place, clock)
         self.log = cast(LogStore, NoLog(place))
         self.queues = SqlQueues(self.coord.database, self.coord.ears, clock)
+
+    def atomic(self, connection: Any = None) -> SqlAtomic:
+        self.coord.database.check_open()
+        return SqlAtomic(self.coord, self.queues, connection)
 
     def findings(self) -> list[Finding]:
         """What an examination of the engine finds."""
