@@ -16,6 +16,7 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import InvalidRequest, SessionLost
 from pxrs.stores.api import Watch, refuse_session_check, validate_commit
 from pxrs.stores.findings import Finding
+from pxrs.stores.sql import one_trip
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
@@ -62,10 +63,19 @@ class SqlCoord:
         self.database.check_open()
         if not checks and not writes:
             return Committed({})
+        if self.database.sends_at_once and one_trip.fits(checks, writes):
+            revision = one_trip.commit(self.database, checks, writes)
+            if revision is not None:
+                return self._done(writes, revision)
         outcome = self.database.write(lambda connection: Commit(connection, checks, writes).run())
         if isinstance(outcome, Committed):
             self.ears.ring([write.key for write in writes])
         return outcome
+
+    def _done(self, writes: Sequence[Write], revision: int) -> Committed:
+        self.ears.ring([write.key for write in writes])
+        puts = (write.key for write in writes if isinstance(write, Put))
+        return Committed(dict.fromkeys(puts, revision))
 
     def watch(self, *prefixes: str) -> Watch:
         self.database.check_open()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import sqlalchemy
@@ -53,8 +54,16 @@ class Database:
         try:
             # Every transaction is ended here: another rollback would be a round trip for nothing.
             self._writing, self._reading = (
-                sqlalchemy.create_engine(url, isolation_level=level, pool_reset_on_return=None)
-                for level in ("READ COMMITTED", "AUTOCOMMIT")
+                sqlalchemy.create_engine(
+                    url,
+                    isolation_level=level,
+                    pool_reset_on_return=None,
+                    connect_args=arguments,
+                )
+                for level, arguments in (
+                    ("READ COMMITTED", {}),
+                    ("AUTOCOMMIT", _several_statements(url)),
+                )
             )
         except exc.NoSuchModuleError as error:
             raise ConfigError(f"SQLAlchemy knows no such database: {error}") from error
@@ -63,7 +72,8 @@ class Database:
                 f"the driver {error.name} is not installed: pip install {error.name}"
             ) from error
         if self._writing.dialect.name in ("mysql", "mariadb"):
-            event.listen(self._writing, "connect", _set_up_mysql)
+            for engine in (self._writing, self._reading):
+                event.listen(engine, "connect", _set_up_mysql)
         try:
             self._create()
             self._skips_locked = _skips_locked(self._reading.dialect)
@@ -135,6 +145,29 @@ class Database:
                     f"{self.place}: no answer to a commit: {error.orig}"
                 ) from error
             raise translated from error
+
+    @property
+    def sends_at_once(self) -> bool:
+        """Whether the driver can send several statements together."""
+        return self._reading.dialect.driver == "pymysql"
+
+    @contextmanager
+    def at_once(self) -> Iterator[Any]:
+        """The driver's connection, for several statements that are sent together."""
+        self.check_open()
+        try:
+            connection = self._reading.connect()
+            if _is_stale(connection.connection.dbapi_connection):
+                connection.invalidate()
+        except exc.DBAPIError as error:
+            raise self.translated(error) from error
+        with connection:
+            try:
+                yield connection.connection.dbapi_connection
+            except BaseException:
+                # It may be anywhere in the middle: nobody else may go on from there.
+                connection.invalidate()
+                raise
 
     def connect(self) -> Connection:
         """A connection for a transaction that lasts as long as somebody's block."""
@@ -221,9 +254,32 @@ def _skips_locked(dialect: Any) -> bool:
     return tuple(dialect.server_version_info[:2]) >= oldest
 
 
+def _several_statements(url: str) -> dict[str, Any]:
+    """For connections that send a whole commit at once; PyMySQL has to be told."""
+    if sqlalchemy.make_url(url).get_driver_name() != "pymysql":
+        return {}
+    from pymysql.constants import CLIENT
+
+    return {"client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS}
+
+
+def _is_stale(driver: Any) -> bool:
+    """Whether the server has closed the connection while nobody used it.
+
+    Who sends a commit on such a one would not know what became of it.
+    """
+    sock = getattr(driver, "_sock", None)
+    if sock is None or getattr(driver, "ssl", False):
+        return False
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(0))
+
+
 def _set_up_mysql(connection: Any, record: Any) -> None:
     """What every transaction goes by. MySQL has no limit for idle ones; MariaDB has."""
     with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}")
         with suppress(Exception):
             cursor.execute(f"SET SESSION idle_transaction_timeout = {_IDLE_SECONDS}")
