@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from pxrs.clock import Clock
 from pxrs.stores.postgres.database import Database, Pg, Row, run
@@ -21,6 +20,7 @@ from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
 from pxrs.stores.queue_rules import (
     REMEMBERED,
     delay_ms,
+    indexed,
     tidy,
     validate_change,
     validate_lock,
@@ -42,7 +42,7 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _SWEEP_EVERY = 0.1
 _TIDY_EVERY = 60.0
-_LONGEST_INDEXED = 500
+_LONGEST_INDEXED = 501
 _MOST_SESSIONS = 1000
 _NUMBERS = 2**63
 
@@ -263,9 +263,7 @@ class PostgresQueues(QueueUpkeep):
 
 
 def _indexed(key: str) -> str:
-    """What stands in an index for a key: an index holds no long ones."""
-    data = key.encode()
-    return f"k{key}" if len(data) <= _LONGEST_INDEXED else f"h{sha256(data).hexdigest()}"
+    return indexed(key, _LONGEST_INDEXED)
 
 
 def _delivery(queue: str, row: Row) -> Delivery:
