@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from pxrs.clock import Clock
 from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.queue_rules import (
-    DIED_HOLDING,
-    REMEMBERED_FOR,
     USED_UP,
     delay_ms,
     pick,
@@ -33,7 +31,8 @@ from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.queue_ahead import Ahead, Aside
 from pxrs.stores.sqlite.queue_puts import put_items
-from pxrs.stores.sqlite.queue_rows import Candidate, Hands, HeldRow, QueueRow
+from pxrs.stores.sqlite.queue_reaper import Reaper
+from pxrs.stores.sqlite.queue_rows import Candidate, Hands, QueueRow
 from pxrs.stores.sqlite.queue_upkeep import LIMITS, QueueUpkeep, slot_of
 from pxrs.types import (
     Delivery,
@@ -44,8 +43,6 @@ from pxrs.types import (
     Release,
     Taken,
 )
-
-_REAP_EVERY = 0.1
 
 
 class Wanted(NamedTuple):
@@ -79,10 +76,8 @@ class SqliteQueues(QueueUpkeep):
         coord.before_a_session_ends(ahead.give_back)
         self._coord = coord
         self._memory = commits.Memory()
+        self._reaper = Reaper(database, coord, clock, ahead.verdicts, self._memory)
         self._ears = ears
-        # By queue: each is looked after by those who take from it.
-        self._next_reap: dict[int, float] = {}
-        self._ended_at: dict[str, float] = {}
         # Queues that had nothing for whoever took last: the next one looks before it writes.
         self._found_empty: set[str] = set()
 
@@ -186,14 +181,14 @@ class SqliteQueues(QueueUpkeep):
         if queue is None:
             return Taken([], None)
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        self._reap_now_and_then(turn, queue.id, now)
+        self._reaper.now_and_then(turn, queue.id, now)
         rows.promote_due(connection, queue.id, now_ms)
         chosen = self._choose(turn, queue, wanted, now_ms)
-        if not chosen and self._reap_queue(turn, queue.id):
+        if not chosen and self._reaper.free(turn, queue.id):
             chosen = self._choose(turn, queue, wanted, now_ms)
         if not chosen:
             lanes = rows.lanes_held(connection, queue.id, wanted.holder, now)
-            return Taken([], self._due(connection, queue.id, lanes))
+            return Taken([], self._reaper.due(connection, queue.id, lanes))
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ids = [item.id for item in chosen]
         rows.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
@@ -244,26 +239,9 @@ class SqliteQueues(QueueUpkeep):
             lanes = rows.lanes_held(connection, queue.id, holder, now)
             if rows.following_items(connection, queue.id, lanes, 1, now_ms):
                 return 0.0
-            if any(self._is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
+            if any(self._reaper.is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
                 return 0.0
-            return self._due(connection, queue.id, lanes)
-
-    def _due(
-        self, connection: sqlite3.Connection, queue: int, lanes: Sequence[str] = ()
-    ) -> float | None:
-        """In how many seconds there may be something; `lanes` are those of who asks."""
-        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        shows = (
-            rows.first_due_ms(connection, queue),
-            rows.first_behind_ms(connection, queue, lanes),
-        )
-        waits = [max(0.0, (visible - now_ms) / 1000) for visible in shows if visible is not None]
-        waits += [
-            max(0.0, held.lock_until - now)
-            for held in rows.held_rows(connection, queue)
-            if held.lock_until is not None
-        ]
-        return min(waits, default=None)
+            return self._reaper.due(connection, queue.id, lanes)
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -322,7 +300,7 @@ class SqliteQueues(QueueUpkeep):
                 queue = self._remove(turn, name, hands, held, now, now_ms)
                 wanted = self._ahead.habits.expected(name)
                 if asides is not None and wanted is not None:
-                    self._reap_now_and_then(turn, queue, now)
+                    self._reaper.now_and_then(turn, queue, now)
                     asides += self._set_aside(turn, name, queue, holder.session, *wanted)
         numbers = self._put(turn, change.put, now_ms) if change.put else []
         self._memory.note(turn.connection, change.holder)
@@ -421,76 +399,8 @@ class SqliteQueues(QueueUpkeep):
             turn.slots.add(slot_of(release.held.queue))
         rows.settle(connection, lanes, now_ms)
 
-    # What the dead leave behind
-
     def reap(self) -> float | None:
-        with self._database.reading() as connection:
-            alive: dict[str, bool] = {}
-            lost = [held for held in rows.held_rows(connection) if self._is_lost(held, alive)]
-            queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
-            gone = self._forgotten_sessions(connection)
-            ahead.forget_owners(connection, self._ahead.verdicts)
-            # Left as they are, they would be due for ever: who sweeps would never rest.
-            overdue = any(self._due(connection, queue) == 0 for queue in queues)
-        if lost or gone or overdue:
-            self._database.write(lambda turn: self._reap(turn, queues, gone))
-        with self._database.reading() as connection:
-            dues = [self._due(connection, queue) for queue in queues]
-        return min((due for due in dues if due is not None), default=None)
-
-    def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
-        for queue in queues:
-            self._reap_queue(turn, queue)
-            rows.promote_due(turn.connection, queue, self._clock.wall_ms())
-        if gone:
-            commits.forget_sessions(turn.connection, gone)
-            for session in gone:
-                self._memory.forget(session)
-
-    def _reap_now_and_then(self, turn: Turn, queue: int, now: float) -> None:
-        if now >= self._next_reap.get(queue, 0.0):
-            self._reap_queue(turn, queue)
-            self._next_reap[queue] = now + _REAP_EVERY
-
-    def _reap_queue(self, turn: Turn, queue: int) -> bool:
-        """Free what nobody holds any more in one queue; whether there was something."""
-        connection = turn.connection
-        now_ms = self._clock.wall_ms()
-        alive: dict[str, bool] = {}
-        lost = [held for held in rows.held_rows(connection, queue) if self._is_lost(held, alive)]
-        for held in lost:
-            if not ahead.was_handed_out(held.tx, self._ahead.verdicts):
-                rows.give_back_uncounted(connection, held.id)
-            elif held.most is not None and held.deliveries >= held.most:
-                rows.bury(connection, held.id, DIED_HOLDING, now_ms)
-            else:
-                rows.give_back(
-                    connection,
-                    held.id,
-                    visible=now_ms,
-                    error=DIED_HOLDING,
-                    suspect=True,
-                    now_ms=now_ms,
-                )
-            turn.slots.add(slot_of(held.name))
-        rows.settle(
-            connection, {(queue, held.lane) for held in lost if held.lane is not None}, now_ms
-        )
-        return bool(lost)
-
-    def _is_lost(self, held: HeldRow, alive: dict[str, bool]) -> bool:
-        if held.lock_until is not None and held.lock_until <= self._clock.monotonic():
-            return True
-        if held.session not in alive:
-            alive[held.session] = self._coord.is_alive(held.session)
-        return not alive[held.session]
-
-    def _forgotten_sessions(self, connection: sqlite3.Connection) -> list[str]:
-        """Sessions that ended so long ago that nobody will ask what they have done."""
-        now = self._clock.monotonic()
-        ended = [name for name in commits.sessions(connection) if not self._coord.is_alive(name)]
-        self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
-        return [name for name in ended if self._ended_at[name] + REMEMBERED_FOR <= now]
+        return self._reaper.reap()
 
     def _require_session(self, session: str) -> None:
         if not self._coord.is_alive(session):
