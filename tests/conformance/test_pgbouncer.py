@@ -27,8 +27,8 @@ def pgbouncer() -> Iterator[engines.Engine]:
 
 
 @pytest.fixture
-def lab(postgres_url: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
-    lab = PostgresLab(f"{pgbouncer.url}/{postgres_url.rpartition('/')[2]}")
+def lab(prepared_postgres_url: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
+    lab = PostgresLab(f"{pgbouncer.url}/{prepared_postgres_url.rpartition('/')[2]}")
     yield lab
     lab.close()
 
@@ -42,8 +42,8 @@ def test_conforms_behind_pgbouncer(check: Rule, lab: PostgresLab) -> None:
     check(lab)
 
 
-def test_a_pooler_is_recognised(lab: PostgresLab, postgres_url: str) -> None:
+def test_a_pooler_is_recognised(lab: PostgresLab, prepared_postgres_url: str) -> None:
     assert lab.open().database.pooled
-    direct = PostgresLab(postgres_url)
+    direct = PostgresLab(prepared_postgres_url)
     assert not direct.open().database.pooled
     direct.close()

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.engine("postgres")
 
 
 @pytest.fixture
-def lab(postgres_url: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
-    lab = PostgresLab(postgres_url, channel=getattr(request, "param", None))
+def lab(prepared_postgres_url: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
+    lab = PostgresLab(prepared_postgres_url, channel=getattr(request, "param", None))
     yield lab
     lab.close()
 
