@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import engines
-from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks
+from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks, queue_checks
 from support.engine_fixtures import server_url, unavailable
 from support.postgres import PostgresLab
 
@@ -27,23 +27,23 @@ def pgbouncer() -> Iterator[engines.Engine]:
 
 
 @pytest.fixture
-def lab(postgres_url: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
-    lab = PostgresLab(f"{pgbouncer.url}/{postgres_url.rpartition('/')[2]}")
+def lab(prepared_postgres_url: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
+    lab = PostgresLab(f"{pgbouncer.url}/{prepared_postgres_url.rpartition('/')[2]}")
     yield lab
     lab.close()
 
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + atomic_checks(),
+    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms_behind_pgbouncer(check: Rule, lab: PostgresLab) -> None:
     check(lab)
 
 
-def test_a_pooler_is_recognised(lab: PostgresLab, postgres_url: str) -> None:
+def test_a_pooler_is_recognised(lab: PostgresLab, prepared_postgres_url: str) -> None:
     assert lab.open().database.pooled
-    direct = PostgresLab(postgres_url)
+    direct = PostgresLab(prepared_postgres_url)
     assert not direct.open().database.pooled
     direct.close()

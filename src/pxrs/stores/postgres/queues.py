@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from operator import itemgetter
 
 from pxrs.clock import Clock
@@ -22,6 +21,7 @@ from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
 from pxrs.stores.queue_rules import (
     REMEMBERED,
     delay_ms,
+    indexed,
     tidy,
     validate_change,
     validate_lock,
@@ -43,7 +43,7 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _SWEEP_EVERY = 0.1
 _TIDY_EVERY = 60.0
-_LONGEST_INDEXED = 500
+_LONGEST_INDEXED = 501
 _MOST_SESSIONS = 1000
 _NUMBERS = 2**63
 _BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
@@ -271,9 +271,7 @@ class PostgresQueues(QueueUpkeep):
 
 
 def _indexed(key: str) -> str:
-    """What stands in an index for a key: an index holds no long ones."""
-    data = key.encode()
-    return f"k{key}" if len(data) <= _LONGEST_INDEXED else f"h{sha256(data).hexdigest()}"
+    return indexed(key, _LONGEST_INDEXED)
 
 
 def _delivery(queue: str, row: Row) -> Delivery:
