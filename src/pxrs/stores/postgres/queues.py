@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from pxrs.clock import Clock
+from pxrs.errors import QueueNotFound
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.ears import Ears
+from pxrs.stores.postgres.queue_restore import RESTORE_ITEMS, as_columns
 from pxrs.stores.postgres.queue_scout import Scout
 from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
 from pxrs.stores.queue_rules import (
@@ -26,6 +28,7 @@ from pxrs.stores.queue_rules import (
     validate_change,
     validate_lock,
     validate_releases,
+    validate_restored,
     validate_take,
 )
 from pxrs.stores.wakeups import LocalWatch
@@ -37,6 +40,7 @@ from pxrs.types import (
     QueueChange,
     QueueLimits,
     Release,
+    StoredItem,
     Taken,
 )
 
@@ -248,6 +252,18 @@ class PostgresQueues(QueueUpkeep):
         shown = _shown(names, lowest)
         self.committed(Applied(put_to=frozenset(names), shown=shown))
 
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        """See `pxrs.stores.api.ItemRestorer`."""
+        validate_restored(items, LIMITS)
+        ((added,),) = self._database.write(
+            self._database.sql(RESTORE_ITEMS), (queue, *as_columns(items, _LONGEST_INDEXED))
+        )
+        if added is None:
+            raise QueueNotFound(queue)
+        shown = {queue: min(item.id for item in items)} if items else {}
+        self.committed(Applied(put_to=frozenset((queue,)), shown=shown))
+        return int(added)
+
     def reap(self) -> float | None:
         self._ears.observer.look_if_due()
         now = self._clock.monotonic()
@@ -293,6 +309,8 @@ def _numbers(values: Sequence[int]) -> str | None:
 
 def _details(items: Sequence[NewItem]) -> tuple[object, ...]:
     """Ranks, delays, keys, lanes, dedupe keys and windows; None for what no item has."""
+    if all(map(_is_plain, items)):
+        return (None,) * 6
     ranked = any(item.priority for item in items)
     delayed = any(item.delay for item in items)
     keyed = any(item.key is not None for item in items)
@@ -305,6 +323,10 @@ def _details(items: Sequence[NewItem]) -> tuple[object, ...]:
         [item.dedupe and _indexed(item.dedupe) for item in items] if deduped else None,
         _numbers([delay_ms(item.dedupe_window) for item in items]) if deduped else None,
     )
+
+
+def _is_plain(item: NewItem) -> bool:
+    return not (item.priority or item.delay or item.key or item.dedupe)
 
 
 def _tally(

@@ -18,6 +18,7 @@ from pxrs.stores.postgres import (
     queue_chores,
     queue_functions,
     queue_lanes,
+    queue_restore,
 )
 
 VERSION = 3
@@ -126,6 +127,7 @@ QUEUE_FUNCTIONS = (
     *queue_apply.COMMITTING,
     *queue_changes.CHANGING,
     *queue_chores.CHORES,
+    queue_restore.RESTORE,
 )
 
 # What is taken is written again: to the same page, if there is room for it.
