@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, cast
 
 from pxrs.config import public
 from pxrs.errors import ConfigError, NotAtomic
-from pxrs.stores.api import CoordStore, LogStore, QueueStore
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore
 
 NO_MESSAGES = (
     "{0} keeps no messages; say where they are kept: '{0} log=nats://host:4222', "
@@ -26,7 +27,7 @@ class NoLog:
 
 
 class CompositeStores:
-    """`Stores` put together. Each part commits by itself: there is no commit across them."""
+    """`Stores` put together. `atomic`: how all but the messages commit as one, where they can."""
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class CompositeStores:
         log: LogStore | None,
         queues: QueueStore | None,
         close: Sequence[Callable[[], None]],
+        atomic: Callable[[Any], AbstractContextManager[Atomic]] | None = None,
     ) -> None:
         self.url = url
         self.coord = coord
         self.log = log or cast(LogStore, NoLog(url))
         self._queues = queues
         self._close = list(close)
+        self._atomic = atomic
 
     @property
     def queues(self) -> QueueStore:
@@ -52,7 +55,10 @@ class CompositeStores:
             )
         return self._queues
 
-    def atomic(self, connection: Any = None) -> NoReturn:
+    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
+        """Where coordination and queues can commit together; messages take no part in it."""
+        if self._atomic is not None:
+            return self._atomic(connection)
         raise NotAtomic(
             f"{public(self.url)} keeps coordination and messages in different places, which "
             "can't commit together; commit the checkpoint after the handler, or keep all "

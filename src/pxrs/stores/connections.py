@@ -16,6 +16,7 @@ import sys
 from typing import Any, Protocol
 
 from pxrs.errors import InvalidRequest, NotAtomic
+from pxrs.stores.on_loop import AwaitedAlchemy, AwaitedDriver, OnLoop
 
 
 class Loan(Protocol):
@@ -24,6 +25,11 @@ class Loan(Protocol):
     @property
     def began(self) -> bool:
         """Whether nothing was begun, on the caller's side, before `open`."""
+        ...
+
+    @property
+    def alchemy(self) -> Any:
+        """SQLAlchemy's connection, once it is open; None where the caller uses the driver."""
         ...
 
     def begun(self) -> Any:
@@ -58,12 +64,24 @@ class Lent:
         self.loan = borrow(connection)
 
 
+def loan_of(connection: Any) -> tuple[Loan | None, bool]:
+    """The loan of what a block was given, if it was, and whether pxrs ends what is older."""
+    if isinstance(connection, Lent):
+        return connection.loan, True
+    return (None if connection is None else borrow(connection)), False
+
+
 def borrow(connection: Any) -> Loan:
     """The loan of a driver's connection, or of SQLAlchemy's Session or Connection.
 
-    AsyncSession and AsyncConnection lend their synchronous side; that can be used only inside
-    their `run_sync`.
+    Those of asyncio come with their loop. Without it AsyncSession and AsyncConnection lend their
+    synchronous side, which can be used only inside their `run_sync`.
     """
+    if isinstance(connection, OnLoop):
+        side = _sync_side(connection.connection)
+        if side is connection.connection:
+            return AwaitedDriver(connection)
+        return AwaitedAlchemy(connection, borrow(side))
     alchemy = sys.modules.get("sqlalchemy")
     if alchemy is None:
         return _Driver(connection)
@@ -76,7 +94,7 @@ def borrow(connection: Any) -> Loan:
     if isinstance(connection, alchemy.Connection):
         return _Connection(connection, alchemy)
     if isinstance(connection, alchemy.PoolProxiedConnection):
-        return _Driver(connection.dbapi_connection)
+        return _Driver(connection.driver_connection)
     return _Driver(connection)
 
 
@@ -106,6 +124,7 @@ class _Driver:
     """A connection of the driver itself."""
 
     began = False
+    alchemy = None
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -138,6 +157,10 @@ class _Connection:
         self._transaction: Any = None
         self.began = False
 
+    @property
+    def alchemy(self) -> Any:
+        return self._connection
+
     def begun(self) -> Any:
         if not self._connection.in_transaction():
             return None
@@ -150,7 +173,7 @@ class _Connection:
         self._transaction = (
             self._connection.begin() if self.began else self._connection.get_transaction()
         )
-        return self._connection.connection.dbapi_connection
+        return self._connection.connection.driver_connection
 
     def ended(self) -> bool:
         return self._connection.get_transaction() is not self._transaction
@@ -178,6 +201,10 @@ class _Session:
         self._connection: Any = None
         self.began = False
 
+    @property
+    def alchemy(self) -> Any:
+        return self._connection
+
     def begun(self) -> Any:
         if not self._session.in_transaction():
             return None
@@ -193,7 +220,7 @@ class _Session:
                 f"the session does not say which database it is for: {error}"
             ) from error
         self._transaction = self._session.get_transaction()
-        return self._connection.connection.dbapi_connection
+        return self._connection.connection.driver_connection
 
     def ended(self) -> bool:
         return self._session.get_transaction() is not self._transaction

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pxrs.config import StoreUrl, parse_url, public, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
-from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import NO_MESSAGES, CompositeStores
 from pxrs.stores.findings import Finding, warning
 
@@ -24,6 +24,8 @@ class Opened(NamedTuple):
     whole: Stores | None = None
     # What an examination of the engine finds: see `pxrs.stores.findings`.
     findings: Callable[[], list[Finding]] = list
+    # One commit of coordination and queues, where messages are kept elsewhere anyway.
+    atomic: Callable[[Any], AbstractContextManager[Atomic]] | None = None
 
 
 def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -> Stores:
@@ -51,7 +53,12 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
             each.close()
         raise
     return CompositeStores(
-        str(parts), of_coord.coord, of_log.log, of_coord.queues, [each.close for each in opened]
+        str(parts),
+        of_coord.coord,
+        of_log.log,
+        of_coord.queues,
+        [each.close for each in opened],
+        of_coord.atomic,
     )
 
 
@@ -211,9 +218,17 @@ def _sql(url: StoreUrl) -> Opened:
 
     settings = sql_settings(url)
     with _needing(f"{url.scheme}://", "sql"):
-        from pxrs.stores.sql.coord import SqlCoord
-    coord = SqlCoord(settings.url, settings.shown)
-    return Opened(coord.close, coord=coord, findings=coord.findings)
+        from pxrs.stores.sql.stores import SqlStores
+    stores = SqlStores(settings.url, settings.shown)
+    return Opened(
+        stores.close,
+        stores.coord,
+        None,
+        stores.queues,
+        stores,
+        stores.findings,
+        stores.atomic,
+    )
 
 
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {

@@ -8,7 +8,7 @@ changes a front calls `settle`.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from pxrs.errors import Fenced
@@ -73,6 +73,13 @@ class HeldRow(NamedTuple):
     lock_until: float | None
 
 
+class Hands(NamedTuple):
+    """A holder, and every name that its items may be held under."""
+
+    session: str
+    names: tuple[str, ...]
+
+
 class FoundHeld(NamedTuple):
     """An item that is still in the hands of who asks."""
 
@@ -109,18 +116,33 @@ def find_queue(connection: sqlite3.Connection, name: str) -> QueueRow | None:
 
 def make_queue(connection: sqlite3.Connection, name: str, fifo: bool, now_ms: int) -> QueueRow:
     cursor = connection.execute(
-        "INSERT INTO pxrs_queues (name, fifo, created, next, put, done) VALUES (?, ?, ?, 1, 0, 0)",
+        "INSERT INTO pxrs_queues (name, fifo, created, next, put, discarded) "
+        "VALUES (?, ?, ?, 1, 0, 0)",
         (name, fifo, now_ms),
     )
     assert cursor.lastrowid is not None
     return QueueRow(cursor.lastrowid, Queue(name=name, fifo=fifo, created_ms=now_ms))
 
 
-def count_done(connection: sqlite3.Connection, name: str, count: int) -> int | None:
-    """Note that items were handled; the queue's id, None if there is no such queue."""
+def reserve_numbers(
+    connection: sqlite3.Connection, name: str, count: int, now_ms: int
+) -> tuple[QueueRow, int]:
+    """The queue, which is made if need be, and the first of so many new items' numbers."""
     row = connection.execute(
-        "UPDATE pxrs_queues SET done = done + ? WHERE name = ? RETURNING id", (count, name)
+        "UPDATE pxrs_queues SET next = next + ?1, put = put + ?1 WHERE name = ?2 "
+        "RETURNING id, fifo, created, next - ?1",
+        (count, name),
     ).fetchone()
+    if row is None:
+        make_queue(connection, name, False, now_ms)
+        return reserve_numbers(connection, name, count, now_ms)
+    number, fifo, created, first = row
+    return QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created)), first
+
+
+def id_of(connection: sqlite3.Connection, name: str) -> int | None:
+    """The queue's id, None if there is no such queue."""
+    row = connection.execute("SELECT id FROM pxrs_queues WHERE name = ?", (name,)).fetchone()
     return row[0] if row else None
 
 
@@ -247,20 +269,22 @@ def first_due_ms(connection: sqlite3.Connection, queue: int) -> int | None:
 
 def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
     """Everything in somebody's hands, in one queue or in all."""
+    # By its index: without being told SQLite would rather walk through all items in order.
+    of_queue = "" if queue is None else "AND i.queue = ? "
     rows = connection.execute(
         "SELECT i.id, i.queue, q.name, i.session, i.tx, i.lane, i.deliveries, i.most, i.lock_until "
-        "FROM pxrs_queue_items i JOIN pxrs_queues q ON q.id = i.queue "
-        f"WHERE i.state = {HELD} AND (?1 IS NULL OR i.queue = ?1) ORDER BY i.id",
-        (queue,),
+        "FROM pxrs_queue_items i INDEXED BY pxrs_queue_held JOIN pxrs_queues q ON q.id = i.queue "
+        f"WHERE i.state = {HELD} {of_queue}",
+        () if queue is None else (queue,),
     ).fetchall()
-    return [HeldRow(*row) for row in rows]
+    return [HeldRow(*row) for row in sorted(rows)]
 
 
 # Ending
 
 
 def remove_held(
-    connection: sqlite3.Connection, queue: int, holder: Holder, held: Sequence[Held], now: float
+    connection: sqlite3.Connection, queue: int, hands: Hands, held: Sequence[Held], now: float
 ) -> list[str]:
     """Remove what the holder has handled; the lanes it was in. Raises `Fenced` if it lost any.
 
@@ -270,24 +294,49 @@ def remove_held(
     apart: list[int] = []
     gone = 0
     for some in in_chunks(held):
-        marks = ",".join(["(?,?)"] * len(some))
-        pairs = [value for each in some for value in (item_id(queue, each.id), each.delivery)]
+        deliveries = _deliveries(queue, some)
+        where, values = _in_hands(deliveries, hands, now)
         rows = connection.execute(
-            f"DELETE FROM pxrs_queue_items WHERE (id, deliveries) IN (VALUES {marks}) "
-            f"AND state = {HELD} AND session = ? AND tx = ? "
-            "AND (lock_until IS NULL OR lock_until > ?) RETURNING id, lane, body IS NULL",
-            (*pairs, *holder, now),
+            f"DELETE FROM pxrs_queue_items WHERE {where} "
+            "RETURNING id, deliveries, lane, body IS NULL",
+            values,
         ).fetchall()
-        gone += len(rows)
-        lanes |= {lane for _, lane, _ in rows if lane is not None}
-        apart += [number for number, _, is_apart in rows if is_apart]
+        for number, delivery, lane, is_apart in rows:
+            gone += deliveries[number] == delivery
+            if lane is not None:
+                lanes.add(lane)
+            if is_apart:
+                apart.append(number)
     if gone < len(held):
+        # Whoever is told so rolls back, and with it what was removed.
         raise Fenced(
             f"{len(held) - gone} of {len(held)} items of queue {held[0].queue!r} are not held "
             "any more; somebody else has them, or will"
         )
-    remove_bodies(connection, apart)
+    if apart:
+        remove_bodies(connection, apart)
     return sorted(lanes)
+
+
+def _deliveries(queue: int, held: Sequence[Held]) -> dict[int, int]:
+    """The delivery that each row has to be at. As `item_id` has it, without a call for each."""
+    first = item_id(queue, 0)
+    return {
+        first + number if 0 < number < _NUMBERS else first: delivery for _, number, delivery in held
+    }
+
+
+def _in_hands(items: Collection[int], hands: Hands, now: float) -> tuple[str, list[object]]:
+    """A condition for those of the rows that the holder has and is not late with, and its values.
+
+    What it says of their deliveries has to be compared: SQLite takes twice as long for pairs.
+    """
+    marks, names = ",".join("?" * len(items)), ",".join("?" * len(hands.names))
+    where = (
+        f"id IN ({marks}) AND state = {HELD} AND session = ? "
+        f"AND (lock_until IS NULL OR lock_until > ?) AND tx IN ({names})"
+    )
+    return where, [*items, hands.session, now, *hands.names]
 
 
 def remove_bodies(connection: sqlite3.Connection, items: Sequence[int]) -> None:
@@ -315,6 +364,15 @@ def give_back(
     )
 
 
+def give_back_uncounted(connection: sqlite3.Connection, item: int) -> None:
+    """Nobody has had it: it is ready again, and its delivery did not happen."""
+    connection.execute(
+        f"UPDATE pxrs_queue_items SET state = {READY}, deliveries = deliveries - 1, "
+        "session = NULL, tx = NULL WHERE id = ?",
+        (item,),
+    )
+
+
 def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> None:
     """It is dead: it stays, with what is known of its end, until somebody looks after it."""
     connection.execute(
@@ -326,13 +384,13 @@ def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> 
 
 
 def find_held(
-    connection: sqlite3.Connection, queue: int, holder: Holder, held: Held, now: float
+    connection: sqlite3.Connection, queue: int, hands: Hands, held: Held, now: float
 ) -> FoundHeld | None:
     """The item, if it is held just so; None if it is not, or not any more."""
+    where, values = _in_hands([item_id(queue, held.id)], hands, now)
     row = connection.execute(
-        f"SELECT id, lane FROM pxrs_queue_items WHERE id = ? AND state = {HELD} "
-        "AND deliveries = ? AND session = ? AND tx = ? AND (lock_until IS NULL OR lock_until > ?)",
-        (item_id(queue, held.id), held.delivery, *holder, now),
+        f"SELECT id, lane FROM pxrs_queue_items WHERE {where} AND deliveries = ?",
+        [*values, held.delivery],
     ).fetchone()
     return FoundHeld(*row) if row else None
 
@@ -340,7 +398,7 @@ def find_held(
 def extend(
     connection: sqlite3.Connection,
     queue: int,
-    holder: Holder,
+    hands: Hands,
     held: Sequence[Held],
     now: float,
     lock_until: float,
@@ -352,20 +410,15 @@ def extend(
     """
     sooner = False
     for some in in_chunks(held):
-        marks = ",".join(["(?,?)"] * len(some))
-        pairs = [value for each in some for value in (item_id(queue, each.id), each.delivery)]
-        where = (
-            f"WHERE (id, deliveries) IN (VALUES {marks}) AND state = {HELD} AND session = ? "
-            "AND tx = ? AND (lock_until IS NULL OR lock_until > ?)"
-        )
+        deliveries = _deliveries(queue, some)
+        where, values = _in_hands(deliveries, hands, now)
         rows = connection.execute(
-            f"SELECT lock_until FROM pxrs_queue_items {where}", (*pairs, *holder, now)
+            f"SELECT id, deliveries, lock_until FROM pxrs_queue_items WHERE {where}", values
         ).fetchall()
-        if len(rows) < len(some):
+        if sum(deliveries[number] == delivery for number, delivery, _ in rows) < len(some):
             raise Fenced(f"an item of queue {some[0].queue!r} is not held any more")
-        sooner = sooner or any(until is None or until > lock_until for (until,) in rows)
+        sooner = sooner or any(until is None or until > lock_until for _, _, until in rows)
         connection.execute(
-            f"UPDATE pxrs_queue_items SET lock_until = ? {where}",
-            (lock_until, *pairs, *holder, now),
+            f"UPDATE pxrs_queue_items SET lock_until = ? WHERE {where}", [lock_until, *values]
         )
     return sooner
