@@ -56,7 +56,7 @@ def test_a_transaction_that_is_open_in_mariadb(mariadb_url: str) -> None:
         other.execute(sqlalchemy.text("START TRANSACTION WITH CONSISTENT SNAPSHOT"))
         coord = place.coord
         assert isinstance(coord, SqlCoord)
-        found = sql_doctor.findings(coord._database, long_after=0)
+        found = sql_doctor.findings(coord.database, long_after=0)
         (long,) = [f for f in found if f"KILL {thread}" in f.mend]
         assert (long.check, long.level) == ("long transactions", Level.WARNING)
 
