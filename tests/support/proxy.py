@@ -118,7 +118,9 @@ class Proxy:
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
-                self.requests += flow is self._requests_flow
+                if flow is self._requests_flow:
+                    with self._lock:
+                        self.requests += 1
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
                 flow.wait()
