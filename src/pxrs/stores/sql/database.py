@@ -58,6 +58,7 @@ class Database:
                     url,
                     isolation_level=level,
                     pool_reset_on_return=None,
+                    skip_autocommit_rollback=True,
                     connect_args=arguments,
                 )
                 for level, arguments in (
