@@ -25,42 +25,33 @@ pytestmark = pytest.mark.engine("mariadb")
 
 
 def test_a_change_without_an_answer_can_be_asked_after(place: SqlPlace) -> None:
-    """The connection breaks while COMMIT is on its way: what `applied` says is what is there."""
+    """The connection breaks at each of its requests: what `applied` says is what is there."""
     url = sqlalchemy.make_url(place.url)
     direct = place.open()
-    told = []
-    with Proxy(url.port or 0) as proxy:
+    found: list[tuple[bool, bool]] = []
+    with Proxy(url.port or 0) as proxy, ThreadPoolExecutor(1) as pool:
         stores = place.open(url.set(port=proxy.port).render_as_string(hide_password=False))
-        session = stores.coord.session(60.0)
-        for number in range(12):
-            worker = Worker(stores, session)
-            stop = threading.Event()
-            breaker = threading.Thread(target=_break_soon, args=(proxy, number, stop))
-            breaker.start()
-            try:
-                worker.apply(put=[NewItem(queue="q", body=b"%d" % number)])
-            except OutcomeUnknown:
-                told.append(direct.queues.applied(worker.holder))
-            except StoreUnavailable:
-                told.append(False)
-            else:
-                told.append(True)
-            stop.set()
-            breaker.join()
-    expected = [b"%d" % number for number, done in enumerate(told) if done]
-    assert bodies(look(direct)) == expected
-
-
-def _break_soon(proxy: Proxy, requests: int, stop: threading.Event) -> None:
-    """Break the connection after so many requests: at every place of a change once."""
-    goal = proxy.requests + requests
-    while proxy.requests < goal and not stop.is_set():
-        stop.wait(0.0005)
-    if not stop.is_set():
-        proxy.hold_answers()
-        stop.wait(0.05)
-        proxy.reset()
-        proxy.heal()
+        Worker(stores).put(b"first")
+        for request in range(1, 7):
+            worker = Worker(stores)
+            watch = direct.queues.watch("q")
+            proxy.hold_answers_to(request)
+            job = pool.submit(worker.apply, put=[NewItem(queue="q", body=b"%d" % request)])
+            proxy.await_request()
+            while request == 6 and b"6" not in bodies(look(direct)):
+                # It is the commit, and the server has it.
+                assert watch.wait(PATIENCE)
+            proxy.reset()
+            proxy.heal()
+            error = job.exception(PATIENCE)
+            assert isinstance(error, (StoreUnavailable, OutcomeUnknown))
+            there = b"%d" % request in bodies(look(direct))
+            assert direct.queues.applied(worker.holder) == there
+            found.append((isinstance(error, OutcomeUnknown), there))
+            Worker(stores).put(b"again")
+            watch.close()
+        stores.close()
+    assert found == [(False, False)] * 5 + [(True, True)]
 
 
 def test_a_deadlock_with_the_callers_rows_is_a_conflict(place: SqlPlace) -> None:
