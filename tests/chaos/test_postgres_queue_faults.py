@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 
 import psycopg
@@ -16,7 +18,7 @@ from support.postgres import query
 
 pytestmark = pytest.mark.engine("postgres")
 
-QUEUE, ITEMS, WORKERS = "orders", 300, 2
+QUEUE, ITEMS, WORKERS, TIMES = "orders", 300, 2, 3
 
 
 def work(url: str) -> None:
@@ -34,12 +36,16 @@ def work(url: str) -> None:
             continue
 
 
-def cut(engine: engines.Engine) -> None:
+def cut_all(url: str) -> None:
     query(
-        engine.url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name = 'pxrs' AND pid <> pg_backend_pid()",
+        url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pxrs' "
+        "AND datname = current_database() AND pid <> pg_backend_pid()",
     )
+
+
+def cut(engine: engines.Engine) -> None:
+    cut_all(engine.url)
 
 
 def restart(engine: engines.Engine) -> None:
@@ -83,3 +89,52 @@ def test_every_item_is_handled_once(
                 child.kill()
     rows = query(engine.url, "SELECT number FROM ledger ORDER BY number")
     assert rows == [(number,) for number in range(ITEMS)]
+
+
+class Diary:
+    """A listener's handler that notes every delivery. Each fifth item fails every time."""
+
+    def __init__(self) -> None:
+        self._more = threading.Condition()
+        self.notes: list[tuple[int, int]] = []
+
+    def __call__(self, item: pxrs.Item, tx: pxrs.UnitOfWork) -> None:
+        number = int(item.value)
+        with self._more:
+            self.notes.append((number, item.deliveries))
+            self._more.notify_all()
+        if number % 5 == 0:
+            raise ZeroDivisionError
+        tx.execute(f"INSERT INTO ledger VALUES ({number})")
+
+    def await_notes(self, number: int) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.notes) >= number, PATIENCE)
+
+
+def test_a_listener_goes_on_and_keeps_its_bound(postgres_url: str) -> None:
+    """Its connections are cut again and again: no item is handled more often than allowed."""
+    query(postgres_url, "CREATE TABLE ledger (number int)")
+    diary = Diary()
+    with (
+        pxrs.connect(f"{postgres_url}?application_name=observer") as observer,
+        pxrs.connect(postgres_url) as px,
+    ):
+        with observer.transaction() as tx:
+            for number in range(ITEMS):
+                tx.put(QUEUE, str(number), key=f"k{number % 7}" if number % 3 == 0 else None)
+        policy = pxrs.ConsumeTimes(TIMES, backoff=pxrs.Backoff(first=0.01, longest=0.02))
+        with px.listen(QUEUE, diary, workers=4, policy=policy):
+            for share in range(1, 6):
+                diary.await_notes(ITEMS * share // 6)
+                cut_all(postgres_url)
+            watch = observer.stores.queues.watch(QUEUE)
+            while observer.queues.describe(QUEUE).depth:
+                assert watch.wait(PATIENCE), "the listener came to a halt"
+            watch.close()
+        dead = [int(item.value) for item in observer.queues.dead(QUEUE, None)]
+    handled = [number for (number,) in query(postgres_url, "SELECT number FROM ledger")]
+    assert sorted(handled + dead) == list(range(ITEMS)), "an item was handled twice, or is lost"
+    assert {number for number in range(ITEMS) if number % 5 == 0} <= set(dead)
+    assert max(Counter(number for number, _ in diary.notes).values()) == TIMES
+    assert len(diary.notes) == len(set(diary.notes)), "one delivery went to two workers"

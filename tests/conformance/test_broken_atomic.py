@@ -95,9 +95,9 @@ class TakesTheLastWrite(MemoryAtomic):
 
 
 class TellsNothing(MemoryAtomic):
-    @property
-    def versions(self) -> dict[str, int]:
-        return {}
+    def _apply(self) -> None:
+        super()._apply()
+        self.versions = {}
 
 
 class WorksInSilence(MemoryAtomic):
@@ -133,7 +133,7 @@ class ChangesQueuesDespiteABadAppend(MemoryAtomic):
 
 class ChangesQueuesAtOnce(MemoryAtomic):
     def queue(self, change: QueueChange) -> None:
-        self._queued = self._queues.apply(change)
+        self.queued = self._queues.apply(change)
 
 
 class ChangesQueuesAfterwards(MemoryAtomic):
@@ -143,7 +143,7 @@ class ChangesQueuesAfterwards(MemoryAtomic):
         change, self._change = self._change, None
         super()._apply()
         if change is not None:
-            self._queued = self._queues.apply(change)
+            self.queued = self._queues.apply(change)
 
 
 class TakesTheLastChange(MemoryAtomic):

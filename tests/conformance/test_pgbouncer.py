@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import engines
-from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks
+from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks, queue_checks
 from support.engine_fixtures import server_url, unavailable
 from support.postgres import PostgresLab
 
@@ -35,7 +35,7 @@ def lab(postgres_url: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + atomic_checks(),
+    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms_behind_pgbouncer(check: Rule, lab: PostgresLab) -> None:

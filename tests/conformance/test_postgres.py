@@ -29,6 +29,10 @@ def test_conforms(check: Rule, lab: PostgresLab) -> None:
 
 
 @pytest.mark.parametrize("lab", ["nobody_hears_this"], indirect=True, ids=["deaf"])
-@pytest.mark.parametrize("check", coord_checks() + log_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    coord_checks() + log_checks() + queue_checks(),
+    ids=lambda check: check.__name__,
+)
 def test_conforms_when_all_notifications_are_lost(check: Rule, lab: PostgresLab) -> None:
     check(lab)

@@ -47,6 +47,30 @@ def test_a_role_that_owns_only_the_schema_can_do_everything(
         px.delete_topic("orders")
 
 
+def test_such_a_role_has_queues_too(postgres_url: str, humble_url: str) -> None:
+    role = psycopg.conninfo.conninfo_to_dict(humble_url)["user"]
+    query(postgres_url, f"CREATE SCHEMA app AUTHORIZATION {role}")
+    with pxrs.connect(f"{humble_url}?schema=app") as px:
+        px.create_queue("strict", fifo=True)
+        for number in range(3):
+            px.put("inbox", str(number), key="k", dedupe=str(number))
+        with px.transaction() as tx:
+            items = tx.take_many("inbox", 2, timeout=10.0, lock_for=60.0)
+            assert [item.value for item in items] == ["0", "1"]
+            tx.extend(120.0)
+            tx.execute("CREATE TABLE app.mine ()")
+            tx.put("strict", "from inside")
+        with px.begin() as tx:
+            assert tx.take("inbox", 10.0, policy=pxrs.ConsumeOnce()) is not None
+        assert [item.value for item in px.queues.dead("inbox")] == ["2"]
+        assert px.queues.redrive("inbox") == 1
+        assert px.queues.describe("inbox").ready == 1
+        assert px.stores.queues.reap() is None
+        assert px.queues.purge("inbox") == 1
+        px.queues.delete("inbox")
+        assert [queue.name for queue in px.stores.queues.all()] == ["strict"]
+
+
 def test_a_role_that_may_not_make_the_schema_is_told_what_to_do(humble_url: str) -> None:
     with pytest.raises(pxrs.StoreReadOnly, match='CREATE SCHEMA "pxrs" AUTHORIZATION'):
         pxrs.connect(humble_url)

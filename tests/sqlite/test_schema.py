@@ -10,6 +10,7 @@ import pytest
 
 import pxrs
 from pxrs.stores.sqlite import schema
+from pxrs.types import Holder
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -41,6 +42,17 @@ INSERT INTO pxrs_coord VALUES
      3, NULL);
 """
 
+# Nine were put: five are done, two were purged, one is ready, one dead.
+VERSION_3 = """
+UPDATE pxrs_meta SET value = 3 WHERE name = 'schema';
+INSERT INTO pxrs_queues (id, name, fifo, created, next, put, done)
+    VALUES (1, 'inbox', 0, 1, 10, 9, 5);
+INSERT INTO pxrs_queue_items (id, queue, state, rank, visible, deliveries, suspect, put_ms, error,
+    body) VALUES ((1 << 40) + 8, 1, 0, 0, 1, 0, 0, 1, '', CAST('tx' AS BLOB)),
+    ((1 << 40) + 9, 1, 4, 0, 1, 3, 0, 1, 'broken', CAST('ty' AS BLOB));
+INSERT INTO pxrs_queue_commits VALUES ('aaaaaaaaaaaaaaaaaaaaaaaa', 1, 'tx-1');
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -69,6 +81,26 @@ def test_a_file_of_version_1_opens(path: Path) -> None:
     assert query(path, "SELECT * FROM pxrs_partitions") == [("billing", "orders", 1, "a", 5, 4, 99)]
     with pxrs.connect(f"sqlite:///{path}") as px:
         assert px.groups.list()[0].generation == 3
+
+
+def test_a_file_of_version_3_keeps_its_queues_and_what_was_counted(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for step in range(3):
+        for statement in schema._MIGRATIONS[step]:
+            connection.execute(statement)
+    connection.executescript(VERSION_3)
+    connection.close()
+    with pxrs.connect(f"sqlite:///{path}") as px:
+        stats = px.stores.queues.stats("inbox")
+        assert (stats.put, stats.done, stats.ready, stats.held) == (9, 5, 1, 0)
+        assert px.stores.queues.applied(Holder("a" * 24, "tx-1"))
+        with px.transaction() as tx:
+            item = tx.take("inbox", timeout=0)
+            assert item is not None
+            assert item.id == 8
+            tx.put("inbox", "more")
+        assert [item.id for item in px.queues.peek("inbox")] == [10]
+        assert px.stores.queues.stats("inbox").done == 6
 
 
 def test_every_way_to_a_version_ends_in_the_same_schema(path: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ class PostgresLab:
     `channel`: notifications go there and nobody hears them.
     """
 
+    # On a busy machine half of it can pass between two statements, if it is much shorter.
     ttl = 0.8
     patience = 10.0
 

@@ -18,6 +18,7 @@ from pxrs.runtime import consumer as blocking
 from pxrs.runtime.consumer import RUN, Parts
 from pxrs.runtime.health import Health
 from pxrs.runtime.worker import Run
+from pxrs.stores.on_loop import lend
 from pxrs.types import Message, TopicPartition
 
 T = TypeVar("T")
@@ -122,10 +123,12 @@ class Consumer:
         """Commit the checkpoint of what was handed out together with the caller's writes.
 
         `async with consumer.transaction() as tx`. See `pxrs.Consumer.transaction`. A connection
-        that is given is used by another thread while the block begins and ends, and so has to
-        allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
+        of asyncio (psycopg's AsyncConnection, SQLAlchemy's AsyncSession or AsyncConnection) is
+        used on its loop. Any other is used by another thread while the block begins and ends, and
+        so has to allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
         """
-        return Transaction(self._consumer.transaction(connection), self._transaction_changed)
+        begun = self._consumer.transaction(lend(connection))
+        return Transaction(begun, self._transaction_changed)
 
     async def run_transaction(
         self,
@@ -138,7 +141,7 @@ class Consumer:
 
         `work` may be a coroutine function.
         """
-        for begun in self._consumer.attempts(connection, attempts):
+        for begun in self._consumer.attempts(lend(connection), attempts):
             try:
                 async with Transaction(begun, self._transaction_changed) as tx:
                     result = work(tx)

@@ -14,6 +14,7 @@ from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.core.delivery import Policy
 from pxrs.runtime import app as blocking
 from pxrs.serde import Serde
+from pxrs.stores.on_loop import lend
 from pxrs.types import Header, Queue
 
 
@@ -30,10 +31,12 @@ class QueueVerbs:
     ) -> UnitOfWork:
         """A unit of work: `async with px.transaction() as tx`. See `pxrs.Pxrs.transaction`.
 
-        A connection that is given is used by another thread when the block ends, and so has to
-        allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
+        A connection of asyncio (psycopg's AsyncConnection, SQLAlchemy's AsyncSession or
+        AsyncConnection) is used on its loop. Any other is used by another thread when the block
+        ends, and so has to allow that: SQLAlchemy's do, and sqlite3's with
+        `check_same_thread=False`.
         """
-        begin = partial(self._px.transaction, connection, serde=serde, strict=strict)
+        begin = partial(self._px.transaction, lend(connection), serde=serde, strict=strict)
         return UnitOfWork(begin, Surroundings(self._threads, self._ears))
 
     def begin(
@@ -43,7 +46,7 @@ class QueueVerbs:
 
         `tx = await px.begin()` does without a block.
         """
-        begin = partial(self._px.begin, connection, serde=serde, strict=strict)
+        begin = partial(self._px.begin, lend(connection), serde=serde, strict=strict)
         return UnitOfWork(begin, Surroundings(self._threads, self._ears))
 
     async def put(

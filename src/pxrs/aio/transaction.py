@@ -14,6 +14,7 @@ from pxrs.aio.unit_of_work import Running, Surroundings, UnitOfWork
 from pxrs.errors import InvalidRequest
 from pxrs.runtime import transaction as blocking
 from pxrs.runtime.unseen import Unseen
+from pxrs.stores.on_loop import own_side
 
 
 class Transaction(UnitOfWork):
@@ -44,7 +45,7 @@ class Transaction(UnitOfWork):
         """The database connection that will commit: the caller's, or once `execute` has run."""
         if not self._running().work.has_connection:
             raise InvalidRequest("await tx.execute(…) first: that begins the database transaction")
-        return self._running().work.connection
+        return own_side(self._running().work.connection)
 
     async def __aenter__(self) -> Transaction:
         if self._thread is not None:

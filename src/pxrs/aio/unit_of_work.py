@@ -19,6 +19,7 @@ from pxrs.runtime import unit_of_work as blocking
 from pxrs.runtime.item import Item
 from pxrs.runtime.unit_of_work import _CAREFUL_WAIT, _FOREVER
 from pxrs.runtime.unseen import Unseen
+from pxrs.stores.on_loop import own_side
 from pxrs.types import Header
 
 T = TypeVar("T")
@@ -197,7 +198,7 @@ class UnitOfWork:
         """
         if not self._ran_sql:
             raise InvalidRequest("await tx.execute(…) first: that begins the database transaction")
-        return self._running().work.connection
+        return own_side(self._running().work.connection)
 
     async def execute(self, statement: str, parameters: Any = ()) -> Any:
         """Run a statement of the caller's in this transaction. Take items before."""

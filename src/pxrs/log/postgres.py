@@ -7,7 +7,10 @@ keeps dead rows from being removed, slows nothing down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
 
 from pxrs.errors import (
     DamagedBatch,
@@ -36,16 +39,24 @@ _END = """coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
 _APPEND = """SELECT status, r_base, detail FROM @.pxrs_append(%b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::bytea[])"""
 # One statement, so one snapshot: bounds and batches belong together.
-_FETCH = f"""SELECT p.start, {_END}, f.base, f.next, f.data, p.id
-    FROM @.pxrs_log_partitions p LEFT JOIN LATERAL (
-        SELECT q.base, q.next, q.data FROM (
+_BATCHES = """(SELECT q.base, q.next, q.data FROM (
             SELECT b.base, b.next, b.size, b.data, sum(b.size) OVER (ORDER BY b.base) AS total
             FROM @.pxrs_log_batches b WHERE b.part = p.id AND b.base >= coalesce((
                 SELECT max(o.base) FROM @.pxrs_log_batches o
-                WHERE o.part = p.id AND o.base <= %b::int8), 0)
-            ORDER BY b.base LIMIT {_PLAN}) q
-        WHERE q.total <= %b::int8 OR q.total = q.size) f ON true
+                WHERE o.part = p.id AND o.base <= {offset}), 0)
+            ORDER BY b.base LIMIT {most}) q
+        WHERE q.total <= %b::int8 OR q.total = q.size) f"""
+_FETCH = f"""SELECT p.start, {_END}, f.base, f.next, f.data, p.id
+    FROM @.pxrs_log_partitions p
+    LEFT JOIN LATERAL {_BATCHES.format(offset="%b::int8", most=_PLAN)} ON true
     WHERE p.topic_id = %b AND p.partition = %b ORDER BY f.base"""
+# Sorting moves no data: that is fetched from beside the table when its row is sent.
+_FETCH_MANY = f"""SELECT u.n, p.start, {_END}, f.base, f.next, f.data, p.id
+    FROM unnest(%b::text[], %b::int4[], %b::int8[])
+        WITH ORDINALITY AS u(topic, partition, at, n)
+    LEFT JOIN @.pxrs_log_partitions p ON p.topic_id = u.topic AND p.partition = u.partition
+    LEFT JOIN LATERAL {_BATCHES.format(offset="u.at", most=_PLAN)} ON true
+    ORDER BY u.n, f.base"""
 
 
 class PostgresLog:
@@ -56,6 +67,7 @@ class PostgresLog:
         self._ears = ears
         self._append = database.sql(_APPEND)
         self._fetch = database.sql(_FETCH)
+        self._fetch_many = database.sql(_FETCH_MANY)
 
     def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
@@ -107,6 +119,34 @@ class PostgresLog:
         rows = self._database.read(
             self._fetch, (storable(offset), storable(max_bytes), where.topic_id, where.partition)
         )
+        return self._fetched(where, offset, rows)
+
+    def fetch_many(
+        self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
+    ) -> Generator[Fetched | PxrsError]:
+        """See `pxrs.stores.optional.FetchesMany`."""
+        parameters = (
+            [where.topic_id for where, _ in places],
+            [where.partition for where, _ in places],
+            [storable(offset) for _, offset in places],
+            storable(max_bytes),
+        )
+        answered = 0
+        with closing(self._database.stream(self._fetch_many, parameters)) as coming:
+            try:
+                for number, rows in groupby(coming, key=itemgetter(0)):
+                    where, offset = places[number - 1]
+                    found = [row[1:] for row in rows]
+                    try:
+                        yield self._fetched(where, offset, found if found[0][0] is not None else [])
+                    except PxrsError as error:
+                        yield error
+                    answered += 1
+            except PxrsError as error:
+                for _ in places[answered:]:
+                    yield error
+
+    def _fetched(self, where: LogPartition, offset: int, rows: list[Row]) -> Fetched:
         if not rows:
             raise self._not_there(where)
         start, end, first = rows[0][:3]

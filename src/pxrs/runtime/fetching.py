@@ -8,7 +8,9 @@ again and again, until somebody seeks past it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from functools import partial
 
 from pxrs.config import ConsumerSettings
 from pxrs.errors import NoCheckpoint, OffsetOutOfRange, TopicNotFound
@@ -17,11 +19,14 @@ from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.reader import FETCH_BYTES
 from pxrs.stores.api import LogStore
-from pxrs.types import Bounds, Message, StoredBatch
+from pxrs.stores.optional import FetchesMany
+from pxrs.types import Bounds, Fetched, Message, StoredBatch
 
 # Fetching from a partition at its end costs no more than asking so many together for their
 # ends: 8 where the store is a file, more over a network.
 _ASK_TOGETHER = 32
+# So many partitions are fetched from in one go, where the store can do that.
+_TOGETHER = 16
 
 
 class Fetcher:
@@ -46,9 +51,11 @@ class Fetcher:
         if first is not None:
             hungry.sort(key=lambda seat: seat is not first)
         trouble: tuple[Seat, Exception] | None = None
-        for seat in hungry:
+
+        def attempt(seat: Seat, work: Callable[[], bool]) -> bool:
+            nonlocal trouble
             try:
-                came = self._fill(seat, len(hungry), ends) or came
+                return work()
             except TopicNotFound:
                 # The topic was deleted under us; the next look will notice and drop the seat.
                 topic_gone()
@@ -56,6 +63,16 @@ class Fetcher:
                 if seat is first:
                     raise
                 trouble = trouble or (seat, error)
+            return False
+
+        behind = [
+            seat
+            for seat in hungry
+            if attempt(seat, partial(self._has_more, seat, len(hungry), ends))
+        ]
+        with closing(self._fetched(behind)) as coming:
+            for seat, position, fetched in coming:
+                came = attempt(seat, partial(self._fill, seat, position, fetched)) or came
         if trouble is not None:
             seat, raised = trouble
             if not came:
@@ -63,21 +80,39 @@ class Fetcher:
             self._put_off = seat
         return came
 
-    def _fill(self, seat: Seat, hungry: int, ends: dict[str, Mapping[int, Bounds]]) -> bool:
+    def _has_more(self, seat: Seat, hungry: int, ends: dict[str, Mapping[int, Bounds]]) -> bool:
+        """Whether it is worth a fetch. One that has not started does."""
         if seat.started and hungry * _ASK_TOGETHER <= seat.siblings:
-            return self._fetch_seat(seat)
+            return True
         topic_id = seat.where.topic_id
         if topic_id not in ends:
             ends[topic_id] = self._log.bounds(topic_id)
         if not seat.started:
             self._start(seat, *ends[topic_id][seat.part.partition])
         seat.end = ends[topic_id][seat.part.partition].end
-        return seat.end > seat.position and self._fetch_seat(seat)
+        return seat.end > seat.position
 
-    def _fetch_seat(self, seat: Seat) -> bool:
-        fetched = self._log.fetch(seat.where, seat.position, FETCH_BYTES)
+    def _fetched(self, seats: list[Seat]) -> Generator[tuple[Seat, int, Fetched | Exception]]:
+        """What each seat's partition has from where on. The rest comes while it is looked at."""
+        if len(seats) > 1 and isinstance(self._log, FetchesMany):
+            for few in (seats[at : at + _TOGETHER] for at in range(0, len(seats), _TOGETHER)):
+                places = [(seat.where, seat.position) for seat in few]
+                with closing(self._log.fetch_many(places, FETCH_BYTES)) as coming:
+                    for seat, (_, position), fetched in zip(few, places, coming, strict=True):
+                        yield seat, position, fetched
+            return
+        for seat in seats:
+            position = seat.position
+            try:
+                yield seat, position, self._log.fetch(seat.where, position, FETCH_BYTES)
+            except Exception as error:  # noqa: BLE001 - told when it is its turn
+                yield seat, position, error
+
+    def _fill(self, seat: Seat, asked: int, fetched: Fetched | Exception) -> bool:
+        if isinstance(fetched, Exception):
+            raise fetched
         seat.end = fetched.end
-        if not fetched.batches:
+        if not fetched.batches or seat.position != asked:
             return False
         messages: list[Message] = []
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple, TypeVar
@@ -58,7 +57,7 @@ class Hold:
         """Who holds: this transaction, in the process's session of now."""
         if self._holder is None:
             self._session = self._desk.keeper.session()
-            self._holder = Holder(self._session.id, secrets.token_hex(8))
+            self._holder = Holder(self._session.id, self._desk.keeper.next_name())
         return self._holder
 
     @property

@@ -13,8 +13,10 @@ back what a caller's own transaction has rolled back).
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import secrets
 import threading
 from collections import deque
 from collections.abc import Collection
@@ -55,6 +57,7 @@ class Keeper:
         self._given_up: deque[Session] = deque()
         self._dropped: deque[GivenBack] = deque()
         self._joined: deque[GivenBack] = deque()
+        self._name, self._names = secrets.token_hex(4), itertools.count(1)
         self._sweep_at = 0.0
         self._failures = 0
         self._random = random.Random()
@@ -80,6 +83,10 @@ class Keeper:
                 self._give_up()
                 self._session = self._stores.coord.session(self._ttl)
             return self._session
+
+    def next_name(self) -> str:
+        """A transaction's name, which no other has."""
+        return f"{self._name}{next(self._names):x}"
 
     def holds(self, session: Session) -> bool:
         """Whether the session lives, and with it everything that it holds."""

@@ -74,8 +74,7 @@ class UnitOfWork:
         self._in_doubt = False
         self._ended = ""
         self._nothing_left = False
-        self._drop = weakref.finalize(self, self._hold.release_later, "its transaction was dropped")
-        self._drop.atexit = False
+        self._drop: weakref.finalize[..., UnitOfWork] | None = None
 
     # Taking and putting
 
@@ -142,6 +141,7 @@ class UnitOfWork:
                     "taking is a commit of its own, and the caller's transaction holds the "
                     "writer: take items before it begins"
                 )
+            self._give_back_if_dropped()
             items, due = self._hold.take(queue, most_items, policy, lock_for)
             if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
@@ -151,6 +151,18 @@ class UnitOfWork:
                 # Nobody has read it, so no commit may remove it.
                 self._hold.surrender(items, describe(error))
                 raise
+
+    def _give_back_if_dropped(self) -> None:
+        """From the first take on: a transaction that only puts has nothing to give back."""
+        if self._drop is None:
+            self._drop = weakref.finalize(
+                self, self._hold.release_later, "its transaction was dropped"
+            )
+            self._drop.atexit = False
+
+    def _keep_if_dropped(self) -> None:
+        if self._drop is not None:
+            self._drop.detach()
 
     @property
     def is_open(self) -> bool:
@@ -285,7 +297,7 @@ class UnitOfWork:
                 raise
             self._ended = "committed"
             self._nothing_left = True
-            self._drop.detach()
+            self._keep_if_dropped()
             self._hold.forget_doubts()
 
     def finish(self) -> None:
@@ -368,7 +380,7 @@ class UnitOfWork:
         else:
             self._hold.release(error)
         self._nothing_left = True
-        self._drop.detach()
+        self._keep_if_dropped()
 
     def _caller_may_write(self) -> bool:
         try:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, cast
 
+from pxrs.config import public
 from pxrs.errors import ConfigError, NotAtomic
 from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore
 
 NO_MESSAGES = (
-    "{} keeps no messages; say where they are kept: "
-    "connect('sqlite:///app.db', coord='etcd://host:2379')"
+    "{0} keeps no messages; say where they are kept: '{0} log=nats://host:4222', "
+    "or log=sqlite:///app.db on one host"
 )
 
 
@@ -22,7 +23,7 @@ class NoLog:
         self._url = url
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError(NO_MESSAGES.format(self._url))
+        raise ConfigError(NO_MESSAGES.format(public(self._url)))
 
 
 class CompositeStores:
@@ -49,8 +50,8 @@ class CompositeStores:
         """Beside the coordination: what is held is bound to its sessions."""
         if self._queues is None:
             raise ConfigError(
-                f"{self.url}: queues are kept where coordination is, and there are none there; "
-                "open a second connection to a database for them"
+                f"{public(self.url)}: queues are kept where coordination is, and there are none "
+                "there; open a second connection to a database for them"
             )
         return self._queues
 
@@ -59,8 +60,9 @@ class CompositeStores:
         if self._atomic is not None:
             return self._atomic(connection)
         raise NotAtomic(
-            f"{self.url} keeps coordination and messages in different places, which can't commit "
-            "together; commit the checkpoint after the handler, or keep all in one database"
+            f"{public(self.url)} keeps coordination and messages in different places, which "
+            "can't commit together; commit the checkpoint after the handler, or keep all "
+            "in one database"
         )
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import sys
 from typing import Any, Protocol
 
 from pxrs.errors import InvalidRequest, NotAtomic
+from pxrs.stores.on_loop import AwaitedAlchemy, AwaitedDriver, OnLoop
 
 
 class Loan(Protocol):
@@ -63,12 +64,24 @@ class Lent:
         self.loan = borrow(connection)
 
 
+def loan_of(connection: Any) -> tuple[Loan | None, bool]:
+    """The loan of what a block was given, if it was, and whether pxrs ends what is older."""
+    if isinstance(connection, Lent):
+        return connection.loan, True
+    return (None if connection is None else borrow(connection)), False
+
+
 def borrow(connection: Any) -> Loan:
     """The loan of a driver's connection, or of SQLAlchemy's Session or Connection.
 
-    AsyncSession and AsyncConnection lend their synchronous side; that can be used only inside
-    their `run_sync`.
+    Those of asyncio come with their loop. Without it AsyncSession and AsyncConnection lend their
+    synchronous side, which can be used only inside their `run_sync`.
     """
+    if isinstance(connection, OnLoop):
+        side = _sync_side(connection.connection)
+        if side is connection.connection:
+            return AwaitedDriver(connection)
+        return AwaitedAlchemy(connection, borrow(side))
     alchemy = sys.modules.get("sqlalchemy")
     if alchemy is None:
         return _Driver(connection)
@@ -81,7 +94,7 @@ def borrow(connection: Any) -> Loan:
     if isinstance(connection, alchemy.Connection):
         return _Connection(connection, alchemy)
     if isinstance(connection, alchemy.PoolProxiedConnection):
-        return _Driver(connection.dbapi_connection)
+        return _Driver(connection.driver_connection)
     return _Driver(connection)
 
 
@@ -160,7 +173,7 @@ class _Connection:
         self._transaction = (
             self._connection.begin() if self.began else self._connection.get_transaction()
         )
-        return self._connection.connection.dbapi_connection
+        return self._connection.connection.driver_connection
 
     def ended(self) -> bool:
         return self._connection.get_transaction() is not self._transaction
@@ -207,7 +220,7 @@ class _Session:
                 f"the session does not say which database it is for: {error}"
             ) from error
         self._transaction = self._session.get_transaction()
-        return self._connection.connection.dbapi_connection
+        return self._connection.connection.driver_connection
 
     def ended(self) -> bool:
         return self._session.get_transaction() is not self._transaction

@@ -14,13 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.errors import Closed, CommitConflict, InvalidRequest, NotAtomic
+from pxrs.errors import Closed, CommitConflict, NotAtomic
 from pxrs.log.memory import MemoryLog
-from pxrs.stores.api import Stores, validate_batch, validate_commit
-from pxrs.stores.memory_coord import LIMITS, MemoryCoord
+from pxrs.stores.api import Stores
+from pxrs.stores.block import Block
+from pxrs.stores.memory_coord import MemoryCoord
 from pxrs.stores.memory_queues import MemoryQueues
-from pxrs.stores.queue_rules import require_first
-from pxrs.types import Append, Appended, Batch, Check, LogPartition, QueueChange, Write
 
 
 def open_memory(name: str) -> Stores:
@@ -68,61 +67,24 @@ class MemoryStores:
         self._queues.close()
 
 
-class MemoryAtomic:
+class MemoryAtomic(Block[threading.RLock]):
     """An `Atomic`: examines everything under the lock, then does everything."""
+
+    connection = None
+    joined = False
 
     def __init__(
         self, lock: threading.RLock, coord: MemoryCoord, log: MemoryLog, queues: MemoryQueues
     ) -> None:
+        super().__init__(coord.limits, queues.limits)
         self._lock = lock
         self._coord = coord
         self._log = log
         self._queues = queues
-        self._change: QueueChange | None = None
-        self._queued: list[int | None] = []
-        self._checks: list[Check] = []
-        self._writes: list[Write] = []
-        self._appends: list[Append] = []
-        self._versions: dict[str, int] = {}
-        self._appended: list[Appended] = []
-
-    @property
-    def connection(self) -> None:
-        return None
-
-    @property
-    def joined(self) -> bool:
-        return False
-
-    @property
-    def versions(self) -> dict[str, int]:
-        return dict(self._versions)
-
-    @property
-    def appended(self) -> list[Appended]:
-        return list(self._appended)
-
-    @property
-    def queued(self) -> list[int | None]:
-        return list(self._queued)
-
-    def check(self, *checks: Check) -> None:
-        self._checks.extend(checks)
-
-    def write(self, *writes: Write) -> None:
-        self._writes.extend(writes)
-
-    def append(self, where: LogPartition, batch: Batch) -> None:
-        if batch.producer_id >= 0:
-            raise InvalidRequest("a batch inside a transaction can't carry a producer id")
-        validate_batch(batch)
-        self._appends.append(Append(where, batch))
-
-    def queue(self, change: QueueChange) -> None:
-        require_first(self._change)
-        self._change = change
 
     def __enter__(self) -> MemoryAtomic:
+        self._require_new()
+        self._enter(self._lock)
         return self
 
     def __exit__(
@@ -131,11 +93,12 @@ class MemoryAtomic:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._leave()
         if kind is None:
             self._apply()
 
     def _apply(self) -> None:
-        validate_commit(self._checks, self._writes, LIMITS)
+        self._validate()
         with self._lock:
             current = self._coord.examine(self._checks, self._writes)
             if current:
@@ -144,9 +107,9 @@ class MemoryAtomic:
                 self._log.find(where)
             if self._change is not None:
                 self._queues.examine(self._change)
-                self._queued = self._queues.place(self._change)
-            self._versions = self._coord.apply(self._writes)
-            self._appended = [self._log.place(where, batch) for where, batch in self._appends]
+                self.queued = self._queues.place(self._change)
+            self.versions = self._coord.apply(self._writes)
+            self.appended = [self._log.place(where, batch) for where, batch in self._appends]
 
 
 class _Register:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
+from pxrs.config import StoreUrl, parse_url, public, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import NO_MESSAGES, CompositeStores
@@ -43,7 +44,7 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
         if of_coord.coord is None:
             raise ConfigError(
                 f"{_place(parts.coord or parts.main)} keeps messages only; say where coordination "
-                "is kept: connect(…, coord='etcd://host:2379')"
+                f"is kept: '{_place(parts.main)} coord=etcd://host:2379'"
             )
         if of_log.log is None and (parts.log is not None or of_coord.queues is None):
             raise ConfigError(NO_MESSAGES.format(_place(parts.log or parts.main)))
@@ -59,6 +60,17 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
         [each.close for each in opened],
         of_coord.atomic,
     )
+
+
+def require_stores(url: str, *, coord: str | None = None, log: str | None = None) -> None:
+    """Raises `ConfigError` if opening would make a file: a mistyped path is no empty store."""
+    for place in split_url(url, coord, log).urls():
+        parsed = parse_url(place)
+        if parsed.scheme == "sqlite" and not Path(parsed.place).exists():
+            raise ConfigError(
+                f"there is no store at {_place(place)}; is the path right? "
+                "Creating a topic there, or putting an item, makes one"
+            )
 
 
 class Migrated(NamedTuple):
@@ -116,8 +128,8 @@ def _opener(url: StoreUrl) -> Callable[[StoreUrl], Opened]:
 
 
 def _place(url: str) -> str:
-    """A URL as errors may show it: without a password."""
-    return f"{parse_url(url).scheme}://"
+    """A URL as errors may show it: without a password and options."""
+    return public(url).partition("?")[0]
 
 
 def _whole(stores: Stores) -> Opened:

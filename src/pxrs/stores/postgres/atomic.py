@@ -20,16 +20,16 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.log.postgres import PostgresLog
-from pxrs.stores.api import validate_batch, validate_commit
-from pxrs.stores.connections import Lent, Loan, borrow
+from pxrs.stores.block import Block
+from pxrs.stores.connections import Loan, loan_of
+from pxrs.stores.on_loop import own_side
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database, Pg, run
 from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.queues import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
-from pxrs.stores.queue_rules import require_first, validate_change
-from pxrs.types import Append, Appended, Batch, Check, Conflict, LogPartition, QueueChange, Write
+from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
@@ -46,7 +46,7 @@ _MARK = """SELECT set_config('pxrs.block', %s, true),
 _STILL_IN_IT = """SELECT current_setting('pxrs.block', true) = %s, pg_current_xact_id()::text"""
 
 
-class PostgresAtomic:
+class PostgresAtomic(Block[Pg]):
     """See `pxrs.stores.api.Atomic`.
 
     Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
@@ -67,28 +67,17 @@ class PostgresAtomic:
         sessions: Sessions,
         connection: Any,
     ) -> None:
+        super().__init__(coord.limits, queues.limits)
         self._database = database
         self._coord = coord
         self._log = log
         self._queues = queues
         self._ears = ears
         self._sessions = sessions
-        self._lent = isinstance(connection, Lent)
-        self._loan: Loan | None = None
-        if connection is not None:
-            self._loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
+        self._loan, self._lent = loan_of(connection)
         self._joined = False
-        self._used = False
-        self._running_on: Pg | None = None
         self._block = secrets.token_hex(8)
         self._transaction = ""
-        self._checks: list[Check] = []
-        self._writes: list[Write] = []
-        self._appends: list[Append] = []
-        self._change: QueueChange | None = None
-        self.versions: dict[str, int] = {}
-        self.appended: list[Appended] = []
-        self.queued: list[int | None] = []
 
     @property
     def joined(self) -> bool:
@@ -98,30 +87,8 @@ class PostgresAtomic:
     def connection(self) -> Pg:
         return self._running()
 
-    def check(self, *checks: Check) -> None:
-        self._running()
-        self._checks += checks
-
-    def write(self, *writes: Write) -> None:
-        self._running()
-        self._writes += writes
-
-    def append(self, where: LogPartition, batch: Batch) -> None:
-        self._running()
-        if batch.producer_id >= 0:
-            raise InvalidRequest("a batch inside a transaction carries no producer id")
-        validate_batch(batch)
-        self._appends.append(Append(where, batch))
-
-    def queue(self, change: QueueChange) -> None:
-        self._running()
-        require_first(self._change)
-        validate_change(change, self._queues.limits)
-        self._change = change
-
     def __enter__(self) -> PostgresAtomic:
-        if self._used:
-            raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
+        self._require_new()
         connection = self._database.take() if self._loan is None else self._lend(self._loan)
         try:
             self._begin(connection)
@@ -130,8 +97,7 @@ class PostgresAtomic:
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self._database.place) from error
             raise
-        self._running_on = connection
-        self._used = True
+        self._enter(connection)
         return self
 
     def _lend(self, loan: Loan) -> Pg:
@@ -157,7 +123,7 @@ class PostgresAtomic:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        connection, self._running_on = self._running(), None
+        connection = self._leave()
         self._database.check_not_forked()
         if error is not None:
             self._let_go(connection)
@@ -176,7 +142,7 @@ class PostgresAtomic:
         if self._loan is not None:
             self._loan.flush()
         self._refuse_ended(connection)
-        validate_commit(self._checks, self._writes, self._coord.limits)
+        self._validate()
         if self._joined:
             run(connection, "SAVEPOINT pxrs")
             try:
@@ -257,11 +223,6 @@ class PostgresAtomic:
         if self._loan is None:
             self._database.give_back(connection)
 
-    def _running(self) -> Pg:
-        if self._running_on is None:
-            raise InvalidRequest("use atomic() as a context manager, and only inside its block")
-        return self._running_on
-
     def _refuse_ended(self, connection: Pg) -> None:
         self._database.check_open()
         still = not connection.closed and (
@@ -281,10 +242,16 @@ class PostgresAtomic:
             )
 
     def _refuse_other_database(self, connection: Any) -> None:
-        if not isinstance(connection, psycopg.Connection):
+        own = own_side(connection)
+        if not isinstance(own, psycopg.Connection) and connection is own:
             raise NotAtomic(
-                "this store commits on psycopg connections, and SQLAlchemy sessions over them, "
-                f"not on {type(connection).__name__}"
+                "this store commits on psycopg connections, and SQLAlchemy sessions over them "
+                f"(those of asyncio through pxrs.aio), not on {type(own).__name__}"
+            )
+        if connection is not own and not isinstance(own, psycopg.AsyncConnection):
+            raise NotAtomic(
+                "this store commits on psycopg's AsyncConnection, and on SQLAlchemy's async "
+                f"sessions over it (postgresql+psycopg), not on {type(own).__name__}"
             )
         if connection.closed:
             raise NotAtomic("the connection can't be used here: it is closed")

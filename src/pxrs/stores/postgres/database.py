@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
+from pxrs.stores.on_loop import Awaited
 from pxrs.stores.postgres import schema as schemas
 from pxrs.stores.postgres.failures import (
     DRIVER_ERRORS,
@@ -214,6 +215,24 @@ class Database:
             time.sleep(random.uniform(0, _GIVE_WAY * (_TRIES - left)))
         raise AssertionError
 
+    def stream(self, statement: str, parameters: Sequence[object]) -> Generator[Row]:
+        """Rows of a statement that changes nothing, as they come; the rest is on its way then.
+
+        Repeated once if its connection was dead. Whoever does not read all of them closes it.
+        """
+        for last in (False, True):
+            with self._borrowed() as connection:
+                came = False
+                try:
+                    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+                        for row in cursor.stream(statement.encode(), parameters, binary=True):
+                            came = True
+                            yield row
+                        return
+                except DRIVER_ERRORS as error:
+                    if last or came or not was_cut(connection):
+                        raise translate(error, self.place) from error
+
     @contextmanager
     def _borrowed(self) -> Iterator[Pg]:
         connection = self.take()
@@ -262,11 +281,24 @@ def migrate(conninfo: str, schema: str) -> tuple[int, int]:
     return database.versions
 
 
-def run(connection: Pg, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+def run(connection: Pg | Awaited, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
     """Rows as tuples and in binary form, whatever the connection's owner prefers."""
+    if isinstance(connection, Awaited):
+        found: list[Row] = connection.wait(
+            _run_on_loop(connection.asynchronous, statement, parameters)
+        )
+        return found
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(statement.encode(), parameters or None, binary=True)
         return cursor.fetchall() if cursor.description is not None else []
+
+
+async def _run_on_loop(
+    connection: psycopg.AsyncConnection[Any], statement: str, parameters: Sequence[object]
+) -> list[Row]:
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        await cursor.execute(statement.encode(), parameters or None, binary=True)
+        return await cursor.fetchall() if cursor.description is not None else []
 
 
 def is_fit(connection: Pg) -> bool:

@@ -1,10 +1,7 @@
 """Wake-ups across processes: one listening thread per open store, with a connection of its own.
 
-NOTIFY is a hint that may be lost: behind a pooler it never comes. So the thread also looks: at the
-versions under the watched prefixes, at the ends of the watched partitions, and at the sessions of
-others. How often depends on what it has heard: every second while notifications tell of all that
-it finds, else every few milliseconds after something happened, and more and more slowly while
-nothing does.
+NOTIFY is a hint that may be lost: behind a pooler it never comes. So the thread also looks, at all
+that is watched (`looks.py`) and at the sessions of others. How often depends on what it has heard.
 
 Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
 After trouble everybody is woken.
@@ -16,10 +13,9 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 import psycopg
 
@@ -27,86 +23,14 @@ from pxrs.clock import Clock
 from pxrs.errors import Closed
 from pxrs.stores.postgres.bell import Bell, News, channel_of
 from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, named
 from pxrs.stores.postgres.sessions import TICK, Anchor, Observer
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 from pxrs.types import LogPartition
 
-T = TypeVar("T")
-
-_LAST = chr(0x10FFFF)
-_QUICK = 0.01
-_SLOW = 1.0
 _RETRY = (0.1, 2.0)
-_LOOK = """SELECT
-    ARRAY(SELECT (SELECT concat_ws(' ', count(*), sum(version), max(version))
-        FROM @.pxrs_coord c WHERE c.key >= u.first AND c.key <= u.last)
-        FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY u(first, last, n) ORDER BY n),
-    ARRAY(SELECT (SELECT coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
-            ORDER BY b.base DESC LIMIT 1), p.floor)
-        FROM @.pxrs_log_partitions p WHERE p.topic_id = u.topic AND p.partition = u.partition)
-        FROM unnest(%s::text[], %s::int4[]) WITH ORDINALITY u(topic, partition, n) ORDER BY n),
-    ARRAY(SELECT (SELECT concat_ws(' ',
-            (SELECT i.id FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = 0
-                ORDER BY i.rank, i.id LIMIT 1),
-            (SELECT min(i.visible) FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = 1),
-            (SELECT count(*) FROM @.pxrs_queue_unsettled t WHERE t.queue = k.id))
-        FROM @.pxrs_queues k WHERE k.name = u.name AND k.dropped IS NULL)
-        FROM unnest(%s::text[]) WITH ORDINALITY u(name, n) ORDER BY n)"""
 # A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
 _REST = 10
-
-
-class Pace:
-    """How long to wait before looking again."""
-
-    def __init__(self) -> None:
-        self.listening = False
-        self._unheard = 0
-        self._heard = False
-        self._pause = _QUICK
-
-    def heard(self) -> None:
-        """Somebody told of a change."""
-        self._heard = True
-        self._unheard = 0
-
-    def looked(self, found: bool) -> None:
-        """A look found something that was not there the last time, or nothing."""
-        self._unheard += found and not self._heard
-        self._heard = False
-        self._pause = _QUICK if found else min(2 * self._pause, TICK)
-
-    @property
-    def pause(self) -> float:
-        """One unheard change may have been seen before its notification came; two are a habit."""
-        return _SLOW if self.listening and self._unheard < 2 else self._pause
-
-
-class Prefixes(tuple[str, ...]):
-    """The prefixes that a watch waits for."""
-
-    __slots__ = ()
-
-    def __call__(self, key: str) -> bool:
-        return key.startswith(tuple(self))
-
-
-class Places(frozenset[LogPartition]):
-    """The partitions that a watch waits for."""
-
-    __slots__ = ()
-
-    def __call__(self, where: LogPartition) -> bool:
-        return where in self
-
-
-class Names(frozenset[str]):
-    """The queues that a watch waits for."""
-
-    __slots__ = ()
-
-    def __call__(self, queue: str) -> bool:
-        return queue in self
 
 
 class Ears:
@@ -117,7 +41,7 @@ class Ears:
         self._clock = clock
         self._listens_to = channel_of(database.schema)
         self._bell = Bell(database, channel or self._listens_to)
-        self._look_statement = database.sql(_LOOK)
+        self._looks = Looks(database)
         # Reentrant: the garbage collector may close a watch in the middle of making another.
         self._lock = threading.RLock()
         self._keys: Wakeups[str] = Wakeups(self._lock, lambda: None)
@@ -125,8 +49,6 @@ class Ears:
         self._queues: Wakeups[str] = Wakeups(self._lock, lambda: None)
         self.observer = Observer(database, clock, self._sessions_ended)
         self._pace = Pace()
-        # What the last look saw under a prefix or in a partition.
-        self._seen: dict[object, object] = {}
         self._anchors: list[Anchor] = []
         self._connection: Pg | None = None
         self._thread: threading.Thread | None = None
@@ -238,7 +160,7 @@ class Ears:
 
     def _doubt(self) -> None:
         """Something may have been missed: let everybody look."""
-        self._seen.clear()
+        self._looks.forget()
         self._keys.wake(lambda wants: True)
         self._partitions.wake(lambda wants: True)
         self._queues.wake(lambda wants: True)
@@ -264,7 +186,7 @@ class Ears:
             if heard:
                 self._hear(connection)
             if stirred:
-                look = max(rested, min(look, now() + _QUICK))
+                look = max(rested, min(look, now() + QUICK))
             if now() >= tick:
                 if self._keys.wanted() or self._queues.wanted():
                     self.observer.look(on_it, on_it)
@@ -318,38 +240,18 @@ class Ears:
         self._queues.ring(news.queues)
 
     def _look(self, read: Callable[[str, tuple[object, ...]], list[Row]]) -> None:
-        prefixes = sorted({each for wants in self._keys.wanted() for each in _of(wants, Prefixes)})
-        places = sorted(
-            {each for wants in self._partitions.wanted() for each in _of(wants, Places)}
+        seen = self._looks.look(
+            read,
+            named(self._keys.wanted(), Prefixes),
+            named(self._partitions.wanted(), Places),
+            named(self._queues.wanted(), Names),
         )
-        queues = sorted({each for wants in self._queues.wanted() for each in _of(wants, Names)})
-        if not prefixes and not places and not queues:
-            self._seen = {}
+        if seen is None:
             return
-        ((versions, ends, fronts),) = read(
-            self._look_statement,
-            (
-                prefixes,
-                [prefix + _LAST for prefix in prefixes],
-                [where.topic_id for where in places],
-                [where.partition for where in places],
-                queues,
-            ),
-        )
-        now: dict[object, object] = dict(zip(prefixes, versions, strict=True))
-        now |= dict(zip(places, ends, strict=True))
-        now |= {("queue", name): front for name, front in zip(queues, fronts, strict=True)}
-        new = {each for each in now if each not in self._seen}
-        changed = {each for each in now.keys() - new if now[each] != self._seen[each]}
-        self._seen = now
-        self._pace.looked(bool(changed))
-        stale = new | changed
-        if stale:
-            self._keys.wake(lambda wants: any(each in stale for each in _of(wants, Prefixes)))
-            self._partitions.wake(lambda wants: any(each in stale for each in _of(wants, Places)))
-            self._queues.wake(
-                lambda wants: any(("queue", each) in stale for each in _of(wants, Names))
-            )
+        self._pace.looked(seen.changed, seen.told)
+        self._keys.wake(lambda wants: not seen.prefixes.isdisjoint(named([wants], Prefixes)))
+        self._partitions.wake(lambda wants: not seen.places.isdisjoint(named([wants], Places)))
+        self._queues.wake(lambda wants: not seen.queues.isdisjoint(named([wants], Names)))
 
     def _sessions_ended(self, words: list[str]) -> None:
         news = News()
@@ -368,7 +270,3 @@ class Ears:
             self._thread = None
             os.close(self._stirred)
             os.close(self._stir_it)
-
-
-def _of(wants: object, kind: type[Iterable[T]]) -> Iterable[T]:
-    return wants if isinstance(wants, kind) else ()

@@ -11,26 +11,16 @@ from typing import Any
 
 from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
-from pxrs.stores.api import validate_batch, validate_commit
-from pxrs.stores.connections import Lent, Loan, borrow
-from pxrs.stores.queue_rules import require_first, validate_change
+from pxrs.stores.block import Block
+from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, is_old_snapshot, translate
 from pxrs.stores.sqlite.queues import SqliteQueues
-from pxrs.types import (
-    Append,
-    Appended,
-    Batch,
-    Check,
-    Conflict,
-    LogPartition,
-    QueueChange,
-    Write,
-)
+from pxrs.types import Conflict
 
 
-class SqliteAtomic:
+class SqliteAtomic(Block[Turn]):
     """See `pxrs.stores.api.Atomic`.
 
     Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
@@ -50,24 +40,13 @@ class SqliteAtomic:
         queues: SqliteQueues,
         connection: Any,
     ) -> None:
+        super().__init__(coord.limits, queues.limits)
         self._database = database
         self._coord = coord
         self._log = log
         self._queues = queues
-        self._lent = isinstance(connection, Lent)
-        self._loan: Loan | None = None
-        if connection is not None:
-            self._loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
+        self._loan, self._lent = loan_of(connection)
         self._joined = False
-        self._used = False
-        self._turn: Turn | None = None
-        self._checks: list[Check] = []
-        self._writes: list[Write] = []
-        self._appends: list[Append] = []
-        self._change: QueueChange | None = None
-        self.versions: dict[str, int] = {}
-        self.appended: list[Appended] = []
-        self.queued: list[int | None] = []
 
     @property
     def joined(self) -> bool:
@@ -77,40 +56,17 @@ class SqliteAtomic:
     def connection(self) -> sqlite3.Connection:
         return self._running().connection
 
-    def check(self, *checks: Check) -> None:
-        self._running()
-        self._checks += checks
-
-    def write(self, *writes: Write) -> None:
-        self._running()
-        self._writes += writes
-
-    def append(self, where: LogPartition, batch: Batch) -> None:
-        self._running()
-        if batch.producer_id >= 0:
-            raise InvalidRequest("a batch inside a transaction carries no producer id")
-        validate_batch(batch)
-        self._appends.append(Append(where, batch))
-
-    def queue(self, change: QueueChange) -> None:
-        self._running()
-        require_first(self._change)
-        validate_change(change, self._queues.limits)
-        self._change = change
-
     def __enter__(self) -> SqliteAtomic:
-        if self._used:
-            raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
+        self._require_new()
         if self._loan is None:
-            self._turn = self._database.begin()
+            self._enter(self._database.begin())
         else:
             try:
-                self._turn = self._begin_on(self._loan)
+                self._enter(self._begin_on(self._loan))
             except BaseException:
                 if self._loan.began:
                     self._loan.rollback()
                 raise
-        self._used = True
         return self
 
     def _begin_on(self, loan: Loan) -> Turn:
@@ -139,7 +95,7 @@ class SqliteAtomic:
                 self._undo(turn)
                 self._raise_if_outdated(error)
         finally:
-            self._turn = None
+            self._leave()
 
     def _finish(self, turn: Turn) -> None:
         """Apply what was collected, and commit unless that is the caller's."""
@@ -162,6 +118,8 @@ class SqliteAtomic:
             raise
         if self._joined:
             self._database.part()
+        if self._change is not None and not self.joined:
+            self._queues.applied_all_of(self._change)
 
     def _undo(self, turn: Turn) -> None:
         """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
@@ -182,11 +140,6 @@ class SqliteAtomic:
         if isinstance(own, sqlite3.Error) and is_old_snapshot(own):
             raise translate(own, self._database.path) from error
 
-    def _running(self) -> Turn:
-        if self._turn is None:
-            raise InvalidRequest("use atomic() as a context manager, and only inside its block")
-        return self._turn
-
     def _refuse_ended(self, turn: Turn) -> None:
         self._database.check_open()
         try:
@@ -201,7 +154,7 @@ class SqliteAtomic:
             )
 
     def _apply(self, turn: Turn) -> None:
-        validate_commit(self._checks, self._writes, self._coord.limits)
+        self._validate()
         try:
             with _plain_rows(turn.connection):
                 outcome = self._coord.apply(turn, self._checks, self._writes)

@@ -8,7 +8,7 @@ its row goes later, with the next write that comes across it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pxrs.clock import Clock
@@ -52,6 +52,7 @@ class SqliteCoord:
         self._sessions = sessions
         self._ears = ears
         self._mine: dict[str, FileSession] = {}
+        self._before_end: Callable[[], None] = lambda: None
         self._clock = clock
         self._next_sweep = 0.0
         database.on_fork(self._forget_sessions)
@@ -98,9 +99,13 @@ class SqliteCoord:
     def session(self, ttl: float) -> FileSession:
         self._database.check_open()
         self._sweep()
-        session = self._sessions.open(ttl, self._session_ended)
+        session = self._sessions.open(ttl, self._session_ended, self._before_end)
         self._mine[session.id] = session
         return session
+
+    def before_a_session_ends(self, call: Callable[[], None]) -> None:
+        """Have it called when a session of this process is about to be ended by its holder."""
+        self._before_end = call
 
     def is_alive(self, session: str) -> bool:
         """Whether the session lives, for those who hold something by its name.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from itertools import count
 
 from pxrs.stores.queue_rules import delay_ms, is_suspect, lane_of, validate_for
 from pxrs.stores.sqlite import queue_rows as rows
@@ -18,29 +19,41 @@ _RESTORE = """INSERT OR IGNORE INTO pxrs_queue_items (id, queue, state, rank, la
 
 
 def put_items(
-    connection: sqlite3.Connection, queue: rows.QueueRow, items: Sequence[NewItem], now_ms: int
+    connection: sqlite3.Connection, name: str, items: Sequence[NewItem], now_ms: int
 ) -> list[int | None]:
-    """Add items at the queue's end; their numbers, None for those that were put before."""
+    """Add items at the queue's end, which is made if need be; None for those put before.
+
+    Else their numbers.
+    """
+    if all(item.dedupe is None for item in items):
+        first = _put_fresh(connection, name, items, now_ms)
+        return list(range(first, first + len(items)))
+    queue = rows.find_queue(connection, name) or rows.make_queue(connection, name, False, now_ms)
     for item in items:
         validate_for(queue.info, item)
     fresh = [_is_fresh(connection, queue.id, item, now_ms) for item in items]
     wanted = [item for item, is_fresh in zip(items, fresh, strict=True) if is_fresh]
-    after: int = connection.execute(
-        "UPDATE pxrs_queues SET next = next + ?1, put = put + ?1 WHERE id = ?2 RETURNING next",
-        (len(wanted), queue.id),
-    ).fetchone()[0]
-    first = after - len(wanted)
-    values = [_row(queue, first + at, item, now_ms) for at, item in enumerate(wanted)]
+    numbers = count(_put_fresh(connection, name, wanted, now_ms))
+    return [next(numbers) if is_fresh else None for is_fresh in fresh]
+
+
+def _put_fresh(
+    connection: sqlite3.Connection, name: str, items: Sequence[NewItem], now_ms: int
+) -> int:
+    """The first one's number."""
+    queue, first = rows.reserve_numbers(connection, name, len(items), now_ms)
+    for item in items:
+        validate_for(queue.info, item)
+    values = [_row(queue, first + at, item, now_ms) for at, item in enumerate(items)]
     for some in in_chunks(values, 2000):
         marks = ",".join(["(?,?,?,?,?,?,?,0,0,?,'',?)"] * len(some))
         connection.execute(_INSERT + marks, [value for row in some for value in row])
-    for at, item in enumerate(wanted):
+    for at, item in enumerate(items):
         if len(item.body) > _INLINE_BYTES:
             _store_body(connection, rows.item_id(queue.id, first + at), item.body)
-    lanes = {lane for item in wanted if (lane := lane_of(queue.info, item.key)) is not None}
+    lanes = {lane for item in items if (lane := lane_of(queue.info, item.key)) is not None}
     rows.settle(connection, ((queue.id, lane) for lane in lanes), now_ms)
-    numbers = iter(range(first, after))
-    return [next(numbers) if is_fresh else None for is_fresh in fresh]
+    return first
 
 
 def restore_items(

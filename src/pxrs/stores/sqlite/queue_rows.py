@@ -11,9 +11,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pxrs.errors import Fenced
 from pxrs.stores.sqlite.database import in_chunks
-from pxrs.types import Held, Holder, ItemState, Queue
+from pxrs.types import ItemState, Queue
 
 READY, DELAYED, HELD, WAITING, DEAD = range(5)
 STATES = (
@@ -25,7 +24,7 @@ STATES = (
 )
 # 8 million queues of a trillion items each.
 NUMBER_BITS = 40
-_NUMBERS = 1 << NUMBER_BITS
+NUMBERS = 1 << NUMBER_BITS
 
 Lane = tuple[int, str]
 
@@ -59,43 +58,22 @@ class Candidate(NamedTuple):
     lane: str | None
 
 
-class HeldRow(NamedTuple):
-    """An item in somebody's hands."""
-
-    id: int
-    queue: int
-    name: str
-    session: str
-    tx: str
-    lane: str | None
-    deliveries: int
-    most: int | None
-    lock_until: float | None
-
-
-class FoundHeld(NamedTuple):
-    """An item that is still in the hands of who asks."""
-
-    id: int
-    lane: str | None
-
-
 def item_id(queue: int, number: int) -> int:
     """An item's row: its queue's id and its number in it. No item has the number 0.
 
     Numbers come from callers: one that can't be must not lead into another queue.
     """
-    return queue << NUMBER_BITS | (number if 0 < number < _NUMBERS else 0)
+    return queue << NUMBER_BITS | (number if 0 < number < NUMBERS else 0)
 
 
 def ids_after(queue: int, number: int) -> int:
     """What the rows of a queue's items with higher numbers are above."""
-    return queue << NUMBER_BITS | max(0, min(number, _NUMBERS - 1))
+    return queue << NUMBER_BITS | max(0, min(number, NUMBERS - 1))
 
 
 def number_of(item: int) -> int:
     """What people know an item by."""
-    return item & (_NUMBERS - 1)
+    return item & (NUMBERS - 1)
 
 
 def find_queue(connection: sqlite3.Connection, name: str) -> QueueRow | None:
@@ -109,18 +87,33 @@ def find_queue(connection: sqlite3.Connection, name: str) -> QueueRow | None:
 
 def make_queue(connection: sqlite3.Connection, name: str, fifo: bool, now_ms: int) -> QueueRow:
     cursor = connection.execute(
-        "INSERT INTO pxrs_queues (name, fifo, created, next, put, done) VALUES (?, ?, ?, 1, 0, 0)",
+        "INSERT INTO pxrs_queues (name, fifo, created, next, put, discarded) "
+        "VALUES (?, ?, ?, 1, 0, 0)",
         (name, fifo, now_ms),
     )
     assert cursor.lastrowid is not None
     return QueueRow(cursor.lastrowid, Queue(name=name, fifo=fifo, created_ms=now_ms))
 
 
-def count_done(connection: sqlite3.Connection, name: str, count: int) -> int | None:
-    """Note that items were handled; the queue's id, None if there is no such queue."""
+def reserve_numbers(
+    connection: sqlite3.Connection, name: str, count: int, now_ms: int
+) -> tuple[QueueRow, int]:
+    """The queue, which is made if need be, and the first of so many new items' numbers."""
     row = connection.execute(
-        "UPDATE pxrs_queues SET done = done + ? WHERE name = ? RETURNING id", (count, name)
+        "UPDATE pxrs_queues SET next = next + ?1, put = put + ?1 WHERE name = ?2 "
+        "RETURNING id, fifo, created, next - ?1",
+        (count, name),
     ).fetchone()
+    if row is None:
+        make_queue(connection, name, False, now_ms)
+        return reserve_numbers(connection, name, count, now_ms)
+    number, fifo, created, first = row
+    return QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created)), first
+
+
+def id_of(connection: sqlite3.Connection, name: str) -> int | None:
+    """The queue's id, None if there is no such queue."""
+    row = connection.execute("SELECT id FROM pxrs_queues WHERE name = ?", (name,)).fetchone()
     return row[0] if row else None
 
 
@@ -154,6 +147,12 @@ def load_body(connection: sqlite3.Connection, item: int, body: bytes | None) -> 
         return body
     row = connection.execute("SELECT body FROM pxrs_queue_bodies WHERE id = ?", (item,)).fetchone()
     return bytes(row[0])
+
+
+def remove_bodies(connection: sqlite3.Connection, items: Sequence[int]) -> None:
+    for some in in_chunks(items):
+        marks = ",".join("?" * len(some))
+        connection.execute(f"DELETE FROM pxrs_queue_bodies WHERE id IN ({marks})", some)
 
 
 # Taking
@@ -193,17 +192,6 @@ def following_items(
     return found
 
 
-def lanes_held(connection: sqlite3.Connection, queue: int, holder: Holder, now: float) -> list[str]:
-    """The lanes that the holder may go on with: it is not late with any item of them."""
-    rows = connection.execute(
-        "SELECT lane FROM pxrs_queue_items "
-        f"WHERE queue = ? AND session = ? AND tx = ? AND state = {HELD} AND lane IS NOT NULL "
-        "GROUP BY lane HAVING min(coalesce(lock_until, 9e999)) > ? ORDER BY lane",
-        (queue, *holder, now),
-    ).fetchall()
-    return [row[0] for row in rows]
-
-
 def first_behind_ms(connection: sqlite3.Connection, queue: int, lanes: Iterable[str]) -> int | None:
     """When the next item shows in one of the lanes that a holder may go on with."""
     found = [
@@ -217,24 +205,6 @@ def first_behind_ms(connection: sqlite3.Connection, queue: int, lanes: Iterable[
     return min((row[0] for row in found if row is not None), default=None)
 
 
-def hold(
-    connection: sqlite3.Connection,
-    items: Sequence[int],
-    holder: Holder,
-    most: int | None,
-    lock_until: float | None,
-    now_ms: int,
-) -> None:
-    """Put items into the holder's hands and count the delivery."""
-    for some in in_chunks(items):
-        marks = ",".join("?" * len(some))
-        connection.execute(
-            f"UPDATE pxrs_queue_items SET state = {HELD}, deliveries = deliveries + 1, "
-            f"session = ?, tx = ?, most = ?, lock_until = ?, taken_ms = ? WHERE id IN ({marks})",
-            (*holder, most, lock_until, now_ms, *some),
-        )
-
-
 def first_due_ms(connection: sqlite3.Connection, queue: int) -> int | None:
     """When the next delayed item shows."""
     row = connection.execute(
@@ -243,129 +213,3 @@ def first_due_ms(connection: sqlite3.Connection, queue: int) -> int | None:
     ).fetchone()
     due: int | None = row[0]
     return due
-
-
-def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
-    """Everything in somebody's hands, in one queue or in all."""
-    rows = connection.execute(
-        "SELECT i.id, i.queue, q.name, i.session, i.tx, i.lane, i.deliveries, i.most, i.lock_until "
-        "FROM pxrs_queue_items i JOIN pxrs_queues q ON q.id = i.queue "
-        f"WHERE i.state = {HELD} AND (?1 IS NULL OR i.queue = ?1) ORDER BY i.id",
-        (queue,),
-    ).fetchall()
-    return [HeldRow(*row) for row in rows]
-
-
-# Ending
-
-
-def remove_held(
-    connection: sqlite3.Connection, queue: int, holder: Holder, held: Sequence[Held], now: float
-) -> list[str]:
-    """Remove what the holder has handled; the lanes it was in. Raises `Fenced` if it lost any.
-
-    The fence stands in the statement: holder, delivery and deadline are those of the row.
-    """
-    lanes: set[str] = set()
-    apart: list[int] = []
-    gone = 0
-    for some in in_chunks(held):
-        marks = ",".join(["(?,?)"] * len(some))
-        pairs = [value for each in some for value in (item_id(queue, each.id), each.delivery)]
-        rows = connection.execute(
-            f"DELETE FROM pxrs_queue_items WHERE (id, deliveries) IN (VALUES {marks}) "
-            f"AND state = {HELD} AND session = ? AND tx = ? "
-            "AND (lock_until IS NULL OR lock_until > ?) RETURNING id, lane, body IS NULL",
-            (*pairs, *holder, now),
-        ).fetchall()
-        gone += len(rows)
-        lanes |= {lane for _, lane, _ in rows if lane is not None}
-        apart += [number for number, _, is_apart in rows if is_apart]
-    if gone < len(held):
-        raise Fenced(
-            f"{len(held) - gone} of {len(held)} items of queue {held[0].queue!r} are not held "
-            "any more; somebody else has them, or will"
-        )
-    remove_bodies(connection, apart)
-    return sorted(lanes)
-
-
-def remove_bodies(connection: sqlite3.Connection, items: Sequence[int]) -> None:
-    for some in in_chunks(items):
-        marks = ",".join("?" * len(some))
-        connection.execute(f"DELETE FROM pxrs_queue_bodies WHERE id IN ({marks})", some)
-
-
-def give_back(
-    connection: sqlite3.Connection,
-    item: int,
-    *,
-    visible: int,
-    error: str,
-    suspect: bool,
-    now_ms: int,
-) -> None:
-    """Nobody holds it any more. In a lane it waits, and `settle` shows it."""
-    connection.execute(
-        "UPDATE pxrs_queue_items SET state = CASE WHEN lane IS NOT NULL THEN "
-        f"{WAITING} WHEN ?2 > ?5 THEN {DELAYED} ELSE {READY} END, visible = ?2, "
-        "error = CASE WHEN ?3 = '' THEN error ELSE ?3 END, suspect = ?4, "
-        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
-        (item, visible, error, suspect, now_ms),
-    )
-
-
-def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> None:
-    """It is dead: it stays, with what is known of its end, until somebody looks after it."""
-    connection.execute(
-        f"UPDATE pxrs_queue_items SET state = {DEAD}, dead_ms = ?3, "
-        "error = CASE WHEN ?2 = '' THEN error ELSE ?2 END, "
-        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
-        (item, error, now_ms),
-    )
-
-
-def find_held(
-    connection: sqlite3.Connection, queue: int, holder: Holder, held: Held, now: float
-) -> FoundHeld | None:
-    """The item, if it is held just so; None if it is not, or not any more."""
-    row = connection.execute(
-        f"SELECT id, lane FROM pxrs_queue_items WHERE id = ? AND state = {HELD} "
-        "AND deliveries = ? AND session = ? AND tx = ? AND (lock_until IS NULL OR lock_until > ?)",
-        (item_id(queue, held.id), held.delivery, *holder, now),
-    ).fetchone()
-    return FoundHeld(*row) if row else None
-
-
-def extend(
-    connection: sqlite3.Connection,
-    queue: int,
-    holder: Holder,
-    held: Sequence[Held],
-    now: float,
-    lock_until: float,
-) -> bool:
-    """Hold on until then; whether that is sooner than it was for any of them.
-
-    Raises `Fenced` if one is lost. Who waits was told of a later time, or of none: it has to
-    hear of an earlier one.
-    """
-    sooner = False
-    for some in in_chunks(held):
-        marks = ",".join(["(?,?)"] * len(some))
-        pairs = [value for each in some for value in (item_id(queue, each.id), each.delivery)]
-        where = (
-            f"WHERE (id, deliveries) IN (VALUES {marks}) AND state = {HELD} AND session = ? "
-            "AND tx = ? AND (lock_until IS NULL OR lock_until > ?)"
-        )
-        rows = connection.execute(
-            f"SELECT lock_until FROM pxrs_queue_items {where}", (*pairs, *holder, now)
-        ).fetchall()
-        if len(rows) < len(some):
-            raise Fenced(f"an item of queue {some[0].queue!r} is not held any more")
-        sooner = sooner or any(until is None or until > lock_until for (until,) in rows)
-        connection.execute(
-            f"UPDATE pxrs_queue_items SET lock_until = ? {where}",
-            (lock_until, *pairs, *holder, now),
-        )
-    return sooner

@@ -21,7 +21,7 @@ from pxrs.stores.queue_rules import (
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.control import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
-from pxrs.stores.sqlite.queue_ahead import IS_AHEAD, is_ahead
+from pxrs.stores.sqlite.queue_ahead import Ahead, is_mark
 from pxrs.stores.sqlite.queue_puts import put_items, restore_items
 from pxrs.types import Holder, ItemState, NewItem, Queue, QueueLimits, QueueStats, StoredItem
 
@@ -33,21 +33,21 @@ _ITEM = f"""id, CASE WHEN state = {rows.DELAYED} AND visible <= ?1 THEN {rows.RE
     key, rank, deliveries, put_ms, taken_ms, visible, dead_ms, error, session, tx"""
 # One statement, too: between two of them an item could move and be counted twice, or not at all.
 _COUNT = "(SELECT count(*) FROM pxrs_queue_items WHERE queue = q.id AND state = {state})"
-_STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))}, put, done,
+_STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))}, put, discarded,
     (SELECT put_ms FROM pxrs_queue_items WHERE id > q.id << {rows.NUMBER_BITS}
         AND id < q.id + 1 << {rows.NUMBER_BITS} AND state < {rows.DEAD} ORDER BY id LIMIT 1),
     (SELECT count(*) FROM pxrs_queue_items
-        WHERE queue = q.id AND state = {rows.DELAYED} AND visible <= ?2),
-    (SELECT count(*) FROM pxrs_queue_items WHERE queue = q.id AND {IS_AHEAD})
+        WHERE queue = q.id AND state = {rows.DELAYED} AND visible <= ?2)
     FROM pxrs_queues q WHERE name = ?1"""
 
 
 class QueueUpkeep:
     """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, ahead: Ahead) -> None:
         self._database = database
         self._clock = clock
+        self._ahead = ahead
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
         validate_name(name)
@@ -89,22 +89,22 @@ class QueueUpkeep:
                 pass
 
     def stats(self, queue: str) -> QueueStats:
+        self._ahead.give_back(queue)
         with self._database.reading() as connection:
             row = connection.execute(_STATS, (queue, self._clock.wall_ms())).fetchone()
         if row is None:
             return QueueStats()
-        ready, delayed, held, waiting, dead, put, done, oldest, overdue, aside = row
+        ready, delayed, held, waiting, dead, put, discarded, oldest, overdue = row
         return QueueStats(
-            # Delayed items whose time has come are ready, nobody has noted it yet. So are those
-            # that are set aside for somebody.
-            ready=ready + overdue + aside,
+            # Delayed items whose time has come are ready, nobody has noted it yet.
+            ready=ready + overdue,
             delayed=delayed - overdue,
-            held=held - aside,
+            held=held,
             waiting=waiting,
             dead=dead,
             oldest_ms=oldest,
             put=put,
-            done=done,
+            done=put - discarded - (ready + delayed + held + waiting + dead),
         )
 
     def peek(
@@ -116,6 +116,7 @@ class QueueUpkeep:
         limit: int = 100,
     ) -> list[StoredItem]:
         wanted, most = states_or(states, LIVE), page_size(limit)
+        self._ahead.give_back(queue)
         now_ms = self._clock.wall_ms()
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
@@ -131,14 +132,16 @@ class QueueUpkeep:
                     most,
                 ),
             ).fetchall()
-        return [_stored(item, now_ms) for item in items]
+        return [self._stored(item, now_ms) for item in items]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         states = (*LOOSE, ItemState.DEAD)
+        self._ahead.give_back(queue)
         return self._database.write(lambda turn: self._discard(turn, queue, ids, states))
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
         wanted = states_or(states, LOOSE)
+        self._ahead.give_back(queue)
         total = 0
         ids = self._latest(queue, wanted, None)
         while ids:
@@ -182,8 +185,33 @@ class QueueUpkeep:
         rows.remove_bodies(connection, [item for item, _ in gone])
         lanes = {(queue.id, lane) for _, lane in gone if lane is not None}
         rows.settle(connection, lanes, now_ms)
+        connection.execute(
+            "UPDATE pxrs_queues SET discarded = discarded + ? WHERE id = ?", (len(gone), queue.id)
+        )
         turn.slots.add(slot_of(name))
         return len(gone)
+
+    def _stored(self, row: Sequence[Any], now_ms: int) -> StoredItem:
+        (item, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error) = row[:11]
+        session, tx = row[11:]
+        holder = None
+        if session is not None:
+            holder = self._ahead.holder_of(session, tx) if is_mark(tx) else Holder(session, tx)
+        later = (rows.DELAYED, rows.WAITING)
+        return StoredItem(
+            id=rows.number_of(item),
+            state=rows.STATES[state],
+            body=body,
+            key=key,
+            priority=-rank,
+            deliveries=deliveries,
+            put_ms=put_ms,
+            taken_ms=taken,
+            visible_ms=visible if visible > now_ms and state in later else None,
+            dead_ms=dead,
+            error=error,
+            holder=holder,
+        )
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         return self._database.write(lambda turn: self._redrive(turn, queue, ids))
@@ -221,7 +249,7 @@ class QueueUpkeep:
             connection.execute("DELETE FROM pxrs_queue_items WHERE id = ?", (old,))
             rows.remove_bodies(connection, [old])
             new = NewItem(queue=name, body=body, key=item[1], priority=-item[2])
-            (fresh,) = put_items(connection, queue, [new], now_ms)
+            (fresh,) = put_items(connection, name, [new], now_ms)
             assert fresh is not None
             connection.execute(
                 "UPDATE pxrs_queue_items SET error = ? WHERE id = ?",
@@ -239,36 +267,12 @@ def slot_of(queue: str) -> int:
 
 
 def _among(states: Sequence[ItemState]) -> str:
-    """Which rows stand so, by the time ?1.
-
-    A delayed one whose time has come is ready, and so is one that is set aside for somebody.
-    """
+    """Which rows stand so, by the time ?1. A delayed one whose time has come is ready."""
     numbers = ",".join(str(rows.STATES.index(state)) for state in states)
-    as_good_as_ready = f"(state = {rows.DELAYED} AND visible <= ?1 OR {IS_AHEAD})"
+    is_due = f"(state = {rows.DELAYED} AND visible <= ?1)"
     if ItemState.READY in states:
-        return f"state IN ({numbers}) OR {as_good_as_ready}"
-    return f"state IN ({numbers}) AND NOT {as_good_as_ready}"
-
-
-def _stored(row: Sequence[Any], now_ms: int) -> StoredItem:
-    item, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error, session, tx = row
-    if tx is not None and is_ahead(tx):
-        state, deliveries, session = rows.READY, deliveries - 1, None
-    later = (rows.DELAYED, rows.WAITING)
-    return StoredItem(
-        id=rows.number_of(item),
-        state=rows.STATES[state],
-        body=body,
-        key=key,
-        priority=-rank,
-        deliveries=deliveries,
-        put_ms=put_ms,
-        taken_ms=taken,
-        visible_ms=visible if visible > now_ms and state in later else None,
-        dead_ms=dead,
-        error=error,
-        holder=Holder(session, tx) if session is not None else None,
-    )
+        return f"state IN ({numbers}) OR {is_due}"
+    return f"state IN ({numbers}) AND NOT {is_due}"
 
 
 def _delete_some(connection: sqlite3.Connection, queue: int) -> bool:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.queue_rules import (
-    DIED_HOLDING,
-    REMEMBERED_FOR,
     USED_UP,
     delay_ms,
     pick,
@@ -27,13 +25,16 @@ from pxrs.stores.queue_rules import (
 )
 from pxrs.stores.sqlite import queue_ahead as ahead
 from pxrs.stores.sqlite import queue_commits as commits
+from pxrs.stores.sqlite import queue_holds as holds
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
-from pxrs.stores.sqlite.queue_ahead import Habits
+from pxrs.stores.sqlite.queue_ahead import Ahead, Aside
+from pxrs.stores.sqlite.queue_holds import Hands
 from pxrs.stores.sqlite.queue_puts import put_items
-from pxrs.stores.sqlite.queue_rows import Candidate, HeldRow, QueueRow
+from pxrs.stores.sqlite.queue_reaper import Reaper
+from pxrs.stores.sqlite.queue_rows import Candidate, QueueRow
 from pxrs.stores.sqlite.queue_upkeep import LIMITS, QueueUpkeep, slot_of
 from pxrs.types import (
     Delivery,
@@ -44,8 +45,6 @@ from pxrs.types import (
     Release,
     Taken,
 )
-
-_REAP_EVERY = 0.1
 
 
 class Wanted(NamedTuple):
@@ -71,13 +70,16 @@ class SqliteQueues(QueueUpkeep):
         *,
         set_aside: bool = True,
     ) -> None:
-        super().__init__(database, clock)
-        self._habits = Habits(set_aside)
+        ahead = Ahead(
+            database.folder, database.path, clock.monotonic, self._give_back, enabled=set_aside
+        )
+        super().__init__(database, clock, ahead)
+        database.on_fork(ahead.abandon)
+        coord.before_a_session_ends(ahead.give_back)
         self._coord = coord
+        self._memory = commits.Memory()
+        self._reaper = Reaper(database, coord, clock, ahead.verdicts, self._memory)
         self._ears = ears
-        # By queue: each is looked after by those who take from it.
-        self._next_reap: dict[int, float] = {}
-        self._ended_at: dict[str, float] = {}
         # Queues that had nothing for whoever took last: the next one looks before it writes.
         self._found_empty: set[str] = set()
 
@@ -99,59 +101,99 @@ class SqliteQueues(QueueUpkeep):
             if due is None or due > 0:
                 self._require_session(holder.session)
                 return Taken([], due)
-        taken = None
-        if count <= ahead.MOST and self._habits.expects(queue):
-            taken = self._database.write(
-                lambda turn: self._take_ahead(turn, queue, wanted), synced=False
-            )
+        taken = self._take_aside(queue, wanted) if self._ahead else None
         if taken is None:
-            taken = self._database.write(lambda turn: self._take(turn, queue, wanted))
-        self._habits.took(queue, most, self._clock.monotonic())
+            taken = self._take_now(queue, wanted)
+        if self._ahead.enabled:
+            self._ahead.habits.took(queue, count, most, self._clock.monotonic())
         if taken.items:
             self._found_empty.discard(queue)
         else:
             self._found_empty.add(queue)
         return taken
 
-    def _take_ahead(self, turn: Turn, name: str, wanted: Wanted) -> Taken | None:
+    def _take_aside(self, name: str, wanted: Wanted) -> Taken | None:
         """Hand out what was set aside, if it is just what is wanted. See `queue_ahead`."""
-        self._require_session(wanted.holder.session)
-        connection = turn.connection
-        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        aside = ahead.find_aside(connection, name, wanted.holder.session, wanted.number, now_ms)
-        if aside is None:
+        holder = wanted.holder
+        aside = self._ahead.find(name, holder.session, wanted.number, wanted.most)
+        if aside is None or self._is_outranked(aside):
             return None
-        ids = [item.id for item in aside.items]
-        used_up = wanted.most is not None and any(
-            item.deliveries >= wanted.most for item in aside.items
+        self._require_session(holder.session)
+        items = [self._delivery_aside(aside, row) for row in aside.rows]
+        if not self._ahead.lend(aside, holder):
+            return None
+        if wanted.lock_for is not None:
+            try:
+                self._extend(holder, [item.held for item in items], wanted.lock_for, synced=False)
+            except BaseException:
+                # Nobody got them.
+                self._ahead.note(aside)
+                raise
+        return Taken(items, None)
+
+    def _is_outranked(self, aside: Aside) -> bool:
+        now_ms = self._clock.wall_ms()
+        rung = self._database.control.counters((slot_of(aside.name),))
+        if aside.rung == rung and (aside.due_ms is None or aside.due_ms > now_ms):
+            return False
+        with self._database.reading() as connection:
+            return ahead.is_outranked(connection, aside.queue, aside.rows[0][0], now_ms)
+
+    def _delivery_aside(self, aside: Aside, row: tuple[Any, ...]) -> Delivery:
+        rank, item, deliveries, key, put_ms, error, body = row[:7]
+        if body is None:
+            with self._database.reading() as connection:
+                body = rows.load_body(connection, item, None)
+        return Delivery(
+            held=Held(aside.name, rows.number_of(item), deliveries),
+            body=body,
+            key=key,
+            priority=-rank,
+            put_ms=put_ms,
+            error=error,
         )
-        if len(ids) < wanted.number or aside.outranked or used_up:
-            ahead.put_back(connection, ids)
-            return None
-        until = None if wanted.lock_for is None else now + wanted.lock_for
-        ahead.hand_out(connection, ids, wanted.holder, wanted.most, until, now_ms)
-        return Taken([_delivery(connection, aside.queue, item) for item in aside.items], None)
+
+    def _give_back(self, asides: Sequence[Aside]) -> None:
+        """What was set aside is there for everybody again."""
+        self._database.write(lambda turn: self._put_back(turn, asides), synced=False)
+
+    def _put_back(self, turn: Turn, asides: Sequence[Aside]) -> None:
+        for aside in asides:
+            ahead.put_back(turn.connection, aside)
+            turn.slots.add(slot_of(aside.name))
+
+    def _take_now(self, name: str, wanted: Wanted) -> Taken:
+        asides = self._ahead.withdraw(name)
+
+        def work(turn: Turn) -> Taken:
+            self._require_session(wanted.holder.session)
+            self._put_back(turn, asides)
+            return self._take(turn, name, wanted)
+
+        try:
+            return self._database.write(work)
+        except BaseException:
+            for aside in asides:
+                self._ahead.note(aside)
+            raise
 
     def _take(self, turn: Turn, name: str, wanted: Wanted) -> Taken:
-        self._require_session(wanted.holder.session)
         connection = turn.connection
         queue = rows.find_queue(connection, name)
         if queue is None:
             return Taken([], None)
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        if now >= self._next_reap.get(queue.id, 0.0):
-            self._reap_queue(turn, queue.id)
-            self._next_reap[queue.id] = now + _REAP_EVERY
+        self._reaper.now_and_then(turn, queue.id, now)
         rows.promote_due(connection, queue.id, now_ms)
         chosen = self._choose(turn, queue, wanted, now_ms)
-        if not chosen and self._reap_queue(turn, queue.id):
+        if not chosen and self._reaper.free(turn, queue.id):
             chosen = self._choose(turn, queue, wanted, now_ms)
         if not chosen:
-            lanes = rows.lanes_held(connection, queue.id, wanted.holder, now)
-            return Taken([], self._due(connection, queue.id, lanes))
+            lanes = holds.lanes_held(connection, queue.id, wanted.holder, now)
+            return Taken([], self._reaper.due(connection, queue.id, lanes))
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ids = [item.id for item in chosen]
-        rows.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        holds.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
         turn.weight += sum(len(item.body or b"") for item in chosen)
         return Taken([_delivery(connection, queue, item) for item in chosen], None)
 
@@ -162,7 +204,7 @@ class SqliteQueues(QueueUpkeep):
             if not used_up:
                 return chosen
             for item in used_up:
-                rows.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
+                holds.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
                 if item.lane is not None:
                     rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)
             # What was behind them may be somebody else's.
@@ -177,7 +219,7 @@ class SqliteQueues(QueueUpkeep):
         if missing == 0:
             return found
         lanes = [item.lane for item in found if item.lane is not None]
-        lanes += rows.lanes_held(connection, queue.id, wanted.holder, self._clock.monotonic())
+        lanes += holds.lanes_held(connection, queue.id, wanted.holder, self._clock.monotonic())
         if lanes:
             found += rows.following_items(
                 connection, queue.id, list(dict.fromkeys(lanes)), missing, now_ms
@@ -196,84 +238,113 @@ class SqliteQueues(QueueUpkeep):
             if rows.ready_items(connection, queue.id, 1):
                 return 0.0
             now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-            lanes = rows.lanes_held(connection, queue.id, holder, now)
+            lanes = holds.lanes_held(connection, queue.id, holder, now)
             if rows.following_items(connection, queue.id, lanes, 1, now_ms):
                 return 0.0
-            if ahead.is_waiting(connection, queue.id, holder.session):
+            if self._reaper.lost(connection, queue.id):
                 return 0.0
-            if any(self._is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
-                return 0.0
-            return self._due(connection, queue.id, lanes)
-
-    def _due(
-        self, connection: sqlite3.Connection, queue: int, lanes: Sequence[str] = ()
-    ) -> float | None:
-        """In how many seconds there may be something; `lanes` are those of who asks."""
-        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        shows = (
-            rows.first_due_ms(connection, queue),
-            rows.first_behind_ms(connection, queue, lanes),
-        )
-        waits = [max(0.0, (visible - now_ms) / 1000) for visible in shows if visible is not None]
-        waits += [
-            max(0.0, held.lock_until - now)
-            for held in rows.held_rows(connection, queue)
-            if held.lock_until is not None
-        ]
-        return min(waits, default=None)
+            return self._reaper.due(connection, queue.id, lanes)
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
+        self._extend(holder, list(dict.fromkeys(held)), lock_for, synced=True)
 
+    def _extend(
+        self, holder: Holder, held: Sequence[Held], lock_for: float, *, synced: bool
+    ) -> None:
         def work(turn: Turn) -> None:
             self._require_session(holder.session)
-            now = self._clock.monotonic()
-            for name, some in _by_queue(dict.fromkeys(held)).items():
-                queue = rows.find_queue(turn.connection, name)
+            now, hands = self._clock.monotonic(), self._hands(holder)
+            for name, some in _by_queue(held).items():
+                queue = rows.id_of(turn.connection, name)
                 if queue is None:
                     raise Fenced(f"queue {name!r} was deleted, and its items with it")
-                if rows.extend(turn.connection, queue.id, holder, some, now, now + lock_for):
+                if holds.extend(turn.connection, queue, hands, some, now, now + lock_for):
                     turn.slots.add(slot_of(name))
 
-        self._database.write(work)
+        self._database.write(work, synced=synced)
+
+    def _hands(self, holder: Holder) -> Hands:
+        return Hands(holder.session, self._ahead.names(holder))
 
     # Committing
 
     def apply(self, change: QueueChange) -> list[int | None]:
         validate_change(change, LIMITS)
-        numbers = self._database.write(lambda turn: self.apply_in(turn, change, expecting=True))
-        now = self._clock.monotonic()
-        for name in {held.queue for held in change.remove}:
-            self._habits.committed(name, now)
+        asides: list[Aside] = []
+        numbers = self._database.write(lambda turn: self.apply_in(turn, change, asides))
+        self.applied_all_of(change)
+        for aside in asides:
+            self._ahead.offer(aside)
         return numbers
 
+    def applied_all_of(self, change: QueueChange) -> None:
+        """The change is committed."""
+        if change.remove:
+            self._ahead.done_with(change.holder, change.remove)
+            now = self._clock.monotonic()
+            for name in {held.queue for held in change.remove}:
+                self._ahead.habits.committed(name, now)
+
     def apply_in(
-        self, turn: Turn, change: QueueChange, *, expecting: bool = False
+        self, turn: Turn, change: QueueChange, asides: list[Aside] | None = None
     ) -> list[int | None]:
         """`apply` inside the caller's write transaction.
 
-        With `expecting` the next items are set aside for a holder that takes in a loop.
+        Where `asides` go, the next items are set aside for a holder that takes in a loop.
         """
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         if change.remove:
             holder = change.holder
             self._require_session(holder.session)
+            hands = self._hands(holder)
             for name, held in sorted(_by_queue(change.remove).items()):
-                queue = self._remove(turn, name, holder, held, now, now_ms)
-                if expecting and len(held) <= ahead.MOST and self._habits.expects(name):
-                    most, connection = self._habits.most(name), turn.connection
-                    ahead.set_aside(connection, queue, holder.session, len(held), most, now)
-        numbers = self._put(turn, change.put, now_ms)
-        commits.remember(turn.connection, change.holder)
+                queue = self._remove(turn, name, hands, held, now, now_ms)
+                wanted = self._ahead.habits.expected(name)
+                if asides is not None and wanted is not None:
+                    self._reaper.now_and_then(turn, queue, now)
+                    asides += self._set_aside(turn, name, queue, holder.session, *wanted)
+        numbers = self._put(turn, change.put, now_ms) if change.put else []
+        self._memory.note(turn.connection, change.holder)
         return numbers
 
+    def _set_aside(
+        self, turn: Turn, name: str, queue: int, session: str, count: int, most: int | None
+    ) -> list[Aside]:
+        """Hold the next items for the session, for a moment; as a list of one, or none."""
+        connection, now_ms = turn.connection, self._clock.wall_ms()
+        due_ms = rows.first_due_ms(connection, queue)
+        if due_ms is not None and due_ms <= now_ms:
+            rows.promote_due(connection, queue, now_ms)
+            due_ms = rows.first_due_ms(connection, queue)
+        mark, number = self._ahead.next_mark()
+        found = ahead.set_aside(connection, queue, session, mark, count, most, now_ms)
+        if not found:
+            return []
+        aside = Aside(
+            name=name,
+            queue=queue,
+            session=session,
+            mark=mark,
+            number=number,
+            asked=count,
+            most=most,
+            rows=found,
+            rung=self._database.control.counters((slot_of(name),)),
+            due_ms=due_ms,
+            until=self._clock.monotonic() + ahead.PATIENCE,
+        )
+        # Before the commit: nothing may be set aside that nobody knows of.
+        self._ahead.note(aside)
+        return [aside]
+
     def _remove(
-        self, turn: Turn, name: str, holder: Holder, held: Sequence[Held], now: float, now_ms: int
+        self, turn: Turn, name: str, hands: Hands, held: Sequence[Held], now: float, now_ms: int
     ) -> int:
-        queue = rows.count_done(turn.connection, name, len(held))
+        queue = rows.id_of(turn.connection, name)
         if queue is None:
             raise Fenced(f"queue {name!r} was deleted, and its items with it")
-        lanes = rows.remove_held(turn.connection, queue, holder, held, now)
+        lanes = holds.remove_held(turn.connection, queue, hands, held, now)
         if lanes:
             rows.settle(turn.connection, ((queue, lane) for lane in lanes), now_ms)
             turn.slots.add(slot_of(name))
@@ -285,13 +356,9 @@ class SqliteQueues(QueueUpkeep):
         for at, item in enumerate(items):
             places.setdefault(item.queue, []).append(at)
         for name, where in sorted(places.items()):
-            queue = rows.find_queue(turn.connection, name)
-            if queue is None:
-                queue = rows.make_queue(turn.connection, name, False, now_ms)
             some = [items[at] for at in where]
-            for at, number in zip(
-                where, put_items(turn.connection, queue, some, now_ms), strict=True
-            ):
+            found = put_items(turn.connection, name, some, now_ms)
+            for at, number in zip(where, found, strict=True):
                 numbers[at] = number
             turn.slots.add(slot_of(name))
             turn.weight += sum(len(item.body) for item in some)
@@ -303,24 +370,25 @@ class SqliteQueues(QueueUpkeep):
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)
         self._database.write(lambda turn: self._release(turn, holder, releases))
+        self._ahead.done_with(holder, [release.held for release in releases])
 
     def _release(self, turn: Turn, holder: Holder, releases: Sequence[Release]) -> None:
         if not self._coord.is_alive(holder.session):
             return
-        connection = turn.connection
+        connection, hands = turn.connection, self._hands(holder)
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         lanes: set[rows.Lane] = set()
         for release in releases:
             queue = rows.find_queue(connection, release.held.queue)
             if queue is None:
                 continue
-            found = rows.find_held(connection, queue.id, holder, release.held, now)
+            found = holds.find_held(connection, queue.id, hands, release.held, now)
             if found is None:
                 continue
             if release.dead:
-                rows.bury(connection, found.id, tidy(release.error), now_ms)
+                holds.bury(connection, found.id, tidy(release.error), now_ms)
             else:
-                rows.give_back(
+                holds.give_back(
                     connection,
                     found.id,
                     visible=now_ms + delay_ms(release.delay),
@@ -333,68 +401,8 @@ class SqliteQueues(QueueUpkeep):
             turn.slots.add(slot_of(release.held.queue))
         rows.settle(connection, lanes, now_ms)
 
-    # What the dead leave behind
-
     def reap(self) -> float | None:
-        with self._database.reading() as connection:
-            alive: dict[str, bool] = {}
-            lost = [held for held in rows.held_rows(connection) if self._is_lost(held, alive)]
-            queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
-            gone = self._forgotten_sessions(connection)
-            # Left as they are, they would be due for ever: who sweeps would never rest.
-            overdue = any(self._due(connection, queue) == 0 for queue in queues)
-        if lost or gone or overdue:
-            self._database.write(lambda turn: self._reap(turn, queues, gone))
-        with self._database.reading() as connection:
-            dues = [self._due(connection, queue) for queue in queues]
-        return min((due for due in dues if due is not None), default=None)
-
-    def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
-        for queue in queues:
-            self._reap_queue(turn, queue)
-            rows.promote_due(turn.connection, queue, self._clock.wall_ms())
-        if gone:
-            commits.forget_sessions(turn.connection, gone)
-
-    def _reap_queue(self, turn: Turn, queue: int) -> bool:
-        """Free what nobody holds any more in one queue; whether there was something."""
-        connection = turn.connection
-        now_ms = self._clock.wall_ms()
-        alive: dict[str, bool] = {}
-        lost = [held for held in rows.held_rows(connection, queue) if self._is_lost(held, alive)]
-        for held in lost:
-            if not ahead.was_handed_out(held.tx):
-                ahead.put_back(connection, [held.id])
-            elif held.most is not None and held.deliveries >= held.most:
-                rows.bury(connection, held.id, DIED_HOLDING, now_ms)
-            else:
-                rows.give_back(
-                    connection,
-                    held.id,
-                    visible=now_ms,
-                    error=DIED_HOLDING,
-                    suspect=True,
-                    now_ms=now_ms,
-                )
-            turn.slots.add(slot_of(held.name))
-        rows.settle(
-            connection, {(queue, held.lane) for held in lost if held.lane is not None}, now_ms
-        )
-        return bool(lost)
-
-    def _is_lost(self, held: HeldRow, alive: dict[str, bool]) -> bool:
-        if held.lock_until is not None and held.lock_until <= self._clock.monotonic():
-            return True
-        if held.session not in alive:
-            alive[held.session] = self._coord.is_alive(held.session)
-        return not alive[held.session]
-
-    def _forgotten_sessions(self, connection: sqlite3.Connection) -> list[str]:
-        """Sessions that ended so long ago that nobody will ask what they have done."""
-        now = self._clock.monotonic()
-        ended = [name for name in commits.sessions(connection) if not self._coord.is_alive(name)]
-        self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
-        return [name for name in ended if self._ended_at[name] + REMEMBERED_FOR <= now]
+        return self._reaper.reap()
 
     def _require_session(self, session: str) -> None:
         if not self._coord.is_alive(session):
@@ -405,6 +413,7 @@ class SqliteQueues(QueueUpkeep):
 
     def close(self) -> None:
         self._found_empty.clear()
+        self._ahead.close()
 
 
 def _delivery(connection: sqlite3.Connection, queue: QueueRow, item: Candidate) -> Delivery:

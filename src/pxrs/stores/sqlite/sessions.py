@@ -51,8 +51,16 @@ class SessionFiles:
         self._database = database
         self._clock = clock
 
-    def open(self, ttl: float, on_end: Callable[[FileSession], None]) -> FileSession:
-        """Start a session of this process; `on_end` hears when it is over for its holder."""
+    def open(
+        self,
+        ttl: float,
+        on_end: Callable[[FileSession], None],
+        before_end: Callable[[], None] = lambda: None,
+    ) -> FileSession:
+        """Start a session of this process; `on_end` hears when it is over for its holder.
+
+        `before_end` is called when the holder ends it: whatever it holds is still its own.
+        """
         if not 0.05 <= ttl <= 86_400:
             raise InvalidRequest(f"a session of {ttl} s; 0.05 s to a day can be had")
         name = secrets.token_hex(12)
@@ -68,7 +76,7 @@ class SessionFiles:
                 _remove(hidden)
                 os.close(fd)
                 raise
-        return FileSession(name, ttl, fd, path, deadline, self._clock, on_end)
+        return FileSession(name, ttl, fd, path, deadline, self._clock, on_end, before_end)
 
     def alive(self, name: str) -> bool:
         """Whether the session lives. A dead one's file is removed: the verdict is final."""
@@ -136,6 +144,7 @@ class FileSession:
         deadline: float,
         clock: Clock,
         on_end: Callable[[FileSession], None],
+        before_end: Callable[[], None],
     ) -> None:
         self.id = name
         self.ttl = ttl
@@ -144,6 +153,7 @@ class FileSession:
         self._deadline = deadline
         self._clock = clock
         self._on_end = on_end
+        self._before_end = before_end
         self._lock = threading.Lock()
         self._over = False
 
@@ -171,6 +181,8 @@ class FileSession:
         return max(0.0, self._deadline - self._clock.monotonic())
 
     def close(self) -> None:
+        if not self._over:
+            self._before_end()
         with self._lock:
             if self._over:
                 return

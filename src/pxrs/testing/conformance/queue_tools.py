@@ -7,7 +7,7 @@ from itertools import count
 
 from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.api import Session, Stores
-from pxrs.testing.conformance.lab import Lab
+from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import raises, require, same
 from pxrs.types import (
@@ -128,6 +128,21 @@ class Worker:
         self.release(delivery, dead=True)
         same(self.queues.find("never"), None, "what a refused change made")
         same(look(self.stores, delivery.held.queue), before, "the items after a zombie's calls")
+
+
+def wait_for_item(lab: Lab, worker: Worker, queue: str = Q) -> Delivery:
+    """Take, else wait for the watch or for what is due, as long as it says and no longer."""
+    watch = worker.queues.watch(queue)
+    try:
+        while True:
+            taken = worker.queues.take(queue, worker.holder, 1)
+            if taken.items:
+                return taken.items[0]
+            woken = watch.wait(lab.patience if taken.due is None else taken.due)
+            if not woken and taken.due is None:
+                raise Violation("nothing was due, and nobody woke who waited for an item")
+    finally:
+        watch.close()
 
 
 def lots(new: Iterable[NewItem], limits: QueueLimits) -> list[tuple[NewItem, ...]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pxrs.testing.conformance.lab import Lab, Suite, Violation
+from pxrs.testing.conformance.lab import Lab, Suite
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     Worker,
     bodies,
     let_time_pass,
     soon,
+    wait_for_item,
 )
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import require, same, together
@@ -18,21 +19,6 @@ from pxrs.testing.conformance.watches import must_wake
 from pxrs.types import Delivery
 
 suite = Suite()
-
-
-def wait_for_item(lab: Lab, worker: Worker, queue: str = "q") -> Delivery:
-    """Take, else wait for the watch or for what is due, as long as it says and no longer."""
-    watch = worker.queues.watch(queue)
-    try:
-        while True:
-            taken = worker.queues.take(queue, worker.holder, 1)
-            if taken.items:
-                return taken.items[0]
-            woken = watch.wait(lab.patience if taken.due is None else taken.due)
-            if not woken and taken.due is None:
-                raise Violation("nothing was due, and nobody woke who waited for an item")
-    finally:
-        watch.close()
 
 
 @suite

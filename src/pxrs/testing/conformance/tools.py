@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from pxrs.errors import SessionLost
 from pxrs.log.batches import decode, encode
-from pxrs.stores.api import CoordStore, LogStore
+from pxrs.stores.api import CoordStore, LogStore, Session
 from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.types import (
     Append,
@@ -27,6 +28,10 @@ A_LOT = 1 << 30
 
 # So often does who meets a conflict try again before giving up.
 ATTEMPTS = 10_000
+
+# How many of the lab's TTLs a session gets. Who checks may be kept from its renewal for longer than
+# that, on a busy machine: then the session is over by rights, and more time is given.
+FACTORS = (2, 4, 8, 16)
 
 
 def require(condition: bool, rule: str) -> None:
@@ -90,6 +95,23 @@ def together(lab: Lab, *jobs: Callable[[], object]) -> None:
 def put(coord: CoordStore, key: str, value: bytes = b"v", session: str | None = None) -> int:
     """Write one record without a check; its version."""
     return committed(coord.commit((), (Put(key, value, session),))).versions[key]
+
+
+def mortal(lab: Lab, coord: CoordStore, *keys: str) -> Session:
+    """A session that can be waited for, with records of its own.
+
+    On a busy machine its time can be over before they are written: then it gets more.
+    """
+    for factor in FACTORS:
+        session = coord.session(factor * lab.ttl / FACTORS[0])
+        try:
+            committed(coord.commit((), [Put(key, b"1", session.id) for key in keys]))
+        except SessionLost:
+            if session.remaining() > 0:
+                raise
+        else:
+            return session
+    raise Violation("no session lived long enough to write a record")
 
 
 def committed(outcome: Committed | Conflict) -> Committed:

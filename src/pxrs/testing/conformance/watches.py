@@ -9,7 +9,7 @@ from functools import partial
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.testing.conformance.lab import Lab, Suite
 from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import committed, put, require, together, value_of
+from pxrs.testing.conformance.tools import committed, mortal, put, require, together, value_of
 from pxrs.types import Delete
 
 suite = Suite()
@@ -74,8 +74,7 @@ def check_expiry_wakes(lab: Lab) -> None:
     """A session that expired between two waits ends the second one."""
     here, there = lab.open().coord, lab.open().coord
     watch = there.watch("k/")
-    session = here.session(lab.ttl)
-    put(here, "k/1", b"1", session.id)
+    session = mortal(lab, here, "k/1")
     must_wake(lab, watch, "a bound put")
     watch.wait(0)
     lab.let_expire(session)
@@ -141,8 +140,7 @@ def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
     """Who waits is woken when a session expires, though nobody touches the store."""
     here, there = lab.open().coord, lab.open().coord
     watch = there.watch("k/")
-    session = here.session(lab.ttl)
-    put(here, "k/1", b"1", session.id)
+    session = mortal(lab, here, "k/1")
     must_wake(lab, watch, "a bound put")
     watch.wait(0)
 

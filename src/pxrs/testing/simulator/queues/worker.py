@@ -137,7 +137,8 @@ class Worker:
             else:
                 self._say(f"{self.who} drops {', '.join(item.value for item in job.items)}")
                 self._end(job)
-                job.work._drop()
+                if (dropped := job.work._drop) is not None:
+                    dropped()
 
     def finish(self, job: Job) -> None:
         """Commit, or let go of what can't be committed."""

@@ -1,0 +1,83 @@
+"""What the block of an `Atomic` collects, the same on every engine that has one."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from pxrs.errors import InvalidRequest
+from pxrs.stores.api import validate_batch, validate_commit
+from pxrs.stores.queue_rules import require_first, validate_change
+from pxrs.types import (
+    Append,
+    Appended,
+    Batch,
+    Check,
+    Limits,
+    LogPartition,
+    QueueChange,
+    QueueLimits,
+    Write,
+)
+
+T = TypeVar("T")
+
+
+class Block(Generic[T]):
+    """Collects changes while it runs on a `T`; afterwards it holds what came of them.
+
+    The engine enters it, applies what was collected, and leaves it. See `pxrs.stores.api.Atomic`.
+    """
+
+    def __init__(self, limits: Limits, queue_limits: QueueLimits) -> None:
+        self._limits = limits
+        self._queue_limits = queue_limits
+        self._running_on: T | None = None
+        self._used = False
+        self._checks: list[Check] = []
+        self._writes: list[Write] = []
+        self._appends: list[Append] = []
+        self._change: QueueChange | None = None
+        self.versions: dict[str, int] = {}
+        self.appended: list[Appended] = []
+        self.queued: list[int | None] = []
+
+    def check(self, *checks: Check) -> None:
+        self._running()
+        self._checks += checks
+
+    def write(self, *writes: Write) -> None:
+        self._running()
+        self._writes += writes
+
+    def append(self, where: LogPartition, batch: Batch) -> None:
+        self._running()
+        if batch.producer_id >= 0:
+            raise InvalidRequest("a batch inside a transaction carries no producer id")
+        validate_batch(batch)
+        self._appends.append(Append(where, batch))
+
+    def queue(self, change: QueueChange) -> None:
+        self._running()
+        require_first(self._change)
+        validate_change(change, self._queue_limits)
+        self._change = change
+
+    def _require_new(self) -> None:
+        if self._used:
+            raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
+
+    def _enter(self, on: T) -> None:
+        self._running_on = on
+        self._used = True
+
+    def _leave(self) -> T:
+        on, self._running_on = self._running(), None
+        return on
+
+    def _running(self) -> T:
+        if self._running_on is None:
+            raise InvalidRequest("use atomic() as a context manager, and only inside its block")
+        return self._running_on
+
+    def _validate(self) -> None:
+        validate_commit(self._checks, self._writes, self._limits)

@@ -1,0 +1,194 @@
+"""What a process looks at by itself, since a notification may be lost: one small query for all.
+
+Of a prefix the versions under it, of a partition its end. Of a queue all that a taker who found
+nothing may wait for:
+
+- its first ready item, and by `xmin` which version of it: one that was taken and given back
+  between two looks is another;
+- when the next delayed item shows and the next hold ends: who waits knew another time;
+- its latest item: it may be behind one that the same transaction holds;
+- sessions that are over and hold items, and lanes that have to be settled: the next take does it.
+
+Each of these is the end of an index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+from pxrs.stores.postgres.database import Database, Row
+from pxrs.stores.postgres.queue_functions import DELAYED, HELD, READY
+from pxrs.stores.postgres.sessions import TICK
+from pxrs.types import LogPartition
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+QUICK = 0.01
+_SLOW = 1.0
+_LAST = chr(0x10FFFF)
+_LOOK = f"""SELECT
+    ARRAY(SELECT (SELECT concat_ws(' ', count(*), sum(version), max(version))
+        FROM @.pxrs_coord c WHERE c.key >= u.first AND c.key <= u.last)
+        FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY u(first, last, n) ORDER BY n),
+    ARRAY(SELECT (SELECT coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
+            ORDER BY b.base DESC LIMIT 1), p.floor)
+        FROM @.pxrs_log_partitions p WHERE p.topic_id = u.topic AND p.partition = u.partition)
+        FROM unnest(%s::text[], %s::int4[]) WITH ORDINALITY u(topic, partition, n) ORDER BY n),
+    ARRAY(SELECT (SELECT jsonb_build_array(
+            (SELECT i.id FROM @.pxrs_queue_items i
+                WHERE i.queue = k.id ORDER BY i.id DESC LIMIT 1),
+            (SELECT i.id || '.' || i.xmin FROM @.pxrs_queue_items i
+                WHERE i.queue = k.id AND i.state = {READY} ORDER BY i.rank, i.id LIMIT 1),
+            (SELECT i.visible FROM @.pxrs_queue_items i
+                WHERE i.queue = k.id AND i.state = {DELAYED} ORDER BY i.visible LIMIT 1),
+            (SELECT i.deadline FROM @.pxrs_queue_items i WHERE i.queue = k.id
+                AND i.state = {HELD} AND i.deadline IS NOT NULL ORDER BY i.deadline LIMIT 1),
+            (SELECT string_agg(h.session, ' ' ORDER BY h.session) FROM @.pxrs_queue_holders h
+                WHERE h.queue = k.id
+                AND NOT EXISTS (SELECT 1 FROM @.pxrs_sessions s WHERE s.id = h.session)),
+            (SELECT count(*) FROM @.pxrs_queue_unsettled t WHERE t.queue = k.id))::text
+        FROM @.pxrs_queues k WHERE k.name = u.name AND k.dropped IS NULL)
+        FROM unnest(%s::text[]) WITH ORDINALITY u(name, n) ORDER BY n)"""
+
+
+class Pace:
+    """How long to wait before looking again.
+
+    Slowly while notifications tell of all that is found; else a few milliseconds after something
+    happened, and more and more slowly while nothing does.
+    """
+
+    def __init__(self) -> None:
+        self.listening = False
+        self._unheard = 0
+        self._heard = False
+        self._pause = QUICK
+
+    def heard(self) -> None:
+        """Somebody told of a change."""
+        self._heard = True
+        self._unheard = 0
+
+    def looked(self, changed: bool, told: bool) -> None:
+        """A look found something to be otherwise, or nothing; `told`: somebody has told of it."""
+        self._unheard += told and not self._heard
+        self._heard = False
+        self._pause = QUICK if changed else min(2 * self._pause, TICK)
+
+    @property
+    def pause(self) -> float:
+        """One unheard change may have been seen before its notification came; two are a habit."""
+        return _SLOW if self.listening and self._unheard < 2 else self._pause
+
+
+class Prefixes(tuple[str, ...]):
+    """The prefixes that a watch waits for."""
+
+    __slots__ = ()
+
+    def __call__(self, key: str) -> bool:
+        return key.startswith(tuple(self))
+
+
+class Places(frozenset[LogPartition]):
+    """The partitions that a watch waits for."""
+
+    __slots__ = ()
+
+    def __call__(self, where: LogPartition) -> bool:
+        return where in self
+
+
+class Names(frozenset[str]):
+    """The queues that a watch waits for."""
+
+    __slots__ = ()
+
+    def __call__(self, queue: str) -> bool:
+        return queue in self
+
+
+def named(wants: Iterable[object], kind: type[Iterable[T]]) -> set[T]:
+    """Everything that these watches wait for."""
+    return {each for want in wants if isinstance(want, kind) for each in want}
+
+
+class Seen(NamedTuple):
+    """What is otherwise than at the last look, or was not looked at before."""
+
+    prefixes: set[str]
+    places: set[LogPartition]
+    queues: set[str]
+    # Whether any of it was looked at before, and whether whoever did it tells of such things.
+    changed: bool
+    told: bool
+
+
+class Memory(Generic[T, V]):
+    """What the last look saw."""
+
+    def __init__(self) -> None:
+        self._values: dict[T, V] = {}
+
+    def compare(self, now: dict[T, V]) -> tuple[set[T], dict[T, tuple[V, V]]]:
+        """What was not looked at before, and what has changed: before and now."""
+        before, self._values = self._values, now
+        common = now.keys() & before.keys()
+        changed = {each: (before[each], now[each]) for each in common if before[each] != now[each]}
+        return now.keys() - before.keys(), changed
+
+
+class Looks:
+    """Compares what is there with what was there."""
+
+    def __init__(self, database: Database) -> None:
+        self._statement = database.sql(_LOOK)
+        self.forget()
+
+    def forget(self) -> None:
+        """Everything counts as new at the next look."""
+        self._prefixes: Memory[str, str] = Memory()
+        self._places: Memory[LogPartition, int | None] = Memory()
+        self._queues: Memory[str, str | None] = Memory()
+
+    def look(
+        self,
+        read: Callable[[str, tuple[object, ...]], list[Row]],
+        prefixes: set[str],
+        places: set[LogPartition],
+        queues: set[str],
+    ) -> Seen | None:
+        """Look at these; None if there is nothing to look at."""
+        if not prefixes and not places and not queues:
+            self.forget()
+            return None
+        keys, where, names = sorted(prefixes), sorted(places), sorted(queues)
+        ((versions, ends, fronts),) = read(
+            self._statement,
+            (
+                keys,
+                [prefix + _LAST for prefix in keys],
+                [each.topic_id for each in where],
+                [each.partition for each in where],
+                names,
+            ),
+        )
+        new_keys, keys_now = self._prefixes.compare(dict(zip(keys, versions, strict=True)))
+        new_places, places_now = self._places.compare(dict(zip(where, ends, strict=True)))
+        new_queues, queues_now = self._queues.compare(dict(zip(names, fronts, strict=True)))
+        return Seen(
+            prefixes=new_keys | keys_now.keys(),
+            places=new_places | places_now.keys(),
+            queues=new_queues | queues_now.keys(),
+            changed=bool(keys_now or places_now or queues_now),
+            told=bool(keys_now or places_now or any(map(_has_more, queues_now.values()))),
+        )
+
+
+def _has_more(fronts: tuple[str | None, str | None]) -> bool:
+    """Whether something was put; that something was taken is nobody's news."""
+    before, now = (0 if front is None else json.loads(front)[0] or 0 for front in fronts)
+    return bool(now > before)
