@@ -73,8 +73,10 @@ def test_whose_connection_is_closed_knows_it_at_once(
     watch.wait(0)
     query(
         postgres_url,
-        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted "
-        "AND mode = 'ExclusiveLock'",
+        # In this database only: other tests use the server as well.
+        "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_database d "
+        "ON d.oid = l.database WHERE d.datname = current_database() AND l.granted "
+        "AND l.locktype = 'advisory' AND l.mode = 'ExclusiveLock'",
     )
     while session.remaining() > 0:
         assert watch.wait(PATIENCE), "nobody was told"
