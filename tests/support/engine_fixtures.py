@@ -107,6 +107,13 @@ def postgres_database() -> Iterator[str]:
 @pytest.fixture
 def mariadb_url() -> Iterator[str]:
     """An empty database of the shared MariaDB."""
+    with mariadb_database() as url:
+        yield url
+
+
+@contextmanager
+def mariadb_database() -> Iterator[str]:
+    """An empty database of the shared MariaDB, for as long as the block lasts."""
     import sqlalchemy
 
     server = server_url("mariadb")
