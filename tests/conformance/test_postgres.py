@@ -14,14 +14,14 @@ from pxrs.testing.conformance import (
     queue_checks,
     restore_checks,
 )
-from support.postgres import PostgresLab
+from support.postgres import PostgresLab, a_schema
 
 pytestmark = pytest.mark.engine("postgres")
 
 
 @pytest.fixture
-def lab(prepared_postgres_url: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
-    lab = PostgresLab(prepared_postgres_url, channel=getattr(request, "param", None))
+def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
+    lab = PostgresLab(postgres_of_many, a_schema(), channel=getattr(request, "param", None))
     yield lab
     lab.close()
 

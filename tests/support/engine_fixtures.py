@@ -76,46 +76,32 @@ def new_engine() -> Iterator[NewEngine]:
 @pytest.fixture
 def postgres_url() -> Iterator[str]:
     """An empty database of the shared PostgreSQL."""
-    with postgres_database("template1") as url:
+    with postgres_database() as url:
         yield url
 
 
-@pytest.fixture
-def prepared_postgres_url() -> Iterator[str]:
-    """A database that has the tables already: a copy of one is made sooner than they are."""
-    import psycopg
+@pytest.fixture(scope="session")
+def postgres_of_many() -> Iterator[str]:
+    """A database of the shared PostgreSQL for all tests of a worker that keep to their schema.
 
-    from pxrs.stores.postgres.stores import PostgresStores
-
-    server = server_url("postgres")
-    with psycopg.connect(server, autocommit=True) as connection:
-        # One process makes it, the others wait.
-        connection.execute("SELECT pg_advisory_lock(1)")
-        found = "SELECT 1 FROM pg_database WHERE datname = 'prepared'"
-        if connection.execute(found).fetchone() is None:
-            connection.execute("CREATE DATABASE preparing")
-            PostgresStores(_database(server, "preparing")).close()
-            connection.execute("ALTER DATABASE preparing RENAME TO prepared")
-    with postgres_database("prepared") as url:
+    To make a database takes longer than most checks.
+    """
+    with postgres_database() as url:
         yield url
 
 
 @contextmanager
-def postgres_database(template: str) -> Iterator[str]:
-    """A database of the shared PostgreSQL, for as long as the block lasts."""
+def postgres_database() -> Iterator[str]:
+    """A new database, gone with the block."""
     import psycopg
 
     server = server_url("postgres")
     name = f"t_{secrets.token_hex(6)}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
-    yield _database(server, name)
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    yield server.rpartition("/")[0] + f"/{name}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-def _database(server: str, name: str) -> str:
-    return f"{server.rpartition('/')[0]}/{name}"
 
 
 @pytest.fixture
