@@ -195,12 +195,12 @@ def test_a_slow_search_is_not_repeated_all_the_time() -> None:
     scout = Scout()
     for now in (1.0, 2.0):
         assert scout.plan(now).is_whole
-        scout.searched(now, 0.1, began_ms=int(1000 * now), found=1)
+        scout.searched(now, 0.1, began_ms=int(1000 * now), pages=100, found=1)
         scout.found([delivery(7)])
     assert scout.plan(2.5) == Plan([0], [7], after=2000)
     scout.shown(5)
     assert scout.plan(2.5) == Plan([0], [4], after=2000)
     assert scout.rest(2.5) == pytest.approx(0.5)
     assert scout.plan(3.0) == Plan(is_thorough=True)
-    scout.searched(3.0, 0.0001, began_ms=3000, found=1)
+    scout.searched(3.0, 0.1, began_ms=3000, pages=2, found=1)
     assert scout.plan(3.0) == Plan()

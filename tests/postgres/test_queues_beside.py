@@ -108,7 +108,7 @@ def test_what_is_gone_is_passed_once(stores: PostgresStores, postgres_url: str) 
 @pytest.fixture
 def every_search_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that each goes on where the last one ended, and searches the whole only now and then."""
-    monkeypatch.setattr(queue_scout, "_SLOW", -1.0)
+    monkeypatch.setattr(queue_scout, "_MANY_PAGES", -1)
     monkeypatch.setattr(queue_scout, "_REST", 100)
 
 

@@ -204,14 +204,18 @@ BEGIN
     END LOOP;
 END $$"""
 
+# Of the indexes that a search goes through, by this transaction.
+_PAGES_READ = """pg_stat_get_xact_blocks_fetched('@.pxrs_queue_ready'::regclass)
+        + pg_stat_get_xact_blocks_fetched('@.pxrs_queue_delayed'::regclass)"""
 _HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session, tx = in_tx,
             most = in_most, deadline = now_ms + lock_ms, taken_ms = now_ms"""
 _HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
             coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
 
 # `ranks` and `floors`: only look above these ids, by priority; all, if there are none. `after`:
-# what was due before has been seen to. The first row tells of the search and when it began, the
-# others are items, to be ordered by `r_at`, or by rank and id.
+# what was due before has been seen to. The first row tells of the search: as its delivery how many
+# pages it read, as its put when it began. The others are items,
+# to be ordered by `r_at`, or by rank and id.
 TAKE = f"""
 CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, n int8,
     in_most int8, lock_ms int8, register bool, sweep bool, ranks int8[], floors int8[],
@@ -241,6 +245,7 @@ BEGIN
     r_moved := false;
     began := clock_timestamp();
     r_put := @.pxrs_now_ms();
+    r_delivery := {_PAGES_READ};
     SELECT k.id,
         EXISTS (SELECT 1 FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = {DELAYED}
             AND i.visible > after AND i.visible <= @.pxrs_now_ms()),
@@ -323,6 +328,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
+    r_delivery := {_PAGES_READ} - r_delivery;
     RETURN NEXT;
     now_ms := @.pxrs_now_ms();
     IF bases IS NULL THEN

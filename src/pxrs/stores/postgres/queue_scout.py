@@ -2,11 +2,11 @@
 
 While some old transaction runs, versions of rows that are gone can't be removed: the front of a
 queue's index fills with them, and every search from its start passes them all. So it is with what
-was delayed, and with what had a deadline. A process that has found a search to be slow starts the
+was delayed, and with what had a deadline. A process that has found a search to read much starts the
 next ones where the last one ended. It may miss items then that show below: ones that were given
 back, whose commit was late, or of a priority it has not seen. So it searches from the start for a
-tenth of the time, and says to look again at that time. A queue without that trouble is always
-searched from its start.
+tenth of the time at most, and says to look again at that time. A queue without that trouble is
+always searched from its start.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import NamedTuple
 
 from pxrs.types import Delivery
 
-# Seconds, for a search and for each item that it finds. Nearly all of a take is other work.
-_SLOW, _SLOW_EACH = 0.0005, 0.00001
+# Pages of an index, each with hundreds of entries. Not by time: a busy machine is slow, too.
+_MANY_PAGES = 8
+_ITEMS_PER_PAGE = 20
+# How long the whole is left alone then: so many times as long as it took, but some time at least.
 _REST = 10
+_LEAST_REST = 0.1
 _MOST_RANKS = 32
 
 
@@ -46,7 +49,7 @@ class Scout:
         self._floors: dict[int, int] = {}
         self._next_search = 0.0
         self._seen_to = 0
-        # Once may be chance: a new connection makes its plans. Twice is not.
+        # Once may be chance: many that were due. Twice is not.
         self._slow = 0
 
     @property
@@ -61,12 +64,14 @@ class Scout:
         ranks = sorted(self._floors)
         return Plan(ranks, [self._floors[rank] for rank in ranks], self._seen_to)
 
-    def searched(self, now: float, seconds: float, began_ms: int, found: int) -> None:
+    def searched(self, now: float, seconds: float, began_ms: int, pages: int, found: int) -> None:
         """A search of the whole took so long, and began then by the server's clock."""
         # What was not yet thorough has to be done again.
         self._seen_to = began_ms if self._slow else 0
-        self._slow = self._slow + 1 if seconds > _SLOW + found * _SLOW_EACH else 0
-        self._next_search = now + _REST * seconds if self._slow > 1 else 0.0
+        is_slow = pages > _MANY_PAGES + found // _ITEMS_PER_PAGE
+        self._slow = self._slow + 1 if is_slow else 0
+        rest = max(_LEAST_REST, _REST * seconds)
+        self._next_search = now + rest if self._slow > 1 else 0.0
         if not self._slow:
             self._floors.clear()
 

@@ -142,11 +142,11 @@ class PostgresQueues(QueueUpkeep):
             ),
         )
         rows.sort(key=_BY_PLACE if rows and rows[0][0] is not None else _BY_RANK)
-        began_ms, (due, spent, moved) = told[6], told[9:]
+        pages, began_ms, (due, spent, moved) = told[2], told[6], told[9:]
         items = [_delivery(queue, row) for row in rows]
         with self._lock:
             if plan.is_whole:
-                scout.searched(now, spent or 0.0, began_ms, len(rows))
+                scout.searched(now, spent or 0.0, began_ms, pages or 0, len(rows))
             if scout.is_needed:
                 scout.found([item for item, row in zip(items, rows, strict=True) if row[8]])
         if sweep:
