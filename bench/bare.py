@@ -107,20 +107,24 @@ def single(folder: Path, count: int) -> Sample:
     for index in range(-WARM_UP, count):
         if index == 0:
             started = perf_counter()
-        key, value = PAIRS[index]
-        now = time.time_ns() // 1_000_000
-        base = index + WARM_UP
-        builder = new_builder(BATCH_BYTES)
-        builder.append(0, now, key, value, [])
-        data = builder.build()
-        set_base_offset(data, base)
-        row = (xxh64_intdigest(key) % PARTITIONS, base, base + 1, now, len(data), data)
-        db.execute("BEGIN IMMEDIATE")
-        db.execute(_INSERT, row)
-        db.execute("COMMIT")
+        commit_one(db, index + WARM_UP)
     seconds = perf_counter() - started
     db.close()
     return Sample(count, seconds)
+
+
+def commit_one(db: sqlite3.Connection, base: int) -> None:
+    """Encode one message, insert it at an offset nobody has had, and commit."""
+    key, value = PAIRS[base]
+    now = time.time_ns() // 1_000_000
+    builder = new_builder(BATCH_BYTES)
+    builder.append(0, now, key, value, [])
+    data = builder.build()
+    set_base_offset(data, base)
+    row = (xxh64_intdigest(key) % PARTITIONS, base, base + 1, now, len(data), data)
+    db.execute("BEGIN IMMEDIATE")
+    db.execute(_INSERT, row)
+    db.execute("COMMIT")
 
 
 def read(db: sqlite3.Connection, messages: int) -> Sample:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench import jetstream, postgres, valkey
+from bench import jetstream, postgres, postgres_queues, valkey
 from bench.harness import Options, Say, Section
 
 PARTS: dict[str, Callable[[Options, Say], Section]] = {
     **postgres.PARTS,
+    **postgres_queues.PARTS,
     **jetstream.PARTS,
     **valkey.PARTS,
 }

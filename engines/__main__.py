@@ -1,10 +1,15 @@
-"""`python -m engines`: start each engine once and say what it is."""
+"""`python -m engines`: start each engine once and say what it is.
+
+`python -m engines keep etcd nats`: start these, print a URL each, and keep them until Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from contextlib import ExitStack, suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -36,5 +41,18 @@ def main(names: list[str]) -> int:
     return missing if os.environ.get("CI") == "true" else 0
 
 
+def keep(names: list[str]) -> int:
+    """Until Ctrl-C, or until somebody ends this process: the engines die with it."""
+    with ExitStack() as running:
+        for name in names:
+            engine = running.enter_context(build(name))
+            engine.start()
+            print(engine.url, flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    words = sys.argv[1:]
+    sys.exit(keep(words[1:]) if words[:1] == ["keep"] else main(words))

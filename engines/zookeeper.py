@@ -1,8 +1,8 @@
-"""ZooKeeper, of one node, from Debian's packages on any Java."""
+"""ZooKeeper, of one or several nodes, from Debian's packages on any Java."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,15 @@ _JARS = (
     "zookeeper-jute",
     "slf4j-api",
     "slf4j-simple",
-    "netty-all",
+    # Netty serves TLS; Debian's netty-all is empty.
+    "netty-common",
+    "netty-buffer",
+    "netty-codec",
+    "netty-handler",
+    "netty-resolver",
+    "netty-transport",
+    "netty-transport-native-epoll",
+    "netty-transport-native-unix-common",
     "metrics-core",
     "snappy-java",
     "commons-cli",
@@ -38,8 +46,11 @@ _JARS = (
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
-def build(tick_ms: int = 500) -> Engine:
-    """A session lives 2 to 20 ticks. No fsync."""
+def build(nodes: int = 1, tick_ms: int = 500, settings: Mapping[str, str] | None = None) -> Engine:
+    """A session lives 2 to 20 ticks. No fsync. `settings` go into the configuration as they are.
+
+    The last of a node's four ports is for clients over TLS, where the settings say how.
+    """
     java, java_origin = _find_java()
     jars = debian("zookeeper", _PACKAGES) / "usr/share/java"
     return Engine(
@@ -47,9 +58,10 @@ def build(tick_ms: int = 500) -> Engine:
             name="zookeeper",
             version=_version(jars),
             origin=f"Debian libzookeeper-java, {java_origin}",
-            ports=1,
-            prepare=partial(_prepare, java, jars, tick_ms),
-            url=lambda ports: f"zookeeper://{HOST}:{ports[0]}",
+            # For clients, for peers, for elections, for clients over TLS.
+            ports=4 * nodes,
+            prepare=partial(_prepare, java, jars, tick_ms, settings or {}),
+            url=lambda ports: "zookeeper://" + ",".join(f"{HOST}:{port}" for port in ports[::4]),
         )
     )
 
@@ -70,36 +82,59 @@ def _version(jars: Path) -> str:
 
 
 def _prepare(
-    java: Path, jars: Path, tick_ms: int, folder: Path, ports: Sequence[int]
+    java: Path,
+    jars: Path,
+    tick_ms: int,
+    settings: Mapping[str, str],
+    folder: Path,
+    ports: Sequence[int],
 ) -> list[Command]:
-    settings = {
-        "dataDir": str(folder / "data"),
-        "clientPort": str(ports[0]),
-        "clientPortAddress": HOST,
-        "tickTime": str(tick_ms),
-        "maxClientCnxns": "0",
-        "admin.enableServer": "false",
-        "forceSync": "no",
-        "4lw.commands.whitelist": "srvr",
+    numbers = range(len(ports) // 4)
+    peers = {
+        f"server.{number + 1}": f"{HOST}:{ports[4 * number + 1]}:{ports[4 * number + 2]}"
+        for number in numbers
     }
-    config = folder / "zoo.cfg"
-    config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    return [
-        Command(
-            argv=[
-                str(java),
-                "-Xmx256m",
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
-                "-Dzookeeper.jmx.log4j.disable=true",
-                "-Dzookeeper.forceSync=no",
-                "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-                "-cp",
-                ":".join(str(jars / f"{name}.jar") for name in _JARS),
-                _MAIN,
-                str(config),
-            ],
-            # "ruok" answers before it serves; it has a mode when it does.
-            ready=partial(tcp_says, ports[0], b"srvr", b"Mode:"),
-        )
-    ]
+    secure = "ssl.keyStore.location" in settings
+    commands = []
+    for number in numbers:
+        client, *_, encrypted = ports[4 * number : 4 * number + 4]
+        data = folder / f"data{number}"
+        data.mkdir()
+        (data / "myid").write_text(str(number + 1))
+        config = {
+            "dataDir": str(data),
+            "clientPort": str(client),
+            "clientPortAddress": HOST,
+            "tickTime": str(tick_ms),
+            "maxClientCnxns": "0",
+            "admin.enableServer": "false",
+            "forceSync": "no",
+            "4lw.commands.whitelist": "srvr",
+            **({"initLimit": "20", "syncLimit": "10", **peers} if len(numbers) > 1 else {}),
+            **({"secureClientPort": str(encrypted)} if secure else {}),
+            **settings,
+        }
+        path = folder / f"zoo{number}.cfg"
+        path.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
+        commands.append(_command(java, jars, path, client))
+    return commands
+
+
+def _command(java: Path, jars: Path, config: Path, port: int) -> Command:
+    return Command(
+        argv=[
+            str(java),
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-Dzookeeper.jmx.log4j.disable=true",
+            "-Dzookeeper.forceSync=no",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-cp",
+            ":".join(str(jars / f"{name}.jar") for name in _JARS),
+            _MAIN,
+            str(config),
+        ],
+        # "ruok" answers before it serves; it has a mode when it does.
+        ready=partial(tcp_says, port, b"srvr", b"Mode:"),
+    )

@@ -13,6 +13,9 @@ from pxrs.errors import ConfigError, InvalidRequest
 
 URL_VARIABLE = "PXRS_URL"
 _SQL = ("mysql", "mariadb", "oracle")
+# Some engines keep coordination only, some messages only.
+_NO_LOG = ("etcd", "zookeeper", *_SQL)
+_NO_COORD = ("nats",)
 _SERVERS = ("postgresql", "postgres", "etcd", "zookeeper", "nats", *_SQL)
 _SCHEMES = ("memory", "sqlite", *_SERVERS)
 _LONGEST_NAME = 249
@@ -20,6 +23,8 @@ _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
 _MOST_SECONDS = 365 * 24 * 3600
 _MOST_BYTES = 2**29
+_LOGIN = re.compile(r"(?P<scheme>[\w+]*://)(?P<user>[^/@:\s]*)(?P<colon>:?)[^/\s]*@")
+_SECRETS = re.compile(r"(?<=[?&])((?:ssl)?passw(?:or)?d=)[^&\s]*", re.IGNORECASE)
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -46,43 +51,67 @@ class UrlParts(msgspec.Struct, frozen=True):
         """All places."""
         return [url for url in (self.main, self.coord, self.log) if url is not None]
 
+    def completed(self, other: str) -> UrlParts:
+        """With what the main place does not keep in the other one, if it is not said where."""
+        scheme = parse_url(self.main).scheme.partition("+")[0]
+        if scheme in _NO_LOG and self.log is None:
+            return msgspec.structs.replace(self, log=other)
+        if scheme in _NO_COORD and self.coord is None:
+            return msgspec.structs.replace(self, coord=other)
+        return self
+
 
 def split_url(url: str, coord: str | None = None, log: str | None = None) -> UrlParts:
     """Take apart what names several places: "sqlite:///app.db coord=etcd://host:2379"."""
     if not isinstance(url, str):
-        raise ConfigError(f"{url!r} is not a store URL; an example: sqlite:///app.db")
+        raise ConfigError(f"{_shown(url)} is not a store URL; an example: sqlite:///app.db")
     main, *rest = re.split(r" +(coord|log)=", url)
     parts: dict[str, str | None] = {"coord": coord, "log": log}
     for name, place in zip(rest[::2], rest[1::2], strict=True):
         if parts[name] is not None:
-            raise ConfigError(f"{name} is given twice for {main!r}")
+            raise ConfigError(f"{name} is given twice for {public(main)!r}")
         parts[name] = place
     return UrlParts(main, **parts)
+
+
+def public(url: str) -> str:
+    """The URL, or a text with URLs, as it may be shown and kept: without passwords and tokens."""
+
+    def hide(login: re.Match[str]) -> str:
+        # NATS takes a user without a password for a token.
+        token = login["scheme"] == "nats://" and not login["colon"]
+        return login["scheme"] + ("" if token else f"{login['user']}@")
+
+    return _SECRETS.sub(r"\1…", _LOGIN.sub(hide, url))
 
 
 def parse_url(url: str) -> StoreUrl:
     """Take a store URL apart; `ConfigError` says what is wrong with it."""
     if not isinstance(url, str) or "://" not in url:
         raise ConfigError(
-            f"{url!r} is not a store URL; examples: sqlite:///app.db, sqlite:////var/lib/app.db, "
-            "memory://"
+            f"{_shown(url)} is not a store URL; examples: sqlite:///app.db, "
+            "sqlite:////var/lib/app.db, memory://"
         )
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ConfigError(f"{url!r} is not a store URL: {error}") from None
+        raise ConfigError(f"{_shown(url)} is not a store URL: {error}") from None
     if parts.scheme.partition("+")[0] not in _SCHEMES:
         raise ConfigError(
-            f"unknown scheme {parts.scheme!r} in {url!r}; there are "
+            f"unknown scheme {parts.scheme!r} in {_shown(url)}; there are "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
         )
     if "#" in url or "\0" in unquote(url):
-        raise ConfigError(f"{url!r}: a # is written %23 in a URL, and a path has no NUL")
+        raise ConfigError(f"{_shown(url)}: a # is written %23 in a URL, and a path has no NUL")
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     if len({name for name, _ in pairs}) < len(pairs):
-        raise ConfigError(f"an option stands twice in {url!r}")
+        raise ConfigError(f"an option stands twice in {_shown(url)}")
     place = _sqlite_path(url) if parts.scheme == "sqlite" else parts.netloc + parts.path
     return StoreUrl(parts.scheme, place, dict(pairs))
+
+
+def _shown(url: object) -> str:
+    return repr(public(url) if isinstance(url, str) else url)
 
 
 def _sqlite_path(url: str) -> str:
@@ -91,10 +120,10 @@ def _sqlite_path(url: str) -> str:
     path = unquote(parts.path)
     if parts.netloc:
         raise ConfigError(
-            f"{url!r} names a host; a file is sqlite:///relative or sqlite:////absolute"
+            f"{_shown(url)} names a host; a file is sqlite:///relative or sqlite:////absolute"
         )
     if path in ("", "/"):
-        raise ConfigError(f"{url!r} names no file; try sqlite:///app.db")
+        raise ConfigError(f"{_shown(url)} names no file; try sqlite:///app.db")
     if path == "/:memory:":
         raise ConfigError("a store in memory is memory://, with the same promises")
     return path[1:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import pxrs
@@ -35,3 +37,27 @@ def test_help_does_not_load_what_it_does_not_need(shell: Shell) -> None:
 def test_an_unknown_command_is_wrong_usage(shell: Shell) -> None:
     result = shell.run("consume")
     assert (result.returncode, result.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "topics list", "topics describe t", "topics delete t --yes", "read t",
+        "groups list", "groups describe g", "consume t --group g --timeout 1",
+        "queues list", "queues describe q", "queues peek q", "queues purge q --yes", "dlq list q",
+        "store copy sqlite:///{there} memory://",
+    ],
+)  # fmt: skip
+def test_a_mistyped_path_makes_no_store(run: Run, tmp_path: Path, command: str) -> None:
+    there = tmp_path / "mistyped.db"
+    result = run("--url", f"sqlite:///{there}", *command.format(there=there).split())
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"there is no store at sqlite:///{there}" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_makes_no_store(run: Run, tmp_path: Path) -> None:
+    result = run("doctor", f"sqlite:///{tmp_path}/mistyped.db")
+    assert result.exit_code == 1
+    assert "there is no store" in result.stdout
+    assert list(tmp_path.iterdir()) == []

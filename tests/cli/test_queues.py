@@ -227,7 +227,7 @@ def test_mistakes_change_nothing(
     ]  # fmt: skip
 
 
-def test_an_unknown_queue_says_what_to_do(run: Run) -> None:
+def test_an_unknown_queue_says_what_to_do(run: Run, px: pxrs.Pxrs) -> None:
     result = run("queues", "describe", "nope", "--json")
     error = json.loads(result.stderr)["error"]
     assert error["type"] == "QueueNotFound"

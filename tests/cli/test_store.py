@@ -39,7 +39,7 @@ def test_what_was_used_since_is_told(run: Run, url: str, tmp_path: Path) -> None
     assert "was complete once" in used.stderr
 
 
-def test_an_occupied_target_is_refused(run: Run, url: str, tmp_path: Path) -> None:
+def test_an_occupied_target_is_refused(run: Run, px: pxrs.Pxrs, url: str, tmp_path: Path) -> None:
     target = f"sqlite:///{tmp_path}/to.db"
     run("topics", "create", "mine", "--partitions", "1", "--url", target)
     refused = run("store", "copy", url, target, "--json")
@@ -47,7 +47,7 @@ def test_an_occupied_target_is_refused(run: Run, url: str, tmp_path: Path) -> No
     assert json.loads(refused.stderr)["error"]["type"] == "CopyRefused"
 
 
-def test_doctor(run: Run, url: str) -> None:
+def test_doctor(run: Run, px: pxrs.Pxrs, url: str) -> None:
     shown = run("doctor", url)
     assert shown.exit_code == 0, shown.stderr
     assert "every commit is synced" in shown.stdout
@@ -55,7 +55,7 @@ def test_doctor(run: Run, url: str) -> None:
     assert run("doctor", relaxed).exit_code == 0
     assert run("doctor", relaxed, "--strict").exit_code == 1
     document = parsed(run("doctor", "--json"))
-    assert document["places"][0]["place"] == "sqlite://"
+    assert document["places"][0]["place"] == url
     broken = run("doctor", "nonsense://a", "--json")
     assert broken.exit_code == 1
     assert json.loads(broken.stdout)["worst"] == "problem"

@@ -44,7 +44,7 @@ def test_json(run: Run) -> None:
     assert parsed(run("topics", "delete", "a", "--yes", "--json")) == {"deleted": "a"}
 
 
-def test_url_can_stand_before_and_after(run: Run, url: str) -> None:
+def test_url_can_stand_before_and_after(run: Run, px: pxrs.Pxrs, url: str) -> None:
     other = url.replace("cli.db", "other.db")
     run("topics", "--url", other, "create", "there", "--partitions", "1")
     assert [topic["name"] for topic in parsed(run("topics", "list", "--json", "--url", other))] == [
@@ -62,7 +62,7 @@ def test_creating_it_again_is_fine_and_otherwise_an_error(run: Run) -> None:
     assert again.stderr.startswith("error: topic 'a' exists with partitions = 2, not 3")
 
 
-def test_errors_as_json_go_to_stderr(run: Run) -> None:
+def test_errors_as_json_go_to_stderr(run: Run, px: pxrs.Pxrs) -> None:
     result = run("topics", "describe", "nope", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     error = json.loads(result.stderr)["error"]

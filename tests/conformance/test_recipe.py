@@ -12,7 +12,7 @@ from pxrs.stores.memory import MemoryStores
 from pxrs.stores.open import open_stores
 from pxrs.stores.recipe.queues import RecipeQueues
 from pxrs.testing.clock import VirtualClock
-from pxrs.testing.conformance import Lab, MemoryLab, Rule, await_end, queue_checks
+from pxrs.testing.conformance import Lab, MemoryLab, Rule, await_end, queue_checks, restore_checks
 from support.engine_fixtures import place_in
 
 
@@ -63,6 +63,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     lab.close()
 
 
-@pytest.mark.parametrize("check", queue_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", queue_checks() + restore_checks(), ids=lambda check: check.__name__
+)
 def test_conforms(check: Rule, lab: Lab) -> None:
     check(lab)

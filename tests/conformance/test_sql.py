@@ -1,4 +1,4 @@
-"""Coordination through SQLAlchemy passes the suite on a real MariaDB."""
+"""Coordination and queues through SQLAlchemy pass their suites on a real MariaDB."""
 
 from __future__ import annotations
 
@@ -6,19 +6,57 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.testing.conformance import Rule, coord_checks
-from support.coord_lab import CoordLab
+from pxrs.stores.api import Session, Stores
+from pxrs.testing.conformance import (
+    Rule,
+    await_end,
+    coord_checks,
+    queue_checks,
+    restore_checks,
+)
+from support.engine_fixtures import mariadb_database
+from support.sql import SqlPlace
 
 pytestmark = pytest.mark.engine("mariadb")
 
 
+class SqlLab:
+    """Every handle has connections of its own."""
+
+    ttl = 1.2
+    patience = 20.0
+
+    def __init__(self, url: str) -> None:
+        self._place = SqlPlace(url)
+
+    def open(self) -> Stores:
+        return self._place.open()
+
+    def let_expire(self, session: Session) -> None:
+        await_end(self.open(), session, self.patience)
+
+    def close(self) -> None:
+        self._place.close()
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    """One for all checks: to make the tables takes longer than most of them."""
+    with mariadb_database() as url:
+        yield url
+
+
 @pytest.fixture
-def lab(mariadb_url: str) -> Iterator[CoordLab]:
-    lab = CoordLab(mariadb_url, ttl=1.0)
+def lab(database: str) -> Iterator[SqlLab]:
+    lab = SqlLab(database)
     yield lab
     lab.close()
 
 
-@pytest.mark.parametrize("check", coord_checks(), ids=lambda check: check.__name__)
-def test_conforms(check: Rule, lab: CoordLab) -> None:
+@pytest.mark.parametrize(
+    "check",
+    coord_checks() + queue_checks() + restore_checks(),
+    ids=lambda check: check.__name__,
+)
+def test_conforms(check: Rule, lab: SqlLab) -> None:
     check(lab)

@@ -95,12 +95,11 @@ def test_and_back_again(source: str, target: str, tmp_path: Path) -> None:
             assert px.describe_topic(topic.name) == other.describe_topic(topic.name)
 
 
-@pytest.mark.engine("etcd")
-def test_queues_that_find_no_place_are_refused(source: str, etcd_url: str, nats_url: str) -> None:
-    target = f"{etcd_url} log={nats_url}"
-    with closing(open_stores(target)) as stores:
-        if takes_items(stores):
-            pytest.skip("etcd keeps queues")
+@pytest.mark.engine("mariadb")
+def test_queues_that_find_no_place_are_refused(
+    source: str, mariadb_url: str, nats_url: str
+) -> None:
+    target = f"{mariadb_url} log={nats_url}"
     fill(source)
     with pytest.raises(CopyRefused, match="queues"):
         copied(source, target)

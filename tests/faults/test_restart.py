@@ -5,22 +5,23 @@ from __future__ import annotations
 import urllib.request
 
 import pytest
+from engines.probes import tcp_says
 
 import engines
 from support.counting import Counting
 from support.engine_fixtures import NewEngine
 from support.site import open_coord
 
+_OPTIONS: dict[str, dict[str, bool]] = {"etcd": {"to_be_killed": True}, "zookeeper": {}}
+ENGINES = [
+    pytest.param("etcd", marks=pytest.mark.engine("etcd")),
+    pytest.param("zookeeper", marks=pytest.mark.engine("zookeeper")),
+]
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("etcd", marks=pytest.mark.engine("etcd")),
-        pytest.param("zookeeper", marks=pytest.mark.engine("zookeeper")),
-    ],
-)
+
+@pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None:
-    engine = new_engine(name)
+    engine = new_engine(name, **_OPTIONS[name])
     coord = open_coord(engine.url)
     counting = Counting(coord)
     counting.await_more(20)
@@ -32,27 +33,27 @@ def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None
     coord.close()
 
 
-@pytest.mark.engine("etcd")
-def test_three_nodes_lose_their_leader_under_load(new_engine: NewEngine) -> None:
-    etcd = new_engine("etcd", nodes=3)
-    coord = open_coord(etcd.url)
+@pytest.mark.parametrize("name", ENGINES)
+def test_three_nodes_lose_their_leader_under_load(name: str, new_engine: NewEngine) -> None:
+    engine = new_engine(name, nodes=3, **_OPTIONS[name])
+    coord = open_coord(engine.url)
     session = coord.session(10.0)
     watch = coord.watch("count/")
     counting = Counting(coord)
     counting.await_more(20)
     for _ in range(3):
-        leader = leader_of(etcd)
-        etcd.kill(leader)
+        leader = _LEADER_OF[name](engine)
+        engine.kill(leader)
         counting.await_more(20)
         session.renew()
         watch.wait(0)
         assert watch.wait(20.0)
-        etcd.restart(leader)
+        engine.restart(leader)
     counting.finish()
     coord.close()
 
 
-def leader_of(etcd: engines.Engine) -> int:
+def leader_of_etcd(etcd: engines.Engine) -> int:
     """Which node says that it leads."""
     for number in range(len(etcd.nodes)):
         port = etcd.ports[3 * number + 2]
@@ -60,3 +61,14 @@ def leader_of(etcd: engines.Engine) -> int:
             if b"etcd_server_is_leader 1" in answer.read():
                 return number
     raise AssertionError("there is no leader")
+
+
+def leader_of_zookeeper(zookeeper: engines.Engine) -> int:
+    """Which node says that it leads."""
+    for number in range(len(zookeeper.nodes)):
+        if tcp_says(zookeeper.ports[4 * number], b"srvr", b"Mode: leader"):
+            return number
+    raise AssertionError("there is no leader")
+
+
+_LEADER_OF = {"etcd": leader_of_etcd, "zookeeper": leader_of_zookeeper}

@@ -131,7 +131,7 @@ def test_a_killed_process_is_gone_after_its_ttl(mariadb_url: str) -> None:
 def stop_inside(url: str) -> None:
     """Stop inside a transaction that holds a record's row."""
     coord = opened(url)
-    with coord._database._writing.begin() as connection:
+    with coord.database._writing.begin() as connection:
         connection.exec_driver_sql("SELECT * FROM pxrs_coord WHERE name = 'k' FOR UPDATE").all()
         say("holding")
         wait_for_parent()

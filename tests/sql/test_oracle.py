@@ -13,7 +13,7 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import oracle
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from pxrs.stores.sql import statements
+from pxrs.stores.sql import queue_statements, statements
 from pxrs.stores.sql.schema import metadata
 
 _DIALECT = oracle.dialect()  # type: ignore[no-untyped-call]
@@ -29,14 +29,26 @@ def compiled(statement: object) -> str:
     return str(statement.compile(dialect=_DIALECT))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", sorted(statements.ALL))
+EVERY = {
+    **{f"coord {name}": each for name, each in statements.ALL.items()},
+    **{f"queue {name}": each for name, each in queue_statements.ALL.items()},
+}
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
 def test_every_statement_compiles(name: str) -> None:
-    text = compiled(statements.ALL[name])
+    text = compiled(EVERY[name])
     locks = "FOR UPDATE" in text
     limits = re.search(r"FETCH FIRST|ROWNUM|DISTINCT|GROUP BY", text)
     assert not (locks and limits), "ORA-02014: rows can't be locked and limited at once"
-    assert "UTC_TIMESTAMP" not in text
-    assert "ON DUPLICATE" not in text
+    for foreign in ("UTC_TIMESTAMP", "ON DUPLICATE", "IGNORE", "FORCE INDEX", "LOCK IN SHARE"):
+        assert foreign not in text
+
+
+def test_taking_skips_what_is_locked_and_is_limited_by_how_much_is_fetched() -> None:
+    text = compiled(queue_statements.FRONTS)
+    assert text.endswith("FOR UPDATE SKIP LOCKED")
+    assert "ORDER BY pxrs_queue_items.grade, pxrs_queue_items.item_id" in text
 
 
 def test_a_page_is_limited_without_a_lock() -> None:
@@ -46,13 +58,17 @@ def test_a_page_is_limited_without_a_lock() -> None:
 
 
 def test_time_is_the_servers() -> None:
-    assert "SYS_EXTRACT_UTC(SYSTIMESTAMP)" in compiled(statements.GET)
+    assert "SYS_EXTRACT_UTC(SYSTIMESTAMP)" in compiled(statements.EXPIRED)
     assert "NUMTODSINTERVAL(pxrs_sessions.ttl, 'SECOND')" in compiled(statements.RENEW)
+    assert "EXTRACT(DAY FROM (SYS_EXTRACT_UTC(SYSTIMESTAMP)" in compiled(queue_statements.NOW)
 
 
 def test_tables() -> None:
     tables = {table.name: str(CreateTable(table).compile(dialect=_DIALECT)) for table in tables_()}
-    assert set(tables) == {"pxrs_coord", "pxrs_sessions", "pxrs_meta"}
+    kept = {"pxrs_coord", "pxrs_sessions", "pxrs_meta", "pxrs_queues"}
+    assert set(tables) == kept | {f"pxrs_queue_{name}" for name in ("items", "commits", "seen")}
+    assert "item_key VARCHAR2(1024 CHAR)" in tables["pxrs_queue_items"]
+    assert "error_text CLOB" in tables["pxrs_queue_items"]
     assert "name VARCHAR2(1000 CHAR)" in tables["pxrs_coord"]
     assert "body BLOB" in tables["pxrs_coord"]
     assert "deadline TIMESTAMP" in tables["pxrs_sessions"]
@@ -62,7 +78,9 @@ def test_tables() -> None:
         assert all(len(name) <= _LONGEST_NAME for name in names)
         for index in table.indexes:
             assert len(str(index.name)) <= _LONGEST_NAME
-            assert "CREATE INDEX" in str(CreateIndex(index).compile(dialect=_DIALECT))
+            assert re.match(
+                r"CREATE (UNIQUE )?INDEX", str(CreateIndex(index).compile(dialect=_DIALECT))
+            )
 
 
 def tables_() -> list[Table]:

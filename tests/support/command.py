@@ -39,10 +39,10 @@ class Shell:
         return process
 
     def run(
-        self, *arguments: str, stdin: bytes = b"", **options: Any
+        self, *arguments: str, stdin: bytes = b"", patience: float = PATIENCE, **options: Any
     ) -> subprocess.CompletedProcess[bytes]:
         process = self.start(*arguments, stdin=subprocess.PIPE, **options)
-        out, err = process.communicate(stdin, timeout=PATIENCE)
+        out, err = process.communicate(stdin, timeout=patience)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def close(self) -> None:

@@ -26,6 +26,8 @@ class Proxy:
         self._requests_flow.set()
         self._answers_flow.set()
         self._asked = threading.Event()
+        # How often somebody has asked for something: a request is one piece, unless it is large.
+        self.requests = 0
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
@@ -116,6 +118,7 @@ class Proxy:
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
+                self.requests += flow is self._requests_flow
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
                 flow.wait()

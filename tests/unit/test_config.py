@@ -15,6 +15,8 @@ from pxrs.config import (
     check_topic_name,
     default_url,
     parse_url,
+    public,
+    split_url,
     sqlite_settings,
 )
 from pxrs.errors import ConfigError, InvalidRequest
@@ -120,3 +122,43 @@ def test_settings_are_taken_or_refused_by_name(name: str, value: Any) -> None:
     else:
         assert type(value) is int or (name in _SECONDS and type(value) is float)
         assert getattr(settings, name) == value >= 0
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///app.db", "sqlite:///app.db"),
+        ("postgresql://app@db/app", "postgresql://app@db/app"),
+        ("postgresql://app:s3cret@db:5432/app", "postgresql://app@db:5432/app"),
+        ("mysql+pymysql://app:s3:c@ret@db/app", "mysql+pymysql://app@db/app"),
+        ("etcd://a:2379,b:2379/p@th", "etcd://a:2379,b:2379/p@th"),
+        ("nats://s3cret@a,b:4222", "nats://a,b:4222"),
+        ("nats://joe:s3cret@a", "nats://joe@a"),
+        ("postgresql://db/app?password=s3cret&x=1", "postgresql://db/app?password=…&x=1"),
+        ("etcd://r:s3cret@a log=nats://s3cret@b?replicas=3", "etcd://r@a log=nats://b?replicas=3"),
+    ],
+)
+def test_a_url_is_shown_without_secrets(url: str, shown: str) -> None:
+    assert public(url) == shown
+
+
+@pytest.mark.parametrize("url", ["db://joe:s3cret@a", "sqlite://joe:s3cret@a", "nats://:s3cret@[a"])
+def test_errors_show_no_secrets(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_url(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "completed"),
+    [
+        ("postgresql://db/app", "postgresql://db/app"),
+        ("etcd://a", "etcd://a log=sqlite:///x"),
+        ("mysql+pymysql://a/b", "mysql+pymysql://a/b log=sqlite:///x"),
+        ("nats://a", "nats://a coord=sqlite:///x"),
+        ("etcd://a log=nats://a", "etcd://a log=nats://a"),
+        ("nats://a coord=etcd://a", "nats://a coord=etcd://a"),
+    ],
+)
+def test_what_an_engine_does_not_keep(url: str, completed: str) -> None:
+    assert str(split_url(url).completed("sqlite:///x")) == completed

@@ -11,6 +11,7 @@ from pxrs.cli import items
 from pxrs.cli.asking import ask, somebody_to_ask
 from pxrs.cli.options import Settings, seconds, shared
 from pxrs.cli.output import console, count, print_json, table
+from pxrs.config import public
 from pxrs.errors import InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,7 +100,7 @@ def list_dead(
 def _print_totals(settings: Settings) -> None:
     with settings.connect() as px:
         found = [queue for queue in px.queues.list() if queue.dead]
-        where = px.url
+        where = public(px.url)
     if settings.json:
         print_json([{"queue": queue.name, "dead": queue.dead} for queue in found])
     elif not found:

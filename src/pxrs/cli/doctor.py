@@ -9,7 +9,6 @@ import click
 from pxrs.cli.failures import FAILED
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.output import console, print_json
-from pxrs.config import default_url
 
 if TYPE_CHECKING:
     from pxrs.runtime.doctor import Examined
@@ -30,7 +29,7 @@ def doctor(settings: Settings, place: str | None, strict: bool) -> None:
     """
     from pxrs.runtime.doctor import examine
 
-    diagnosis = examine(place or settings.url or default_url())
+    diagnosis = examine(place or settings.place, create=False)
     if settings.json:
         print_json({"worst": diagnosis.worst, "places": diagnosis.places})
     else:

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from pxrs.config import public
 from pxrs.errors import GroupNotEmpty, PxrsError, QueueNotFound, TopicNotFound
 
 FAILED = 1
@@ -37,12 +38,12 @@ def report(error: PxrsError, *, as_json: bool) -> None:
 
         shown = {
             "type": type(error).__name__,
-            "message": _advice(error),
+            "message": public(_advice(error)),
             "retryable": error.retryable,
         }
         click.echo(json_text({"error": shown}), err=True)
     else:
-        click.secho(f"error: {_advice(error)}", fg="red", err=True)
+        click.secho(f"error: {public(_advice(error))}", fg="red", err=True)
 
 
 def _advice(error: PxrsError) -> str:

@@ -12,6 +12,7 @@ from pxrs.cli import options
 from pxrs.cli.asking import ask, somebody_to_ask
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.output import console, count, human_age, human_time, print_json, ranges, table
+from pxrs.config import public
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +34,7 @@ def list_groups(settings: Settings) -> None:
     """Show all groups."""
     with settings.connect() as px:
         found = px.groups.list()
-        where = px.url
+        where = public(px.url)
     if settings.json:
         print_json(found)
     elif not found:

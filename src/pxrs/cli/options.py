@@ -34,10 +34,21 @@ class Settings:
     json: bool = False
 
     def connect(self) -> Pxrs:
-        """Open the store."""
+        """Open a store that is there: one that only reads, or removes, makes none."""
+        from pxrs.stores.open import require_stores
+
+        require_stores(self.place)
+        return self.create()
+
+    def create(self) -> Pxrs:
+        """Open the store; it is made if need be."""
         from pxrs.runtime.app import connect
 
-        return connect(self.url or default_url())
+        return connect(self.place)
+
+    @property
+    def place(self) -> str:
+        return self.url or default_url()
 
 
 def shared(command: F) -> F:

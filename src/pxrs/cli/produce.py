@@ -62,7 +62,7 @@ def produce(
     if key_separator == "":
         raise click.UsageError("--key-separator needs at least one character")
     most = max_message_bytes or _DEFAULTS.max_message_bytes
-    with settings.connect() as px:
+    with settings.create() as px:
         producer = px.producer(
             compression=compression,
             max_message_bytes=most,

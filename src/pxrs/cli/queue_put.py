@@ -71,7 +71,7 @@ def put(
     """
     one_source(items, file, "item")
     wanted = Wanted(queue, key, priority, delay, list(headers), dedupe, dedupe_window)
-    with settings.connect() as px:
+    with settings.create() as px:
         putter = Putter(px, wanted, "line" if are_lines(items, file) else "item")
         started = time.monotonic()
         finished = False

@@ -12,6 +12,7 @@ from pxrs.cli.messages import check_output
 from pxrs.cli.options import Settings, seconds, shared
 from pxrs.cli.output import console, count, human_age, human_time, print_json, table
 from pxrs.cli.queue_put import put
+from pxrs.config import public
 from pxrs.types import ItemState
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def create(settings: Settings, name: str, fifo: bool) -> None:
 
     Putting makes a queue, too; only one that is strictly fifo has to be made.
     """
-    with settings.connect() as px:
+    with settings.create() as px:
         queue = px.create_queue(name, fifo=fifo)
     if settings.json:
         print_json(queue)
@@ -57,7 +58,7 @@ def list_queues(settings: Settings) -> None:
     """Show all queues."""
     with settings.connect() as px:
         found = px.queues.list()
-        where = px.url
+        where = public(px.url)
     if settings.json:
         print_json(found)
     elif not found:

@@ -7,7 +7,6 @@ import click
 from pxrs.cli.options import Settings, shared
 from pxrs.cli.output import print_json
 from pxrs.cli.store_copy import copy
-from pxrs.config import default_url
 
 
 @click.group()
@@ -27,7 +26,7 @@ def migrate(settings: Settings, place: str | None) -> None:
     """
     from pxrs.stores.open import migrate_stores
 
-    done = migrate_stores(place or settings.url or default_url())
+    done = migrate_stores(place or settings.place)
     if settings.json:
         print_json([each._asdict() for each in done])
         return

@@ -43,8 +43,9 @@ def copy(settings: Settings, source: str, target: str, force: bool) -> None:
     be seen. Exit code 0 means that both stores are equal.
     """
     from pxrs.runtime.copying import copy_store
-    from pxrs.stores.open import open_stores
+    from pxrs.stores.open import open_stores, require_stores
 
+    require_stores(source)
     with (
         closing(open_stores(source)) as origin,
         closing(open_stores(target)) as place,

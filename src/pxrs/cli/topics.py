@@ -17,6 +17,7 @@ from pxrs.cli.output import (
     print_json,
     table,
 )
+from pxrs.config import public
 
 if TYPE_CHECKING:
     from pxrs.types import Topic
@@ -47,7 +48,7 @@ def create(
     Choose as many partitions as the most consumers it will ever have. Without retention,
     messages are kept for ever.
     """
-    with settings.connect() as px:
+    with settings.create() as px:
         topic = px.create_topic(
             name, partitions, retention_ms=retention_time, retention_bytes=retention_bytes
         )
@@ -64,7 +65,7 @@ def list_topics(settings: Settings) -> None:
     """Show all topics."""
     with settings.connect() as px:
         found = px.topics()
-        where = px.url
+        where = public(px.url)
     if settings.json:
         print_json(found)
     elif not found:

@@ -14,12 +14,12 @@ from contextlib import closing, contextmanager, suppress
 
 import msgspec
 
-from pxrs.config import parse_url, split_url
+from pxrs.config import parse_url, public, split_url
 from pxrs.errors import ConfigError, MissingExtra, PxrsError, StoreBusy, StoreUnavailable
 from pxrs.log.batches import encode
 from pxrs.stores.api import CoordStore, LogStore, QueueStore
 from pxrs.stores.findings import Finding, Level, note, ok, problem, warning
-from pxrs.stores.open import Opened, open_place
+from pxrs.stores.open import Opened, open_place, require_stores
 from pxrs.types import (
     Append,
     Appended,
@@ -58,28 +58,34 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return max(found, key=list(Level).index, default=Level.OK)
 
 
-def examine(url: str) -> Diagnosis:
-    """Examine every place that the URL names. What can't be reached is a finding, not an error."""
-    return Diagnosis(tuple(_examine_place(place) for place in split_url(url).urls()))
+def examine(url: str, *, create: bool = True) -> Diagnosis:
+    """Examine every place that the URL names. What can't be reached is a finding, not an error.
+
+    Without `create` a file that is not there is a finding, too.
+    """
+    return Diagnosis(tuple(_examine_place(place, create) for place in split_url(url).urls()))
 
 
-def _examine_place(url: str) -> Examined:
+def _examine_place(url: str, create: bool) -> Examined:
     try:
-        scheme = f"{parse_url(url).scheme}://"
+        parse_url(url)
     except ConfigError as error:
         return Examined("?", (problem("url", str(error), "mend the URL"),))
+    shown = public(url).partition("?")[0]
     started = time.monotonic()
     try:
+        if not create:
+            require_stores(url)
         opened = open_place(url)
     except PxrsError as error:
-        return Examined(scheme, (problem("connect", str(error), _remedy(error)),))
+        return Examined(shown, (problem("connect", str(error), _remedy(error)),))
     found = [ok("connect", f"opened in {_ms(started)}")]
     try:
         found += _tried("engine", opened.findings)
         found += _trials(opened)
     finally:
         opened.close()
-    return Examined(scheme, tuple(found))
+    return Examined(shown, tuple(found))
 
 
 def _trials(opened: Opened) -> list[Finding]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, cast
 
+from pxrs.config import public
 from pxrs.errors import ConfigError, NotAtomic
-from pxrs.stores.api import CoordStore, LogStore, QueueStore
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore
 
 NO_MESSAGES = (
-    "{} keeps no messages; say where they are kept: "
-    "connect('sqlite:///app.db', coord='etcd://host:2379')"
+    "{0} keeps no messages; say where they are kept: '{0} log=nats://host:4222', "
+    "or log=sqlite:///app.db on one host"
 )
 
 
@@ -21,11 +23,11 @@ class NoLog:
         self._url = url
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError(NO_MESSAGES.format(self._url))
+        raise ConfigError(NO_MESSAGES.format(public(self._url)))
 
 
 class CompositeStores:
-    """`Stores` put together. Each part commits by itself: there is no commit across them."""
+    """`Stores` put together. `atomic`: how all but the messages commit as one, where they can."""
 
     def __init__(
         self,
@@ -34,27 +36,33 @@ class CompositeStores:
         log: LogStore | None,
         queues: QueueStore | None,
         close: Sequence[Callable[[], None]],
+        atomic: Callable[[Any], AbstractContextManager[Atomic]] | None = None,
     ) -> None:
         self.url = url
         self.coord = coord
         self.log = log or cast(LogStore, NoLog(url))
         self._queues = queues
         self._close = list(close)
+        self._atomic = atomic
 
     @property
     def queues(self) -> QueueStore:
         """Beside the coordination: what is held is bound to its sessions."""
         if self._queues is None:
             raise ConfigError(
-                f"{self.url}: queues are kept where coordination is, and there are none there; "
-                "open a second connection to a database for them"
+                f"{public(self.url)}: queues are kept where coordination is, and there are none "
+                "there; open a second connection to a database for them"
             )
         return self._queues
 
-    def atomic(self, connection: Any = None) -> NoReturn:
+    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
+        """Where coordination and queues can commit together; messages take no part in it."""
+        if self._atomic is not None:
+            return self._atomic(connection)
         raise NotAtomic(
-            f"{self.url} keeps coordination and messages in different places, which can't commit "
-            "together; commit the checkpoint after the handler, or keep all in one database"
+            f"{public(self.url)} keeps coordination and messages in different places, which "
+            "can't commit together; commit the checkpoint after the handler, or keep all "
+            "in one database"
         )
 
     def close(self) -> None:

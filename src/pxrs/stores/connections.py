@@ -27,6 +27,11 @@ class Loan(Protocol):
         """Whether nothing was begun, on the caller's side, before `open`."""
         ...
 
+    @property
+    def alchemy(self) -> Any:
+        """SQLAlchemy's connection, once it is open; None where the caller uses the driver."""
+        ...
+
     def begun(self) -> Any:
         """The driver's connection, if the caller may have begun something on it; else None."""
         ...
@@ -119,6 +124,7 @@ class _Driver:
     """A connection of the driver itself."""
 
     began = False
+    alchemy = None
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -150,6 +156,10 @@ class _Connection:
         self._alchemy = alchemy
         self._transaction: Any = None
         self.began = False
+
+    @property
+    def alchemy(self) -> Any:
+        return self._connection
 
     def begun(self) -> Any:
         if not self._connection.in_transaction():
@@ -190,6 +200,10 @@ class _Session:
         self._transaction: Any = None
         self._connection: Any = None
         self.began = False
+
+    @property
+    def alchemy(self) -> Any:
+        return self._connection
 
     def begun(self) -> Any:
         if not self._session.in_transaction():

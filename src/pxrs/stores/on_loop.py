@@ -100,6 +100,7 @@ class AwaitedDriver:
     """The loan of a driver's connection. See `pxrs.stores.connections.Loan`."""
 
     began = False
+    alchemy = None
 
     def __init__(self, lent: OnLoop) -> None:
         self._lent = lent
@@ -125,6 +126,9 @@ class AwaitedDriver:
 
 class AwaitedAlchemy:
     """The loan of SQLAlchemy's AsyncSession or AsyncConnection: its synchronous side's, awaited."""
+
+    # Statements are run on the driver's connection: SQLAlchemy's own can't leave its loop.
+    alchemy = None
 
     def __init__(self, lent: OnLoop, inner: Loan) -> None:
         self._lent = lent

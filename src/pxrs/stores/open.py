@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from pxrs.config import StoreUrl, parse_url, refuse_unknown, split_url, sqlite_settings
+from pxrs.config import StoreUrl, parse_url, public, refuse_unknown, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
-from pxrs.stores.api import CoordStore, LogStore, QueueStore, Stores
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import NO_MESSAGES, CompositeStores
 from pxrs.stores.findings import Finding, warning
 
@@ -23,6 +24,8 @@ class Opened(NamedTuple):
     whole: Stores | None = None
     # What an examination of the engine finds: see `pxrs.stores.findings`.
     findings: Callable[[], list[Finding]] = list
+    # One commit of coordination and queues, where messages are kept elsewhere anyway.
+    atomic: Callable[[Any], AbstractContextManager[Atomic]] | None = None
 
 
 def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -> Stores:
@@ -41,7 +44,7 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
         if of_coord.coord is None:
             raise ConfigError(
                 f"{_place(parts.coord or parts.main)} keeps messages only; say where coordination "
-                "is kept: connect(…, coord='etcd://host:2379')"
+                f"is kept: '{_place(parts.main)} coord=etcd://host:2379'"
             )
         if of_log.log is None and (parts.log is not None or of_coord.queues is None):
             raise ConfigError(NO_MESSAGES.format(_place(parts.log or parts.main)))
@@ -50,8 +53,24 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
             each.close()
         raise
     return CompositeStores(
-        str(parts), of_coord.coord, of_log.log, of_coord.queues, [each.close for each in opened]
+        str(parts),
+        of_coord.coord,
+        of_log.log,
+        of_coord.queues,
+        [each.close for each in opened],
+        of_coord.atomic,
     )
+
+
+def require_stores(url: str, *, coord: str | None = None, log: str | None = None) -> None:
+    """Raises `ConfigError` if opening would make a file: a mistyped path is no empty store."""
+    for place in split_url(url, coord, log).urls():
+        parsed = parse_url(place)
+        if parsed.scheme == "sqlite" and not Path(parsed.place).exists():
+            raise ConfigError(
+                f"there is no store at {_place(place)}; is the path right? "
+                "Creating a topic there, or putting an item, makes one"
+            )
 
 
 class Migrated(NamedTuple):
@@ -109,8 +128,8 @@ def _opener(url: StoreUrl) -> Callable[[StoreUrl], Opened]:
 
 
 def _place(url: str) -> str:
-    """A URL as errors may show it: without a password."""
-    return f"{parse_url(url).scheme}://"
+    """A URL as errors may show it: without a password and options."""
+    return public(url).partition("?")[0]
 
 
 def _whole(stores: Stores) -> Opened:
@@ -199,9 +218,17 @@ def _sql(url: StoreUrl) -> Opened:
 
     settings = sql_settings(url)
     with _needing(f"{url.scheme}://", "sql"):
-        from pxrs.stores.sql.coord import SqlCoord
-    coord = SqlCoord(settings.url, settings.shown)
-    return Opened(coord.close, coord=coord, findings=coord.findings)
+        from pxrs.stores.sql.stores import SqlStores
+    stores = SqlStores(settings.url, settings.shown)
+    return Opened(
+        stores.close,
+        stores.coord,
+        None,
+        stores.queues,
+        stores,
+        stores.findings,
+        stores.atomic,
+    )
 
 
 _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Protocol, TypeVar
 
 from pxrs.errors import InvalidRequest, MessageTooLarge, QueueExists
@@ -72,6 +73,12 @@ def pick(candidates: Iterable[C], count: int, most: int | None) -> tuple[list[C]
 def lane_of(queue: Queue, key: str | None) -> str | None:
     """What an item has to stay in order with: its key, or the whole of a fifo queue."""
     return FIFO_LANE if queue.fifo else key
+
+
+def indexed(key: str, most_bytes: int) -> str:
+    """What stands in an index for a key: itself, or a digest where an index holds no long ones."""
+    data = key.encode()
+    return f"k{key}" if len(data) < most_bytes else f"h{sha256(data).hexdigest()}"
 
 
 def require_same(queue: Queue, fifo: bool) -> Queue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from pxrs.config import URL_VARIABLE
 from pxrs.errors import PxrsError
 
 
@@ -32,7 +34,9 @@ class Report:
 class Cast:
     """Starts processes and hears what they say. Leaving the block ends them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        # Not as an argument: it may hold a password, and everybody can see those.
+        self._environment = {**os.environ, URL_VARIABLE: url}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
@@ -45,6 +49,7 @@ class Cast:
             stderr=subprocess.PIPE,
             # Ctrl-C is for the parent; a child ends when its stdin does.
             process_group=0,
+            env=self._environment,
         )
         thread = threading.Thread(target=self._hear, args=(who, process), daemon=True)
         self._processes[who] = process

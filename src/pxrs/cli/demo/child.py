@@ -20,13 +20,13 @@ import msgspec
 from pxrs.cli.demo.ledger import open_ledger
 from pxrs.cli.demo.script import (
     BATCH,
-    ROUND,
     ROUNDS_PER_SECOND,
     SESSION_TTL,
     Entry,
     key_of,
     value_of,
 )
+from pxrs.config import default_url
 from pxrs.runtime.app import connect
 from pxrs.types import Message
 
@@ -64,15 +64,15 @@ class Orders:
         self._orders.get()
 
 
-def produce(url: str, topic: str) -> None:
+def produce(topic: str, round_size: str) -> None:
     """Send at a steady pace; `burst N` sends N more at once, `stop` ends it."""
     orders = Orders()
-    with connect(url) as px, px.producer() as producer:
+    with connect(default_url()) as px, px.producer() as producer:
         number = 0
         due = time.monotonic()
         while (order := orders.next(due - time.monotonic())) != "stop":
             due = max(due + 1 / ROUNDS_PER_SECOND, time.monotonic())
-            count = int(order.removeprefix("burst ")) if order else ROUND
+            count = int(order.removeprefix("burst ")) if order else int(round_size)
             pairs = [(key_of(n), value_of(n)) for n in range(number, number + count)]
             producer.send_many(topic, pairs).result()
             number += count
@@ -80,10 +80,10 @@ def produce(url: str, topic: str) -> None:
     tell(done=True)
 
 
-def consume(url: str, topic: str, group: str, address: str) -> None:
+def consume(topic: str, group: str, address: str) -> None:
     """Enter every message into the ledger. `hold`: wait with the next batch in hand; `leave`."""
     orders = Orders()
-    with connect(url) as px:
+    with connect(default_url()) as px:
         ledger = open_ledger(px, address)
         turn = 0
         order: str | None = None

@@ -15,7 +15,11 @@ from pxrs.cli.options import Settings, shared
 
 
 @click.command()
-@click.option("--engine", metavar="URL", help="Where to run.  [default: SQLite in a temp folder]")
+@click.option(
+    "--engine",
+    metavar="URL",
+    help="Where to run; what it does not keep goes to a file.  [default: SQLite in a temp folder]",
+)
 @click.option("--plain", is_flag=True, help="Lines for a log instead of a live table.")
 @click.option(
     "--at-least-once",
@@ -24,6 +28,7 @@ from pxrs.cli.options import Settings, shared
 )
 @click.option("--pace", type=click.FloatRange(0, 5), default=2.5, hidden=True)
 @click.option("--burst", type=click.IntRange(1, 1_000_000), default=60_000, hidden=True)
+@click.option("--round", "round_size", type=click.IntRange(1, 1000), default=64, hidden=True)
 @shared
 @click.pass_obj
 def demo(
@@ -33,6 +38,7 @@ def demo(
     at_least_once: bool,
     pace: float,
     burst: int,
+    round_size: int,
 ) -> None:
     """Three consumers, a kill -9, a join, a frozen one, and a check of every message.
 
@@ -45,7 +51,9 @@ def demo(
 
     view = choose_view(as_json=settings.json, plain=plain)
     with _cleaning_up():
-        outcome = perform(Plan(engine or settings.url, not at_least_once, Pace(pace, burst)), view)
+        outcome = perform(
+            Plan(engine or settings.url, not at_least_once, Pace(pace, burst, round_size)), view
+        )
     view.finish(outcome)
     if not outcome.proved:
         sys.exit(FAILED)

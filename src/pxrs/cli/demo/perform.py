@@ -17,7 +17,7 @@ from pxrs.cli.demo.observer import Observer
 from pxrs.cli.demo.scenes import SCENES, Figures, Pace, drain, not_reached
 from pxrs.cli.demo.script import KEYS, PARTITIONS
 from pxrs.cli.demo.stage import NotShown, Proof, Stage, View
-from pxrs.config import parse_url, split_url
+from pxrs.config import parse_url, public, split_url
 from pxrs.core.records import claims_prefix, head_key, history_prefix
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.app import Pxrs, connect
@@ -49,15 +49,15 @@ def perform(plan: Plan, view: View) -> Outcome:
         _store(plan.engine, folder) as px,
         _topic(px) as topic,
         _ledger(px, topic.name, folder, transactions=plan.transactions) as ledger,
-        Cast() as cast,
+        Cast(px.url) as cast,
     ):
         group = topic.name
         observer = Observer(px, topic, group)
         arguments = {
-            "produce": (px.url, topic.name),
-            "consume": (px.url, topic.name, group, ledger.address),
+            "produce": (topic.name, str(plan.pace.round)),
+            "consume": (topic.name, group, ledger.address),
         }
-        view.open(px.url, once=ledger.once)
+        view.open(public(px.url), once=ledger.once)
         try:
             with closing(Stage(cast, observer, view, arguments)) as stage:
                 return _play(stage, observer, ledger, view, plan.pace)
@@ -129,13 +129,15 @@ def _judge(findings: Findings, observer: Observer, sent: int, *, once: bool) -> 
 
 @contextmanager
 def _store(engine: str | None, folder: str) -> Iterator[Pxrs]:
-    places = [] if engine is None else split_url(engine).urls()
-    if any(parse_url(place).scheme == "memory" for place in places):
+    """What the engine does not keep (etcd: messages, NATS: groups) is in a file for the while."""
+    file = f"sqlite:///{folder}/demo.db"
+    parts = split_url(engine or file)
+    if any(parse_url(place).scheme == "memory" for place in parts.urls()):
         raise InvalidRequest(
             f"the demo runs in several processes, {engine} lives in one; "
             "leave --engine out, or name a file: sqlite:///demo.db"
         )
-    with connect(engine or f"sqlite:///{folder}/demo.db") as px:
+    with connect(str(parts.completed(file))) as px:
         yield px
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 PARTITIONS = 8
 KEYS = 64
-ROUND = 64
 ROUNDS_PER_SECOND = 50
 # How many messages a consumer commits at once, at most.
 BATCH = 250

@@ -168,6 +168,11 @@ class Stage:
             if time.monotonic() >= self._show_at:
                 self._look()
 
+    def ends(self) -> list[int]:
+        """Where each partition ends now."""
+        self._look()
+        return [row.end for row in self.picture.rows]
+
     def _look(self) -> None:
         self.picture = self._observer.look()
         for report in self._cast.reports():

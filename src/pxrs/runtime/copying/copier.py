@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.config import public
 from pxrs.errors import CopyRefused, TopicNotFound
 from pxrs.runtime.copying.items import (
     copy_queues,
@@ -25,7 +26,7 @@ from pxrs.runtime.copying.records import (
     refuse_too_large,
 )
 from pxrs.runtime.copying.report import CopyReport, OnProgress, PartitionSum, Phase, Tally
-from pxrs.runtime.copying.state import CopyState, public, read_state, write_state
+from pxrs.runtime.copying.state import CopyState, read_state, write_state
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import Stores
 from pxrs.types import Topic

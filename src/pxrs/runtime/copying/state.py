@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from pxrs.core.records import decode, encode
@@ -13,7 +11,6 @@ from pxrs.types import Check, Committed, Put
 
 FOLDER = "copy/"
 _KEY = FOLDER + "state"
-_PASSWORD = re.compile(r"(://[^/@:]*):[^/@]*@")
 
 
 class CopyState(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +44,3 @@ def write_state(coord: CoordStore, before: CopyState | None, after: CopyState) -
             continue
         if isinstance(outcome, Committed):
             return
-
-
-def public(url: str) -> str:
-    """The URL as it may be shown and kept: without passwords."""
-    return _PASSWORD.sub(r"\1@", url)

@@ -9,6 +9,7 @@ from pxrs.stores.etcd.nodes import Nodes
 from pxrs.stores.etcd.wire import rpc
 from pxrs.stores.findings import Finding, note, ok, problem, warning
 
+_FORGETFUL = ("3.5.0", "3.5.1", "3.5.2")
 _LARGE = 1_500_000_000
 
 
@@ -27,7 +28,7 @@ def findings(nodes: Nodes) -> list[Finding]:
             )
         ]
     return [
-        ok("version", f"etcd {status.version}"),
+        _version(status.version),
         _cluster(len(members.members)),
         ok("durability", "every write is synced on a majority before it is acknowledged"),
         _alarms(len(alarms.alarms)),
@@ -41,6 +42,17 @@ def _ask(nodes: Nodes, method: Any, request: Any) -> Any:
             request, timeout=timeout, metadata=metadata
         )
     )
+
+
+def _version(version: str) -> Finding:
+    if version in _FORGETFUL:
+        return warning(
+            "version",
+            f"etcd {version}: a node that is killed under load may miss writes which the others "
+            "have (etcd's issue 13766)",
+            "upgrade to 3.5.6 or later",
+        )
+    return ok("version", f"etcd {version}")
 
 
 def _cluster(members: int) -> Finding:

@@ -39,15 +39,12 @@ HOLDER = """
 CREATE FUNCTION @.pxrs_queue_holder(in_session text, in_tx text) RETURNS int8
 LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_tx, 5) $$"""
 
-REQUIRE = f"""
-CREATE FUNCTION @.pxrs_queue_require(in_session text) RETURNS void {PLAIN} AS $$
-BEGIN
-    PERFORM 1 FROM @.pxrs_sessions s
+# The session has to live until the commit. In whatever function needs it: a call costs more.
+REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
         WHERE s.id = in_session AND s.deadline > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = in_session;
-    END IF;
-END $$"""
+    END IF"""
 
 # Shows the first item of a lane, unless there is one at its front; the item, if it did. Who reads
 # from an old snapshot can't tell what is there, and leaves it to the next who takes.
@@ -272,13 +269,20 @@ DECLARE
     special bool;
     is_special bool;
     again bool;
+    is_due bool;
+    is_unsettled bool;
     swept bool := false;
 BEGIN
     PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
-    PERFORM @.pxrs_queue_require(in_session);
+    {REQUIRED};
     r_moved := false;
     r_spent := 0;
-    SELECT k.id INTO q FROM @.pxrs_queues k WHERE k.name = in_name AND k.dropped IS NULL;
+    SELECT k.id,
+        EXISTS (SELECT 1 FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = {DELAYED}
+            AND i.visible > after AND i.visible <= @.pxrs_now_ms()),
+        EXISTS (SELECT 1 FROM @.pxrs_queue_unsettled u WHERE u.queue = k.id)
+        INTO q, is_due, is_unsettled
+        FROM @.pxrs_queues k WHERE k.name = in_name AND k.dropped IS NULL;
     IF NOT FOUND THEN
         RETURN NEXT;
         RETURN;
@@ -291,13 +295,10 @@ BEGIN
             r_moved := r_moved OR @.pxrs_queue_free(q, after) > 0;
             swept := true;
         END IF;
-        PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {DELAYED}
-            AND i.visible > after AND i.visible <= @.pxrs_now_ms() LIMIT 1;
-        IF FOUND THEN
+        IF is_due THEN
             PERFORM @.pxrs_queue_promote(q, after);
         END IF;
-        PERFORM 1 FROM @.pxrs_queue_unsettled u WHERE u.queue = q LIMIT 1;
-        IF FOUND THEN
+        IF is_unsettled THEN
             PERFORM @.pxrs_queue_settle_late(q);
         END IF;
         LOOP
@@ -390,7 +391,6 @@ END $$"""
 TAKING = (
     NOW,
     HOLDER,
-    REQUIRE,
     SETTLE,
     SETTLE_ALL,
     SETTLE_LATE,

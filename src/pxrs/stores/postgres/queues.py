@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from pxrs.clock import Clock
 from pxrs.stores.postgres.database import Database, Pg, Row, run
@@ -21,6 +20,7 @@ from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
 from pxrs.stores.queue_rules import (
     REMEMBERED,
     delay_ms,
+    indexed,
     tidy,
     validate_change,
     validate_lock,
@@ -42,16 +42,15 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _SWEEP_EVERY = 0.1
 _TIDY_EVERY = 60.0
-_LONGEST_INDEXED = 500
+_LONGEST_INDEXED = 501
 _MOST_SESSIONS = 1000
 _NUMBERS = 2**63
 
 _TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::int8, %b::int8,
     %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], 0)"""
 _APPLY = """SELECT r_numbers, r_lowest, r_cut FROM @.pxrs_queue_apply(%b::text, %b::text,
-    %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::text[], %b::text[],
-    %b::int8[], %b::int8[], %b::text[], %b::int8[], %b::bytea[], %b::int8[], %b::int8[],
-    %b::int8)"""
+    %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::bytea[], %b::int8[],
+    %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8)"""
 _EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8)"""
 _RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
@@ -187,23 +186,19 @@ class PostgresQueues(QueueUpkeep):
 
     def _application(self, change: QueueChange) -> tuple[str, tuple[object, ...]]:
         names = _names(change)
+        removed, added = change.remove, change.put
+        several = len(names) > 1
         place = {name: at for at, name in enumerate(names, 1)}
-        removed = Counter(held.queue for held in change.remove)
-        added = Counter(item.queue for item in change.put)
         return self._database.sql(_APPLY), (
             *change.holder,
             names,
-            *_places(place, change.remove),
-            [place[item.queue] for item in change.put],
-            [item.key for item in change.put],
-            [None if item.key is None else _indexed(item.key) for item in change.put],
-            [-item.priority for item in change.put],
-            [delay_ms(item.delay) for item in change.put],
-            ["" if item.dedupe is None else _indexed(item.dedupe) for item in change.put],
-            [delay_ms(item.dedupe_window) for item in change.put],
-            [bytes(item.body) for item in change.put],
-            [added[name] for name in names],
-            [removed[name] for name in names],
+            _numbers([place[held.queue] for held in removed]) if several else None,
+            _numbers([held.id for held in removed]),
+            _numbers([held.delivery for held in removed]),
+            _numbers([place[item.queue] for item in added]) if several else None,
+            [bytes(item.body) for item in added] or None,
+            *_details(added),
+            *(_tally(names, added, removed) if several else (None, None)),
             self._forget_after(change.holder.session),
         )
 
@@ -263,9 +258,7 @@ class PostgresQueues(QueueUpkeep):
 
 
 def _indexed(key: str) -> str:
-    """What stands in an index for a key: an index holds no long ones."""
-    data = key.encode()
-    return f"k{key}" if len(data) <= _LONGEST_INDEXED else f"h{sha256(data).hexdigest()}"
+    return indexed(key, _LONGEST_INDEXED)
 
 
 def _delivery(queue: str, row: Row) -> Delivery:
@@ -278,6 +271,36 @@ def _delivery(queue: str, row: Row) -> Delivery:
         put_ms=put_ms,
         error=error,
     )
+
+
+def _numbers(values: Sequence[int]) -> str | None:
+    """An array as text, which is made much sooner than the driver makes one; None if empty."""
+    return "{" + ",".join(map(str, values)) + "}" if values else None
+
+
+def _details(items: Sequence[NewItem]) -> tuple[object, ...]:
+    """Ranks, delays, keys, lanes, dedupe keys and windows; None for what no item has."""
+    ranked = any(item.priority for item in items)
+    delayed = any(item.delay for item in items)
+    keyed = any(item.key is not None for item in items)
+    deduped = any(item.dedupe is not None for item in items)
+    return (
+        _numbers([-item.priority for item in items]) if ranked else None,
+        _numbers([delay_ms(item.delay) for item in items]) if delayed else None,
+        [item.key for item in items] if keyed else None,
+        [item.key and _indexed(item.key) for item in items] if keyed else None,
+        [item.dedupe and _indexed(item.dedupe) for item in items] if deduped else None,
+        _numbers([delay_ms(item.dedupe_window) for item in items]) if deduped else None,
+    )
+
+
+def _tally(
+    names: Sequence[str], added: Sequence[NewItem], removed: Sequence[Held]
+) -> tuple[list[int], list[int]]:
+    """How many items are put into each of the queues, and removed from it."""
+    puts = Counter(item.queue for item in added)
+    dones = Counter(held.queue for held in removed)
+    return [puts[name] for name in names], [dones[name] for name in names]
 
 
 def _names(change: QueueChange) -> list[str]:
@@ -300,14 +323,16 @@ def _places(place: dict[str, int], held: Sequence[Held]) -> tuple[list[int], lis
     )
 
 
-def _shown(names: Sequence[str], lowest: Sequence[int | None]) -> dict[str, int]:
+def _shown(names: Sequence[str], lowest: Sequence[int | None] | None) -> dict[str, int]:
+    if lowest is None:
+        return {}
     return {name: low for name, low in zip(names, lowest, strict=True) if low is not None}
 
 
 def _applied(change: QueueChange, rows: list[Row]) -> Applied:
     ((numbers, lowest, cut),) = rows
     return Applied(
-        numbers=numbers,
+        numbers=numbers or [],
         put_to=frozenset(item.queue for item in change.put),
         shown=_shown(_names(change), lowest),
         session=change.holder.session,

@@ -11,9 +11,15 @@ from typing import Any
 import psycopg
 
 from pxrs.errors import ConfigError, SchemaMismatch, StoreReadOnly
-from pxrs.stores.postgres import functions, queue_changes, queue_functions
+from pxrs.stores.postgres import (
+    functions,
+    queue_apply,
+    queue_changes,
+    queue_chores,
+    queue_functions,
+)
 
-VERSION = 2
+VERSION = 3
 OLDEST_SERVER = 13_00_00
 DEFAULT_SCHEMA = "pxrs"
 _LONGEST_NAME = 63
@@ -113,10 +119,32 @@ _QUEUES = (
         PRIMARY KEY (queue, key))""",
 )
 
+QUEUE_FUNCTIONS = (
+    *queue_functions.TAKING,
+    *queue_apply.COMMITTING,
+    *queue_changes.CHANGING,
+    *queue_chores.CHORES,
+)
+
+# Whatever an older version had: what they take and return may change.
+_FORGET_QUEUE_FUNCTIONS = (
+    """DO $$
+    DECLARE
+        each regprocedure;
+    BEGIN
+        FOR each IN SELECT p.oid FROM pg_proc p JOIN pg_class c ON c.relnamespace = p.pronamespace
+                WHERE c.oid = '@.pxrs_queues'::regclass
+                AND (starts_with(p.proname, 'pxrs_queue_') OR p.proname = 'pxrs_now_ms') LOOP
+            EXECUTE 'DROP FUNCTION ' || each;
+        END LOOP;
+    END $$""",
+)
+
 # From version N to N+1. All steps run in the transaction that records the new version.
 _MIGRATIONS: dict[int, tuple[str, ...]] = {
     0: (*_TABLES, *functions.FIRST, _VIEW),
-    1: (*_QUEUES, *queue_functions.TAKING, *queue_changes.CHANGING, functions.END),
+    1: (*_QUEUES, functions.END),
+    2: (*_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
 }
 
 

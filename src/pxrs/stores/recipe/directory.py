@@ -173,6 +173,15 @@ class Tails:
         self._tails[name] = Tail(tail.next + 1, tail.put + put, tail.dropped)
         return tail.next
 
+    def end(self, name: str) -> int:
+        """The first number that no item can have yet."""
+        return self._tail(name).next
+
+    def admit(self, name: str, number: int) -> None:
+        """An item comes with a number of its own; later ones come after it."""
+        tail = self._tail(name)
+        self._tails[name] = Tail(max(tail.next, number + 1), tail.put + 1, tail.dropped)
+
     def drop(self, name: str, count: int) -> None:
         tail = self._tail(name)
         self._tails[name] = replace(tail, dropped=tail.dropped + count)

@@ -110,6 +110,20 @@ class Lane:
         """It stands in the lane, at the place of its number."""
         self._added[standing.number] = standing
 
+    def _hide_front(self) -> None:
+        """What shows goes back into the lane if one with a lower number has come."""
+        if self.front is None or not self._added:
+            return
+        if int(self.front.rpartition(".")[2]) < min(self._added):
+            return
+        found = self._draft.coord.get(self.front)
+        if found is not None:
+            entry = entry_of(found)
+            self._draft.require(entry.key, entry.version)
+            self._draft.delete(entry.key)
+            self._added[entry.standing.number] = entry.standing
+            self.front = None
+
     def leave(self, entry: Entry) -> None:
         """An item that nobody held does not stand in the lane any more."""
         if self.front == entry.key:
@@ -131,6 +145,7 @@ class Lane:
         """Show the first item, unless some are held; write what has become of the lane."""
         if not self.held:
             self.holder = None
+            self._hide_front()
             if self.front is None:
                 self._show_first()
         for number, standing in self._added.items():

@@ -29,6 +29,7 @@ from pxrs.stores.recipe.holds import Deadlines, Holds
 from pxrs.stores.recipe.layout import Layout
 from pxrs.stores.recipe.reaping import Reaper
 from pxrs.stores.recipe.receipts import Receipts
+from pxrs.stores.recipe.restoring import Restorer
 from pxrs.stores.recipe.shared import Tools
 from pxrs.stores.recipe.taking import Taker, Wish
 from pxrs.stores.recipe.upkeep import Upkeep
@@ -60,6 +61,7 @@ class RecipeQueues:
         self._taker = Taker(self._tools, self._reaper)
         self._changer = Changer(self._tools, self._receipts)
         self._upkeep = Upkeep(self._tools, self._reaper)
+        self._restorer = Restorer(self._tools)
         self._closed = False
 
     @property
@@ -153,6 +155,11 @@ class RecipeQueues:
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
         self._begin()
         return self._upkeep.purge(Layout(queue), states)
+
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        """See `pxrs.stores.api.ItemRestorer`."""
+        self._begin()
+        return self._restorer.restore(Layout(queue), items)
 
     def watch(self, *queues: str) -> Watch:
         """Takes of others wake, too: a wake-up is a hint, and an empty take writes nothing."""

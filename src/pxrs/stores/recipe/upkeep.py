@@ -182,7 +182,7 @@ class Upkeep:
             deliveries=standing.deliveries,
             put_ms=stored.item.put_ms,
             taken_ms=standing.taken_ms,
-            visible_ms=standing.visible_ms if state is ItemState.DELAYED else None,
+            visible_ms=_shows_at(state, standing, now_ms),
             dead_ms=stored.item.dead_ms,
             error=standing.error,
             holder=standing.holder,
@@ -292,6 +292,12 @@ class Upkeep:
                 return True
             tails.refused()
         return False
+
+
+def _shows_at(state: ItemState, standing: Standing, now_ms: int) -> int | None:
+    """The time of one that is not due, also of one that waits behind another of its key."""
+    late = state in (ItemState.DELAYED, ItemState.WAITING) and standing.visible_ms > now_ms
+    return standing.visible_ms if late else None
 
 
 def _number(record: Versioned) -> int:

@@ -16,11 +16,12 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import InvalidRequest, SessionLost
 from pxrs.stores.api import Watch, refuse_session_check, validate_commit
 from pxrs.stores.findings import Finding
+from pxrs.stores.sql import one_trip
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
-from pxrs.stores.sql.schema import LONGEST_KEY
-from pxrs.stores.sql.sessions import Sessions, SqlSession
+from pxrs.stores.sql.schema import LONGEST_KEY, reading
+from pxrs.stores.sql.sessions import Observer, Sessions, SqlSession
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
@@ -35,13 +36,13 @@ class SqlCoord:
     limits = _LIMITS
 
     def __init__(self, url: str, place: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._database = Database(url, place)
-        self._ears = Ears(self._database)
-        self._sessions = Sessions(self._database, clock, self._ears.ring_all)
-        self._ears.reap = self._sessions.reap
+        self.database = Database(url, place)
+        self.ears = Ears(self.database)
+        self._sessions = Sessions(self.database, clock, self.ears.ring_all)
+        self.ears.observer = Observer(self.database, clock, self._sessions.end_expired)
 
     def get(self, key: str) -> Versioned | None:
-        rows = self._database.read(sql.GET, key=key)
+        rows = self.database.read(sql.GET, key=key)
         return Versioned(*rows[0]) if rows else None
 
     def list(
@@ -54,25 +55,31 @@ class SqlCoord:
         if limit is not None:
             statement = statement.limit(limit)
         first = max(after or "", prefix)
-        rows = self._database.read(statement, first=first, last=prefix + _LAST)
+        rows = self.database.read(statement, first=first, last=prefix + _LAST)
         return [Versioned(*row) for row in rows]
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
-        validate_commit(checks, writes, self.limits)
-        for write in writes:
-            if len(write.key.encode()) > LONGEST_KEY:
-                raise InvalidRequest(f"a key of over {LONGEST_KEY} bytes: {write.key[:50]!r}…")
-        self._database.check_open()
+        validate(checks, writes)
+        self.database.check_open()
         if not checks and not writes:
             return Committed({})
-        outcome = self._database.write(lambda connection: _Commit(connection, checks, writes).run())
+        if self.database.sends_at_once and one_trip.fits(checks, writes):
+            revision = one_trip.commit(self.database, checks, writes)
+            if revision is not None:
+                return self._done(writes, revision)
+        outcome = self.database.write(lambda connection: Commit(connection, checks, writes).run())
         if isinstance(outcome, Committed):
-            self._ears.ring([write.key for write in writes])
+            self.ears.ring([write.key for write in writes])
         return outcome
 
+    def _done(self, writes: Sequence[Write], revision: int) -> Committed:
+        self.ears.ring([write.key for write in writes])
+        puts = (write.key for write in writes if isinstance(write, Put))
+        return Committed(dict.fromkeys(puts, revision))
+
     def watch(self, *prefixes: str) -> Watch:
-        self._database.check_open()
-        return self._ears.watch(prefixes)
+        self.database.check_open()
+        return self.ears.watch(prefixes)
 
     def session(self, ttl: float) -> SqlSession:
         return self._sessions.open(ttl)
@@ -81,24 +88,38 @@ class SqlCoord:
         """What an examination of the engine finds."""
         from pxrs.stores.sql.doctor import findings
 
-        return findings(self._database)
+        return findings(self.database)
 
     def close(self) -> None:
-        self._ears.close()
-        if self._database.usable:
+        self.ears.close()
+        if self.database.usable:
             self._sessions.close()
-        self._database.close()
+        self.database.close()
 
 
-class _Commit:
-    """One commit inside a transaction."""
+def validate(checks: Sequence[Check], writes: Sequence[Write]) -> None:
+    """Refuse a commit that can't be."""
+    validate_commit(checks, writes, _LIMITS)
+    for write in writes:
+        if len(write.key.encode()) > LONGEST_KEY:
+            raise InvalidRequest(f"a key of over {LONGEST_KEY} bytes: {write.key[:50]!r}…")
+
+
+class Commit:
+    """One commit inside a transaction. `latest`: it is the caller's, with a snapshot of its own."""
 
     def __init__(
-        self, connection: Connection, checks: Sequence[Check], writes: Sequence[Write]
+        self,
+        connection: Connection,
+        checks: Sequence[Check],
+        writes: Sequence[Write],
+        *,
+        latest: bool = False,
     ) -> None:
         self._connection = connection
         self._checks = checks
         self._writes = writes
+        self._found_sessions = reading(sql.FOUND_SESSIONS, latest=latest)
 
     def run(self) -> Committed | Conflict:
         self._require_sessions()
@@ -126,7 +147,7 @@ class _Commit:
         """The checked records that are not as expected. Those of ended sessions are absent."""
         checked = [rows[check.key] for check in self._checks if check.key in rows]
         bound = sorted({row[3] for row in checked if row[3] is not None})
-        living = {row[0] for row in self._rows(sql.LIVING_SESSIONS, "ids", bound)}
+        living = {row[0] for row in self._rows(self._found_sessions, "ids", bound)}
         found = {row[0]: Versioned(*row) for row in checked if row[3] is None or row[3] in living}
         failed: dict[str, Versioned | None] = {}
         for check in self._checks:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import sqlalchemy
@@ -23,8 +24,9 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from pxrs.stores.sql import queue_tables  # noqa: F401 - its tables are made with the others
 from pxrs.stores.sql.schema import PARTITIONS_VIEW, SCHEMA, metadata
-from pxrs.stores.sql.statements import FIRST_META, SCHEMA_VERSION
+from pxrs.stores.sql.statements import FIRST_META, SCHEMA_VERSION, SET_SCHEMA
 
 T = TypeVar("T")
 
@@ -52,8 +54,16 @@ class Database:
         try:
             # Every transaction is ended here: another rollback would be a round trip for nothing.
             self._writing, self._reading = (
-                sqlalchemy.create_engine(url, isolation_level=level, pool_reset_on_return=None)
-                for level in ("READ COMMITTED", "AUTOCOMMIT")
+                sqlalchemy.create_engine(
+                    url,
+                    isolation_level=level,
+                    pool_reset_on_return=None,
+                    connect_args=arguments,
+                )
+                for level, arguments in (
+                    ("READ COMMITTED", {}),
+                    ("AUTOCOMMIT", _several_statements(url)),
+                )
             )
         except exc.NoSuchModuleError as error:
             raise ConfigError(f"SQLAlchemy knows no such database: {error}") from error
@@ -62,9 +72,11 @@ class Database:
                 f"the driver {error.name} is not installed: pip install {error.name}"
             ) from error
         if self._writing.dialect.name in ("mysql", "mariadb"):
-            event.listen(self._writing, "connect", _set_up_mysql)
+            for engine in (self._writing, self._reading):
+                event.listen(engine, "connect", _set_up_mysql)
         try:
             self._create()
+            self._skips_locked = _skips_locked(self._reading.dialect)
         except BaseException:
             self.close()
             raise
@@ -79,6 +91,14 @@ class Database:
     def dialect(self) -> str:
         """Which database it is, by SQLAlchemy's name."""
         return str(self._writing.dialect.name)
+
+    def require_skip_locked(self) -> None:
+        """Refuse a server on which those who take would wait for each other."""
+        if not self._skips_locked:
+            raise ConfigError(
+                f"{self.place}: queues need SKIP LOCKED, which MariaDB has from 10.6 and MySQL "
+                "from 8.0 on"
+            )
 
     @property
     def usable(self) -> bool:
@@ -126,6 +146,37 @@ class Database:
                 ) from error
             raise translated from error
 
+    @property
+    def sends_at_once(self) -> bool:
+        """Whether the driver can send several statements together."""
+        return self._reading.dialect.driver == "pymysql"
+
+    @contextmanager
+    def at_once(self) -> Iterator[Any]:
+        """The driver's connection, for several statements that are sent together."""
+        self.check_open()
+        try:
+            connection = self._reading.connect()
+            if _is_stale(connection.connection.dbapi_connection):
+                connection.invalidate()
+        except exc.DBAPIError as error:
+            raise self.translated(error) from error
+        with connection:
+            try:
+                yield connection.connection.dbapi_connection
+            except BaseException:
+                # It may be anywhere in the middle: nobody else may go on from there.
+                connection.invalidate()
+                raise
+
+    def connect(self) -> Connection:
+        """A connection for a transaction that lasts as long as somebody's block."""
+        self.check_open()
+        try:
+            return self._writing.connect()
+        except exc.DBAPIError as error:
+            raise self.translated(error) from error
+
     def close(self) -> None:
         if not self.usable:
             return
@@ -133,17 +184,18 @@ class Database:
         for engine in (self._writing, self._reading):
             engine.dispose()
 
-    def translated(self, error: exc.DBAPIError) -> PxrsError:
-        """A driver's error in the words of pxrs."""
-        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
-        text = f"{self.place}: {error.orig}"
+    def translated(self, error: BaseException) -> PxrsError:
+        """A driver's error, wrapped by SQLAlchemy or not, in the words of pxrs."""
+        own = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error
+        code = own.args[0] if own.args else None
+        text = f"{self.place}: {own}"
         if code in _DEADLOCK:
             return TransactionConflict(text)
         if code in _FULL:
             return StoreFull(text)
         if code in _READ_ONLY:
             return StoreReadOnly(text)
-        if error.connection_invalidated or code in _GONE:
+        if getattr(error, "connection_invalidated", False) or code in _GONE:
             return StoreUnavailable(text)
         return StoreError(text)
 
@@ -151,18 +203,31 @@ class Database:
         """Make the tables if they are missing; several processes may do so at once."""
         try:
             found = self._schema_version()
-            if found is None:
-                with suppress(exc.DBAPIError), self._writing.begin() as connection:
-                    metadata.create_all(connection, checkfirst=True)
-                self._create_view()
-                with suppress(exc.IntegrityError), self._writing.begin() as connection:
-                    connection.execute(FIRST_META, {"schema_version": SCHEMA})
+            if found is None or found < SCHEMA:
+                self._create_tables(found)
                 with self._reading.connect() as connection:
                     found = connection.execute(SCHEMA_VERSION).scalar_one()
         except exc.DBAPIError as error:
             raise self.translated(error) from error
         if found != SCHEMA:
             raise SchemaMismatch(f"{self.place} has schema {found}; this pxrs knows {SCHEMA}")
+
+    def _create_tables(self, found: int | None) -> None:
+        with suppress(exc.DBAPIError), self._writing.begin() as connection:
+            metadata.create_all(connection, checkfirst=True)
+        self._create_view()
+        if found is None:
+            with suppress(exc.IntegrityError), self._writing.begin() as connection:
+                connection.execute(FIRST_META, {"schema_version": SCHEMA})
+        else:
+            # A newer version brought new tables, and left the others as they were.
+            self._all_tables_or_fail()
+            with self._writing.begin() as connection:
+                connection.execute(SET_SCHEMA, {"new_version": SCHEMA})
+
+    def _all_tables_or_fail(self) -> None:
+        with self._writing.begin() as connection:
+            metadata.create_all(connection, checkfirst=True)
 
     def _schema_version(self) -> int | None:
         """None if there is none yet, or no table for it."""
@@ -181,9 +246,40 @@ class Database:
                 connection.exec_driver_sql(PARTITIONS_VIEW)
 
 
+def _skips_locked(dialect: Any) -> bool:
+    """Whether the server that was connected to knows SKIP LOCKED; Oracle does."""
+    if dialect.name not in ("mysql", "mariadb"):
+        return True
+    oldest = (10, 6) if dialect.is_mariadb else (8, 0)
+    return tuple(dialect.server_version_info[:2]) >= oldest
+
+
+def _several_statements(url: str) -> dict[str, Any]:
+    """For connections that send a whole commit at once; PyMySQL has to be told."""
+    if sqlalchemy.make_url(url).get_driver_name() != "pymysql":
+        return {}
+    from pymysql.constants import CLIENT
+
+    return {"client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS}
+
+
+def _is_stale(driver: Any) -> bool:
+    """Whether the server has closed the connection while nobody used it.
+
+    Who sends a commit on such a one would not know what became of it.
+    """
+    sock = getattr(driver, "_sock", None)
+    if sock is None or getattr(driver, "ssl", False):
+        return False
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(0))
+
+
 def _set_up_mysql(connection: Any, record: Any) -> None:
     """What every transaction goes by. MySQL has no limit for idle ones; MariaDB has."""
     with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}")
         with suppress(Exception):
             cursor.execute(f"SET SESSION idle_transaction_timeout = {_IDLE_SECONDS}")

@@ -26,20 +26,27 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import ColumnElement, FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-SCHEMA = 1
+# 2: queues.
+SCHEMA = 2
 LONGEST_KEY = 1000
+# Oracle's text has 4,000 bytes at most.
+_LONGEST_TEXT = 1024
 
 
 class KeyText(TypeDecorator[str]):
-    """Text that is exact: bytes where the database's text is not."""
+    """Text of so many bytes that is exact: bytes where the database's text is not."""
 
-    impl = String(LONGEST_KEY)
+    impl = String
     cache_ok = True
+
+    def __init__(self, length: int = LONGEST_KEY) -> None:
+        super().__init__(length)
+        self.length = length
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name in ("mysql", "mariadb"):
-            return dialect.type_descriptor(mysql.VARBINARY(LONGEST_KEY))
-        return dialect.type_descriptor(String(LONGEST_KEY))
+            return dialect.type_descriptor(mysql.VARBINARY(self.length))
+        return dialect.type_descriptor(String(min(self.length, _LONGEST_TEXT)))
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
         if value is None or dialect.name not in ("mysql", "mariadb"):
@@ -165,6 +172,32 @@ def _oracle_later(element: Any, compiler: Any, **options: Any) -> str:
     return f"(SYS_EXTRACT_UTC(SYSTIMESTAMP) + NUMTODSINTERVAL({seconds}, 'SECOND'))"
 
 
+class now_ms(FunctionElement[int]):  # noqa: N801
+    """`utc_now` as milliseconds since 1970."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "mysql")
+@compiles(now_ms, "mariadb")
+def _mysql_now_ms(element: Any, compiler: Any, **options: Any) -> str:
+    return "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)"
+
+
+@compiles(now_ms, "oracle")
+def _oracle_now_ms(element: Any, compiler: Any, **options: Any) -> str:
+    since = "(SYS_EXTRACT_UTC(SYSTIMESTAMP) - TIMESTAMP '1970-01-01 00:00:00')"
+    parts = (("DAY", 86_400_000), ("HOUR", 3_600_000), ("MINUTE", 60_000), ("SECOND", 1000))
+    whole = " + ".join(f"EXTRACT({name} FROM {since}) * {ms}" for name, ms in parts)
+    return f"FLOOR({whole})"
+
+
 def later(seconds: ColumnElement[float] | Any) -> utc_later:
     """So many seconds from now."""
     return utc_later(seconds)
+
+
+def reading(statement: Any, *, latest: bool) -> Any:
+    """A plain read, or one that sees the latest state in a transaction with an old snapshot."""
+    return statement.with_for_update(read=True) if latest else statement

@@ -1,8 +1,12 @@
 """Sessions: rows judged by the database's clock.
 
-Why a verdict can't be taken back: who reads judges by when its statement began, and sees all
-that was committed before that. Who renews locks the row first and judges by when the next
-statement began, which is later. So a session that anybody has seen expired is not renewed.
+A session is alive while its row is there; whoever ends it deletes the row and everything written
+with it, in one transaction. Why a verdict can't be taken back: renewing locks the row, and counts
+only if its time is not over then; ending by time locks it too, and looks again. One of the two is
+first.
+
+Nobody is judged by time by an observer that was out of touch. If the server stood still nobody
+could renew: whoever finds it again waits one whole TTL, by its own clock, before it ends anybody.
 """
 
 from __future__ import annotations
@@ -20,6 +24,57 @@ from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
+
+# How often sessions of others are looked at, and how long one look counts.
+_TICK = 0.25
+_OUT_OF_TOUCH = 1.0
+
+
+class Observer:
+    """Ends the sessions of others that are past their time, once it has been in touch for a TTL."""
+
+    def __init__(
+        self, database: Database, clock: Clock, end: Callable[[Sequence[str]], bool]
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._end = end
+        self._lock = threading.Lock()
+        # Since when and until when the database has answered, by this process's clock.
+        self._since: float | None = None
+        self._last = 0.0
+
+    def heard(self) -> None:
+        """The database has answered just now."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._since is None or now - self._last > _OUT_OF_TOUCH:
+                self._since = now
+            self._last = now
+
+    def out_of_touch(self) -> None:
+        """It has not: whatever was seen before counts for nothing."""
+        with self._lock:
+            self._since = None
+
+    def look_if_due(self) -> bool:
+        """Look, unless somebody just has; whether any session ended."""
+        if self._since is not None and self._clock.monotonic() - self._last < _TICK:
+            return False
+        return self.look()
+
+    def look(self) -> bool:
+        """Find the sessions whose time is over, and end those it may; whether there were any."""
+        sent = self._clock.monotonic()
+        try:
+            expired = self._database.read(sql.EXPIRED)
+        except PxrsError:
+            self.out_of_touch()
+            raise
+        self.heard()
+        since = self._since
+        over = [name for name, ttl in expired if since is not None and since + ttl <= sent]
+        return bool(over) and self._end(over)
 
 
 class Sessions:
@@ -57,15 +112,17 @@ class Sessions:
         self._database.write(lambda connection: _end(connection, [session.id]))
         self._on_ended()
 
-    def reap(self) -> None:
-        """End the sessions that are past their time, with everything written with them."""
+    def end_expired(self, ids: Sequence[str]) -> bool:
+        """End those of them that are still past their time; whether there were any."""
 
         def work(connection: Connection) -> bool:
-            ids = connection.execute(sql.LOCK_EXPIRED).scalars().all()
-            return _end(connection, ids) if ids else False
+            over = connection.execute(sql.LOCK_EXPIRED, {"ids": ids}).scalars().all()
+            return _end(connection, over) if over else False
 
-        if self._database.write(work):
+        ended = self._database.write(work)
+        if ended:
             self._on_ended()
+        return ended
 
     def close(self) -> None:
         for session in list(self._held):

@@ -12,10 +12,11 @@ from pxrs.stores.sql.schema import META, RECORDS, SESSIONS, later, utc_now
 _alive = SESSIONS.c.deadline > utc_now()
 _joined = RECORDS.outerjoin(SESSIONS, RECORDS.c.session_id == SESSIONS.c.id)
 _columns = (RECORDS.c.name, RECORDS.c.body, RECORDS.c.version, RECORDS.c.session_id)
+# A session is over when its row is gone: who reads does not judge by the clock.
 _living = (
     select(*_columns)
     .select_from(_joined)
-    .where(or_(RECORDS.c.session_id.is_(None), _alive))
+    .where(or_(RECORDS.c.session_id.is_(None), SESSIONS.c.id.is_not(None)))
     .order_by(RECORDS.c.name)
 )
 _keys: BindParameter[str] = bindparam("keys", expanding=True)
@@ -37,7 +38,11 @@ CHANGED = select(RECORDS.c.name).where(RECORDS.c.version > bindparam("since"))
 LOCK_SESSIONS = (
     select(SESSIONS.c.id).where(SESSIONS.c.id.in_(_ids)).order_by(SESSIONS.c.id).with_for_update()
 )
-LIVING_SESSIONS = select(SESSIONS.c.id).where(and_(SESSIONS.c.id.in_(_ids), _alive))
+FOUND_SESSIONS = select(SESSIONS.c.id).where(SESSIONS.c.id.in_(_ids))
+# They are locked already; a locking read sees their latest state, whatever the snapshot.
+LIVING_SESSIONS = (
+    select(SESSIONS.c.id).where(and_(SESSIONS.c.id.in_(_ids), _alive)).with_for_update(read=True)
+)
 LOCK_RECORDS = (
     select(*_columns).where(RECORDS.c.name.in_(_keys)).order_by(RECORDS.c.name).with_for_update()
 )
@@ -69,12 +74,19 @@ RENEW = (
     .where(and_(SESSIONS.c.id == bindparam("one"), _alive))
     .values(deadline=later(SESSIONS.c.ttl))
 )
-LOCK_EXPIRED = select(SESSIONS.c.id).where(~_alive).order_by(SESSIONS.c.id).with_for_update()
+EXPIRED = select(SESSIONS.c.id, SESSIONS.c.ttl).where(~_alive).order_by(SESSIONS.c.id)
+LOCK_EXPIRED = (
+    select(SESSIONS.c.id)
+    .where(and_(SESSIONS.c.id.in_(_ids), ~_alive))
+    .order_by(SESSIONS.c.id)
+    .with_for_update()
+)
 END = delete(SESSIONS).where(SESSIONS.c.id.in_(_ids))
 DELETE_BOUND = delete(RECORDS).where(RECORDS.c.session_id.in_(_ids))
 
 # The schema's own row
 FIRST_META = insert(META).values(id=1, revision=0, removals=0)
 SCHEMA_VERSION = select(META.c.schema_version)
+SET_SCHEMA = update(META).values(schema_version=bindparam("new_version"))
 
 ALL = {name: value for name, value in list(globals().items()) if name.isupper() and name != "ALL"}

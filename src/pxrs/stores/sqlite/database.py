@@ -1,4 +1,4 @@
-"""One SQLite file: its connections, its one writer, and its write-ahead log's size.
+"""One SQLite file: its connections and its one writer.
 
 Settings that are not a matter of taste (measured in `docs/design.md`):
 
@@ -43,6 +43,7 @@ from pxrs.stores.sqlite.failures import (
     translate,
     translate_os,
 )
+from pxrs.stores.sqlite.log_size import LogSize
 from pxrs.stores.sqlite.posix import make_folder_beside
 from pxrs.stores.sqlite.turnstile import Turnstile
 from pxrs.stores.sqlite.whereabouts import Whereabouts
@@ -50,16 +51,6 @@ from pxrs.stores.sqlite.whereabouts import Whereabouts
 S = TypeVar("S")
 T = TypeVar("T")
 
-# How long the write-ahead log may get. A file that still grows is slower to sync (310 against
-# 190 µs per small commit), so it is started anew early where no reader stands in the way: at
-# 1 MB, then whenever it has doubled. From `WAL_LIMIT` on readers are waited for. Large commits
-# fill it with a few of them first.
-WAL_LIMIT = 16 * 2**20
-_WAL_LEAST = 2**20
-_WAL_STEP = 4 * 2**20
-_WAL_COMMITS = 8
-_READERS_PATIENCE_MS = 50
-_COMMIT_WEIGHT = 16 * 2**10
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _UNSYNCED = "NORMAL"
 _LONGEST_TIMEOUT = 24 * 3600.0
@@ -145,6 +136,7 @@ class Database:
             make_folder_beside(self.folder, self.path)
             self.control = Control(self.folder, self.path)
             opened.callback(self.control.close)
+            self._log = LogSize(self.control, self.busy_timeout)
             self._turnstile = Turnstile(self.folder, self.path, self.control, self._clock)
             opened.callback(self._turnstile.close)
         except OSError as error:
@@ -340,7 +332,7 @@ class Database:
         self.check_open()
         try:
             self._make_durable(turn, ending)
-            self._keep_log_short(turn.weight)
+            self._log.keep_short(self._writer, turn.weight)
         except sqlite3.Error as error:
             raise self._commit_error(error) from error
         finally:
@@ -444,36 +436,6 @@ class Database:
             f"another thread of this process has been writing to {self.path} for "
             f"{self.busy_timeout:g} s"
         )
-
-    def _keep_log_short(self, weight: int) -> None:
-        before = self.control.wal_bytes
-        size = before + weight + _COMMIT_WEIGHT
-        if _is_checkpoint_due(before, size, weight):
-            patience = _READERS_PATIENCE_MS if size >= WAL_LIMIT else 0
-            size = 0 if self._checkpoint(patience) else size
-        self.control.wal_bytes = size
-
-    def _checkpoint(self, patience_ms: int) -> bool:
-        """Move the log's content into the file and start the log anew, if no reader needs it."""
-        try:
-            self._writer.execute(f"PRAGMA busy_timeout={patience_ms}")
-            busy = self._writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
-            return not busy
-        except sqlite3.Error:
-            # The commit stands; a checkpoint that fails now is tried again later.
-            return False
-        finally:
-            with suppress(sqlite3.Error):
-                self._writer.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
-
-
-def _is_checkpoint_due(before: int, size: int, weight: int) -> bool:
-    """Whether the log's size has passed one of the marks with the last commit."""
-    if size >= WAL_LIMIT:
-        return before < WAL_LIMIT or size // _WAL_STEP > before // _WAL_STEP
-    if size < _WAL_COMMITS * weight:
-        return False
-    return (size // _WAL_LEAST).bit_length() > (before // _WAL_LEAST).bit_length()
 
 
 def in_chunks(values: Sequence[S], most: int = _CHUNK) -> Iterator[Sequence[S]]:

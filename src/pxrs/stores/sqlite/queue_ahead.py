@@ -35,9 +35,8 @@ PATIENCE = 0.2
 # More would be much to keep in memory for somebody who may not come.
 MOST = 1000
 _PREFIX = "ahead:"
-_NEXT = f"""SELECT rank, id, deliveries + 1, key, put_ms, error, body, taken_ms FROM
-    (SELECT * FROM pxrs_queue_items WHERE queue = ?1 AND state = {READY} ORDER BY rank, id LIMIT ?2)
-    WHERE NOT suspect AND lane IS NULL AND (?3 IS NULL OR deliveries < ?3)"""
+_NEXT = f"""SELECT rank, id, deliveries + 1, key, put_ms, error, body, taken_ms, suspect, lane
+    FROM pxrs_queue_items WHERE queue = ? AND state = {READY} ORDER BY rank, id LIMIT ?"""
 
 
 class Habits:
@@ -72,7 +71,7 @@ class Aside(NamedTuple):
     number: int
     asked: int
     most: int | None
-    # (rank, id, deliveries, key, put_ms, error, body, taken_ms before)
+    # (rank, id, deliveries, key, put_ms, error, body, taken_ms before, suspect, lane)
     rows: list[tuple[Any, ...]]
     # What the bell had rung for the queue by then, and when a delayed item shows.
     rung: tuple[int, ...]
@@ -309,7 +308,11 @@ def set_aside(
     now_ms: int,
 ) -> list[tuple[Any, ...]]:
     """Count the next items and hold them under the mark, the first ones first."""
-    rows = connection.execute(_NEXT, (queue, count, most)).fetchall()
+    rows = [
+        row
+        for row in connection.execute(_NEXT, (queue, count)).fetchall()
+        if not row[8] and row[9] is None and (most is None or row[2] <= most)
+    ]
     if rows:
         marks = ",".join("?" * len(rows))
         connection.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Sequence
 
@@ -10,18 +11,28 @@ from pxrs.stores.sqlite.database import in_chunks
 from pxrs.types import Holder
 
 
-def remember(connection: sqlite3.Connection, holder: Holder) -> None:
-    """Note a change beside what it did. A session's latest ones are kept, a few more at times."""
-    number: int = connection.execute(
-        "INSERT INTO pxrs_queue_commits SELECT ?1, coalesce(max(slot), 0) + 1, ?2 "
-        "FROM pxrs_queue_commits WHERE session = ?1 RETURNING slot",
-        (holder.session, holder.transaction),
-    ).fetchone()[0]
-    if number % REMEMBERED == 0:
+class Memory:
+    """Notes changes for this process: a session's latest ones are kept, in a ring of its own.
+
+    Its own, as another handle on the store may note changes of the same session.
+    """
+
+    def __init__(self) -> None:
+        self._first = secrets.randbits(31) * REMEMBERED
+        self._noted: dict[str, int] = {}
+
+    def note(self, connection: sqlite3.Connection, holder: Holder) -> None:
+        """Note a change beside what it did."""
+        number = self._noted.get(holder.session, 0)
+        self._noted[holder.session] = (number + 1) % REMEMBERED
         connection.execute(
-            "DELETE FROM pxrs_queue_commits WHERE session = ? AND slot <= ?",
-            (holder.session, number - REMEMBERED),
+            "INSERT OR REPLACE INTO pxrs_queue_commits VALUES (?, ?, ?)",
+            (holder.session, self._first + number, holder.transaction),
         )
+
+    def forget(self, session: str) -> None:
+        """Nobody will ask for it any more."""
+        self._noted.pop(session, None)
 
 
 def is_remembered(connection: sqlite3.Connection, holder: Holder) -> bool:

@@ -29,6 +29,8 @@ def put_items(
         first = _put_fresh(connection, name, items, now_ms)
         return list(range(first, first + len(items)))
     queue = rows.find_queue(connection, name) or rows.make_queue(connection, name, False, now_ms)
+    for item in items:
+        validate_for(queue.info, item)
     fresh = [_is_fresh(connection, queue.id, item, now_ms) for item in items]
     wanted = [item for item, is_fresh in zip(items, fresh, strict=True) if is_fresh]
     numbers = count(_put_fresh(connection, name, wanted, now_ms))

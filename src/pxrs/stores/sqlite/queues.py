@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from pxrs.clock import Clock
 from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.queue_rules import (
-    DIED_HOLDING,
-    REMEMBERED_FOR,
     USED_UP,
     delay_ms,
     pick,
@@ -27,13 +25,16 @@ from pxrs.stores.queue_rules import (
 )
 from pxrs.stores.sqlite import queue_ahead as ahead
 from pxrs.stores.sqlite import queue_commits as commits
+from pxrs.stores.sqlite import queue_holds as holds
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.queue_ahead import Ahead, Aside
+from pxrs.stores.sqlite.queue_holds import Hands
 from pxrs.stores.sqlite.queue_puts import put_items
-from pxrs.stores.sqlite.queue_rows import Candidate, Hands, HeldRow, QueueRow
+from pxrs.stores.sqlite.queue_reaper import Reaper
+from pxrs.stores.sqlite.queue_rows import Candidate, QueueRow
 from pxrs.stores.sqlite.queue_upkeep import LIMITS, QueueUpkeep, slot_of
 from pxrs.types import (
     Delivery,
@@ -44,8 +45,6 @@ from pxrs.types import (
     Release,
     Taken,
 )
-
-_REAP_EVERY = 0.1
 
 
 class Wanted(NamedTuple):
@@ -78,10 +77,9 @@ class SqliteQueues(QueueUpkeep):
         database.on_fork(ahead.abandon)
         coord.before_a_session_ends(ahead.give_back)
         self._coord = coord
+        self._memory = commits.Memory()
+        self._reaper = Reaper(database, coord, clock, ahead.verdicts, self._memory)
         self._ears = ears
-        # By queue: each is looked after by those who take from it.
-        self._next_reap: dict[int, float] = {}
-        self._ended_at: dict[str, float] = {}
         # Queues that had nothing for whoever took last: the next one looks before it writes.
         self._found_empty: set[str] = set()
 
@@ -142,7 +140,7 @@ class SqliteQueues(QueueUpkeep):
             return ahead.is_outranked(connection, aside.queue, aside.rows[0][0], now_ms)
 
     def _delivery_aside(self, aside: Aside, row: tuple[Any, ...]) -> Delivery:
-        rank, item, deliveries, key, put_ms, error, body, _ = row
+        rank, item, deliveries, key, put_ms, error, body = row[:7]
         if body is None:
             with self._database.reading() as connection:
                 body = rows.load_body(connection, item, None)
@@ -185,17 +183,17 @@ class SqliteQueues(QueueUpkeep):
         if queue is None:
             return Taken([], None)
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        self._reap_now_and_then(turn, queue.id, now)
+        self._reaper.now_and_then(turn, queue.id, now)
         rows.promote_due(connection, queue.id, now_ms)
         chosen = self._choose(turn, queue, wanted, now_ms)
-        if not chosen and self._reap_queue(turn, queue.id):
+        if not chosen and self._reaper.free(turn, queue.id):
             chosen = self._choose(turn, queue, wanted, now_ms)
         if not chosen:
-            lanes = rows.lanes_held(connection, queue.id, wanted.holder, now)
-            return Taken([], self._due(connection, queue.id, lanes))
+            lanes = holds.lanes_held(connection, queue.id, wanted.holder, now)
+            return Taken([], self._reaper.due(connection, queue.id, lanes))
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ids = [item.id for item in chosen]
-        rows.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        holds.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
         turn.weight += sum(len(item.body or b"") for item in chosen)
         return Taken([_delivery(connection, queue, item) for item in chosen], None)
 
@@ -206,7 +204,7 @@ class SqliteQueues(QueueUpkeep):
             if not used_up:
                 return chosen
             for item in used_up:
-                rows.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
+                holds.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
                 if item.lane is not None:
                     rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)
             # What was behind them may be somebody else's.
@@ -221,7 +219,7 @@ class SqliteQueues(QueueUpkeep):
         if missing == 0:
             return found
         lanes = [item.lane for item in found if item.lane is not None]
-        lanes += rows.lanes_held(connection, queue.id, wanted.holder, self._clock.monotonic())
+        lanes += holds.lanes_held(connection, queue.id, wanted.holder, self._clock.monotonic())
         if lanes:
             found += rows.following_items(
                 connection, queue.id, list(dict.fromkeys(lanes)), missing, now_ms
@@ -240,29 +238,12 @@ class SqliteQueues(QueueUpkeep):
             if rows.ready_items(connection, queue.id, 1):
                 return 0.0
             now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-            lanes = rows.lanes_held(connection, queue.id, holder, now)
+            lanes = holds.lanes_held(connection, queue.id, holder, now)
             if rows.following_items(connection, queue.id, lanes, 1, now_ms):
                 return 0.0
-            if any(self._is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
+            if self._reaper.lost(connection, queue.id):
                 return 0.0
-            return self._due(connection, queue.id, lanes)
-
-    def _due(
-        self, connection: sqlite3.Connection, queue: int, lanes: Sequence[str] = ()
-    ) -> float | None:
-        """In how many seconds there may be something; `lanes` are those of who asks."""
-        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-        shows = (
-            rows.first_due_ms(connection, queue),
-            rows.first_behind_ms(connection, queue, lanes),
-        )
-        waits = [max(0.0, (visible - now_ms) / 1000) for visible in shows if visible is not None]
-        waits += [
-            max(0.0, held.lock_until - now)
-            for held in rows.held_rows(connection, queue)
-            if held.lock_until is not None
-        ]
-        return min(waits, default=None)
+            return self._reaper.due(connection, queue.id, lanes)
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -278,7 +259,7 @@ class SqliteQueues(QueueUpkeep):
                 queue = rows.id_of(turn.connection, name)
                 if queue is None:
                     raise Fenced(f"queue {name!r} was deleted, and its items with it")
-                if rows.extend(turn.connection, queue, hands, some, now, now + lock_for):
+                if holds.extend(turn.connection, queue, hands, some, now, now + lock_for):
                     turn.slots.add(slot_of(name))
 
         self._database.write(work, synced=synced)
@@ -321,10 +302,10 @@ class SqliteQueues(QueueUpkeep):
                 queue = self._remove(turn, name, hands, held, now, now_ms)
                 wanted = self._ahead.habits.expected(name)
                 if asides is not None and wanted is not None:
-                    self._reap_now_and_then(turn, queue, now)
+                    self._reaper.now_and_then(turn, queue, now)
                     asides += self._set_aside(turn, name, queue, holder.session, *wanted)
         numbers = self._put(turn, change.put, now_ms) if change.put else []
-        commits.remember(turn.connection, change.holder)
+        self._memory.note(turn.connection, change.holder)
         return numbers
 
     def _set_aside(
@@ -363,7 +344,7 @@ class SqliteQueues(QueueUpkeep):
         queue = rows.id_of(turn.connection, name)
         if queue is None:
             raise Fenced(f"queue {name!r} was deleted, and its items with it")
-        lanes = rows.remove_held(turn.connection, queue, hands, held, now)
+        lanes = holds.remove_held(turn.connection, queue, hands, held, now)
         if lanes:
             rows.settle(turn.connection, ((queue, lane) for lane in lanes), now_ms)
             turn.slots.add(slot_of(name))
@@ -401,13 +382,13 @@ class SqliteQueues(QueueUpkeep):
             queue = rows.find_queue(connection, release.held.queue)
             if queue is None:
                 continue
-            found = rows.find_held(connection, queue.id, hands, release.held, now)
+            found = holds.find_held(connection, queue.id, hands, release.held, now)
             if found is None:
                 continue
             if release.dead:
-                rows.bury(connection, found.id, tidy(release.error), now_ms)
+                holds.bury(connection, found.id, tidy(release.error), now_ms)
             else:
-                rows.give_back(
+                holds.give_back(
                     connection,
                     found.id,
                     visible=now_ms + delay_ms(release.delay),
@@ -420,74 +401,8 @@ class SqliteQueues(QueueUpkeep):
             turn.slots.add(slot_of(release.held.queue))
         rows.settle(connection, lanes, now_ms)
 
-    # What the dead leave behind
-
     def reap(self) -> float | None:
-        with self._database.reading() as connection:
-            alive: dict[str, bool] = {}
-            lost = [held for held in rows.held_rows(connection) if self._is_lost(held, alive)]
-            queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
-            gone = self._forgotten_sessions(connection)
-            ahead.forget_owners(connection, self._ahead.verdicts)
-            # Left as they are, they would be due for ever: who sweeps would never rest.
-            overdue = any(self._due(connection, queue) == 0 for queue in queues)
-        if lost or gone or overdue:
-            self._database.write(lambda turn: self._reap(turn, queues, gone))
-        with self._database.reading() as connection:
-            dues = [self._due(connection, queue) for queue in queues]
-        return min((due for due in dues if due is not None), default=None)
-
-    def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
-        for queue in queues:
-            self._reap_queue(turn, queue)
-            rows.promote_due(turn.connection, queue, self._clock.wall_ms())
-        if gone:
-            commits.forget_sessions(turn.connection, gone)
-
-    def _reap_now_and_then(self, turn: Turn, queue: int, now: float) -> None:
-        if now >= self._next_reap.get(queue, 0.0):
-            self._reap_queue(turn, queue)
-            self._next_reap[queue] = now + _REAP_EVERY
-
-    def _reap_queue(self, turn: Turn, queue: int) -> bool:
-        """Free what nobody holds any more in one queue; whether there was something."""
-        connection = turn.connection
-        now_ms = self._clock.wall_ms()
-        alive: dict[str, bool] = {}
-        lost = [held for held in rows.held_rows(connection, queue) if self._is_lost(held, alive)]
-        for held in lost:
-            if not ahead.was_handed_out(held.tx, self._ahead.verdicts):
-                rows.give_back_uncounted(connection, held.id)
-            elif held.most is not None and held.deliveries >= held.most:
-                rows.bury(connection, held.id, DIED_HOLDING, now_ms)
-            else:
-                rows.give_back(
-                    connection,
-                    held.id,
-                    visible=now_ms,
-                    error=DIED_HOLDING,
-                    suspect=True,
-                    now_ms=now_ms,
-                )
-            turn.slots.add(slot_of(held.name))
-        rows.settle(
-            connection, {(queue, held.lane) for held in lost if held.lane is not None}, now_ms
-        )
-        return bool(lost)
-
-    def _is_lost(self, held: HeldRow, alive: dict[str, bool]) -> bool:
-        if held.lock_until is not None and held.lock_until <= self._clock.monotonic():
-            return True
-        if held.session not in alive:
-            alive[held.session] = self._coord.is_alive(held.session)
-        return not alive[held.session]
-
-    def _forgotten_sessions(self, connection: sqlite3.Connection) -> list[str]:
-        """Sessions that ended so long ago that nobody will ask what they have done."""
-        now = self._clock.monotonic()
-        ended = [name for name in commits.sessions(connection) if not self._coord.is_alive(name)]
-        self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
-        return [name for name in ended if self._ended_at[name] + REMEMBERED_FOR <= now]
+        return self._reaper.reap()
 
     def _require_session(self, session: str) -> None:
         if not self._coord.is_alive(session):

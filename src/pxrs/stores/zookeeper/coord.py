@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -15,7 +16,7 @@ from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
 from pxrs.stores.zookeeper.known import Knowledge
 from pxrs.stores.zookeeper.link import Link, told, zk
-from pxrs.stores.zookeeper.names import GUARD, folder_of, key_of, path_of
+from pxrs.stores.zookeeper.names import GUARD, folder_of, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
@@ -61,13 +62,9 @@ class ZooKeeperCoord:
     ) -> list[Versioned]:
         if limit is not None and limit < 1:
             raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
-        paths = self._reading.walk(folder_of(self._root, prefix), prefix)
-        keys = sorted((key_of(self._root, path), path) for path in paths)
-        wanted = [path for key, path in keys if after is None or key > after]
+        paths = self._reading.walk(folder_of(self._root, prefix), prefix, after)
         records: list[Versioned] = []
-        step = len(wanted) if limit is None else limit
-        for first in range(0, len(wanted), max(1, step)):
-            page = wanted[first : first + step]
+        while page := [*islice(paths, limit)]:
             found = self._reading.records(page)
             there = [found[path].record for path in page if path in found]
             records += [record for record in there if record is not None]

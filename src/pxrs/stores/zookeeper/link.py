@@ -29,7 +29,7 @@ try:
 except ImportError as error:
     raise MissingExtra("zookeeper://", "zookeeper") from error
 
-__all__ = ["Link", "told", "zk"]
+__all__ = ["Link", "maybe", "told", "zk"]
 
 # kazoo reports every lost connection; who uses it learns that from us.
 _LOGGER = logging.getLogger("pxrs.zookeeper")
@@ -154,6 +154,22 @@ class Link:
         except DOUBTFUL:
             self.check_open()
             raise
+
+
+class _Maybe:
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def get(self, timeout: float) -> Any:
+        try:
+            return self._answer.get(timeout=timeout)
+        except zk.NoNodeError:
+            return None
+
+
+def maybe(answer: Any) -> Any:
+    """An answer that is None where there is no such znode."""
+    return _Maybe(answer)
 
 
 def told(error: Exception) -> PxrsError:

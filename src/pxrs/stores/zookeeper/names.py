@@ -42,6 +42,11 @@ def is_record(name: str) -> bool:
     return name.startswith(_MARK)
 
 
+def leaf_of(name: str) -> str:
+    """The last part of a record's key."""
+    return unquote(name[len(_MARK) :]) if "%" in name else name[len(_MARK) :]
+
+
 def key_of(root: str, path: str) -> str:
     """The key of a record's znode."""
     *folders, leaf = path[len(root) + 1 :].split("/")

@@ -87,6 +87,7 @@ class Planner:
         for path in plan.deleted | plan.puts.keys():
             self._knowledge.learn(path, None)
         if outcome.results:
+            self._reading.listings.changed(plan.operations, outcome.results)
             for folder, index in plan.written_guards.items():
                 plan.guards[folder] = outcome.results[index].version
                 self._knowledge.learn_guard(folder, outcome.results[index].version)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.stores.zookeeper.known import Knowledge, Known
-from pxrs.stores.zookeeper.link import Link, told, zk
-from pxrs.stores.zookeeper.names import GUARD, is_record, key_of, key_prefix_of
+from pxrs.stores.zookeeper.link import Link, maybe, told, zk
+from pxrs.stores.zookeeper.listings import Listing, Listings
+from pxrs.stores.zookeeper.names import GUARD, key_of, key_prefix_of
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Versioned
 
@@ -29,6 +31,7 @@ class Reading:
         self._root = root
         self._sessions = sessions
         self._knowledge = knowledge
+        self.listings = Listings(link, root)
 
     def records(self, paths: Sequence[str]) -> dict[str, Found]:
         """The znodes that are there."""
@@ -37,25 +40,33 @@ class Reading:
             found |= self._some(paths[first : first + _AT_ONCE])
         return found
 
-    def walk(self, folder: str, prefix: str) -> list[str]:
-        """The paths of all records below a folder whose keys start with the prefix."""
-        paths: list[str] = []
+    def walk(self, folder: str, prefix: str, after: str | None) -> Iterator[str]:
+        """Paths of the records below a folder with keys from `prefix`, beyond `after`, by key."""
+        parts: list[Iterator[tuple[str, str]]] = []
         folders = [folder]
         sync = True
         while folders:
-            listed = self._children(folders, sync)
+            listed = self.listings.of(folders, sync=sync)
             sync = False
             below: list[str] = []
-            for parent, names in zip(folders, listed, strict=True):
-                for name in names:
-                    path = f"{parent}/{name}"
-                    if is_record(name):
-                        if key_of(self._root, path).startswith(prefix):
-                            paths.append(path)
-                    elif name != GUARD and _meet(key_prefix_of(self._root, path), prefix):
-                        below.append(path)
+            for parent, listing in zip(folders, listed, strict=True):
+                parts.append(self._part(parent, listing, prefix, after))
+                paths = [f"{parent}/{name}" for name in listing.folders]
+                below += [each for each in paths if _meet(key_prefix_of(self._root, each), prefix)]
             folders = below
-        return paths
+        return (path for _, path in heapq.merge(*parts))
+
+    def _part(
+        self, folder: str, listing: Listing, prefix: str, after: str | None
+    ) -> Iterator[tuple[str, str]]:
+        """Keys and paths of one folder."""
+        common = key_prefix_of(self._root, folder)
+        if after is not None and after > common and not after.startswith(common):
+            return
+        beyond = after[len(common) :] if after is not None and after.startswith(common) else None
+        first = prefix[len(common) :] if prefix.startswith(common) else ""
+        for leaf in listing.between(first, beyond):
+            yield common + leaf, f"{folder}/{listing.name(leaf)}"
 
     def guards(self, folders: Iterable[str]) -> dict[str, int]:
         """The versions of the folders' guards, where there is one."""
@@ -99,7 +110,7 @@ class Reading:
             return [
                 client.sync_async(self._root),
                 *(client.exists_async(f"{folder}/{GUARD}") for folder in folders),
-                *(_Maybe(client.get_async(path)) for path in paths),
+                *(maybe(client.get_async(path)) for path in paths),
             ]
 
         answers = self._ask(send)[1:]
@@ -127,32 +138,11 @@ class Reading:
         stats = self._ask(lambda client: [client.exists_async(path) for path in paths])
         return {name for name, stat in zip(names, stats, strict=True) if stat is not None}
 
-    def _children(self, folders: Sequence[str], sync: bool) -> list[list[str]]:
-        def send(client: Any) -> list[Any]:
-            first = [client.sync_async(self._root)] if sync else []
-            return first + [_Maybe(client.get_children_async(folder)) for folder in folders]
-
-        answers = self._ask(send)
-        return [names or [] for names in answers[1 if sync else 0 :]]
-
     def _ask(self, send: Any) -> Any:
         try:
             return self._link.call(send)
         except zk.KazooException as error:
             raise told(error) from error
-
-
-class _Maybe:
-    """An answer that is None where there is no such znode."""
-
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-
-    def get(self, timeout: float) -> Any:
-        try:
-            return self._answer.get(timeout=timeout)
-        except zk.NoNodeError:
-            return None
 
 
 def _meet(folder: str, prefix: str) -> bool:

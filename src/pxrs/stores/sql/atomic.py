@@ -1,0 +1,257 @@
+"""One transaction across coordination, queues and the caller's own tables."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import Connection, exc
+
+from pxrs.errors import (
+    CommitConflict,
+    InvalidRequest,
+    NotAtomic,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TransactionConflict,
+)
+from pxrs.stores.connections import Lent, Loan, borrow
+from pxrs.stores.queue_rules import require_first, validate_change
+from pxrs.stores.sql.coord import Commit, SqlCoord, validate
+from pxrs.stores.sql.database import Raced
+from pxrs.stores.sql.queue_changes import Applied, Change
+from pxrs.stores.sql.queues import SqlQueues
+from pxrs.types import Appended, Batch, Check, Conflict, LogPartition, QueueChange, Write
+
+# Which server, and which database of it, whatever name it was reached by.
+_WHERE = {
+    "mysql": "SELECT @@hostname, @@port, @@datadir, DATABASE()",
+    "oracle": "SELECT SYS_CONTEXT('USERENV', 'DB_UNIQUE_NAME'), "
+    "SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL",
+}
+
+
+class PlainConnection:
+    """SQLAlchemy's connection, which takes plain text for a statement, too."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Run a statement: text as the driver takes it, or one of SQLAlchemy's own."""
+        if isinstance(statement, str):
+            return self._connection.exec_driver_sql(statement, parameters or None)
+        return self._connection.execute(statement, parameters or None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class SqlAtomic:
+    """See `pxrs.stores.api.Atomic`.
+
+    Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
+    or inside a transaction that the caller began and will commit. The caller's is a Session or a
+    Connection of SQLAlchemy. One that comes as `Lent` is committed by pxrs in any case.
+
+    What was collected is applied last, so no row of pxrs is locked while the caller works.
+    Messages are kept elsewhere, and can't be part of it.
+    """
+
+    def __init__(self, coord: SqlCoord, queues: SqlQueues, connection: Any) -> None:
+        self._coord = coord
+        self._database = coord.database
+        self._queues = queues
+        self._lent = isinstance(connection, Lent)
+        self._loan: Loan | None = None
+        if connection is not None:
+            self._loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
+        self._joined = False
+        self._used = False
+        self._running_on: Connection | None = None
+        self._transaction: Any = None
+        self._checks: list[Check] = []
+        self._writes: list[Write] = []
+        self._change: QueueChange | None = None
+        self.versions: dict[str, int] = {}
+        self.appended: list[Appended] = []
+        self.queued: list[int | None] = []
+
+    @property
+    def joined(self) -> bool:
+        return self._joined and not self._lent
+
+    @property
+    def connection(self) -> PlainConnection:
+        return PlainConnection(self._running())
+
+    def check(self, *checks: Check) -> None:
+        self._running()
+        self._checks += checks
+
+    def write(self, *writes: Write) -> None:
+        self._running()
+        self._writes += writes
+
+    def append(self, where: LogPartition, batch: Batch) -> None:
+        raise NotAtomic(
+            f"{self._database.place} keeps no messages, so none can be sent in its transactions; "
+            "put an item into a queue, or send after the commit"
+        )
+
+    def queue(self, change: QueueChange) -> None:
+        self._running()
+        require_first(self._change)
+        validate_change(change, self._queues.limits)
+        self._change = change
+
+    def __enter__(self) -> SqlAtomic:
+        if self._used:
+            raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
+        self._used = True
+        if self._loan is None:
+            connection = self._database.connect()
+            self._transaction = connection.begin()
+        else:
+            connection = self._lend(self._loan)
+        self._running_on = connection
+        return self
+
+    def _lend(self, loan: Loan) -> Connection:
+        try:
+            driver = loan.open()
+            connection = loan.alchemy
+            if connection is None:
+                raise NotAtomic(
+                    "this store commits on SQLAlchemy's sessions and connections, not on "
+                    f"{type(driver).__name__}"
+                )
+            self._joined = _has_begun(connection, loan)
+            self._refuse_other_database(connection)
+        except BaseException as error:
+            if loan.began:
+                loan.rollback()
+            if isinstance(error, exc.DBAPIError):
+                raise self._database.translated(error) from error
+            raise
+        self._transaction = connection.get_transaction()
+        return connection  # type: ignore[no-any-return]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        connection, self._running_on = self._running(), None
+        try:
+            if error is None:
+                self._finish(connection)
+            else:
+                self._undo(connection)
+        except BaseException:
+            self._undo(connection)
+            raise
+        finally:
+            if self._loan is None:
+                connection.close()
+
+    def _finish(self, connection: Connection) -> None:
+        if self._loan is not None:
+            self._loan.flush()
+        self._refuse_ended(connection)
+        validate(self._checks, self._writes)
+        try:
+            apply = self._apply_in_savepoint if self._joined else self._apply
+            versions, applied = apply(connection)
+        except (Raced, exc.IntegrityError) as error:
+            raise TransactionConflict(f"somebody else made the same just now: {error}") from error
+        except exc.DBAPIError as error:
+            raise self._database.translated(error) from error
+        if not self._joined or self._lent:
+            self._commit()
+            self._coord.ears.ring([write.key for write in self._writes])
+            if self._change is not None and applied is not None:
+                self._queues.committed(self._change, applied)
+        self.versions = versions
+        self.queued = [] if applied is None else applied.numbers
+
+    def _apply(self, connection: Connection) -> tuple[dict[str, int], Applied | None]:
+        """Locks in order: the holder's session, records, the revision, queues, items."""
+        latest = self._loan is not None
+        changing = None
+        if self._change is not None:
+            changing = Change(connection, self._change, latest=latest)
+            changing.require()
+        versions: dict[str, int] = {}
+        if self._checks or self._writes:
+            outcome = Commit(connection, self._checks, self._writes, latest=latest).run()
+            if isinstance(outcome, Conflict):
+                raise CommitConflict(outcome.current)
+            versions = dict(outcome.versions)
+        return versions, None if changing is None else changing.run()
+
+    def _apply_in_savepoint(self, connection: Connection) -> tuple[dict[str, int], Applied | None]:
+        savepoint = connection.begin_nested()
+        try:
+            result = self._apply(connection)
+            savepoint.commit()
+        except BaseException:
+            # After a deadlock the database has rolled back the whole transaction, and that with it.
+            with suppress(exc.SQLAlchemyError):
+                savepoint.rollback()
+            raise
+        return result
+
+    def _commit(self) -> None:
+        try:
+            if self._loan is not None:
+                self._loan.commit()
+            else:
+                self._transaction.commit()
+        except NotAtomic:
+            raise
+        except Exception as error:
+            translated = self._database.translated(error)
+            if isinstance(translated, StoreUnavailable):
+                raise OutcomeUnknown(f"no answer to a commit: {translated}") from error
+            raise translated from error
+
+    def _undo(self, connection: Connection) -> None:
+        """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
+        with suppress(exc.SQLAlchemyError):
+            if self._loan is None:
+                connection.rollback()
+            elif self._lent or not self._joined:
+                self._loan.rollback()
+
+    def _running(self) -> Connection:
+        if self._running_on is None:
+            raise InvalidRequest("use atomic() as a context manager, and only inside its block")
+        return self._running_on
+
+    def _refuse_ended(self, connection: Connection) -> None:
+        self._database.check_open()
+        ended = connection.closed or connection.get_transaction() is not self._transaction
+        if ended or (self._loan is not None and self._loan.ended()):
+            raise InvalidRequest(
+                "the transaction was ended inside the block of atomic(); nothing that the block "
+                "collected was applied. Leave COMMIT and ROLLBACK to the block"
+            )
+
+    def _refuse_other_database(self, connection: Connection) -> None:
+        dialect = connection.dialect.name
+        query = _WHERE.get("mysql" if dialect == "mariadb" else dialect)
+        own = self._database.read(sqlalchemy.text(query)) if query else ()
+        there = connection.exec_driver_sql(query).all() if query else None
+        if there is None or [tuple(row) for row in own] != [tuple(row) for row in there]:
+            raise NotAtomic(f"the connection is not one to {self._database.place}")
+
+
+def _has_begun(connection: Connection, loan: Loan) -> bool:
+    """Whether the caller has done something in its transaction. Only MariaDB can be asked."""
+    if loan.began or not getattr(connection.dialect, "is_mariadb", False):
+        return not loan.began
+    return bool(connection.exec_driver_sql("SELECT @@in_transaction").scalar())

@@ -1,0 +1,240 @@
+"""A change of queues inside a transaction: what is removed, what is put, and that it was done.
+
+Locks in order: the session, the queues that are put to or whose lanes lose a front, items. Who only
+removes items without a lane locks no queue, so workers don't wait for each other.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from pxrs.errors import Fenced
+from pxrs.stores.queue_rules import delay_ms, indexed, validate_for
+from pxrs.stores.sql import queue_statements as sql
+from pxrs.stores.sql.database import Raced
+from pxrs.stores.sql.queue_rows import (
+    Locked,
+    QueueRow,
+    by_queue,
+    fence,
+    find_queues,
+    in_chunks,
+    lane_text,
+    lanes_of,
+    lock_queues,
+    require_session,
+    settle,
+)
+from pxrs.stores.sql.queue_tables import DELAYED, LANE_BYTES, READY, WAITING
+from pxrs.stores.sql.schema import reading
+from pxrs.types import Held, Holder, NewItem, QueueChange
+
+# A commit's number: the time in ms, and a random rest.
+_REST_BITS = 20
+
+
+class Applied(NamedTuple):
+    """What a change did: the new items' ids, and in which queues there may be something new."""
+
+    numbers: list[int | None]
+    stirred: frozenset[str]
+
+
+class Change:
+    """One change. `latest`: the transaction is the caller's, and may read from an old snapshot."""
+
+    def __init__(
+        self, connection: Connection, change: QueueChange, *, latest: bool = False
+    ) -> None:
+        self._connection = connection
+        self._change = change
+        self._latest = latest
+        self._removed = by_queue(change.remove)
+        self._puts: dict[str, list[int]] = {}
+        for at, item in enumerate(change.put):
+            self._puts.setdefault(item.queue, []).append(at)
+        self._queues: dict[str, QueueRow] = {}
+        self._locked: dict[int, Locked] = {}
+        self._lanes: dict[str, set[str]] = {}
+        self._now = 0
+
+    def require(self) -> None:
+        """Keep the holder's session alive until the commit; before any other lock."""
+        if self._change.remove:
+            self._now = require_session(self._connection, self._change.holder.session)
+
+    def run(self) -> Applied:
+        """Do it. Raises `Fenced` if something is not held any more: then roll back."""
+        self._find()
+        self._lock()
+        for name, held in sorted(self._removed.items()):
+            self._remove(name, held)
+        numbers = self._put_all()
+        for name, lanes in sorted(self._lanes.items()):
+            settle(self._connection, self._queues[name].id, lanes, self._now, latest=self._latest)
+        self._stir()
+        self._remember()
+        return Applied(numbers, frozenset(self._puts) | frozenset(self._lanes))
+
+    def _find(self) -> None:
+        names = set(self._removed) | set(self._puts)
+        if not names:
+            return
+        found = find_queues(self._connection, names, latest=self._latest)
+        missing = sorted(set(self._puts) - set(found.queues))
+        for name in set(self._removed) - set(found.queues):
+            raise Fenced(f"queue {name!r} was deleted, and its items with it")
+        if missing:
+            for name in missing:
+                make_queue(self._connection, name, fifo=False)
+            found = find_queues(self._connection, names, latest=self._latest)
+        self._queues, self._now = found.queues, max(self._now, found.now)
+        for item in self._change.put:
+            validate_for(self._queues[item.queue].info, item)
+
+    def _lock(self) -> None:
+        """The queues that are put to, and those that something in a lane is removed from."""
+        for name, held in self._removed.items():
+            ids = (each.id for each in held)
+            lanes = lanes_of(self._connection, self._queues[name].id, ids, latest=self._latest)
+            if lanes:
+                self._lanes[name] = lanes
+        names = set(self._puts) | set(self._lanes)
+        if not names:
+            return
+        self._locked = lock_queues(self._connection, [self._queues[name].id for name in names])
+        for name in names:
+            if self._queues[name].id not in self._locked:
+                raise Raced(f"queue {name!r} was deleted just now")
+        self._now = max(self._now, *(each.now for each in self._locked.values()))
+
+    def _remove(self, name: str, held: Sequence[Held]) -> None:
+        holder = self._change.holder
+        gone = 0
+        for some in in_chunks(held):
+            values = {"queue": self._queues[name].id, **holding(holder), **fence(some)}
+            gone += self._connection.execute(sql.REMOVE, values).rowcount
+        if gone < len(held):
+            raise Fenced(
+                f"{len(held) - gone} of {len(held)} items of queue {name!r} are not held any more; "
+                "somebody else has them, or will"
+            )
+
+    def _put_all(self) -> list[int | None]:
+        numbers: list[int | None] = [None] * len(self._change.put)
+        for name, places in sorted(self._puts.items()):
+            queue = self._queues[name]
+            fresh = self._fresh(queue.id, places)
+            first = self._locked[queue.id].next_item
+            rows: list[dict[str, Any]] = []
+            for at in fresh:
+                numbers[at] = first + len(rows)
+                rows.append(self._row(queue, first + len(rows), self._change.put[at]))
+            counts = {"queue": queue.id, "numbers": len(rows), "fresh": len(rows)}
+            self._connection.execute(sql.NUMBER, counts)
+            if rows:
+                self._connection.execute(sql.INSERT, rows)
+            lanes = {row["lane"] for row in rows if row["lane"] is not None}
+            if lanes:
+                self._lanes.setdefault(name, set()).update(lanes)
+        return numbers
+
+    def _row(self, queue: QueueRow, number: int, item: NewItem) -> dict[str, Any]:
+        lane = lane_text(queue.info, item.key)
+        delay = delay_ms(item.delay)
+        state = WAITING if lane is not None else DELAYED if delay else READY
+        return new_row(queue.id, number, item, lane, state, self._now + delay, self._now)
+
+    def _fresh(self, queue: int, places: Sequence[int]) -> list[int]:
+        """Without those that were put before. Nobody else puts here: the queue is locked."""
+        keys = {
+            at: indexed(item.dedupe, LANE_BYTES)
+            for at in places
+            if (item := self._change.put[at]).dedupe is not None
+        }
+        if not keys:
+            return list(places)
+        self._connection.execute(sql.FORGET_SEEN, {"queue": queue})
+        known: set[str] = set()
+        for some in in_chunks(sorted(set(keys.values()))):
+            rows = self._connection.execute(
+                reading(sql.SEEN_BEFORE, latest=self._latest), {"queue": queue, "keys": some}
+            )
+            known |= set(rows.scalars())
+        fresh, seen = [], []
+        for at in places:
+            key = keys.get(at)
+            if key is not None and key in known:
+                continue
+            fresh.append(at)
+            if key is not None:
+                known.add(key)
+                until = self._now + delay_ms(self._change.put[at].dedupe_window)
+                seen.append({"queue_id": queue, "seen_key": key, "until_ms": until})
+        if seen:
+            self._connection.execute(sql.SEE, seen)
+        return fresh
+
+    def _stir(self) -> None:
+        """Whoever waits has to look: what was put to is told with the numbers already."""
+        moved = [self._queues[name].id for name in self._lanes if name not in self._puts]
+        if moved:
+            self._connection.execute(sql.STIR, {"ids": sorted(moved)})
+
+    def _remember(self) -> None:
+        """That it was done, and how much: beside it, so that either both are there or none."""
+        if not self._now:
+            self._now = self._connection.execute(sql.NOW).scalar_one()
+        first = self._now << _REST_BITS | secrets.randbits(_REST_BITS - 1)
+        done = Counter({self._queues[name].id: len(held) for name, held in self._removed.items()})
+        rows = [
+            {
+                "session_id": self._change.holder.session,
+                "n": first + at,
+                "tx": self._change.holder.transaction,
+                "queue_id": queue,
+                "done": count,
+            }
+            for at, (queue, count) in enumerate(sorted(done.items()) or [(0, 0)])
+        ]
+        self._connection.execute(sql.REMEMBER, rows)
+
+
+def age_ms(number: int, now: int) -> int:
+    """How long ago the commit of this number was."""
+    return now - (number >> _REST_BITS)
+
+
+def holding(holder: Holder) -> dict[str, str]:
+    return {"session": holder.session, "transaction": holder.transaction}
+
+
+def make_queue(connection: Connection, name: str, *, fifo: bool) -> None:
+    """Make a queue, unless somebody has."""
+    values = {"new_id": secrets.randbits(62), "new_name": name, "strict": int(fifo)}
+    connection.execute(sql.MAKE, values)
+
+
+def new_row(
+    queue: int, number: int, item: NewItem, lane: str | None, state: int, due: int, now: int
+) -> dict[str, Any]:
+    """A new item as a row."""
+    return {
+        "queue_id": queue,
+        "item_id": number,
+        "state": state,
+        "grade": -item.priority,
+        "lane": lane,
+        "item_key": item.key,
+        "due_ms": due,
+        "deliveries": 0,
+        "suspect": 0,
+        "put_ms": now,
+        "error_text": None,
+        "body": bytes(item.body),
+    }

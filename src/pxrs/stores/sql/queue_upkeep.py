@@ -1,0 +1,339 @@
+"""Queues as people look after them: make, list, look into, clear out, fill from elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from pxrs.errors import QueueNotFound
+from pxrs.stores.queue_rules import (
+    LIVE,
+    LOOSE,
+    REMEMBERED_FOR,
+    is_suspect,
+    page_size,
+    require_same,
+    states_or,
+    validate_name,
+    validate_restored,
+)
+from pxrs.stores.sql import queue_statements as sql
+from pxrs.stores.sql.database import Database
+from pxrs.stores.sql.ears import Ears
+from pxrs.stores.sql.queue_changes import age_ms, make_queue
+from pxrs.stores.sql.queue_rows import (
+    QueueRow,
+    find_queues,
+    in_chunks,
+    lane_text,
+    lock_queues,
+    settle,
+)
+from pxrs.stores.sql.queue_tables import DEAD, DELAYED, READY, STATES, WAITING
+from pxrs.types import Holder, ItemState, Queue, QueueLimits, QueueStats, StoredItem
+
+# A body is sent with its zeros and quotes escaped: twice its size has to fit into a packet of
+# 16 MB, which is what MariaDB takes unless it is told otherwise.
+LIMITS = QueueLimits(items=10_000, body_bytes=7 * 2**20)
+_PIECE = 5000
+_NUMBERS = 2**63
+
+
+class QueueUpkeep:
+    """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
+
+    def __init__(self, database: Database, ears: Ears) -> None:
+        self._database = database
+        self._ears = ears
+
+    def create(self, name: str, *, fifo: bool = False) -> Queue:
+        validate_name(name)
+
+        def work(connection: Connection) -> Queue:
+            if name not in find_queues(connection, [name]).queues:
+                make_queue(connection, name, fifo=fifo)
+            return find_queues(connection, [name]).queues[name].info
+
+        return require_same(self._database.write(work), fifo)
+
+    def find(self, name: str) -> Queue | None:
+        found = _queues(self._database.read(sql.FIND, names=[name]))
+        return found[0] if found else None
+
+    def all(self) -> list[Queue]:
+        return _queues(self._database.read(sql.EVERY))
+
+    def delete(self, name: str) -> None:
+        def unname(connection: Connection) -> int | None:
+            queue = find_queues(connection, [name]).queues.get(name)
+            if queue is None or queue.id not in lock_queues(connection, [queue.id]):
+                return None
+            # Nobody finds it any more; its items go a piece at a time.
+            connection.execute(sql.DROP_QUEUE, {"queue": queue.id})
+            connection.execute(sql.DROP_SEEN, {"queue": queue.id})
+            return queue.id
+
+        queue = self._database.write(unname)
+        if queue is not None:
+            self._delete_items(queue)
+            self._ears.ring_queues([name])
+
+    def _delete_items(self, queue: int) -> None:
+        """Remove the items of a queue that is not there any more."""
+
+        def piece(connection: Connection) -> bool:
+            ids = connection.execute(sql.PIECE.limit(_PIECE), {"queue": queue}).scalars().all()
+            if ids:
+                connection.execute(sql.DISCARD_UPTO, {"queue": queue, "upto": ids[-1]})
+            return len(ids) == _PIECE
+
+        while self._database.write(piece):
+            pass
+
+    def stats(self, queue: str) -> QueueStats:
+        rows = self._database.read(sql.STATS, name=queue)
+        if not rows:
+            return QueueStats()
+        ready, delayed, held, waiting, dead, overdue, oldest, put, done = rows[0]
+        return QueueStats(
+            # Delayed items whose time has come are ready, nobody has noted it yet.
+            ready=ready + overdue,
+            delayed=delayed - overdue,
+            held=held,
+            waiting=waiting,
+            dead=dead,
+            oldest_ms=oldest,
+            put=put,
+            done=int(done),
+        )
+
+    def peek(
+        self,
+        queue: str,
+        states: Sequence[ItemState] = (),
+        *,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[StoredItem]:
+        statement = sql.peek(_numbers_of(states_or(states, LIVE)), page_size(limit))
+        found = self._find(queue)
+        if found is None:
+            return []
+        above = max(0, min(after or 0, _NUMBERS - 1))
+        return [_stored(row) for row in self._database.read(statement, queue=found, after=above)]
+
+    def _find(self, name: str) -> int | None:
+        rows = self._database.read(sql.FIND, names=[name])
+        return rows[0][1] if rows else None
+
+    def drop(self, queue: str, ids: Sequence[int]) -> int:
+        states = (*LOOSE, ItemState.DEAD)
+        gone = self._database.write(lambda connection: _discard(connection, queue, ids, states))
+        self._ears.ring_queues([queue])
+        return gone
+
+    def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
+        wanted = states_or(states, LOOSE)
+        total = 0
+        ids = self._latest(queue, wanted, _NUMBERS - 1)
+        while ids:
+            total += self._database.write(partial(_discard, name=queue, ids=ids, states=wanted))
+            ids = self._latest(queue, wanted, ids[-1])
+        self._ears.ring_queues([queue])
+        return total
+
+    def _latest(self, queue: str, states: Sequence[ItemState], before: int) -> list[int]:
+        found = self._find(queue)
+        if found is None:
+            return []
+        statement = sql.latest(_numbers_of(states), _PIECE)
+        return [row[0] for row in self._database.read(statement, queue=found, before=before)]
+
+    def redrive(self, queue: str, ids: Sequence[int]) -> int:
+        total = self._database.write(lambda connection: _redrive(connection, queue, ids))
+        self._ears.ring_queues([queue])
+        return total
+
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        """See `pxrs.stores.api.ItemRestorer`."""
+        validate_restored(items, LIMITS)
+        total = self._database.write(lambda connection: _restore(connection, queue, items))
+        self._ears.ring_queues([queue])
+        return total
+
+    # What was applied, and what is left over
+
+    def _tidy(self) -> None:
+        """Forget what nobody will ask for, and remove what belongs to no queue."""
+        now = self._database.read(sql.NOW)[0][0]
+        for session, latest in self._database.read(sql.ORPHANED):
+            if age_ms(latest, now) > REMEMBERED_FOR * 1000:
+                while self._forget_commits(session, keep=0):
+                    pass
+        for (queue,) in self._database.read(sql.STRAYS):
+            self._delete_items(queue)
+
+    def _forget_commits(self, session: str, *, keep: int) -> bool:
+        """Forget all but a session's latest commits; what they did is added up."""
+        old = self._database.read(sql.old_commits(keep), session=session)
+        if not old:
+            return False
+        done: Counter[int] = Counter()
+        for _, queue, count in old:
+            done[queue] += count
+
+        def work(connection: Connection) -> None:
+            lock_queues(connection, [queue for queue, count in done.items() if count])
+            gone = 0
+            for some in in_chunks([row[0] for row in old]):
+                values = {"session": session, "numbers": some}
+                gone += connection.execute(sql.FORGET, values).rowcount
+            if gone < len(old):
+                # Somebody else adds them up.
+                connection.rollback()
+                return
+            for queue, count in sorted(done.items()):
+                if count:
+                    connection.execute(sql.COUNT_DONE, {"queue": queue, "more": count})
+
+        self._database.write(work)
+        return True
+
+
+def _queues(rows: Sequence[Any]) -> list[Queue]:
+    return [Queue(name=row[0], fifo=bool(row[2]), created_ms=row[3]) for row in rows]
+
+
+def _numbers_of(states: Sequence[ItemState]) -> list[int]:
+    return sorted({STATES.index(state) for state in states})
+
+
+def _locked(connection: Connection, name: str) -> tuple[QueueRow, int, int] | None:
+    """The queue, locked, with its next number and the time."""
+    queue = find_queues(connection, [name]).queues.get(name)
+    locked = None if queue is None else lock_queues(connection, [queue.id]).get(queue.id)
+    if queue is None or locked is None:
+        return None
+    return queue, locked.next_item, locked.now
+
+
+def _possible(ids: Sequence[int]) -> list[int]:
+    """Numbers that an item can have, each once."""
+    return [number for number in dict.fromkeys(ids) if 0 < number < _NUMBERS]
+
+
+def _discard(
+    connection: Connection, name: str, ids: Sequence[int], states: Sequence[ItemState]
+) -> int:
+    found = _locked(connection, name)
+    if found is None:
+        return 0
+    queue, _, now = found
+    statement = sql.lock_standing(_numbers_of(states))
+    total, lanes = 0, set()
+    for some in in_chunks(_possible(ids)):
+        rows = connection.execute(statement, {"queue": queue.id, "ids": some}).all()
+        if rows:
+            gone = [row[0] for row in rows]
+            connection.execute(sql.DISCARD, {"queue": queue.id, "ids": gone})
+            total += len(gone)
+            lanes |= {row[1] for row in rows if row[1] is not None}
+    settle(connection, queue.id, lanes, now)
+    connection.execute(sql.STIR, {"ids": [queue.id]})
+    return total
+
+
+def _redrive(connection: Connection, name: str, ids: Sequence[int]) -> int:
+    found = _locked(connection, name)
+    if found is None:
+        return 0
+    queue, first, now = found
+    lanes: dict[int, str | None] = {}
+    for some in in_chunks(_possible(ids)):
+        rows = connection.execute(sql.lock_standing([DEAD]), {"queue": queue.id, "ids": some})
+        lanes |= {row[0]: row[1] for row in rows}
+    old = [number for number in _possible(ids) if number in lanes]
+    moves = [
+        {"queue": queue.id, "old": number, "new": first + at, "now": now}
+        for at, number in enumerate(old)
+    ]
+    if moves:
+        connection.execute(sql.REVIVE, moves)
+    connection.execute(sql.NUMBER, {"queue": queue.id, "numbers": len(old), "fresh": 0})
+    settle(connection, queue.id, {lane for lane in lanes.values() if lane is not None}, now)
+    return len(old)
+
+
+def _restore(connection: Connection, name: str, items: Sequence[StoredItem]) -> int:
+    found = _locked(connection, name)
+    if found is None:
+        raise QueueNotFound(name)
+    queue, _, now = found
+    there: set[int] = set()
+    for some in in_chunks([item.id for item in items]):
+        rows = connection.execute(sql.PRESENT, {"queue": queue.id, "ids": some})
+        there |= set(rows.scalars())
+    fresh = [_restored(queue, item, now) for item in items if item.id not in there]
+    if fresh:
+        connection.execute(sql.INSERT, fresh)
+    above = max((item.id + 1 for item in items), default=0)
+    counts = {"queue": queue.id, "above": above, "fresh": len(fresh)}
+    connection.execute(sql.NUMBER_ABOVE, counts)
+    lanes = {row["lane"] for row in fresh if row["lane"] is not None}
+    for some_lanes in in_chunks(sorted(lanes)):
+        # What shows in a lane may not be its first item any more.
+        connection.execute(sql.HIDE, {"queue": queue.id, "lanes": some_lanes})
+    settle(connection, queue.id, lanes, now)
+    return len(fresh)
+
+
+def _restored(queue: QueueRow, item: StoredItem, now: int) -> dict[str, Any]:
+    lane = lane_text(queue.info, item.key)
+    due = item.visible_ms or item.put_ms
+    state = DELAYED if due > now else READY
+    if item.state is ItemState.DEAD:
+        state = DEAD
+    elif lane is not None:
+        state = WAITING
+    return {
+        "queue_id": queue.id,
+        "item_id": item.id,
+        "state": state,
+        "grade": -item.priority,
+        "lane": lane,
+        "item_key": item.key,
+        "due_ms": due,
+        "deliveries": item.deliveries,
+        "suspect": int(is_suspect(item)),
+        "put_ms": item.put_ms,
+        "taken_ms": item.taken_ms,
+        "dead_ms": item.dead_ms,
+        "error_text": item.error or None,
+        "body": bytes(item.body),
+    }
+
+
+def _stored(row: Sequence[Any]) -> StoredItem:
+    number, state, body, key, grade, deliveries, put_ms, taken, due, dead, error = row[:11]
+    session, tx, now = row[11:]
+    if state == DELAYED and due <= now:
+        state = READY
+    later = (DELAYED, WAITING)
+    return StoredItem(
+        id=number,
+        state=STATES[state],
+        body=body,
+        key=key,
+        priority=-grade,
+        deliveries=deliveries,
+        put_ms=put_ms,
+        taken_ms=taken,
+        visible_ms=due if due > now and state in later else None,
+        dead_ms=dead,
+        error=error or "",
+        holder=Holder(session, tx) if session is not None else None,
+    )

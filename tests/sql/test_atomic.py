@@ -1,0 +1,146 @@
+"""One transaction of MariaDB across coordination, queues and the caller's own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pymysql
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
+
+import pxrs
+from pxrs.errors import CommitConflict, Fenced, InvalidRequest, NotAtomic
+from pxrs.testing.conformance.log import HERE
+from pxrs.testing.conformance.queue_tools import HELD, READY, Worker, bodies, look, states_of
+from pxrs.testing.conformance.tools import batch, put, value_of
+from pxrs.types import Check, NewItem, Put, QueueChange
+from support.child import PATIENCE
+from support.sql import SqlPlace
+
+pytestmark = pytest.mark.engine("mariadb")
+
+_INSERT = sqlalchemy.text("INSERT INTO orders VALUES (:n)")
+
+
+@pytest.fixture
+def orders(place: SqlPlace) -> Iterator[SqlPlace]:
+    """With a table of the caller's own."""
+    place.query("CREATE TABLE orders (n INT PRIMARY KEY) ENGINE=InnoDB")
+    yield place
+    place.query("DROP TABLE orders")
+
+
+def found(place: SqlPlace) -> list[int]:
+    return [row[0] for row in place.query("SELECT n FROM orders ORDER BY n")]
+
+
+def test_everything_commits_together_or_not_at_all(orders: SqlPlace) -> None:
+    stores, other = orders.open(), orders.open()
+    version = put(stores.coord, "k", b"old")
+    worker = Worker(stores)
+    worker.put(b"work")
+    held = worker.take_one().held
+    change = QueueChange(worker.holder, (held,), (NewItem(queue="p", body=b"new"),))
+    with pytest.raises(CommitConflict), stores.atomic() as tx:
+        tx.connection.execute("INSERT INTO orders VALUES (1)")
+        tx.check(Check("k", version + 99))
+        tx.queue(change)
+    with pytest.raises(Fenced), stores.atomic() as tx:
+        tx.connection.execute(_INSERT, {"n": 1})
+        tx.write(Put("k", b"never"))
+        tx.queue(QueueChange(worker.holder, (held._replace(delivery=7),)))
+    assert (found(orders), value_of(other.coord, "k")) == ([], b"old")
+    assert states_of(other) == {b"work": HELD}
+    assert not other.queues.applied(worker.holder)
+    records, items = other.coord.watch("k"), other.queues.watch("p")
+    with stores.atomic() as tx:
+        tx.connection.execute(_INSERT, {"n": 2})
+        tx.check(Check("k", version))
+        tx.write(Put("k", b"new"))
+        tx.queue(change)
+    assert records.wait(PATIENCE)
+    assert items.wait(PATIENCE)
+    assert (found(orders), value_of(other.coord, "k")) == ([2], b"new")
+    assert (look(other), bodies(look(other, "p"))) == ([], [b"new"])
+    assert tx.queued == [look(other, "p")[0].id]
+    assert tx.versions["k"] > version
+    assert other.queues.applied(worker.holder)
+
+
+def test_an_item_is_put_with_the_callers_own_rows(orders: SqlPlace) -> None:
+    """Transactional enqueue: inside a transaction that the caller begins and ends."""
+    px = pxrs.connect(orders.url)
+    for ends, expected in (("rollback", []), ("commit", [b"1"])):
+        with Session(orders.engine) as session:
+            session.execute(_INSERT, {"n": 1})
+            with px.transaction(connection=session) as tx:
+                tx.put("q", "1")
+            assert px.stores.queues.peek("q") == []
+            getattr(session, ends)()
+        assert len(px.stores.queues.peek("q")) == len(expected) == len(found(orders))
+    px.close()
+
+
+def test_a_session_that_is_idle_is_committed(orders: SqlPlace) -> None:
+    stores = orders.open()
+    with Session(orders.engine) as session:
+        with stores.atomic(session) as tx:
+            session.execute(_INSERT, {"n": 3})
+            tx.write(Put("k", b"1"))
+        assert not tx.joined
+    assert (found(orders), value_of(stores.coord, "k")) == ([3], b"1")
+
+
+def test_an_old_snapshot_does_not_strand_a_key(orders: SqlPlace) -> None:
+    """The caller's transaction still sees a front that is gone: what it puts shows all the same."""
+    stores = orders.open()
+    worker = Worker(stores)
+    worker.put(b"front", key="k")
+    item = worker.take_one()
+    with Session(orders.engine) as session:
+        assert session.execute(sqlalchemy.text("SELECT COUNT(*) FROM pxrs_queue_items")).scalar()
+        worker.apply(item)
+        opened_later = Worker(stores)
+        with stores.atomic(session) as tx:
+            new = NewItem(queue="q", body=b"next", key="k")
+            tx.queue(QueueChange(opened_later.holder, (), (new,)))
+            tx.write(Put("mine", b"1", opened_later.session.id))
+        assert tx.joined
+        session.commit()
+    assert states_of(stores) == {b"next": READY}
+    assert value_of(stores.coord, "mine") == b"1"
+
+
+def test_what_fails_inside_leaves_the_callers_transaction_alone(orders: SqlPlace) -> None:
+    stores = orders.open()
+    version = put(stores.coord, "k", b"old")
+    with Session(orders.engine) as session:
+        session.execute(_INSERT, {"n": 4})
+        with pytest.raises(CommitConflict), stores.atomic(session) as tx:
+            tx.check(Check("k", version + 99))
+            tx.write(Put("k", b"never"))
+        session.commit()
+    assert (found(orders), value_of(stores.coord, "k")) == ([4], b"old")
+
+
+def test_what_can_not_be_joined_is_refused(place: SqlPlace, mariadb_url: str) -> None:
+    stores = place.open()
+    elsewhere = sqlalchemy.create_engine(mariadb_url, poolclass=sqlalchemy.NullPool)
+    with (
+        elsewhere.connect() as connection,
+        pytest.raises(NotAtomic, match="not one to"),
+        stores.atomic(connection),
+    ):
+        pass
+    url = sqlalchemy.make_url(place.url)
+    driver = pymysql.connect(host=url.host, port=url.port or 0, user=url.username)
+    with pytest.raises(NotAtomic, match="SQLAlchemy"), stores.atomic(driver):
+        pass
+    driver.close()
+    with pytest.raises(NotAtomic, match="keeps no messages"), stores.atomic() as tx:
+        tx.append(HERE, batch(b"a"))
+    with pytest.raises(InvalidRequest, match="ended inside"), stores.atomic() as tx:
+        tx.connection.rollback()
+        tx.write(Put("k", b"1"))
+    assert stores.coord.list("") == []

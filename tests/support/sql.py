@@ -1,0 +1,45 @@
+"""What tests of databases through SQLAlchemy share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy
+
+from pxrs.config import parse_url
+from pxrs.config_engines import sql_settings
+from pxrs.stores.sql.schema import META, metadata
+from pxrs.stores.sql.stores import SqlStores
+
+
+def open_sql(url: str) -> SqlStores:
+    """Stores as another process would open them."""
+    settings = sql_settings(parse_url(url))
+    return SqlStores(settings.url, settings.shown)
+
+
+class SqlPlace:
+    """A database; what is in pxrs' tables goes with it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+        self._opened: list[SqlStores] = []
+
+    def open(self, url: str | None = None) -> SqlStores:
+        self._opened.append(open_sql(url or self.url))
+        return self._opened[-1]
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        """One statement on a connection of its own."""
+        with self.engine.begin() as connection:
+            result = connection.exec_driver_sql(statement)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    def close(self) -> None:
+        for stores in self._opened:
+            stores.close()
+        with self.engine.begin() as connection:
+            for table in metadata.sorted_tables:
+                if table is not META:
+                    connection.execute(sqlalchemy.delete(table))
