@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks, queue_checks
+from pxrs.testing.conformance import (
+    Rule,
+    atomic_checks,
+    coord_checks,
+    log_checks,
+    queue_checks,
+    restore_checks,
+)
 from support.postgres import PostgresLab, a_schema
 
 pytestmark = pytest.mark.engine("postgres")
@@ -21,7 +28,7 @@ def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[Postg
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
+    coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: PostgresLab) -> None:

@@ -84,7 +84,7 @@ def postgres_url() -> Iterator[str]:
 def postgres_of_many() -> Iterator[str]:
     """A database of the shared PostgreSQL for all tests of a worker that keep to their schema.
 
-    To make a database, or to copy one, takes longer than to make the tables.
+    To make a database takes longer than most checks.
     """
     with postgres_database() as url:
         yield url
@@ -92,20 +92,16 @@ def postgres_of_many() -> Iterator[str]:
 
 @contextmanager
 def postgres_database() -> Iterator[str]:
-    """A database of the shared PostgreSQL, for as long as the block lasts."""
+    """A new database, gone with the block."""
     import psycopg
 
     server = server_url("postgres")
     name = f"t_{secrets.token_hex(6)}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
-    yield _database(server, name)
+    yield server.rpartition("/")[0] + f"/{name}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-def _database(server: str, name: str) -> str:
-    return f"{server.rpartition('/')[0]}/{name}"
 
 
 @pytest.fixture
