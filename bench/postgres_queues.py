@@ -64,40 +64,51 @@ def beside(options: Options, say: Say) -> Section:
     """Units of work while another session holds a transaction open that saw the beginning.
 
     It keeps every dead row version from being removed, and every look from the front of the queue
-    passes them.
+    passes them. The same work is done in turn in a database where nobody does that.
     """
-    churn = 5_000 if options.quick else CHURN
-    figures: dict[str, Any] = {}
-    checks, notes = [], []
+    section = Section()
     with server() as url:
         for batch in BATCHES:
-            units = churn // (2 if batch == 1 else 1)
-            with database(url) as place, pxrs.connect(place) as px:
-                px.put(QUEUE, VALUES[0])
-                say(f"PostgreSQL: queue, {batch} at a time, with nobody else there")
-                _turn_over(px, 500, batch)
-                alone = _latency(px, 500 if batch == 1 else 100, batch)
-                with _old_transaction(place):
-                    say(f"PostgreSQL: queue, {units:,} items beside an open transaction")
-                    started = perf_counter()
-                    _turn_over(px, units, batch)
-                    late = _latency(px, 500 if batch == 1 else 100, batch)
-                    held = perf_counter() - started
-            for name, before, after in zip(("put", "take", "commit"), alone, late, strict=True):
-                checks.append(
-                    Check(
-                        f"queue, {batch} at a time: {name} beside an open transaction ÷ alone",
-                        after / before,
-                        2.0,
-                        "",
-                    )
+            churn = (CHURN if batch > 1 else CHURN // 2) // (10 if options.quick else 1)
+            alone, late = _alone_and_beside(url, batch, churn, say)
+            section.checks += [
+                Check(
+                    f"queue, {batch} at a time: {name} beside an open transaction ÷ alone",
+                    after / before,
+                    2.0,
+                    "",
                 )
-            notes.append(
-                f"{batch} at a time: put, take, commit take {_as_ms(alone)} ms; after {units:,} "
-                f"items in {held:.0f} s beside an open transaction {_as_ms(late)} ms"
+                for name, before, after in zip(("put", "take", "commit"), alone, late, strict=True)
+            ]
+            section.notes.append(
+                f"{batch} at a time, after {churn:,} items: put, take, commit take {_as_ms(alone)} "
+                f"ms, and beside an open transaction {_as_ms(late)} ms"
             )
-            figures[f"{batch}"] = {"alone_s": alone, "beside_s": late, "held_s": held}
-    return Section(checks=checks, notes=notes, figures=figures)
+            section.figures[f"{batch}"] = {"alone_s": alone, "beside_s": late}
+    return section
+
+
+def _alone_and_beside(
+    url: str, batch: int, churn: int, say: Say
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Median seconds of a put, a take and a commit, without and with an old transaction."""
+    with (
+        database(url) as quiet,
+        database(url) as crowded,
+        pxrs.connect(quiet) as here,
+        pxrs.connect(crowded) as there,
+        _old_transaction(crowded),
+    ):
+        say(f"PostgreSQL: queue, {churn:,} items beside an open transaction, {batch} at a time")
+        for _ in range(churn // batch):
+            _unit(here, batch)
+            _unit(there, batch)
+        took: list[list[tuple[float, ...]]] = [[], []]
+        for _ in range(500 if batch == 1 else 100):
+            took[0].append(_unit(here, batch))
+            took[1].append(_unit(there, batch))
+    alone, late = (tuple(median(part) for part in zip(*each, strict=True)) for each in took)
+    return alone, late
 
 
 def _as_ms(seconds: tuple[float, ...]) -> str:
@@ -233,17 +244,6 @@ def _old_transaction(place: str) -> Iterator[None]:
         other.execute("SELECT count(*) FROM pxrs.pxrs_queue_items")
         yield
         other.execute("ROLLBACK")
-
-
-def _turn_over(px: Any, items: int, batch: int) -> None:
-    for _ in range(items // batch):
-        _unit(px, batch)
-
-
-def _latency(px: Any, units: int, batch: int) -> tuple[float, ...]:
-    """Median seconds of a put, a take and a commit."""
-    took = [_unit(px, batch) for _ in range(units)]
-    return tuple(median(each) for each in zip(*took, strict=True))
 
 
 def _unit(px: Any, batch: int) -> tuple[float, float, float]:

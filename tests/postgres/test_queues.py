@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import psycopg
@@ -11,6 +12,7 @@ import sqlalchemy
 import sqlalchemy.orm
 
 import pxrs
+from pxrs.errors import Fenced
 from pxrs.stores.postgres.queue_scout import Plan, Scout
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look
@@ -108,6 +110,52 @@ def test_numbers_of_a_key_are_in_the_order_of_the_commits(
     assert bodies(keyed) == [b"0", b"1", b"2"]
 
 
+def commit_during(url: str, worker: Worker, items: list[Delivery], change: str) -> None:
+    """Commit items while somebody else is changing them: it waits for what becomes of that."""
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(f"UPDATE pxrs.pxrs_queue_items SET {change}".encode())
+        commit = pool.submit(worker.apply, *items)
+        while not query(url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            assert not commit.done()
+        other.commit()
+        commit.result(PATIENCE)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_is_freed_at_this_moment_is_not_removed(
+    stores: PostgresStores, postgres_url: str, key: str | None
+) -> None:
+    worker = Worker(stores)
+    worker.put(b"1", b"2", key=key)
+    items = worker.take(2)
+    with pytest.raises(Fenced):
+        commit_during(
+            postgres_url, worker, items, "state = 0, session = NULL, tx = NULL WHERE body = '1'"
+        )
+    assert bodies(look(stores)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_is_extended_at_this_moment_is_removed(
+    stores: PostgresStores, postgres_url: str, key: str | None
+) -> None:
+    worker = Worker(stores)
+    worker.put(b"1", b"2", key=key)
+    items = worker.take(2, lock_for=60.0)
+    commit_during(postgres_url, worker, items, "deadline = deadline + 1000 WHERE body = '1'")
+    assert look(stores) == []
+
+
+def test_some_of_what_is_held_can_be_removed(stores: PostgresStores) -> None:
+    worker = Worker(stores)
+    worker.put(b"1", b"2", b"3")
+    first, second, third = worker.take(3)
+    worker.apply(third, first)
+    assert bodies(look(stores)) == [b"2"]
+    worker.apply(second)
+    assert look(stores) == []
+
+
 def hold_one(url: str) -> None:
     """Take an item and wait to be killed."""
     with pxrs.connect(url) as px, px.transaction() as tx:
@@ -147,12 +195,12 @@ def test_a_slow_search_is_not_repeated_all_the_time() -> None:
     scout = Scout()
     for now in (1.0, 2.0):
         assert scout.plan(now).is_whole
-        scout.searched(now, 0.1, began_ms=int(1000 * now))
+        scout.searched(now, 0.1, began_ms=int(1000 * now), found=1)
         scout.found([delivery(7)])
     assert scout.plan(2.5) == Plan([0], [7], after=2000)
     scout.shown(5)
     assert scout.plan(2.5) == Plan([0], [4], after=2000)
     assert scout.rest(2.5) == pytest.approx(0.5)
     assert scout.plan(3.0) == Plan(is_thorough=True)
-    scout.searched(3.0, 0.001, began_ms=3000)
+    scout.searched(3.0, 0.0001, began_ms=3000, found=1)
     assert scout.plan(3.0) == Plan()

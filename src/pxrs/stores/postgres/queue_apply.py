@@ -225,7 +225,9 @@ BEGIN
                 INTO found_ids, found_counts, rows FROM (
                 SELECT i.id, i.deliveries, i.ctid AS row FROM {_HELD_IN} ORDER BY i.id) f;
             IF found_ids = ids AND found_counts = counts THEN
-                DELETE FROM @.pxrs_queue_items i WHERE i.ctid = ANY (rows);
+                -- The fence again: somebody may be freeing one at this moment.
+                DELETE FROM @.pxrs_queue_items i WHERE i.ctid = ANY (rows)
+                    AND i.state + 0 = {HELD} AND i.session = in_session AND i.tx = in_tx;
                 GET DIAGNOSTICS gone = ROW_COUNT;
             END IF;
         END IF;

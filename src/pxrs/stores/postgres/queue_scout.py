@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from pxrs.types import Delivery
 
-_SLOW = 0.003
+# Seconds, for a search and for each item that it finds. Nearly all of a take is other work.
+_SLOW, _SLOW_EACH = 0.0005, 0.00001
 _REST = 10
 _MOST_RANKS = 32
 
@@ -60,11 +61,11 @@ class Scout:
         ranks = sorted(self._floors)
         return Plan(ranks, [self._floors[rank] for rank in ranks], self._seen_to)
 
-    def searched(self, now: float, seconds: float, began_ms: int) -> None:
+    def searched(self, now: float, seconds: float, began_ms: int, found: int) -> None:
         """A search of the whole took so long, and began then by the server's clock."""
         # What was not yet thorough has to be done again.
         self._seen_to = began_ms if self._slow else 0
-        self._slow = self._slow + 1 if seconds > _SLOW else 0
+        self._slow = self._slow + 1 if seconds > _SLOW + found * _SLOW_EACH else 0
         self._next_search = now + _REST * seconds if self._slow > 1 else 0.0
         if not self._slow:
             self._floors.clear()

@@ -146,7 +146,7 @@ class PostgresQueues(QueueUpkeep):
         items = [_delivery(queue, row) for row in rows]
         with self._lock:
             if plan.is_whole:
-                scout.searched(now, spent or 0.0, began_ms)
+                scout.searched(now, spent or 0.0, began_ms, len(rows))
             if scout.is_needed:
                 scout.found([item for item, row in zip(items, rows, strict=True) if row[8]])
         if sweep:

@@ -194,8 +194,10 @@ def refuse_newer(version: int, schema: str, place: str) -> None:
         )
 
 
-def migrate(connection: psycopg.Connection[Any], schema: str, place: str) -> tuple[int, int]:
-    """Bring the schema to this version; the versions before and after.
+def migrate(
+    connection: psycopg.Connection[Any], schema: str, place: str, to: int = VERSION
+) -> tuple[int, int]:
+    """Bring the schema to this version, or an older one; the versions before and after.
 
     One process at a time does it, in one transaction. A role that owns the schema needs no
     right to make one.
@@ -212,15 +214,15 @@ def migrate(connection: psycopg.Connection[Any], schema: str, place: str) -> tup
             _create(connection, schema, place)
         before = found_version(connection, schema)
         refuse_newer(before, schema, place)
-        for step in range(before, VERSION):
+        for step in range(before, to):
             for statement in _MIGRATIONS[step]:
                 connection.execute(in_schema(statement, schema))
-        if before < VERSION:
+        if before < to:
             connection.execute(
                 in_schema("UPDATE @.pxrs_meta SET value = %s WHERE name = 'schema'", schema),
-                (str(VERSION),),
+                (str(to),),
             )
-    return before, VERSION
+    return before, max(before, to)
 
 
 def _create(connection: psycopg.Connection[Any], schema: str, place: str) -> None:
