@@ -80,7 +80,7 @@ class Database:
                 event.listen(engine, "connect", _set_up_mysql)
         try:
             self._create()
-            self._skips_locked = _skips_locked(self._reading.dialect)
+            self.skips_locked = _skips_locked(self._reading.dialect)
         except BaseException:
             self.close()
             raise
@@ -98,7 +98,7 @@ class Database:
 
     def require_skip_locked(self) -> None:
         """Refuse a server on which those who take would wait for each other."""
-        if not self._skips_locked:
+        if not self.skips_locked:
             raise ConfigError(
                 f"{self.place}: queues need SKIP LOCKED, which MariaDB has from 10.6 and MySQL "
                 "from 8.0 on"

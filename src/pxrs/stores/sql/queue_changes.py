@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from pxrs.errors import Fenced
 from pxrs.stores.queue_rules import delay_ms, indexed, validate_for
 from pxrs.stores.sql import queue_statements as sql
+from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.database import Raced
 from pxrs.stores.sql.queue_rows import (
     Locked,
@@ -136,7 +137,7 @@ class Change:
                 numbers[at] = first + len(rows)
                 rows.append(self._row(queue, first + len(rows), self._change.put[at]))
             counts = {"queue": queue.id, "numbers": len(rows), "fresh": len(rows)}
-            self._connection.execute(sql.NUMBER, counts)
+            self._connection.execute(kept.NUMBER, counts)
             if rows:
                 self._connection.execute(sql.INSERT, rows)
             lanes = {row["lane"] for row in rows if row["lane"] is not None}
@@ -184,7 +185,7 @@ class Change:
         """Whoever waits has to look: what was put to is told with the numbers already."""
         moved = [self._queues[name].id for name in self._lanes if name not in self._puts]
         if moved:
-            self._connection.execute(sql.STIR, {"ids": sorted(moved)})
+            self._connection.execute(kept.STIR, {"ids": sorted(moved)})
 
     def _remember(self) -> None:
         """That it was done, and how much: beside it, so that either both are there or none."""
@@ -202,7 +203,7 @@ class Change:
             }
             for at, (queue, count) in enumerate(sorted(done.items()) or [(0, 0)])
         ]
-        self._connection.execute(sql.REMEMBER, rows)
+        self._connection.execute(kept.REMEMBER, rows)
 
 
 def age_ms(number: int, now: int) -> int:
@@ -217,7 +218,7 @@ def holding(holder: Holder) -> dict[str, str]:
 def make_queue(connection: Connection, name: str, *, fifo: bool) -> None:
     """Make a queue, unless somebody has."""
     values = {"new_id": secrets.randbits(62), "new_name": name, "strict": int(fifo)}
-    connection.execute(sql.MAKE, values)
+    connection.execute(kept.MAKE, values)
 
 
 def new_row(

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from pxrs.errors import SessionLost
 from pxrs.stores.queue_rules import indexed, lane_of
 from pxrs.stores.sql import queue_statements as sql
+from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.queue_tables import LANE_BYTES, WAITING
 from pxrs.stores.sql.schema import reading
 from pxrs.types import Held, Queue
@@ -63,7 +64,7 @@ def find_queues(connection: Connection, names: Collection[str], *, latest: bool 
     found: dict[str, QueueRow] = {}
     now = 0
     for some in in_chunks(sorted(names)):
-        rows = connection.execute(reading(sql.FIND, latest=latest), {"names": some})
+        rows = connection.execute(reading(kept.FIND, latest=latest), {"names": some})
         for name, number, fifo, created, now_ms in rows:
             found[name] = QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created))
             now = now_ms
@@ -81,7 +82,7 @@ def lock_queues(connection: Connection, queues: Collection[int]) -> dict[int, Lo
     """Lock the queues' rows, in order. One that was deleted is missing."""
     found: dict[int, Locked] = {}
     for some in in_chunks(sorted(queues)):
-        for number, next_item, now in connection.execute(sql.LOCK_QUEUES, {"ids": some}):
+        for number, next_item, now in connection.execute(kept.LOCK_QUEUES, {"ids": some}):
             found[number] = Locked(next_item, now)
     return found
 
