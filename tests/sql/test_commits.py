@@ -64,11 +64,11 @@ def test_a_commit_is_one_round_trip(counted: Counted) -> None:
 def test_what_taking_and_applying_cost(counted: Counted) -> None:
     """The figures that docs/sql.md tells."""
     worker = Worker(counted.stores)
-    assert counted.cost(lambda: worker.put(*[b"x"] * 50)) == 6
+    assert counted.cost(lambda: worker.put(*[b"x"] * 50)) == 5
     # Every tenth of a second a take looks for what the dead have left behind: one more.
     assert counted.cost(lambda: worker.take(10)) in (4, 5)
     held = worker.take(20)
-    assert counted.cost(lambda: worker.apply(held.pop(), held.pop())) == 6
+    assert counted.cost(lambda: worker.apply(held.pop(), held.pop())) == 4
 
 
 def test_a_check_that_does_not_hold_is_told_and_changes_nothing(place: SqlPlace) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import (
     BindParameter,
     Select,
+    Table,
     and_,
     bindparam,
     case,
@@ -53,10 +54,10 @@ _same_delivery = and_(_these, tuple_(_i.item_id, _i.deliveries).in_(_pairs), _i.
 _mine = and_(_same_delivery, _holder, _i.due_ms > _now)
 
 
-def hinted(statement: Select[Any], index: str) -> Select[Any]:
+def hinted(statement: Select[Any], index: str, table: Table = ITEMS) -> Select[Any]:
     """With one index only: a plan for a short queue locks all of a long one."""
     for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(ITEMS, f"FORCE INDEX ({index})", dialect)
+        statement = statement.with_hint(table, f"FORCE INDEX ({index})", dialect)
     return statement
 
 
@@ -85,6 +86,18 @@ LOOK = (
         _first_due(HELD),
         select(func.count())
         .where(_of_named, _i.state == HELD, _holder, _i.lane.is_not(None))
+        .scalar_subquery(),
+    )
+    .select_from(SESSIONS)
+    .where(_alive)
+    .with_for_update(read=True)
+)
+LOOK_TO_REMOVE = (
+    select(
+        _now,
+        _named,
+        select(func.count())
+        .where(_of_named, _i.item_id.in_(_ids), _i.lane.is_not(None))
         .scalar_subquery(),
     )
     .select_from(SESSIONS)

@@ -73,7 +73,7 @@ class Take:
         sight = _look(connection, wanted)
         if sight.queue is None:
             return Taken([], None)
-        if self._locking and sight.queue not in lock_queues(connection, [sight.queue]):
+        if self._locking and not lock_queues(connection, [wanted.queue]):
             return Taken([], None)
         overdue = is_due(sight.now, sight.shows)
         if overdue:

@@ -55,9 +55,9 @@ class QueueUpkeep:
         validate_name(name)
 
         def work(connection: Connection) -> Queue:
-            if name not in find_queues(connection, [name]).queues:
+            if name not in find_queues(connection, [name]):
                 make_queue(connection, name, fifo=fifo)
-            return find_queues(connection, [name]).queues[name].info
+            return find_queues(connection, [name])[name].info
 
         return require_same(self._database.write(work), fifo)
 
@@ -70,13 +70,14 @@ class QueueUpkeep:
 
     def delete(self, name: str) -> None:
         def unname(connection: Connection) -> int | None:
-            queue = find_queues(connection, [name]).queues.get(name)
-            if queue is None or queue.id not in lock_queues(connection, [queue.id]):
+            locked = lock_queues(connection, [name]).get(name)
+            if locked is None:
                 return None
             # Nobody finds it any more; its items go a piece at a time.
-            connection.execute(kept.DROP_QUEUE, {"queue": queue.id})
-            connection.execute(sql.DROP_SEEN, {"queue": queue.id})
-            return queue.id
+            queue = locked.queue.id
+            connection.execute(kept.DROP_QUEUE, {"queue": queue})
+            connection.execute(sql.DROP_SEEN, {"queue": queue})
+            return queue
 
         queue = self._database.write(unname)
         if queue is not None:
@@ -183,26 +184,26 @@ class QueueUpkeep:
         old = self._database.read(kept.old_commits(keep), session=session)
         if not old:
             return False
+        numbers: dict[int, list[int]] = {}
         done: Counter[int] = Counter()
-        for _, queue, count in old:
+        for number, queue, count in old:
+            numbers.setdefault(queue, []).append(number)
             done[queue] += count
-
-        def work(connection: Connection) -> None:
-            lock_queues(connection, [queue for queue, count in done.items() if count])
-            gone = 0
-            for some in in_chunks([row[0] for row in old]):
-                values = {"session": session, "numbers": some}
-                gone += connection.execute(kept.FORGET, values).rowcount
-            if gone < len(old):
-                # Somebody else adds them up.
-                connection.rollback()
-                return
-            for queue, count in sorted(done.items()):
-                if count:
-                    connection.execute(kept.COUNT_DONE, {"queue": queue, "more": count})
-
-        self._database.write(work)
+        for queue, some in numbers.items():
+            self._database.write(partial(_fold, session, queue, some, done[queue]))
         return True
+
+
+def _fold(
+    session: str, queue: int, numbers: Sequence[int], done: int, connection: Connection
+) -> None:
+    """Forget commits, and add up what they did; unless somebody else does. The queue first."""
+    connection.execute(kept.COUNT_DONE, {"queue": queue, "more": done})
+    gone = 0
+    for some in in_chunks(numbers):
+        gone += connection.execute(kept.FORGET, {"session": session, "numbers": some}).rowcount
+    if gone < len(numbers):
+        connection.rollback()
 
 
 def _queues(rows: Sequence[Any]) -> list[Queue]:
@@ -213,15 +214,6 @@ def _numbers_of(states: Sequence[ItemState]) -> list[int]:
     return sorted({STATES.index(state) for state in states})
 
 
-def _locked(connection: Connection, name: str) -> tuple[QueueRow, int, int] | None:
-    """The queue, locked, with its next number and the time."""
-    queue = find_queues(connection, [name]).queues.get(name)
-    locked = None if queue is None else lock_queues(connection, [queue.id]).get(queue.id)
-    if queue is None or locked is None:
-        return None
-    return queue, locked.next_item, locked.now
-
-
 def _possible(ids: Sequence[int]) -> list[int]:
     """Numbers that an item can have, each once."""
     return [number for number in dict.fromkeys(ids) if 0 < number < _NUMBERS]
@@ -230,10 +222,10 @@ def _possible(ids: Sequence[int]) -> list[int]:
 def _discard(
     connection: Connection, name: str, ids: Sequence[int], states: Sequence[ItemState]
 ) -> int:
-    found = _locked(connection, name)
-    if found is None:
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None:
         return 0
-    queue, _, now = found
+    queue, _, now = locked
     statement = kept.lock_standing(_numbers_of(states))
     total, lanes = 0, set()
     for some in in_chunks(_possible(ids)):
@@ -249,10 +241,10 @@ def _discard(
 
 
 def _redrive(connection: Connection, name: str, ids: Sequence[int]) -> int:
-    found = _locked(connection, name)
-    if found is None:
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None:
         return 0
-    queue, first, now = found
+    queue, first, now = locked
     lanes: dict[int, str | None] = {}
     for some in in_chunks(_possible(ids)):
         rows = connection.execute(kept.lock_standing([DEAD]), {"queue": queue.id, "ids": some})
@@ -270,10 +262,10 @@ def _redrive(connection: Connection, name: str, ids: Sequence[int]) -> int:
 
 
 def _restore(connection: Connection, name: str, items: Sequence[StoredItem]) -> int:
-    found = _locked(connection, name)
-    if found is None:
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None:
         raise QueueNotFound(name)
-    queue, _, now = found
+    queue, _, now = locked
     there: set[int] = set()
     for some in in_chunks([item.id for item in items]):
         rows = connection.execute(sql.PRESENT, {"queue": queue.id, "ids": some})

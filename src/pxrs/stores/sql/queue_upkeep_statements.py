@@ -48,10 +48,15 @@ _these = and_(_in_queue, _i.item_id.in_(_ids))
 # Queues
 _named_so = _q.name.in_(bindparam("names", expanding=True))
 _queue_columns = (_q.name, _q.id, _q.fifo, _q.created_ms)
-FIND = select(*_queue_columns, _now).where(_named_so)
+FIND = select(*_queue_columns).where(_named_so)
 EVERY = select(*_queue_columns).order_by(_q.name)
-LOCK_QUEUES = (
-    select(_q.id, _q.next_item, _now).where(_q.id.in_(_ids)).order_by(_q.id).with_for_update()
+LOCK_QUEUES = hinted(
+    select(*_queue_columns, _q.next_item, _now)
+    .where(_named_so)
+    .order_by(_q.name)
+    .with_for_update(),
+    "pxrs_queues_name",
+    QUEUES,
 )
 MAKE = (
     insert(QUEUES)

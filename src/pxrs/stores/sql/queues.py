@@ -107,7 +107,7 @@ class SqlQueues(QueueUpkeep):
 
         def work(connection: Connection) -> set[str]:
             until = require_session(connection, holder.session) + delay_ms(lock_for)
-            queues = find_queues(connection, wanted).queues
+            queues = find_queues(connection, wanted)
             sooner = set()
             for name, some in sorted(wanted.items()):
                 if name not in queues:
@@ -115,9 +115,8 @@ class SqlQueues(QueueUpkeep):
                 if _extend(connection, queues[name].id, holder, some, until):
                     sooner.add(name)
             # Whoever waits was told of a later time, or of none.
-            if sooner:
-                ids = sorted(queues[name].id for name in sooner)
-                connection.execute(kept.STIR, {"ids": ids})
+            for name in sorted(sooner):
+                connection.execute(kept.STIR, {"ids": [queues[name].id]})
             return sooner
 
         self._ears.ring_queues(self._database.write(work))
@@ -191,7 +190,7 @@ class SqlQueues(QueueUpkeep):
         return any(self._free(queue, name) for (queue,) in lost)
 
     def _free(self, queue: int, name: str) -> bool:
-        freed = self._database.write(lambda connection: _free(connection, queue))
+        freed = self._database.write(lambda connection: _free(connection, queue, name))
         if freed:
             self._ears.ring_queues([name])
         return freed
@@ -221,10 +220,11 @@ def _extend(
 
 def _release(connection: Connection, holder: Holder, releases: Sequence[Release]) -> set[str]:
     """Give back what is still held; the queues. They are locked first, and stirred with it."""
-    queues = find_queues(connection, {each.held.queue for each in releases}).queues
+    locked = lock_queues(connection, {each.held.queue for each in releases})
+    queues = {name: each.queue for name, each in locked.items()}
     if not queues:
         return set()
-    connection.execute(kept.STIR, {"ids": sorted(queue.id for queue in queues.values())})
+    connection.execute(kept.STIR, {"ids": [queue.id for queue in queues.values()]})
     alike: dict[tuple[str, float, str, bool], list[Held]] = {}
     for each in releases:
         what = (each.held.queue, each.delay, tidy(each.error), each.dead)
@@ -249,12 +249,12 @@ def _settle_lanes_of(connection: Connection, queue: int, items: Iterable[int]) -
         settle(connection, queue, lanes, connection.execute(sql.NOW).scalar_one())
 
 
-def _free(connection: Connection, queue: int) -> bool:
+def _free(connection: Connection, queue: int, name: str) -> bool:
     """Free what nobody holds any more, and show what is due; whether anything was freed."""
-    locked = lock_queues(connection, [queue])
-    if queue not in locked:
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None or locked.queue.id != queue:
         return False
-    now = locked[queue].now
+    now = locked.now
     connection.execute(sql.PROMOTE, {"queue": queue, "now": now})
     lost = connection.execute(sql.LOST, {"queue": queue}).all()
     if not lost:
