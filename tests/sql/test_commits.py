@@ -26,14 +26,14 @@ class Counted:
     def __init__(self, place: SqlPlace, proxy: Proxy) -> None:
         url = sqlalchemy.make_url(place.url).set(host="127.0.0.1", port=proxy.port)
         self.stores: SqlStores = place.open(url.render_as_string(hide_password=False))
-        self._proxy = proxy
+        self.proxy = proxy
 
     def cost(self, work: Callable[[], object]) -> int:
         """Round trips of the second time: the first one opens connections."""
         work()
-        before = self._proxy.requests
+        before = self.proxy.requests
         work()
-        return self._proxy.requests - before
+        return self.proxy.requests - before
 
 
 @pytest.fixture
@@ -102,3 +102,12 @@ def test_one_of_many_makes_a_record(place: SqlPlace) -> None:
             jobs = [pool.submit(make, number, f"k/{turn}") for number in range(3)]
             won = [number for number in range(3) if jobs[number].result(PATIENCE)]
             assert [b"%d" % number for number in won] == [value_of(coords[0], f"k/{turn}")]
+
+
+def test_a_connection_that_was_closed_meanwhile_carries_no_commit(counted: Counted) -> None:
+    """Nobody could say what became of it."""
+    coord = counted.stores.coord
+    version = put(coord, "k", b"1")
+    counted.proxy.reset()
+    committed(coord.commit([Check("k", version)], [Put("k", b"2")]))
+    assert value_of(coord, "k") == b"2"

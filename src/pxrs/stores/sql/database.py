@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -288,7 +290,7 @@ def _is_stale(driver: Any) -> bool:
     Who sends a commit on such a one would not know what became of it.
     """
     sock = getattr(driver, "_sock", None)
-    if sock is None or getattr(driver, "ssl", False):
+    if not isinstance(sock, socket.socket) or isinstance(sock, ssl.SSLSocket):
         return False
     poll = select.poll()
     poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)

@@ -113,7 +113,7 @@ class Change:
             names |= {name for name in unlocked if self._find_lanes(name)}
         if names:
             self._lock(names)
-        for name in names & set(self._removed):
+        for name in (names & set(self._removed)) - set(self._lanes):
             self._find_lanes(name)
 
     def _find_lanes(self, name: str) -> bool:
