@@ -111,29 +111,52 @@ class Streams:
         return True
 
     async def info(self, name: str) -> Info | None:
-        """The stream, None if there is none."""
+        """The stream, None if there is none.
+
+        In a cluster a server that was just elected, or deposed and does not know it yet, may
+        say that there is none. Then nobody must answer for the stream itself, either.
+        """
+        deadline = self.deadline()
+        tries = 0
+        while True:
+            try:
+                info: Info = await self._ask("INFO", name, {}, _info)
+                return info
+            except ApiError as error:
+                if error.err_code != NO_STREAM:
+                    raise translated(error) from error
+                if not await self._is_served(name):
+                    return None
+                await self.pause(tries, deadline, error)
+            tries += 1
+
+    async def _is_served(self, name: str) -> bool:
+        """Whether any server keeps the stream: those answer without asking who leads."""
+        if not self.wire.server_info().get("cluster"):
+            return False
         try:
-            info: Info = await self._ask("INFO", name, {}, _info)
-            return info
-        except ApiError as error:
-            if error.err_code == NO_STREAM:
-                return None
-            raise translated(error) from error
+            await self.wire.request(f"{self._direct}.{name}", b'{"seq":1}', TRY)
+        except NotSent:
+            return False
+        except NoAnswer:
+            return True
+        return True
 
     async def delete(self, name: str) -> None:
         """Remove the stream, if it is there."""
         try:
-            await self._ask("DELETE", name, {}, _reply)
+            await self._ask("DELETE", name, {}, _reply, there=True)
+        except Stale:
+            return
         except ApiError as error:
-            if error.err_code != NO_STREAM:
-                raise translated(error) from error
+            raise translated(error) from error
 
     async def purge(self, name: str, subject: str, before: int) -> None:
         """Remove the messages of a subject with sequences below `before`."""
         try:
-            await self._ask("PURGE", name, {"filter": subject, "seq": before}, _reply)
+            await self._ask("PURGE", name, {"filter": subject, "seq": before}, _reply, there=True)
         except ApiError as error:
-            raise _stale_or_translated(error) from error
+            raise translated(error) from error
 
     # From the leader
 
@@ -147,11 +170,11 @@ class Streams:
 
     async def _get(self, name: str, which: Mapping[str, Any]) -> Stored | None:
         try:
-            got = await self._ask("MSG.GET", name, which, _got)
+            got = await self._ask("MSG.GET", name, which, _got, there=True)
         except ApiError as error:
             if error.err_code == NO_MESSAGE:
                 return None
-            raise _stale_or_translated(error) from error
+            raise translated(error) from error
         message = got.message
         assert message is not None
         return Stored(message.seq, parse_headers(message.hdrs), message.data)
@@ -199,7 +222,16 @@ class Streams:
 
     # Patience
 
-    async def _ask(self, verb: str, name: str, what: Mapping[str, Any], decoder: Any) -> Any:
+    async def _ask(
+        self,
+        verb: str,
+        name: str,
+        what: Mapping[str, Any],
+        decoder: Any,
+        *,
+        there: bool = False,
+    ) -> Any:
+        """`there`: of a stream that should be there; `Stale` if it is gone."""
         payload = msgspec.json.encode(what) if what else b""
         subject = f"{self._stream_api}.{verb}.{name}"
 
@@ -209,7 +241,7 @@ class Streams:
             reply.check()
             return reply
 
-        return await self.patiently(None, attempt)
+        return await self.patiently(name if there else None, attempt)
 
     async def patiently(self, name: str | None, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again what may pass, until the time is over. Only for what can be done twice.
@@ -226,7 +258,9 @@ class Streams:
                 if name is not None and isinstance(error, NotSent):
                     await self.require(name)
             except ApiError as error:
-                if error.err_code not in _PASSING:
+                if error.err_code == NO_STREAM and name is not None:
+                    await self.require(name)
+                elif error.err_code not in _PASSING:
                     raise
                 why = error
             await self.pause(tries, deadline, why)
@@ -270,10 +304,6 @@ def translated(error: ApiError) -> StoreError | ConfigError:
     if error.err_code in _OFF:
         return ConfigError(f"{error}; start the servers with -js, or enable the account")
     return StoreError(f"JetStream: {error}")
-
-
-def _stale_or_translated(error: ApiError) -> Exception:
-    return Stale(str(error)) if error.err_code == NO_STREAM else translated(error)
 
 
 def parse_headers(raw: bytes) -> dict[str, str]:

@@ -134,7 +134,9 @@ class Topics:
         root = f"{self._settings.prefix}.{token(topic_id)}.{secrets.token_hex(4)}"
         stream = self.stream(topic_id)
         if await self._streams.create(stream, self._config(topic_id, root, partitions)):
-            await self._lay_floors(Topic(topic_id, stream, root, partitions, 1))
+            topic = Topic(topic_id, stream, root, partitions, self._settings.replicas)
+            await self._lay_floors(topic)
+            self._found[topic_id] = topic
             return
         existing = await self._look_up(topic_id)
         if existing is not None and len(existing.parts) != partitions:

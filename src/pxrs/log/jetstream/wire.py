@@ -78,9 +78,12 @@ class _Call:
         self._answers: list[Msg] = []
 
     def take(self, message: Msg) -> None:
+        if self.done.done():
+            # After an election two servers may answer: the leader, and one that was.
+            return
         self._answers.append(message)
         ended = not self._many or status_of(message) is not None
-        if ended and not self.done.done():
+        if ended:
             self.done.set_result(self._answers)
 
     def fail(self) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pxrs.stores.api import CoordStore
 from pxrs.stores.queue_rules import LIVE, LOOSE, states_or
 from pxrs.stores.recipe.directory import Tails
 from pxrs.stores.recipe.draft import attempts
@@ -47,6 +48,25 @@ class Stored(NamedTuple):
     item: Item
     body: bytes
     entry: Entry | None
+
+
+class Survey:
+    """How the live items of a queue stand. Who moves meanwhile may be missed: look again."""
+
+    def __init__(self, coord: CoordStore, at: Layout) -> None:
+        self._coord = coord
+        self._at = at
+        self.entries: dict[int, Entry] = {}
+        self._look(at.ready, at.delayed, at.all_waiting, at.metas)
+
+    def look_again(self) -> None:
+        """What was anywhere else before its turn is ready now, or held: by and by all is seen."""
+        self._look(self._at.metas, self._at.ready)
+
+    def _look(self, *folders: str) -> None:
+        for folder in folders:
+            found = map(entry_of, self._coord.list(folder))
+            self.entries |= {entry.standing.number: entry for entry in found}
 
 
 class Upkeep:
@@ -127,29 +147,34 @@ class Upkeep:
         first = self._tools.coord.list(at.delayed, after=last_due, limit=1)
         return [(entry_of(record).standing.visible_ms - now_ms) / 1000 for record in first]
 
-    def survey(self, at: Layout) -> dict[int, Entry]:
+    def survey(self, at: Layout) -> Survey:
         """How every live item stands, but for those that move just now."""
-        coord = self._tools.coord
-        folders = (at.ready, at.delayed, at.all_waiting, at.metas, at.ready)
-        records = [record for folder in folders for record in coord.list(folder)]
-        return {entry.standing.number: entry for entry in map(entry_of, records)}
+        survey = Survey(self._tools.coord, at)
+        survey.look_again()
+        return survey
 
-    def _live(self, at: Layout, after: int | None, limit: int | None) -> Iterator[Stored]:
+    def _live(
+        self, at: Layout, after: int | None, limit: int | None, survey: Survey | None = None
+    ) -> Iterator[Stored]:
         last = None if after is None else at.item(after)
         records = self._tools.coord.list(at.items, after=last, limit=limit)
-        standings = self.survey(at) if records else {}
+        if not records:
+            return
+        survey = survey or Survey(self._tools.coord, at)
+        if any(_number(record) not in survey.entries for record in records):
+            survey.look_again()
         for record in records:
             number = _number(record)
-            yield Stored(number, *decode_item(record.value), standings.get(number))
+            yield Stored(number, *decode_item(record.value), survey.entries.get(number))
 
     def _shown(
         self, at: Layout, wanted: Sequence[ItemState], after: int, page: int
     ) -> Iterator[StoredItem]:
         """Page by page, the live and the dead side by side."""
         coord, now_ms = self._tools.coord, self._tools.clock.wall_ms()
-        alive = any(state in LIVE for state in wanted)
+        survey = Survey(coord, at) if any(state in LIVE for state in wanted) else None
         while True:
-            live = list(self._live(at, after, page)) if alive else []
+            live = [] if survey is None else list(self._live(at, after, page, survey))
             dead = []
             if ItemState.DEAD in wanted:
                 records = coord.list(at.dlq, after=at.dead(after), limit=page)
@@ -194,7 +219,7 @@ class Upkeep:
         now_ms = self._tools.clock.wall_ms()
         picked = [
             entry
-            for number, entry in sorted(self.survey(at).items(), reverse=True)
+            for number, entry in sorted(self.survey(at).entries.items(), reverse=True)
             if (ids is None or number in ids) and at.state(entry, now_ms) in states
         ]
         removed = sum(self._remove_lot(at, lot, states) for lot in self._lots(picked))
@@ -230,7 +255,7 @@ class Upkeep:
                 tails.committed(outcome)
                 return len(lot)
             tails.refused()
-            now = self.survey(at)
+            now = self.survey(at).entries
             numbers = [entry.standing.number for entry in lot]
             again = [now[number] for number in numbers if number in now]
             lot = [entry for entry in again if at.state(entry, draft.now_ms) in states]

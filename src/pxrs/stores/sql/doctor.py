@@ -10,14 +10,16 @@ from pxrs.stores.findings import Finding, judge_clock, note, ok, warning
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.queue_upkeep import LIMITS
 
+_LONG = 60
 _SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin,
     @@read_only"""
 _LONG_ONES = """SELECT trx_mysql_thread_id, timestampdiff(SECOND, trx_started, now())
     FROM information_schema.innodb_trx
-    WHERE trx_started < now() - INTERVAL 60 SECOND ORDER BY trx_started LIMIT 5"""
+    WHERE trx_started <= now() - INTERVAL :after SECOND
+    AND trx_mysql_thread_id <> connection_id() ORDER BY trx_started LIMIT 5"""
 
 
-def findings(database: Database) -> list[Finding]:
+def findings(database: Database, long_after: int = _LONG) -> list[Finding]:
     """MariaDB and MySQL are asked; of others nothing is known."""
     dialect = database.dialect
     if dialect not in ("mysql", "mariadb"):
@@ -31,7 +33,7 @@ def findings(database: Database) -> list[Finding]:
     ]
     if read_only:
         found.append(warning("server", "the server is read-only", "connect to the primary"))
-    return found + _long_transactions(database)
+    return found + _long_transactions(database, long_after)
 
 
 def _durability(flush: int, binlog: int, logs: int) -> Finding:
@@ -74,9 +76,9 @@ def _clock(database: Database) -> Finding:
     return judge_clock(float(theirs) - (before + time.time()) / 2)
 
 
-def _long_transactions(database: Database) -> list[Finding]:
+def _long_transactions(database: Database, after: int) -> list[Finding]:
     try:
-        rows = database.read(sqlalchemy.text(_LONG_ONES))
+        rows = database.read(sqlalchemy.text(_LONG_ONES).bindparams(after=after))
     except Exception as error:  # noqa: BLE001 - a role without PROCESS may not look
         return [note("long transactions", f"this user may not look: {error}")]
     return [
@@ -86,4 +88,4 @@ def _long_transactions(database: Database) -> list[Finding]:
             f"end it, or: KILL {thread}",
         )
         for thread, age in rows
-    ] or [ok("long transactions", "none is older than 60 s")]
+    ] or [ok("long transactions", f"none is older than {after} s")]

@@ -1,0 +1,128 @@
+"""Things that are really wrong with an engine, and what the doctor says of them."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from pxrs.errors import StoreError
+from pxrs.log.batches import encode
+from pxrs.runtime.doctor import Diagnosis, examine
+from pxrs.stores.findings import Finding, Level
+from pxrs.stores.open import open_place, open_stores
+from pxrs.stores.sql import doctor as sql_doctor
+from pxrs.stores.sql.coord import SqlCoord
+from pxrs.types import Append, LogPartition, Put
+from support.engine_fixtures import NewEngine
+
+
+def finding(diagnosis: Diagnosis, check: str, says: str = "") -> Finding:
+    """The one finding of this check that says so."""
+    found = [f for place in diagnosis.places for f in place.findings]
+    (one,) = [f for f in found if f.check == check and says in f.says]
+    return one
+
+
+@pytest.mark.engine("postgres")
+def test_postgres_without_fsync(postgres_url: str) -> None:
+    found = finding(examine(postgres_url), "durability", "fsync=off")
+    assert (found.level, "power cut" in found.says) == (Level.WARNING, True)
+
+
+@pytest.mark.engine("postgres")
+def test_postgres_that_may_only_be_read(postgres_url: str) -> None:
+    open_stores(postgres_url).close()
+    name = postgres_url.rpartition("/")[2]
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
+    found = finding(examine(postgres_url), "permissions")
+    assert (found.level, "read-only" in found.says) == (Level.PROBLEM, True)
+
+
+@pytest.mark.engine("mariadb")
+def test_mariadb_that_syncs_now_and_then(mariadb_url: str) -> None:
+    found = finding(examine(mariadb_url), "durability")
+    assert (found.level, "innodb_flush_log_at_trx_commit=2" in found.says) == (Level.WARNING, True)
+
+
+@pytest.mark.engine("mariadb")
+def test_a_transaction_that_is_open_in_mariadb(mariadb_url: str) -> None:
+    engine = sqlalchemy.create_engine(mariadb_url, poolclass=sqlalchemy.NullPool)
+    with closing(open_place(mariadb_url)) as place, engine.connect() as other:
+        thread = other.execute(sqlalchemy.text("SELECT connection_id()")).scalar()
+        other.execute(sqlalchemy.text("START TRANSACTION WITH CONSISTENT SNAPSHOT"))
+        coord = place.coord
+        assert isinstance(coord, SqlCoord)
+        found = sql_doctor.findings(coord.database, long_after=0)
+        (long,) = [f for f in found if f"KILL {thread}" in f.mend]
+        assert (long.check, long.level) == ("long transactions", Level.WARNING)
+
+
+@pytest.mark.engine("etcd")
+def test_etcd_that_is_full(new_engine: NewEngine) -> None:
+    etcd = new_engine("etcd", flags=["--quota-backend-bytes=4000000"])
+    with closing(open_stores(etcd.url)) as stores, suppress(StoreError):
+        for number in range(100):
+            stores.coord.commit([], [Put(f"large/{number}", bytes(900_000))])
+    diagnosis = examine(etcd.url)
+    found = finding(diagnosis, "alarms")
+    assert (found.level, "quota" in found.says) == (Level.PROBLEM, True)
+    assert finding(diagnosis, "permissions").level is Level.PROBLEM
+
+
+@pytest.mark.engine("etcd")
+def test_two_etcds_bear_no_more_than_one(new_engine: NewEngine) -> None:
+    found = finding(examine(new_engine("etcd", nodes=2).url), "cluster")
+    assert (found.level, "2 nodes" in found.says) == (Level.NOTE, True)
+
+
+@pytest.mark.engine("zookeeper")
+def test_zookeeper_that_grants_short_sessions_and_does_not_tell(new_engine: NewEngine) -> None:
+    zookeeper = new_engine(
+        "zookeeper", settings={"maxSessionTimeout": "3000", "4lw.commands.whitelist": "srvr, stat"}
+    )
+    found = finding(examine(zookeeper.url), "sessions")
+    assert (found.level, "was granted" in found.says) == (Level.WARNING, True)
+    assert "session" in found.mend
+
+
+@pytest.mark.engine("zookeeper")
+def test_three_zookeepers(new_engine: NewEngine) -> None:
+    diagnosis = examine(new_engine("zookeeper", nodes=3).url)
+    assert finding(diagnosis, "cluster").level is Level.OK
+
+
+@pytest.mark.engine("nats")
+def test_a_cluster_of_nats_whose_topics_are_on_one_node(new_engine: NewEngine) -> None:
+    nats = new_engine("nats", nodes=3)
+    found = finding(examine(f"memory:// log={nats.url}"), "replicas")
+    assert (found.level, "one server of the cluster" in found.says) == (Level.WARNING, True)
+    assert finding(examine(f"memory:// log={nats.url}?replicas=3"), "replicas").level is Level.OK
+
+
+@pytest.mark.engine("nats")
+def test_nats_without_jetstream(new_engine: NewEngine) -> None:
+    nats = new_engine("nats", settings={"jetstream": None})
+    diagnosis = examine(f"memory:// log={nats.url}?timeout=2")
+    assert diagnosis.worst is Level.PROBLEM
+    (problem,) = [
+        f for f in diagnosis.places[1].findings if f.level is Level.PROBLEM and "-js" in f.mend
+    ]
+    assert "JetStream" in problem.says
+
+
+@pytest.mark.engine("nats")
+def test_nats_that_is_nearly_full(new_engine: NewEngine) -> None:
+    account = {"jetstream": {"max_store": 3_000_000}, "users": [{"user": "u", "password": "p"}]}
+    nats = new_engine("nats", settings={"accounts": {"A": account}})
+    url = nats.url.replace("://", "://u:p@")
+    with closing(open_stores("memory://", log=url)) as stores:
+        stores.log.create("t", 1)
+        for _ in range(28):
+            batch = encode([(None, bytes(100_000), [], 1)])
+            stores.log.append([Append(LogPartition("t", 0), batch)])
+        assert finding(examine(f"memory:// log={url}"), "space").level is Level.WARNING
+        stores.log.drop("t")
