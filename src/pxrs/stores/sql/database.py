@@ -168,11 +168,12 @@ class Database:
             connection = self._reading.connect()
             if _is_stale(connection.connection.dbapi_connection):
                 connection.invalidate()
+            driver = connection.connection.dbapi_connection
         except exc.DBAPIError as error:
             raise self.translated(error) from error
         with connection:
             try:
-                yield connection.connection.dbapi_connection
+                yield driver
             except BaseException:
                 # It may be anywhere in the middle: nobody else may go on from there.
                 connection.invalidate()
