@@ -9,7 +9,7 @@ import pytest
 import engines
 from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks, queue_checks
 from support.engine_fixtures import server_url, unavailable
-from support.postgres import PostgresLab
+from support.postgres import PostgresLab, a_schema
 
 pytestmark = pytest.mark.engine("postgres")
 
@@ -27,8 +27,8 @@ def pgbouncer() -> Iterator[engines.Engine]:
 
 
 @pytest.fixture
-def lab(postgres_url: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
-    lab = PostgresLab(f"{pgbouncer.url}/{postgres_url.rpartition('/')[2]}")
+def lab(postgres_of_many: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
+    lab = PostgresLab(f"{pgbouncer.url}/{postgres_of_many.rpartition('/')[2]}", a_schema())
     yield lab
     lab.close()
 
@@ -42,8 +42,8 @@ def test_conforms_behind_pgbouncer(check: Rule, lab: PostgresLab) -> None:
     check(lab)
 
 
-def test_a_pooler_is_recognised(lab: PostgresLab, postgres_url: str) -> None:
+def test_a_pooler_is_recognised(lab: PostgresLab, postgres_of_many: str) -> None:
     assert lab.open().database.pooled
-    direct = PostgresLab(postgres_url)
+    direct = PostgresLab(postgres_of_many, a_schema())
     assert not direct.open().database.pooled
     direct.close()

@@ -6,22 +6,29 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks, queue_checks
-from support.postgres import PostgresLab
+from pxrs.testing.conformance import (
+    Rule,
+    atomic_checks,
+    coord_checks,
+    log_checks,
+    queue_checks,
+    restore_checks,
+)
+from support.postgres import PostgresLab, a_schema
 
 pytestmark = pytest.mark.engine("postgres")
 
 
 @pytest.fixture
-def lab(postgres_url: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
-    lab = PostgresLab(postgres_url, channel=getattr(request, "param", None))
+def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
+    lab = PostgresLab(postgres_of_many, a_schema(), channel=getattr(request, "param", None))
     yield lab
     lab.close()
 
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
+    coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: PostgresLab) -> None:

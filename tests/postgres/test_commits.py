@@ -107,7 +107,9 @@ def test_a_deadlock_is_a_conflict_to_be_run_again(
             tx.connection.execute("UPDATE mine SET n = 2")
             waits.start()
             while not query(
-                postgres_url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                postgres_url,
+                "SELECT 1 FROM pg_stat_activity "
+                "WHERE wait_event_type = 'Lock' AND datname = current_database()",
             ):
                 pass
             tx.check(Check("k", version))

@@ -11,7 +11,7 @@ import sqlalchemy
 import sqlalchemy.orm
 
 import pxrs
-from pxrs.stores.postgres.queue_scout import Scout
+from pxrs.stores.postgres.queue_scout import Plan, Scout
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look
 from pxrs.types import Delivery, Held, Holder, NewItem, QueueChange
@@ -146,13 +146,13 @@ def delivery(number: int) -> Delivery:
 def test_a_slow_search_is_not_repeated_all_the_time() -> None:
     scout = Scout()
     for now in (1.0, 2.0):
-        assert scout.plan(now) is None
-        scout.searched(now, 0.1, whole=True)
+        assert scout.plan(now).is_whole
+        scout.searched(now, 0.1, began_ms=int(1000 * now))
         scout.found([delivery(7)])
-    assert scout.plan(2.5) == ([0], [7])
+    assert scout.plan(2.5) == Plan([0], [7], after=2000)
     scout.shown(5)
-    assert scout.plan(2.5) == ([0], [4])
+    assert scout.plan(2.5) == Plan([0], [4], after=2000)
     assert scout.rest(2.5) == pytest.approx(0.5)
-    assert scout.plan(3.0) is None
-    scout.searched(3.0, 0.001, whole=True)
-    assert scout.plan(3.0) is None
+    assert scout.plan(3.0) == Plan(is_thorough=True)
+    scout.searched(3.0, 0.001, began_ms=3000)
+    assert scout.plan(3.0) == Plan()

@@ -20,6 +20,9 @@ from support.postgres import PostgresLab, query
 pytestmark = pytest.mark.engine("postgres")
 
 LONG = 3600.0
+# In this database: other tests use the server as well.
+LOCKS_HERE = """pg_locks l JOIN pg_database d ON d.oid = l.database
+    WHERE d.datname = current_database() AND l.granted AND l.locktype = 'advisory'"""
 OpenStores = Callable[[], PostgresStores]
 
 
@@ -57,7 +60,7 @@ def test_a_killed_process_is_noticed_by_one_look_without_a_watch(
         child.read()
         child.kill()
         # The server needs a moment to see that the socket is closed.
-        while query(postgres_url, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'"):
+        while query(postgres_url, f"SELECT 1 FROM {LOCKS_HERE}"):
             pass
         assert open_stores().coord.list("k/") == []
 
@@ -73,8 +76,7 @@ def test_whose_connection_is_closed_knows_it_at_once(
     watch.wait(0)
     query(
         postgres_url,
-        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted "
-        "AND mode = 'ExclusiveLock'",
+        f"SELECT pg_terminate_backend(l.pid) FROM {LOCKS_HERE} AND l.mode = 'ExclusiveLock'",
     )
     while session.remaining() > 0:
         assert watch.wait(PATIENCE), "nobody was told"

@@ -76,6 +76,23 @@ def new_engine() -> Iterator[NewEngine]:
 @pytest.fixture
 def postgres_url() -> Iterator[str]:
     """An empty database of the shared PostgreSQL."""
+    with postgres_database() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_of_many() -> Iterator[str]:
+    """A database of the shared PostgreSQL for all tests of a worker that keep to their schema.
+
+    To make a database takes longer than most checks.
+    """
+    with postgres_database() as url:
+        yield url
+
+
+@contextmanager
+def postgres_database() -> Iterator[str]:
+    """A new database, gone with the block."""
     import psycopg
 
     server = server_url("postgres")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import psycopg
 
 from pxrs.stores.api import Session
+from pxrs.stores.postgres.schema import DEFAULT_SCHEMA
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance import await_end
 
 
 class PostgresLab:
-    """An empty database; every handle is opened as another process would.
+    """An empty schema; every handle is opened as another process would.
 
     `channel`: notifications go there and nobody hears them.
     """
@@ -21,13 +23,14 @@ class PostgresLab:
     ttl = 0.8
     patience = 10.0
 
-    def __init__(self, url: str, channel: str | None = None) -> None:
+    def __init__(self, url: str, schema: str = DEFAULT_SCHEMA, channel: str | None = None) -> None:
         self._url = url
+        self._schema = schema
         self._channel = channel
         self._opened: list[PostgresStores] = []
 
     def open(self) -> PostgresStores:
-        stores = PostgresStores(self._url, channel=self._channel)
+        stores = PostgresStores(self._url, schema=self._schema, channel=self._channel)
         self._opened.append(stores)
         return stores
 
@@ -37,6 +40,13 @@ class PostgresLab:
     def close(self) -> None:
         for stores in self._opened:
             stores.close()
+        if self._schema != DEFAULT_SCHEMA:
+            query(self._url, f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
+
+
+def a_schema() -> str:
+    """The name of a schema that nobody else uses."""
+    return f"s_{secrets.token_hex(6)}"
 
 
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:

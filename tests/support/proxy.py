@@ -28,6 +28,7 @@ class Proxy:
         self._asked = threading.Event()
         # How often somebody has asked for something: a request is one piece, unless it is large.
         self.requests = 0
+        self._hold_at = 0
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
@@ -49,6 +50,12 @@ class Proxy:
         """Requests pass, answers do not."""
         self._asked.clear()
         self._answers_flow.clear()
+
+    def hold_answers_to(self, nth: int) -> None:
+        """The nth request from now passes, its answer and all after it do not."""
+        self._asked.clear()
+        with self._lock:
+            self._hold_at = self.requests + nth
 
     def await_request(self, patience: float = 20.0) -> None:
         """Block until something was asked since answers no longer pass."""
@@ -118,7 +125,12 @@ class Proxy:
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
-                self.requests += flow is self._requests_flow
+                if flow is self._requests_flow:
+                    with self._lock:
+                        self.requests += 1
+                        held = self.requests == self._hold_at
+                    if held:
+                        self.hold_answers()
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
                 flow.wait()

@@ -146,8 +146,10 @@ def validate_change(change: QueueChange, limits: QueueLimits) -> None:
         raise InvalidRequest(f"{total} items in one transaction; this store takes {limits.items}")
     if len(set(change.remove)) < len(change.remove):
         raise InvalidRequest("an item can be removed once")
+    for name in {item.queue for item in change.put}:
+        validate_name(name)
     for item in change.put:
-        validate_item(item, limits)
+        _validate_content(item, limits)
 
 
 def validate_restored(items: Sequence[StoredItem], limits: QueueLimits) -> None:
@@ -177,6 +179,10 @@ def require_first(change: QueueChange | None) -> None:
 def validate_item(item: NewItem, limits: QueueLimits) -> None:
     """Refuse an item that no queue could hold."""
     validate_name(item.queue)
+    _validate_content(item, limits)
+
+
+def _validate_content(item: NewItem, limits: QueueLimits) -> None:
     if len(item.body) > limits.body_bytes:
         raise MessageTooLarge(
             f"an item of {len(item.body)} bytes for {item.queue!r}; "
@@ -184,18 +190,31 @@ def validate_item(item: NewItem, limits: QueueLimits) -> None:
         )
     if type(item.priority) is not int or not abs(item.priority) < _MOST_PRIORITY:
         raise InvalidRequest(f"priority {item.priority!r}; a whole number of 32 bits can be had")
-    for name, seconds in (("delay", item.delay), ("window", item.dedupe_window)):
-        if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
-            raise InvalidRequest(f"a {name} of {seconds!r} s; 0 s to ten years can be had")
-    for name, text in (("key", item.key), ("dedupe key", item.dedupe)):
-        if text is not None and not isinstance(text, str):
-            raise InvalidRequest(f"a {name} is text, not {type(text).__name__}")
-        if text is not None and not 0 < len(text) <= _LONGEST_KEY:
-            raise InvalidRequest(f"a {name} of {len(text)} characters; 1 to {_LONGEST_KEY} can be")
-        if text is not None and not _is_text(text):
-            raise InvalidRequest(f"{name} {text!r}: some engine could not keep it as text")
-    if item.dedupe is not None and item.dedupe_window <= 0:
-        raise InvalidRequest(f"dedupe key {item.dedupe!r} needs a window of time")
+    # Most items have none of these, and every item comes through here twice.
+    if item.delay != 0.0:
+        _validate_seconds("delay", item.delay)
+    if item.dedupe_window != 0.0:
+        _validate_seconds("window", item.dedupe_window)
+    if item.key is not None:
+        _validate_text("key", item.key)
+    if item.dedupe is not None:
+        _validate_text("dedupe key", item.dedupe)
+        if item.dedupe_window <= 0:
+            raise InvalidRequest(f"dedupe key {item.dedupe!r} needs a window of time")
+
+
+def _validate_seconds(name: str, seconds: float) -> None:
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
+        raise InvalidRequest(f"a {name} of {seconds!r} s; 0 s to ten years can be had")
+
+
+def _validate_text(name: str, text: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"a {name} is text, not {type(text).__name__}")
+    if not 0 < len(text) <= _LONGEST_KEY:
+        raise InvalidRequest(f"a {name} of {len(text)} characters; 1 to {_LONGEST_KEY} can be")
+    if not _is_text(text):
+        raise InvalidRequest(f"{name} {text!r}: some engine could not keep it as text")
 
 
 def _is_text(text: str) -> bool:

@@ -290,7 +290,7 @@ def run(connection: Pg | Awaited, statement: str, parameters: Sequence[object] =
         return found
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(statement.encode(), parameters or None, binary=True)
-        return cursor.fetchall() if cursor.description is not None else []
+        return cursor.fetchall() if cursor.rownumber is not None else []
 
 
 async def _run_on_loop(

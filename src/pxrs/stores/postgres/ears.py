@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 
@@ -23,8 +23,8 @@ from pxrs.clock import Clock
 from pxrs.errors import Closed
 from pxrs.stores.postgres.bell import Bell, News, channel_of
 from pxrs.stores.postgres.database import Database, Pg, Row, run
-from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, named
-from pxrs.stores.postgres.sessions import TICK, Anchor, Observer
+from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, Seen, named
+from pxrs.stores.postgres.sessions import TICK, Anchor, Contact, Observer, Statement
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 from pxrs.types import LogPartition
 
@@ -187,15 +187,16 @@ class Ears:
                 self._hear(connection)
             if stirred:
                 look = max(rested, min(look, now() + QUICK))
-            if now() >= tick:
-                if self._keys.wanted() or self._queues.wanted():
-                    self.observer.look(on_it, on_it)
-                tick = now() + TICK
-            if now() >= look:
-                began = now()
-                self._look(on_it)
-                rested = now() + _REST * (now() - began)
+            observe = now() >= tick and bool(self._keys.wanted() or self._queues.wanted())
+            # Both in one query, if both are soon due.
+            if now() >= look or (observe and now() >= max(rested, look - TICK / 2)):
+                took = self._look(on_it, observe)
+                rested = now() + _REST * took
                 look = max(rested, now() + self._pace.pause)
+            elif observe:
+                self.observer.look(self.observer.asking(on_it), on_it)
+            if now() >= tick:
+                tick = now() + TICK
             look = max(rested, min(look, now() + self._pace.pause))
 
     def _wait(self, connection: Pg, seconds: float) -> tuple[bool, bool]:
@@ -239,15 +240,34 @@ class Ears:
         self._partitions.ring(news.partitions)
         self._queues.ring(news.queues)
 
-    def _look(self, read: Callable[[str, tuple[object, ...]], list[Row]]) -> None:
-        seen = self._looks.look(
-            read,
+    def _look(self, on_it: Statement, observe: bool) -> float:
+        """Look at all that is watched, and at the sessions of others too; seconds it took."""
+        wanted = (
             named(self._keys.wanted(), Prefixes),
             named(self._partitions.wanted(), Places),
             named(self._queues.wanted(), Names),
         )
-        if seen is None:
-            return
+        if not any(wanted):
+            self._looks.forget()
+            return 0.0
+        found: list[tuple[Seen, float]] = []
+
+        def ask(contact: Contact | None) -> Row:
+            also = None if contact is None else (self.observer.question, contact)
+            began = self._clock.monotonic()
+            seen, answer = self._looks.look(on_it, *wanted, also)
+            found.append((seen, self._clock.monotonic() - began))
+            return answer
+
+        if observe:
+            self.observer.look(ask, on_it)
+        else:
+            ask(None)
+        ((seen, took),) = found
+        self._tell(seen)
+        return took
+
+    def _tell(self, seen: Seen) -> None:
         self._pace.looked(seen.changed, seen.told)
         self._keys.wake(lambda wants: not seen.prefixes.isdisjoint(named([wants], Prefixes)))
         self._partitions.wake(lambda wants: not seen.places.isdisjoint(named([wants], Places)))

@@ -15,12 +15,12 @@ Each of these is the end of an index.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.postgres.queue_functions import DELAYED, HELD, READY
-from pxrs.stores.postgres.sessions import TICK
+from pxrs.stores.postgres.sessions import TICK, Contact, Statement
 from pxrs.types import LogPartition
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ V = TypeVar("V")
 QUICK = 0.01
 _SLOW = 1.0
 _LAST = chr(0x10FFFF)
-_LOOK = f"""SELECT
+_LOOK = f"""
     ARRAY(SELECT (SELECT concat_ws(' ', count(*), sum(version), max(version))
         FROM @.pxrs_coord c WHERE c.key >= u.first AND c.key <= u.last)
         FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY u(first, last, n) ORDER BY n),
@@ -145,7 +145,7 @@ class Looks:
     """Compares what is there with what was there."""
 
     def __init__(self, database: Database) -> None:
-        self._statement = database.sql(_LOOK)
+        self._columns = database.sql(_LOOK)
         self.forget()
 
     def forget(self) -> None:
@@ -156,36 +156,37 @@ class Looks:
 
     def look(
         self,
-        read: Callable[[str, tuple[object, ...]], list[Row]],
+        read: Statement,
         prefixes: set[str],
         places: set[LogPartition],
         queues: set[str],
-    ) -> Seen | None:
-        """Look at these; None if there is nothing to look at."""
-        if not prefixes and not places and not queues:
-            self.forget()
-            return None
+        also: tuple[str, Contact] | None = None,
+    ) -> tuple[Seen, Row]:
+        """Look at these. `also`: two columns and their parameters, asked in the same query."""
+        columns, parameters = also or ("NULL, NULL", ())
         keys, where, names = sorted(prefixes), sorted(places), sorted(queues)
-        ((versions, ends, fronts),) = read(
-            self._statement,
+        ((versions, ends, fronts, *rest),) = read(
+            f"SELECT {self._columns}, {columns}",
             (
                 keys,
                 [prefix + _LAST for prefix in keys],
                 [each.topic_id for each in where],
                 [each.partition for each in where],
                 names,
+                *parameters,
             ),
         )
         new_keys, keys_now = self._prefixes.compare(dict(zip(keys, versions, strict=True)))
         new_places, places_now = self._places.compare(dict(zip(where, ends, strict=True)))
         new_queues, queues_now = self._queues.compare(dict(zip(names, fronts, strict=True)))
-        return Seen(
+        seen = Seen(
             prefixes=new_keys | keys_now.keys(),
             places=new_places | places_now.keys(),
             queues=new_queues | queues_now.keys(),
             changed=bool(keys_now or places_now or queues_now),
             told=bool(keys_now or places_now or any(map(_has_more, queues_now.values()))),
         )
+        return seen, tuple(rest)
 
 
 def _has_more(fronts: tuple[str | None, str | None]) -> bool:

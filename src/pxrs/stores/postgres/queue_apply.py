@@ -28,57 +28,16 @@ IS_MINE = f"""i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id
     AND i.deliveries = u.delivery AND i.state + 0 = {HELD}
     AND i.session = in_session AND i.tx = in_tx
     AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
+# All that the transaction holds, in one go.
+_HELD_IN = f"""@.pxrs_queue_items i WHERE i.session = in_session AND i.tx = in_tx
+        AND i.queue + 0 = queues[1] AND i.state = {HELD}
+        AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
 
 FIND = f"""
 CREATE FUNCTION @.pxrs_queue_find(names text[]) RETURNS int8[] {PLAIN} AS $$
 BEGIN
     RETURN ARRAY(SELECT k.id FROM unnest(names) WITH ORDINALITY AS u(name, at)
         LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL ORDER BY u.at);
-END $$"""
-
-# The lanes of items that may be changed, locked in order.
-LOCK_LANES_OF = f"""
-CREATE FUNCTION @.pxrs_queue_lock_lanes_of(queues int8[], places int8[], ids int8[])
-RETURNS void {PLAIN} AS $$
-BEGIN
-    PERFORM 1 FROM @.pxrs_queue_items i, unnest(places, ids) AS u(place, id)
-        WHERE i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id AND i.lane IS NOT NULL LIMIT 1;
-    IF FOUND THEN
-        PERFORM 1 FROM (SELECT DISTINCT i.queue, i.lane
-                FROM unnest(places, ids) AS u(place, id) JOIN @.pxrs_queue_items i
-                ON i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id AND i.lane IS NOT NULL
-                ORDER BY i.queue, i.lane OFFSET 0) f
-            JOIN @.pxrs_queue_lanes l ON l.queue = f.queue AND l.lane = f.lane
-            ORDER BY l.queue, l.lane FOR UPDATE OF l;
-    END IF;
-END $$"""
-
-# The lanes that are put into, and those that are taken out of, in one order. A lane that is empty
-# may be removed by whoever tidies up, just before it is locked: then it is made again.
-LOCK_LANES = f"""
-CREATE FUNCTION @.pxrs_queue_lock_lanes(
-    queues int8[], places int8[], ids int8[], put_queues int8[], put_lanes text[])
-RETURNS void {PLAIN} AS $$
-DECLARE
-    missing bool := true;
-BEGIN
-    WHILE missing LOOP
-        INSERT INTO @.pxrs_queue_lanes
-            SELECT DISTINCT u.queue, u.lane FROM unnest(put_queues, put_lanes) AS u(queue, lane)
-            WHERE u.lane IS NOT NULL ORDER BY 1, 2 ON CONFLICT DO NOTHING;
-        PERFORM 1 FROM (
-                SELECT i.queue, i.lane FROM unnest(places, ids) AS u(place, id)
-                JOIN @.pxrs_queue_items i
-                ON i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id AND i.lane IS NOT NULL
-                UNION
-                SELECT u.queue, u.lane FROM unnest(put_queues, put_lanes) AS u(queue, lane)
-                WHERE u.lane IS NOT NULL ORDER BY 1, 2 OFFSET 0) f
-            JOIN @.pxrs_queue_lanes l ON l.queue = f.queue AND l.lane = f.lane
-            ORDER BY l.queue, l.lane FOR UPDATE OF l;
-        SELECT count(*) > 0 INTO missing FROM unnest(put_queues, put_lanes) AS u(queue, lane)
-            WHERE u.lane IS NOT NULL AND NOT EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l
-                WHERE l.queue = u.queue AND l.lane = u.lane);
-    END LOOP;
 END $$"""
 
 # Which items are duplicates, by their place among those that are put. In the order of the keys:
@@ -111,27 +70,41 @@ BEGIN
     RETURN again;
 END $$"""
 
-# What each of the queues is: its id, whether it is strictly fifo, whether it has lanes at all. One
-# that has an item in a lane has the lane's row, committed with the item or before.
-_KNOW = """SELECT array_agg(k.id ORDER BY u.at), array_agg(coalesce(k.fifo, false) ORDER BY u.at),
+# What a queue is, or each of several: its id, whether it is strictly fifo, whether it has lanes at
+# all. One that has an item in a lane has the lane's row, committed with the item or before.
+_KNOW = """IF cardinality(names) = 1 THEN
+        SELECT ARRAY[k.id], ARRAY[k.fifo],
+            k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id)
+            INTO queues, are_fifo, laned FROM @.pxrs_queues k
+            WHERE k.name = names[1] AND k.dropped IS NULL;
+        queues := coalesce(queues, ARRAY[NULL::int8]);
+    ELSE
+        SELECT array_agg(k.id ORDER BY u.at), array_agg(coalesce(k.fifo, false) ORDER BY u.at),
         bool_or(k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id))
         INTO queues, are_fifo, laned
         FROM unnest(names) WITH ORDINALITY AS u(name, at)
-        LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL"""
+        LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL;
+    END IF"""
 
-# Removes items of queues that have lanes; how many, and for each queue what shows now.
+# Removes items; how many, and for each queue what shows now. They are locked first: who extends one
+# at this moment moves it elsewhere.
 REMOVE = f"""
 CREATE FUNCTION @.pxrs_queue_remove(in_session text, in_tx text, queues int8[],
     places int8[], ids int8[], counts int8[], OUT gone int8, OUT lowest int8[]) {PLAIN} AS $$
 DECLARE
+    at_places int8[];
+    rows tid[];
     each record;
 BEGIN
     gone := 0;
     lowest := array_fill(NULL::int8, ARRAY[cardinality(queues)]);
+    SELECT array_agg(f.place), array_agg(f.row) INTO at_places, rows
+        FROM unnest(places, ids, counts) AS u(place, id, delivery), LATERAL (
+            SELECT coalesce(u.place, 1) AS place, i.ctid AS row FROM @.pxrs_queue_items i
+            WHERE {IS_MINE} OFFSET 0 FOR UPDATE OF i) f;
     FOR each IN WITH removed AS (
-            DELETE FROM @.pxrs_queue_items i
-            USING unnest(places, ids, counts) AS u(place, id, delivery)
-            WHERE {IS_MINE} RETURNING coalesce(u.place, 1) AS place, i.queue, i.lane, i.base)
+            DELETE FROM @.pxrs_queue_items i USING unnest(at_places, rows) AS u(place, row)
+            WHERE i.ctid = u.row RETURNING u.place, i.queue, i.lane, i.base)
         SELECT r.place, r.queue, count(*) AS number, array_agg(r.lane) AS lanes,
             array_agg(r.base) AS bases FROM removed r GROUP BY r.place, r.queue LOOP
         gone := gone + each.number;
@@ -193,6 +166,8 @@ BEGIN
         FROM unnest(put_places, lanes) WITH ORDINALITY AS u(place, lane, at) ORDER BY u.at);
 END $$"""
 
+_COLUMNS = "queue, id, state, rank, visible, deliveries, suspect, put_ms, error, body"
+
 # `forget_after`: where the session's commits were cut off the last time; -1 if it is not the turn.
 APPLY = f"""
 CREATE FUNCTION @.pxrs_queue_apply(in_session text, in_tx text, names text[],
@@ -208,7 +183,11 @@ DECLARE
     are_fifo bool[];
     laned bool;
     put_queues int8[];
-    gone int8;
+    found_ids int8[];
+    found_counts int8[];
+    rows tid[];
+    gone int8 := 0;
+    more int8;
 BEGIN
     PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
     IF ids IS NOT NULL THEN
@@ -241,13 +220,19 @@ BEGIN
     END IF;
 
     IF ids IS NOT NULL THEN
-        IF laned THEN
-            SELECT r.gone, r.lowest INTO gone, r_lowest FROM
-                @.pxrs_queue_remove(in_session, in_tx, queues, places, ids, counts) r;
-        ELSE
-            DELETE FROM @.pxrs_queue_items i
-                USING unnest(places, ids, counts) AS u(place, id, delivery) WHERE {IS_MINE};
-            GET DIAGNOSTICS gone = ROW_COUNT;
+        IF places IS NULL AND NOT coalesce(laned, false) THEN
+            SELECT array_agg(f.id), array_agg(f.deliveries), array_agg(f.row)
+                INTO found_ids, found_counts, rows FROM (
+                SELECT i.id, i.deliveries, i.ctid AS row FROM {_HELD_IN} ORDER BY i.id) f;
+            IF found_ids = ids AND found_counts = counts THEN
+                DELETE FROM @.pxrs_queue_items i WHERE i.ctid = ANY (rows);
+                GET DIAGNOSTICS gone = ROW_COUNT;
+            END IF;
+        END IF;
+        IF gone < cardinality(ids) THEN
+            SELECT r.gone, r.lowest INTO more, r_lowest FROM @.pxrs_queue_remove(
+                in_session, in_tx, queues, places, ids, counts) r;
+            gone := gone + more;
         END IF;
         IF gone < cardinality(ids) THEN
             RAISE EXCEPTION USING ERRCODE = '{FENCED}', MESSAGE = (cardinality(ids) - gone)
@@ -265,15 +250,20 @@ BEGIN
         END LOOP;
     ELSIF bodies IS NOT NULL THEN
         now_ms := @.pxrs_now_ms();
-        WITH new AS (
-            INSERT INTO @.pxrs_queue_items (queue, id, state, rank, visible, deliveries,
-                suspect, put_ms, error, body)
-            SELECT queues[coalesce(u.place, 1)], nextval('@.pxrs_queue_numbers'),
-                CASE WHEN u.delay > 0 THEN {DELAYED} ELSE {READY} END, coalesce(u.rank, 0),
-                now_ms + coalesce(u.delay, 0), 0, false, now_ms, '', u.body
-            FROM unnest(put_places, ranks, delays, bodies) AS u(place, rank, delay, body)
-            RETURNING id)
-        SELECT array_agg(n.id) INTO r_numbers FROM new n;
+        IF coalesce(put_places, ranks, delays) IS NULL THEN
+            WITH new AS (INSERT INTO @.pxrs_queue_items ({_COLUMNS})
+                SELECT queues[1], nextval('@.pxrs_queue_numbers'), {READY}, 0, now_ms, 0, false,
+                    now_ms, '', unnest(bodies) RETURNING id)
+            SELECT array_agg(n.id) INTO r_numbers FROM new n;
+        ELSE
+            WITH new AS (INSERT INTO @.pxrs_queue_items ({_COLUMNS})
+                SELECT queues[coalesce(u.place, 1)], nextval('@.pxrs_queue_numbers'),
+                    CASE WHEN u.delay > 0 THEN {DELAYED} ELSE {READY} END, coalesce(u.rank, 0),
+                    now_ms + coalesce(u.delay, 0), 0, false, now_ms, '', u.body
+                FROM unnest(put_places, ranks, delays, bodies) AS u(place, rank, delay, body)
+                RETURNING id)
+            SELECT array_agg(n.id) INTO r_numbers FROM new n;
+        END IF;
     END IF;
 
     INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
@@ -284,4 +274,4 @@ BEGIN
     RETURN NEXT;
 END $$"""
 
-COMMITTING = (FIND, LOCK_LANES_OF, LOCK_LANES, SEEN, LANES, REMOVE, PUT, APPLY)
+COMMITTING = (FIND, SEEN, LANES, REMOVE, PUT, APPLY)

@@ -89,15 +89,17 @@ RETURNS int8 {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
     queues int8[] := @.pxrs_queue_find(ARRAY[in_name]);
+    rows tid[];
     gone int8;
     lanes text[];
 BEGIN
     PERFORM @.pxrs_queue_lock_lanes_of(queues, ARRAY(SELECT 1::int8 FROM unnest(ids)), ids);
-    WITH gone AS (
-        DELETE FROM @.pxrs_queue_items i USING unnest(ids) AS u(id)
-        WHERE i.queue = queues[1] AND i.id = u.id
+    rows := ARRAY(SELECT f.row FROM unnest(ids) AS u(id), LATERAL (
+        SELECT i.ctid AS row FROM @.pxrs_queue_items i WHERE i.queue = queues[1] AND i.id = u.id
         AND CASE WHEN i.state = {DELAYED} AND i.visible <= @.pxrs_now_ms() THEN {READY}
-            ELSE i.state END = ANY (states) RETURNING i.lane)
+            ELSE i.state END = ANY (states) OFFSET 0 FOR UPDATE) f);
+    WITH gone AS (
+        DELETE FROM @.pxrs_queue_items i WHERE i.ctid = ANY (rows) RETURNING i.lane)
     SELECT count(*), array_agg(g.lane) INTO gone, lanes FROM gone g;
     PERFORM @.pxrs_queue_settle_all(queues[1], lanes, NULL);
     RETURN gone;
@@ -115,8 +117,9 @@ DECLARE
     total int8 := 0;
     dead_lanes text[];
 BEGIN
-    dead_lanes := ARRAY(SELECT i.lane FROM unnest(ids) AS u(id) JOIN @.pxrs_queue_items i
-        ON i.queue = q AND i.id = u.id AND i.state = {DEAD} AND i.lane IS NOT NULL);
+    dead_lanes := ARRAY(SELECT f.lane FROM unnest(ids) AS u(id), LATERAL (
+        SELECT i.lane FROM @.pxrs_queue_items i WHERE i.queue = q AND i.id = u.id
+        AND i.state + 0 = {DEAD} AND i.lane IS NOT NULL OFFSET 0) f);
     PERFORM @.pxrs_queue_lock_lanes('{{}}', '{{}}', '{{}}',
         ARRAY(SELECT q FROM unnest(dead_lanes)), dead_lanes);
     FOREACH number IN ARRAY ids LOOP

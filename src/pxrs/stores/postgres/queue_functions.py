@@ -22,10 +22,13 @@ FENCED = "PX004"
 STRICT = "PX005"
 READY, DELAYED, HELD, WAITING, DEAD = range(5)
 
-# A plan that was made for an empty queue must do for a long one: only ever by index.
+# A plan that was made for an empty queue must do for a long one: only ever by index. Where items
+# are looked up by their numbers, nothing may be left to choose: one at a time, by LATERAL with
+# OFFSET 0, and changed by the row's place. By a join, or by `id = ANY`, all of it may be read.
 OPTIONS = """LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s'
     SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
-    SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off"""
+    SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET enable_material = off"""
 PLAIN = "LANGUAGE plpgsql"
 # If another take holds what is there, it may leave some of it: so soon it is worth a look.
 _BUSY = 0.02
@@ -46,71 +49,17 @@ REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
         RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = in_session;
     END IF"""
 
-# Shows the first item of a lane, unless there is one at its front; the item, if it did. Who reads
-# from an old snapshot can't tell what is there, and leaves it to the next who takes.
-SETTLE = f"""
-CREATE FUNCTION @.pxrs_queue_settle(q int8, in_lane text, in_base int8) RETURNS int8 {PLAIN} AS $$
-DECLARE
-    shown int8;
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        INSERT INTO @.pxrs_queue_unsettled VALUES (q, in_lane);
-        RETURN 0;
-    END IF;
-    PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.lane = in_lane
-        AND i.lane IS NOT NULL AND i.state < {WAITING} AND i.id >= in_base
-        ORDER BY i.id DESC LIMIT 1;
-    IF NOT FOUND THEN
-        SELECT i.id INTO shown FROM @.pxrs_queue_items i WHERE i.queue = q AND i.lane = in_lane
-            AND i.state = {WAITING} AND i.id >= in_base ORDER BY i.id LIMIT 1;
-        UPDATE @.pxrs_queue_items i SET state =
-            CASE WHEN i.visible > @.pxrs_now_ms() THEN {DELAYED} ELSE {READY} END
-            WHERE i.queue = q AND i.id = shown;
-    END IF;
-    RETURN shown;
-END $$"""
-
-# Several lanes in turn; the lowest item that shows now.
-SETTLE_ALL = f"""
-CREATE FUNCTION @.pxrs_queue_settle_all(q int8, lanes text[], bases int8[])
-RETURNS int8 {PLAIN} AS $$
-DECLARE
-    lowest int8;
-    each record;
-BEGIN
-    FOR each IN SELECT u.lane, min(u.base) AS base FROM unnest(lanes, bases) AS u(lane, base)
-            WHERE u.lane IS NOT NULL GROUP BY u.lane LOOP
-        lowest := least(lowest, @.pxrs_queue_settle(q, each.lane, coalesce(each.base, 0)));
-    END LOOP;
-    RETURN lowest;
-END $$"""
-
-SETTLE_LATE = f"""
-CREATE FUNCTION @.pxrs_queue_settle_late(q int8) RETURNS void {PLAIN} AS $$
-DECLARE
-    each record;
-BEGIN
-    FOR each IN SELECT DISTINCT u.lane FROM @.pxrs_queue_unsettled u WHERE u.queue = q LOOP
-        PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
-            FOR UPDATE SKIP LOCKED;
-        IF FOUND THEN
-            DELETE FROM @.pxrs_queue_unsettled u WHERE u.queue = q AND u.lane = each.lane;
-            PERFORM @.pxrs_queue_settle(q, each.lane, 0);
-        END IF;
-    END LOOP;
-END $$"""
-
 PROMOTE = f"""
 CREATE FUNCTION @.pxrs_queue_promote(q int8, after int8) RETURNS void {PLAIN} AS $$
 DECLARE
-    due int8[];
+    due tid[];
 BEGIN
-    due := ARRAY(SELECT i.id FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {DELAYED}
+    due := ARRAY(SELECT i.ctid FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {DELAYED}
         AND i.visible > after AND i.visible <= @.pxrs_now_ms() ORDER BY i.visible
         LIMIT 10000 FOR UPDATE SKIP LOCKED);
     IF cardinality(due) > 0 THEN
-        UPDATE @.pxrs_queue_items i SET state = {READY} FROM unnest(due) AS u(id)
-            WHERE i.queue = q AND i.id = u.id AND i.state = {DELAYED};
+        UPDATE @.pxrs_queue_items i SET state = {READY}
+            WHERE i.ctid = ANY (due) AND i.state + 0 = {DELAYED};
     END IF;
 END $$"""
 
@@ -121,6 +70,7 @@ DECLARE
     now_ms int8 := @.pxrs_now_ms();
     lost text[];
     ids int8[];
+    rows tid[];
     lanes text[];
     locked text[];
     bases int8[];
@@ -140,10 +90,11 @@ BEGIN
     END IF;
     locked := ARRAY(SELECT l.lane FROM @.pxrs_queue_lanes l WHERE l.queue = q
         AND l.lane = ANY (lanes) ORDER BY l.lane FOR UPDATE SKIP LOCKED);
-    ids := ARRAY(SELECT i.id FROM unnest(ids) AS u(id) JOIN @.pxrs_queue_items i
-        ON i.queue = q AND i.id = u.id AND i.state = {HELD}
-        WHERE (i.lane IS NULL OR i.lane = ANY (locked))
-        AND (i.session = ANY (lost) OR i.deadline <= now_ms) FOR UPDATE OF i SKIP LOCKED);
+    rows := ARRAY(SELECT i.place FROM unnest(ids) AS u(id), LATERAL (
+        SELECT t.ctid AS place FROM @.pxrs_queue_items t
+        WHERE t.queue = q AND t.id = u.id AND t.state + 0 = {HELD}
+        AND (t.lane IS NULL OR t.lane = ANY (locked))
+        AND (t.session = ANY (lost) OR t.deadline <= now_ms) OFFSET 0 FOR UPDATE SKIP LOCKED) i);
     WITH gone AS (
         UPDATE @.pxrs_queue_items i SET
             state = CASE WHEN i.deliveries >= i.most THEN {DEAD}
@@ -151,8 +102,7 @@ BEGIN
             dead_ms = CASE WHEN i.deliveries >= i.most THEN now_ms END,
             visible = now_ms, error = '{DIED_HOLDING}', suspect = true,
             session = NULL, tx = NULL, deadline = NULL
-        FROM unnest(ids) AS u(id) WHERE i.queue = q AND i.id = u.id
-        RETURNING i.lane, i.base)
+        WHERE i.ctid = ANY (rows) RETURNING i.lane, i.base)
     SELECT count(*), array_agg(g.lane), array_agg(g.base) INTO freed, lanes, bases FROM gone g;
     PERFORM @.pxrs_queue_settle_all(q, lanes, bases);
     RETURN freed;
@@ -178,7 +128,7 @@ END $$"""
 # item is found to have had all its deliveries it is dead, and the caller looks again.
 PICK = f"""
 CREATE FUNCTION @.pxrs_queue_pick(q int8, fronts int8[], in_session text, in_tx text, n int8,
-    in_most int8, OUT chosen int8[], OUT bases int8[], OUT buried bool) {PLAIN} AS $$
+    in_most int8, OUT chosen tid[], OUT bases int8[], OUT buried bool) {PLAIN} AS $$
 DECLARE
     now_ms int8 := @.pxrs_now_ms();
     wanted int8[] := fronts;
@@ -192,8 +142,10 @@ BEGIN
     buried := false;
     FOR each IN
         SELECT f.lane, f.id AS front FROM (SELECT i.lane, i.id, u.at
-            FROM unnest(fronts) WITH ORDINALITY AS u(id, at) JOIN @.pxrs_queue_items i
-            ON i.queue = q AND i.id = u.id WHERE i.lane IS NOT NULL ORDER BY u.at) f
+            FROM unnest(fronts) WITH ORDINALITY AS u(id, at), LATERAL (
+                SELECT t.id, t.lane FROM @.pxrs_queue_items t
+                WHERE t.queue = q AND t.id = u.id OFFSET 0) i
+            WHERE i.lane IS NOT NULL ORDER BY u.at) f
         UNION ALL
         SELECT h.lane, NULL FROM (SELECT DISTINCT i.lane FROM @.pxrs_queue_items i
             WHERE i.session = in_session AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
@@ -220,9 +172,11 @@ BEGIN
             from_base := from_base || start;
         END LOOP;
     END LOOP;
-    FOR each IN SELECT i.id, i.lane, i.deliveries, i.suspect, u.base
-            FROM unnest(wanted, from_base) WITH ORDINALITY AS u(id, base, at)
-            JOIN @.pxrs_queue_items i ON i.queue = q AND i.id = u.id ORDER BY u.at LOOP
+    FOR each IN SELECT i.id, i.place, i.lane, i.deliveries, i.suspect, u.base
+            FROM unnest(wanted, from_base) WITH ORDINALITY AS u(id, base, at), LATERAL (
+                SELECT t.id, t.ctid AS place, t.lane, t.deliveries, t.suspect
+                FROM @.pxrs_queue_items t WHERE t.queue = q AND t.id = u.id OFFSET 0) i
+            ORDER BY u.at LOOP
         IF each.deliveries >= in_most THEN
             IF each.lane IS NOT NULL THEN
                 PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
@@ -238,33 +192,42 @@ BEGIN
             buried := true;
         ELSIF each.suspect THEN
             IF cardinality(chosen) = 0 THEN
-                chosen := ARRAY[each.id];
+                chosen := ARRAY[each.place];
                 bases := ARRAY[each.base];
             END IF;
             EXIT;
         ELSE
-            chosen := chosen || each.id;
+            chosen := chosen || each.place;
             bases := bases || each.base;
             EXIT WHEN cardinality(chosen) >= n;
         END IF;
     END LOOP;
 END $$"""
 
-# `ranks` and `floors`: only look above these ids, by priority; all, if there are none. The first
-# row tells of the search, the others are items.
+_HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session, tx = in_tx,
+            most = in_most, deadline = now_ms + lock_ms, taken_ms = now_ms"""
+_HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
+            coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
+
+# `ranks` and `floors`: only look above these ids, by priority; all, if there are none. `after`:
+# what was due before has been seen to. The first row tells of the search and when it began, the
+# others are items, to be ordered by `r_at`, or by rank and id.
 TAKE = f"""
 CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, n int8,
     in_most int8, lock_ms int8, register bool, sweep bool, ranks int8[], floors int8[],
     after int8)
-RETURNS TABLE (r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8, r_put int8,
-    r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
+RETURNS TABLE (r_at int8, r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8,
+    r_put int8, r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
 {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
     q int8;
+    now_ms int8;
     began timestamptz;
     ids int8[];
     more int8[];
+    rows tid[];
+    more_rows tid[];
     bases int8[];
     special bool;
     is_special bool;
@@ -276,7 +239,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
     {REQUIRED};
     r_moved := false;
-    r_spent := 0;
+    began := clock_timestamp();
+    r_put := @.pxrs_now_ms();
     SELECT k.id,
         EXISTS (SELECT 1 FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = {DELAYED}
             AND i.visible > after AND i.visible <= @.pxrs_now_ms()),
@@ -287,6 +251,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
+    r_spent := extract(epoch FROM clock_timestamp() - began)::float8;
     IF register THEN
         INSERT INTO @.pxrs_queue_holders VALUES (q, in_session) ON CONFLICT DO NOTHING;
     END IF;
@@ -305,23 +270,27 @@ BEGIN
             again := false;
             began := clock_timestamp();
             IF ranks IS NULL THEN
-                SELECT array_agg(f.id), bool_or(f.special) INTO ids, special FROM (
-                    SELECT i.id, i.suspect OR i.lane IS NOT NULL
+                SELECT array_agg(f.id), array_agg(f.place), bool_or(f.special)
+                    INTO ids, rows, special FROM (
+                    SELECT i.id, i.ctid AS place, i.suspect OR i.lane IS NOT NULL
                             OR coalesce(i.deliveries >= in_most, false) AS special
                         FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY}
                         ORDER BY i.rank, i.id LIMIT n FOR UPDATE SKIP LOCKED) f;
             ELSE
                 ids := NULL;
+                rows := NULL;
                 special := false;
                 FOR at IN 1 .. cardinality(ranks) LOOP
-                    SELECT array_agg(f.id), bool_or(f.special) INTO more, is_special FROM (
-                        SELECT i.id, i.suspect OR i.lane IS NOT NULL
+                    SELECT array_agg(f.id), array_agg(f.place), bool_or(f.special)
+                        INTO more, more_rows, is_special FROM (
+                        SELECT i.id, i.ctid AS place, i.suspect OR i.lane IS NOT NULL
                                 OR coalesce(i.deliveries >= in_most, false) AS special
                             FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY}
                             AND i.rank = ranks[at] AND i.id > floors[at]
                             ORDER BY i.rank, i.id LIMIT n - coalesce(cardinality(ids), 0)
                             FOR UPDATE SKIP LOCKED) f;
                     ids := ids || more;
+                    rows := rows || more_rows;
                     special := special OR coalesce(is_special, false);
                     EXIT WHEN cardinality(ids) >= n;
                 END LOOP;
@@ -336,16 +305,16 @@ BEGIN
                 special := FOUND;
             END IF;
             IF special THEN
-                SELECT p.chosen, p.bases, p.buried INTO ids, bases, again
+                SELECT p.chosen, p.bases, p.buried INTO rows, bases, again
                     FROM @.pxrs_queue_pick(q, ids, in_session, in_tx, n, in_most) p;
                 r_moved := r_moved OR again;
             END IF;
             EXIT WHEN NOT again;
         END LOOP;
-        EXIT WHEN cardinality(ids) > 0 OR swept;
+        EXIT WHEN cardinality(rows) > 0 OR swept;
         sweep := true;
     END LOOP;
-    IF cardinality(ids) = 0 THEN
+    IF coalesce(cardinality(rows), 0) = 0 THEN
         r_due := least(@.pxrs_queue_due(q, after), @.pxrs_queue_due_behind(q, in_session, in_tx));
         IF ranks IS NULL THEN
             PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY} LIMIT 1;
@@ -355,16 +324,15 @@ BEGIN
         END IF;
     END IF;
     RETURN NEXT;
-    RETURN QUERY WITH taken AS (
-        UPDATE @.pxrs_queue_items i SET state = {HELD}, deliveries = i.deliveries + 1,
-            session = in_session, tx = in_tx, most = in_most, base = u.base,
-            deadline = @.pxrs_now_ms() + lock_ms, taken_ms = @.pxrs_now_ms()
-        FROM unnest(ids, bases) WITH ORDINALITY AS u(id, base, at)
-        WHERE i.queue = q AND i.id = u.id
-        RETURNING u.at, i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error, i.base)
-    SELECT t.id, t.deliveries, t.body, t.key, t.rank, t.put_ms, t.error,
-        coalesce(t.base = t.id, true), NULL::float8, NULL::float8, NULL::bool
-        FROM taken t ORDER BY t.at;
+    now_ms := @.pxrs_now_ms();
+    IF bases IS NULL THEN
+        RETURN QUERY UPDATE @.pxrs_queue_items i SET {_HOLD}
+            WHERE i.ctid = ANY (rows) RETURNING NULL::int8, {_HELD_AS};
+    ELSE
+        RETURN QUERY UPDATE @.pxrs_queue_items i SET {_HOLD}, base = u.base
+            FROM unnest(rows, bases) WITH ORDINALITY AS u(row, base, at)
+            WHERE i.ctid = u.row RETURNING u.at, {_HELD_AS};
+    END IF;
 END $$"""
 
 # When the next item shows in a lane that the holder may go on with.
@@ -391,9 +359,6 @@ END $$"""
 TAKING = (
     NOW,
     HOLDER,
-    SETTLE,
-    SETTLE_ALL,
-    SETTLE_LATE,
     PROMOTE,
     FREE,
     DUE,

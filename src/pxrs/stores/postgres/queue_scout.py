@@ -1,16 +1,18 @@
 """Where in a queue the next items are, beside an old transaction.
 
 While some old transaction runs, versions of rows that are gone can't be removed: the front of a
-queue's index fills with them, and every search from its start passes them all. A process that has
-found a search to be slow starts the next ones where the last one ended. It may miss items then
-that show below: ones that were given back, whose commit was late, or of a priority it has not
-seen. So it searches from the start for a tenth of the time, and says to look again at that time.
-A queue without that trouble is always searched from its start.
+queue's index fills with them, and every search from its start passes them all. So it is with what
+was delayed, and with what had a deadline. A process that has found a search to be slow starts the
+next ones where the last one ended. It may miss items then that show below: ones that were given
+back, whose commit was late, or of a priority it has not seen. So it searches from the start for a
+tenth of the time, and says to look again at that time. A queue without that trouble is always
+searched from its start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pxrs.types import Delivery
 
@@ -19,26 +21,49 @@ _REST = 10
 _MOST_RANKS = 32
 
 
+class Plan(NamedTuple):
+    """Above which ids to look, by rank; all, if there are none.
+
+    `after`: what was due until then, by the server's clock, has been seen to. A thorough search
+    also frees what nobody holds any more: from then on it counts as seen to.
+    """
+
+    ranks: Sequence[int] = ()
+    floors: Sequence[int] = ()
+    after: int = 0
+    is_thorough: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.ranks
+
+
 class Scout:
     """What a process knows of one queue's front."""
 
     def __init__(self) -> None:
         self._floors: dict[int, int] = {}
         self._next_search = 0.0
+        self._seen_to = 0
         # Once may be chance: a new connection makes its plans. Twice is not.
         self._slow = 0
 
-    def plan(self, now: float) -> tuple[list[int], list[int]] | None:
-        """Above which ids to look, by rank; None to look at all."""
-        if now >= self._next_search or not self._floors:
-            return None
-        ranks = sorted(self._floors)
-        return ranks, [self._floors[rank] for rank in ranks]
+    @property
+    def is_needed(self) -> bool:
+        """Whether a search from the start was slow."""
+        return self._slow > 0
 
-    def searched(self, now: float, seconds: float, whole: bool) -> None:
-        """A search took so long."""
-        if not whole:
-            return
+    def plan(self, now: float) -> Plan:
+        """Where to look."""
+        if now >= self._next_search or not self._floors:
+            return Plan(is_thorough=self.is_needed)
+        ranks = sorted(self._floors)
+        return Plan(ranks, [self._floors[rank] for rank in ranks], self._seen_to)
+
+    def searched(self, now: float, seconds: float, began_ms: int) -> None:
+        """A search of the whole took so long, and began then by the server's clock."""
+        # What was not yet thorough has to be done again.
+        self._seen_to = began_ms if self._slow else 0
         self._slow = self._slow + 1 if seconds > _SLOW else 0
         self._next_search = now + _REST * seconds if self._slow > 1 else 0.0
         if not self._slow:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.postgres.ears import Ears
-from pxrs.stores.postgres.queue_functions import DEAD, DELAYED, READY
+from pxrs.stores.postgres.queue_functions import DEAD, DELAYED, READY, WAITING
 from pxrs.stores.queue_rules import LIVE, LOOSE, page_size, require_same, states_or, validate_name
 from pxrs.types import Holder, ItemState, Queue, QueueStats, StoredItem
 
@@ -45,7 +45,8 @@ _STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))
                 unnest(queues, puts, dones) AS u(queue, put, done) WHERE u.queue = k.id) n) c
     WHERE k.name = %s AND k.dropped IS NULL"""
 _PEEK = f"""SELECT i.id, {_STATE}, i.body, i.key, i.rank, i.deliveries, i.put_ms, i.taken_ms,
-    i.visible, i.dead_ms, i.error, i.session, i.tx
+    CASE WHEN i.state IN ({DELAYED}, {WAITING}) AND i.visible > @.pxrs_now_ms() THEN i.visible END,
+    i.dead_ms, i.error, i.session, i.tx
     FROM @.pxrs_queues k JOIN @.pxrs_queue_items i ON i.queue = k.id
     WHERE k.name = %s AND k.dropped IS NULL AND i.id > %s AND {_STATE} = ANY (%s::int8[])
     ORDER BY i.id LIMIT %s"""
@@ -175,7 +176,7 @@ def _stored(row: Row) -> StoredItem:
         deliveries=deliveries,
         put_ms=put_ms,
         taken_ms=taken,
-        visible_ms=visible if state == DELAYED else None,
+        visible_ms=visible,
         dead_ms=dead,
         error=error,
         holder=None if session is None else Holder(session, tx),

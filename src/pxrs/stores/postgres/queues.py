@@ -11,10 +11,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from pxrs.clock import Clock
+from pxrs.errors import QueueNotFound
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.ears import Ears
+from pxrs.stores.postgres.queue_restore import RESTORE_ITEMS, as_columns
 from pxrs.stores.postgres.queue_scout import Scout
 from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
 from pxrs.stores.queue_rules import (
@@ -25,6 +28,7 @@ from pxrs.stores.queue_rules import (
     validate_change,
     validate_lock,
     validate_releases,
+    validate_restored,
     validate_take,
 )
 from pxrs.stores.wakeups import LocalWatch
@@ -36,6 +40,7 @@ from pxrs.types import (
     QueueChange,
     QueueLimits,
     Release,
+    StoredItem,
     Taken,
 )
 
@@ -45,12 +50,16 @@ _TIDY_EVERY = 60.0
 _LONGEST_INDEXED = 501
 _MOST_SESSIONS = 1000
 _NUMBERS = 2**63
+_BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
 
 _TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::int8, %b::int8,
-    %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], 0)"""
+    %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
 _APPLY = """SELECT r_numbers, r_lowest, r_cut FROM @.pxrs_queue_apply(%b::text, %b::text,
-    %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::bytea[], %b::int8[],
+    {names}, %b::int8[], %b::int8[], %b::int8[], %b::int8[], {bodies}, %b::int8[],
     %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8)"""
+# The server makes an array of one much sooner than the driver.
+_NAMES = ("ARRAY[%b::text]", "%b::text[]")
+_BODIES = ("ARRAY[%b::bytea]", "%b::bytea[]")
 _EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8)"""
 _RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
@@ -115,7 +124,7 @@ class PostgresQueues(QueueUpkeep):
         scout = self._scouts.setdefault(queue, Scout())
         with self._lock:
             plan = scout.plan(now)
-        sweep = now >= self._next_sweep.get(queue, 0.0)
+        sweep = plan.is_thorough or now >= self._next_sweep.get(queue, 0.0)
         mark = (queue, holder.session)
         told, *rows = self._database.write(
             self._database.sql(_TAKE),
@@ -127,19 +136,24 @@ class PostgresQueues(QueueUpkeep):
                 None if lock_for is None else delay_ms(lock_for),
                 mark not in self._registered,
                 sweep,
-                *(plan or (None, None)),
+                _numbers(plan.ranks),
+                _numbers(plan.floors),
+                plan.after,
             ),
         )
-        due, spent, moved = told[8:]
+        rows.sort(key=_BY_PLACE if rows and rows[0][0] is not None else _BY_RANK)
+        began_ms, (due, spent, moved) = told[6], told[9:]
         items = [_delivery(queue, row) for row in rows]
         with self._lock:
-            scout.searched(now, spent, plan is None)
-            scout.found([item for item, row in zip(items, rows, strict=True) if row[7]])
+            if plan.is_whole:
+                scout.searched(now, spent or 0.0, began_ms)
+            if scout.is_needed:
+                scout.found([item for item, row in zip(items, rows, strict=True) if row[8]])
         if sweep:
             self._next_sweep[queue] = now + _SWEEP_EVERY
         if items:
             self._register(mark)
-        elif plan is not None:
+        elif not plan.is_whole:
             rest = scout.rest(now)
             due = rest if due is None else min(due, rest)
         if moved:
@@ -186,17 +200,20 @@ class PostgresQueues(QueueUpkeep):
 
     def _application(self, change: QueueChange) -> tuple[str, tuple[object, ...]]:
         names = _names(change)
-        removed, added = change.remove, change.put
+        removed, added = sorted(change.remove), change.put
         several = len(names) > 1
         place = {name: at for at, name in enumerate(names, 1)}
-        return self._database.sql(_APPLY), (
+        bodies = [bytes(item.body) for item in added]
+        alone = len(bodies) == 1
+        statement = _APPLY.format(names=_NAMES[len(names) != 1], bodies=_BODIES[not alone])
+        return self._database.sql(statement), (
             *change.holder,
-            names,
+            names[0] if len(names) == 1 else names,
             _numbers([place[held.queue] for held in removed]) if several else None,
             _numbers([held.id for held in removed]),
             _numbers([held.delivery for held in removed]),
             _numbers([place[item.queue] for item in added]) if several else None,
-            [bytes(item.body) for item in added] or None,
+            bodies[0] if alone else bodies or None,
             *_details(added),
             *(_tally(names, added, removed) if several else (None, None)),
             self._forget_after(change.holder.session),
@@ -235,6 +252,18 @@ class PostgresQueues(QueueUpkeep):
         shown = _shown(names, lowest)
         self.committed(Applied(put_to=frozenset(names), shown=shown))
 
+    def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
+        """See `pxrs.stores.api.ItemRestorer`."""
+        validate_restored(items, LIMITS)
+        ((added,),) = self._database.write(
+            self._database.sql(RESTORE_ITEMS), (queue, *as_columns(items, _LONGEST_INDEXED))
+        )
+        if added is None:
+            raise QueueNotFound(queue)
+        shown = {queue: min(item.id for item in items)} if items else {}
+        self.committed(Applied(put_to=frozenset((queue,)), shown=shown))
+        return int(added)
+
     def reap(self) -> float | None:
         self._ears.observer.look_if_due()
         now = self._clock.monotonic()
@@ -262,7 +291,7 @@ def _indexed(key: str) -> str:
 
 
 def _delivery(queue: str, row: Row) -> Delivery:
-    number, delivery, body, key, rank, put_ms, error = row[:7]
+    _, number, delivery, body, key, rank, put_ms, error = row[:8]
     return Delivery(
         held=Held(queue, number, delivery),
         body=body,
@@ -280,6 +309,8 @@ def _numbers(values: Sequence[int]) -> str | None:
 
 def _details(items: Sequence[NewItem]) -> tuple[object, ...]:
     """Ranks, delays, keys, lanes, dedupe keys and windows; None for what no item has."""
+    if all(map(_is_plain, items)):
+        return (None,) * 6
     ranked = any(item.priority for item in items)
     delayed = any(item.delay for item in items)
     keyed = any(item.key is not None for item in items)
@@ -292,6 +323,10 @@ def _details(items: Sequence[NewItem]) -> tuple[object, ...]:
         [item.dedupe and _indexed(item.dedupe) for item in items] if deduped else None,
         _numbers([delay_ms(item.dedupe_window) for item in items]) if deduped else None,
     )
+
+
+def _is_plain(item: NewItem) -> bool:
+    return not (item.priority or item.delay or item.key or item.dedupe)
 
 
 def _tally(

@@ -17,6 +17,8 @@ from pxrs.stores.postgres import (
     queue_changes,
     queue_chores,
     queue_functions,
+    queue_lanes,
+    queue_restore,
 )
 
 VERSION = 3
@@ -121,9 +123,17 @@ _QUEUES = (
 
 QUEUE_FUNCTIONS = (
     *queue_functions.TAKING,
+    *queue_lanes.LANES,
     *queue_apply.COMMITTING,
     *queue_changes.CHANGING,
     *queue_chores.CHORES,
+    queue_restore.RESTORE,
+)
+
+# What is taken is written again: to the same page, if there is room for it.
+_ROOM_FOR_TAKING = (
+    "ALTER TABLE @.pxrs_queue_items SET (fillfactor = 50)",
+    "ALTER INDEX @.pxrs_queue_items_pkey SET (fillfactor = 50)",
 )
 
 # Whatever an older version had: what they take and return may change.
@@ -144,7 +154,7 @@ _FORGET_QUEUE_FUNCTIONS = (
 _MIGRATIONS: dict[int, tuple[str, ...]] = {
     0: (*_TABLES, *functions.FIRST, _VIEW),
     1: (*_QUEUES, functions.END),
-    2: (*_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
+    2: (*_ROOM_FOR_TAKING, *_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
 }
 
 

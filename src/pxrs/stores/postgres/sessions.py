@@ -43,8 +43,11 @@ _OPEN = """INSERT INTO @.pxrs_sessions
     RETURNING 1"""
 _RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
     WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
-_SUSPECTS = f"""SELECT clock_timestamp(), ARRAY(SELECT s.id FROM @.pxrs_sessions s
+_SUSPECTS = f"""clock_timestamp(), ARRAY(SELECT s.id FROM @.pxrs_sessions s
     WHERE {over("%s::timestamptz", "%s::timestamptz")})"""
+
+Statement = Callable[[str, tuple[object, ...]], list[Row]]
+Contact = tuple[datetime | None, datetime | None]
 
 
 class Observer:
@@ -57,7 +60,8 @@ class Observer:
         self._clock = clock
         self.on_ended = on_ended
         self._lock = threading.Lock()
-        self._suspects = database.sql(_SUSPECTS)
+        # Two columns, with the contact as parameters: whoever asks something else can ask this too.
+        self.question = database.sql(_SUSPECTS)
         self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s, %s)")
         # Since when and until when this process was in touch, by the server's clock.
         self._since: datetime | None = None
@@ -68,17 +72,17 @@ class Observer:
         """Look, unless somebody just has; whether any session ended."""
         if self._clock.monotonic() - self._looked < TICK:
             return False
-        return self.look(self._database.read, self._database.write)
+        return self.look(self.asking(self._database.read), self._database.write)
 
-    def look(
-        self,
-        read: Callable[[str, tuple[object, ...]], list[Row]],
-        write: Callable[[str, tuple[object, ...]], list[Row]],
-    ) -> bool:
+    def asking(self, read: Statement) -> Callable[[Contact], Row]:
+        """Asks the question by itself."""
+        return lambda contact: read(f"SELECT {self.question}", contact)[0]
+
+    def look(self, ask: Callable[[Contact], Row], write: Statement) -> bool:
         """Find the sessions that are over and end them; whether there were any."""
         with self._lock:
             contact = (self._since, self._last)
-            ((now, suspects),) = read(self._suspects, contact)
+            now, suspects = ask(contact)
             if self._last is None or now - self._last > _OUT_OF_TOUCH:
                 self._since = now
             self._last = now

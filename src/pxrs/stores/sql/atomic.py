@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
@@ -72,6 +72,7 @@ class SqlAtomic:
         self._used = False
         self._running_on: Connection | None = None
         self._transaction: Any = None
+        self._held = ExitStack()
         self._checks: list[Check] = []
         self._writes: list[Write] = []
         self._change: QueueChange | None = None
@@ -112,7 +113,7 @@ class SqlAtomic:
             raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
         self._used = True
         if self._loan is None:
-            connection = self._database.connect()
+            connection = self._held.enter_context(self._database.lasting())
             self._transaction = connection.begin()
         else:
             connection = self._lend(self._loan)
@@ -155,8 +156,7 @@ class SqlAtomic:
             self._undo(connection)
             raise
         finally:
-            if self._loan is None:
-                connection.close()
+            self._held.close()
 
     def _finish(self, connection: Connection) -> None:
         if self._loan is not None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import sqlalchemy
 from sqlalchemy import Connection, event, exc
 
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import (
     Closed,
     ConfigError,
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 # A process frozen inside a transaction must not hold a claim's row for longer than this.
 _IDLE_SECONDS = 3
+# As long as a session usually lasts without being renewed.
+_IDLE_IN_BLOCK = 10
 _LOCK_WAIT = 10
 _TRIES = 20
 _DEADLOCK = {1205, 1213}
@@ -58,6 +61,7 @@ class Database:
                     url,
                     isolation_level=level,
                     pool_reset_on_return=None,
+                    skip_autocommit_rollback=True,
                     connect_args=arguments,
                 )
                 for level, arguments in (
@@ -119,13 +123,16 @@ class Database:
     def write(self, work: Callable[[Connection], T]) -> T:
         """The work in a transaction; again where it was a deadlock's victim or was raced."""
         self.check_open()
+        give_up = SYSTEM_CLOCK.monotonic() + _LOCK_WAIT
         for number in range(_TRIES):
             try:
                 return self._once(work)
             except (Raced, TransactionConflict) as error:
                 why = error
+            if SYSTEM_CLOCK.monotonic() > give_up:
+                break
             time.sleep(0.001 * number)
-        raise TransactionConflict(f"{self.place}: given up after {_TRIES} tries: {why}")
+        raise TransactionConflict(f"{self.place}: given up after {number + 1} tries: {why}")
 
     def _once(self, work: Callable[[Connection], T]) -> T:
         committing = False
@@ -169,13 +176,25 @@ class Database:
                 connection.invalidate()
                 raise
 
-    def connect(self) -> Connection:
+    @contextmanager
+    def lasting(self) -> Iterator[Connection]:
         """A connection for a transaction that lasts as long as somebody's block."""
         self.check_open()
         try:
-            return self._writing.connect()
+            connection = self._writing.connect()
+            self._let_idle(connection, _IDLE_IN_BLOCK)
         except exc.DBAPIError as error:
             raise self.translated(error) from error
+        with connection:
+            yield connection
+            with suppress(exc.SQLAlchemyError):
+                self._let_idle(connection, _IDLE_SECONDS)
+
+    def _let_idle(self, connection: Connection, seconds: int) -> None:
+        """How long a transaction may do nothing before the server ends it. Only MariaDB does."""
+        if getattr(connection.dialect, "is_mariadb", False):
+            connection.exec_driver_sql(f"SET SESSION idle_transaction_timeout = {seconds}")
+            connection.rollback()
 
     def close(self) -> None:
         if not self.usable:

@@ -9,11 +9,12 @@ from pxrs.clock import Clock
 from pxrs.stores.queue_rules import DIED_HOLDING, REMEMBERED_FOR
 from pxrs.stores.sqlite import queue_ahead as ahead
 from pxrs.stores.sqlite import queue_commits as commits
+from pxrs.stores.sqlite import queue_holds as holds
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.handouts import Verdicts
-from pxrs.stores.sqlite.queue_rows import HeldRow
+from pxrs.stores.sqlite.queue_holds import HeldRow
 from pxrs.stores.sqlite.queue_upkeep import slot_of
 
 _REAP_EVERY = 0.1
@@ -42,8 +43,7 @@ class Reaper:
     def reap(self) -> float | None:
         """See `pxrs.stores.api.QueueStore.reap`."""
         with self._database.reading() as connection:
-            alive: dict[str, bool] = {}
-            lost = [held for held in rows.held_rows(connection) if self.is_lost(held, alive)]
+            lost = self.lost(connection)
             queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
             gone = self._forgotten_sessions(connection)
             ahead.forget_owners(connection, self._verdicts)
@@ -74,15 +74,14 @@ class Reaper:
         """Free what nobody holds any more in one queue; whether there was something."""
         connection = turn.connection
         now_ms = self._clock.wall_ms()
-        alive: dict[str, bool] = {}
-        lost = [held for held in rows.held_rows(connection, queue) if self.is_lost(held, alive)]
+        lost = self.lost(connection, queue)
         for held in lost:
             if not ahead.was_handed_out(held.tx, self._verdicts):
-                rows.give_back_uncounted(connection, held.id)
+                holds.give_back_uncounted(connection, held.id)
             elif held.most is not None and held.deliveries >= held.most:
-                rows.bury(connection, held.id, DIED_HOLDING, now_ms)
+                holds.bury(connection, held.id, DIED_HOLDING, now_ms)
             else:
-                rows.give_back(
+                holds.give_back(
                     connection,
                     held.id,
                     visible=now_ms,
@@ -96,8 +95,12 @@ class Reaper:
         )
         return bool(lost)
 
-    def is_lost(self, held: HeldRow, alive: dict[str, bool]) -> bool:
-        """Whether an item is nobody's any more; `alive` is what is known of sessions."""
+    def lost(self, connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
+        """What is nobody's any more, in one queue or in all."""
+        alive: dict[str, bool] = {}
+        return [held for held in holds.held_rows(connection, queue) if self._is_lost(held, alive)]
+
+    def _is_lost(self, held: HeldRow, alive: dict[str, bool]) -> bool:
         if held.lock_until is not None and held.lock_until <= self._clock.monotonic():
             return True
         if held.session not in alive:
@@ -123,7 +126,7 @@ class Reaper:
         waits = [max(0.0, (visible - now_ms) / 1000) for visible in shows if visible is not None]
         waits += [
             max(0.0, held.lock_until - now)
-            for held in rows.held_rows(connection, queue)
+            for held in holds.held_rows(connection, queue)
             if held.lock_until is not None
         ]
         return min(waits, default=None)

@@ -25,14 +25,16 @@ from pxrs.stores.queue_rules import (
 )
 from pxrs.stores.sqlite import queue_ahead as ahead
 from pxrs.stores.sqlite import queue_commits as commits
+from pxrs.stores.sqlite import queue_holds as holds
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.queue_ahead import Ahead, Aside
+from pxrs.stores.sqlite.queue_holds import Hands
 from pxrs.stores.sqlite.queue_puts import put_items
 from pxrs.stores.sqlite.queue_reaper import Reaper
-from pxrs.stores.sqlite.queue_rows import Candidate, Hands, QueueRow
+from pxrs.stores.sqlite.queue_rows import Candidate, QueueRow
 from pxrs.stores.sqlite.queue_upkeep import LIMITS, QueueUpkeep, slot_of
 from pxrs.types import (
     Delivery,
@@ -187,11 +189,11 @@ class SqliteQueues(QueueUpkeep):
         if not chosen and self._reaper.free(turn, queue.id):
             chosen = self._choose(turn, queue, wanted, now_ms)
         if not chosen:
-            lanes = rows.lanes_held(connection, queue.id, wanted.holder, now)
+            lanes = holds.lanes_held(connection, queue.id, wanted.holder, now)
             return Taken([], self._reaper.due(connection, queue.id, lanes))
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ids = [item.id for item in chosen]
-        rows.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        holds.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
         turn.weight += sum(len(item.body or b"") for item in chosen)
         return Taken([_delivery(connection, queue, item) for item in chosen], None)
 
@@ -202,7 +204,7 @@ class SqliteQueues(QueueUpkeep):
             if not used_up:
                 return chosen
             for item in used_up:
-                rows.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
+                holds.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
                 if item.lane is not None:
                     rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)
             # What was behind them may be somebody else's.
@@ -217,7 +219,7 @@ class SqliteQueues(QueueUpkeep):
         if missing == 0:
             return found
         lanes = [item.lane for item in found if item.lane is not None]
-        lanes += rows.lanes_held(connection, queue.id, wanted.holder, self._clock.monotonic())
+        lanes += holds.lanes_held(connection, queue.id, wanted.holder, self._clock.monotonic())
         if lanes:
             found += rows.following_items(
                 connection, queue.id, list(dict.fromkeys(lanes)), missing, now_ms
@@ -236,10 +238,10 @@ class SqliteQueues(QueueUpkeep):
             if rows.ready_items(connection, queue.id, 1):
                 return 0.0
             now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-            lanes = rows.lanes_held(connection, queue.id, holder, now)
+            lanes = holds.lanes_held(connection, queue.id, holder, now)
             if rows.following_items(connection, queue.id, lanes, 1, now_ms):
                 return 0.0
-            if any(self._reaper.is_lost(held, {}) for held in rows.held_rows(connection, queue.id)):
+            if self._reaper.lost(connection, queue.id):
                 return 0.0
             return self._reaper.due(connection, queue.id, lanes)
 
@@ -257,7 +259,7 @@ class SqliteQueues(QueueUpkeep):
                 queue = rows.id_of(turn.connection, name)
                 if queue is None:
                     raise Fenced(f"queue {name!r} was deleted, and its items with it")
-                if rows.extend(turn.connection, queue, hands, some, now, now + lock_for):
+                if holds.extend(turn.connection, queue, hands, some, now, now + lock_for):
                     turn.slots.add(slot_of(name))
 
         self._database.write(work, synced=synced)
@@ -342,7 +344,7 @@ class SqliteQueues(QueueUpkeep):
         queue = rows.id_of(turn.connection, name)
         if queue is None:
             raise Fenced(f"queue {name!r} was deleted, and its items with it")
-        lanes = rows.remove_held(turn.connection, queue, hands, held, now)
+        lanes = holds.remove_held(turn.connection, queue, hands, held, now)
         if lanes:
             rows.settle(turn.connection, ((queue, lane) for lane in lanes), now_ms)
             turn.slots.add(slot_of(name))
@@ -380,13 +382,13 @@ class SqliteQueues(QueueUpkeep):
             queue = rows.find_queue(connection, release.held.queue)
             if queue is None:
                 continue
-            found = rows.find_held(connection, queue.id, hands, release.held, now)
+            found = holds.find_held(connection, queue.id, hands, release.held, now)
             if found is None:
                 continue
             if release.dead:
-                rows.bury(connection, found.id, tidy(release.error), now_ms)
+                holds.bury(connection, found.id, tidy(release.error), now_ms)
             else:
-                rows.give_back(
+                holds.give_back(
                     connection,
                     found.id,
                     visible=now_ms + delay_ms(release.delay),

@@ -1,0 +1,182 @@
+"""Queues on MariaDB when it goes wrong: lost answers, deadlocks, old tables."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
+
+import pxrs
+from pxrs.errors import OutcomeUnknown, SchemaMismatch, StoreUnavailable, TransactionConflict
+from pxrs.stores.sql.stores import SqlStores
+from pxrs.testing.conformance.queue_tools import HELD, Worker, bodies, look, states_of
+from pxrs.testing.conformance.tools import put, value_of
+from pxrs.types import NewItem, QueueChange
+from support.child import PATIENCE, Child
+from support.inside import say, wait_for_parent
+from support.proxy import Proxy
+from support.sql import SqlPlace, open_sql
+
+pytestmark = pytest.mark.engine("mariadb")
+
+
+def test_a_change_without_an_answer_can_be_asked_after(place: SqlPlace) -> None:
+    """The connection breaks at each of its requests: what `applied` says is what is there."""
+    url = sqlalchemy.make_url(place.url)
+    direct = place.open()
+    found: list[tuple[bool, bool]] = []
+    with Proxy(url.port or 0) as proxy, ThreadPoolExecutor(1) as pool:
+        stores = place.open(url.set(port=proxy.port).render_as_string(hide_password=False))
+        Worker(stores).put(b"first")
+        for request in range(1, 7):
+            worker = Worker(stores)
+            watch = direct.queues.watch("q")
+            proxy.hold_answers_to(request)
+            job = pool.submit(worker.apply, put=[NewItem(queue="q", body=b"%d" % request)])
+            proxy.await_request()
+            while request == 6 and b"6" not in bodies(look(direct)):
+                # It is the commit, and the server has it.
+                assert watch.wait(PATIENCE)
+            proxy.reset()
+            proxy.heal()
+            error = job.exception(PATIENCE)
+            assert isinstance(error, (StoreUnavailable, OutcomeUnknown))
+            there = b"%d" % request in bodies(look(direct))
+            assert direct.queues.applied(worker.holder) == there
+            found.append((isinstance(error, OutcomeUnknown), there))
+            Worker(stores).put(b"again")
+            watch.close()
+        stores.close()
+    assert found == [(False, False)] * 5 + [(True, True)]
+
+
+def test_a_deadlock_with_the_callers_rows_is_a_conflict(place: SqlPlace) -> None:
+    """A transaction of the caller's waits for pxrs' rows, and somebody for the caller's."""
+    place.query("CREATE TABLE orders (n INT PRIMARY KEY, m INT) ENGINE=InnoDB")
+    place.query("INSERT INTO orders VALUES " + ",".join(f"({n}, 0)" for n in range(1, 101)))
+    stores = place.open()
+    stores.queues.create("q")
+    locked = threading.Barrier(2)
+
+    def enqueue() -> None:
+        with Session(place.engine) as session:
+            session.execute(sqlalchemy.text("SELECT * FROM orders WHERE n = 1 FOR UPDATE"))
+            locked.wait(PATIENCE)
+            with stores.atomic(session) as tx:
+                new = NewItem(queue="q", body=b"never")
+                tx.queue(QueueChange(Worker(stores).holder, (), (new,)))
+
+    with ThreadPoolExecutor(1) as pool, place.engine.begin() as other:
+        # The one who has changed more is spared.
+        other.exec_driver_sql("UPDATE orders SET m = 1 WHERE n > 1")
+        other.exec_driver_sql("SELECT * FROM pxrs_queues FOR UPDATE")
+        job = pool.submit(enqueue)
+        locked.wait(PATIENCE)
+        other.exec_driver_sql("UPDATE orders SET m = 1 WHERE n = 1")
+        with pytest.raises(TransactionConflict) as caught:
+            job.result(PATIENCE)
+    assert caught.value.retryable
+    assert look(stores) == []
+    place.query("DROP TABLE orders")
+
+
+def test_changes_that_cross_lock_in_one_order(place: SqlPlace) -> None:
+    """From a to b and from b to a, with keys, at once: nothing is lost and nobody is refused."""
+    stores = [place.open() for _ in range(4)]
+    for queue in ("a", "b"):
+        for key in ("x", "y", None):
+            Worker(stores[0]).put(b"1", b"2", queue=queue, key=key)
+
+    def move(handle: SqlStores, source: str, target: str) -> None:
+        worker = Worker(handle)
+        for _ in range(8):
+            items = worker.take(2, source)
+            new = [NewItem(queue=target, body=item.body, key=item.key) for item in items]
+            again = [NewItem(queue=source, body=b"more") for _ in items[1:]]
+            worker.apply(*items, put=[*reversed(new), *again])
+
+    with ThreadPoolExecutor(4) as pool:
+        ways = [("a", "b"), ("b", "a")] * 2
+        for job in [pool.submit(move, h, *way) for h, way in zip(stores, ways, strict=True)]:
+            job.result(2 * PATIENCE)
+    left = [item.body for queue in ("a", "b") for item in look(stores[0], queue)]
+    assert sorted(body for body in left if body != b"more") == sorted([b"1", b"2"] * 6)
+    stats = [stores[0].queues.stats(queue) for queue in ("a", "b")]
+    assert sum(each.put - each.done for each in stats) == len(left)
+
+
+def take_and_wait(url: str) -> None:
+    """Hold an item until killed."""
+    stores = open_sql(url)
+    worker = Worker(stores, stores.coord.session(1.0))
+    say(worker.take_one().body.decode())
+    wait_for_parent()
+
+
+def test_what_a_killed_worker_held_is_handed_out_again(place: SqlPlace) -> None:
+    stores = place.open()
+    worker = Worker(stores)
+    worker.put(b"1", b"2", key="k")
+    child = Child(take_and_wait, place.url)
+    assert child.read() == "1"
+    watch = stores.queues.watch("q")
+    child.kill()
+    while not (items := worker.take(1)):
+        assert watch.wait(PATIENCE)
+    assert [(item.body, item.held.delivery) for item in items] == [(b"1", 2)]
+    watch.close()
+
+
+def test_a_putter_in_a_long_transaction_holds_up_no_taker(place: SqlPlace) -> None:
+    """Whoever takes skips what is locked, queues too."""
+    stores = place.open()
+    worker = Worker(stores)
+    worker.put(b"1", b"2")
+    with Session(place.engine) as session:
+        session.execute(sqlalchemy.text("SELECT 1 FROM pxrs_meta")).all()
+        with stores.atomic(session) as tx:
+            new = NewItem(queue="q", body=b"3")
+            tx.queue(QueueChange(Worker(stores).holder, (), (new,)))
+        worker.apply(*worker.take(2))
+        session.rollback()
+    assert look(stores) == []
+
+
+def test_workers_share_a_queue_through_the_front_door(place: SqlPlace) -> None:
+    """`connect("mariadb://…")`: units of work, a listener, priorities and dead letters."""
+    url = sqlalchemy.make_url(place.url).set(drivername="mariadb")
+    with pxrs.connect(url.render_as_string(hide_password=False)) as px:
+        with px.transaction() as tx:
+            for number in range(10):
+                tx.put("inbox", f"{number}")
+        with px.transaction() as tx:
+            item = tx.take("inbox", 5.0)
+            assert item is not None
+            tx.put("outbox", f"Hello, {item.value}")
+        with suppress(ZeroDivisionError), px.transaction() as tx:
+            assert tx.take("inbox", 5.0) is not None
+            raise ZeroDivisionError
+        assert [px.stores.queues.stats(name).depth for name in ("inbox", "outbox")] == [9, 1]
+
+
+def test_tables_of_the_first_version_get_queues(mariadb_url: str) -> None:
+    place = SqlPlace(mariadb_url)
+    old = open_sql(mariadb_url)
+    put(old.coord, "k", b"kept")
+    old.close()
+    for table in ("pxrs_queues", "pxrs_queue_items", "pxrs_queue_commits", "pxrs_queue_seen"):
+        place.query(f"DROP TABLE {table}")
+    place.query("UPDATE pxrs_meta SET schema_version = 1")
+    stores = place.open()
+    worker = Worker(stores)
+    worker.put(b"1")
+    worker.take_one()
+    assert (states_of(stores), value_of(stores.coord, "k")) == ({b"1": HELD}, b"kept")
+    place.query("UPDATE pxrs_meta SET schema_version = 99")
+    with pytest.raises(SchemaMismatch):
+        open_sql(mariadb_url)
+    place.close()
