@@ -10,7 +10,7 @@ import pxrs
 from support.command import Shell
 
 QUICK = ("--pace", "0", "--burst", "1000", "--round", "8")
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 _SECRET = "hunter2"
 _PROOFS = 9
 
@@ -50,15 +50,18 @@ def test_postgres(shell: Shell, engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.engine(name)) for name in ("mariadb", "zookeeper")],
+    "often",
+    [
+        pytest.param("effectively once", marks=pytest.mark.engine("mariadb"), id="mariadb"),
+        pytest.param("at least once", marks=pytest.mark.engine("zookeeper"), id="zookeeper"),
+    ],
 )
 def test_messages_are_in_a_file_where_the_engine_keeps_none(
-    shell: Shell, engine: str, name: str
+    shell: Shell, engine: str, often: str
 ) -> None:
     shown = play(shell, engine)
     assert " log=sqlite:///" in shown
-    assert "at least once" in shown
+    assert often in shown
     with pxrs.connect("memory://", coord=engine) as px:
         # The consumers that were killed at the end have a session for a while yet.
         assert [each for each in px.stores.coord.list("") if each.session is None] == []

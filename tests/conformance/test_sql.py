@@ -33,7 +33,13 @@ class SqlLab:
         return self._place.open()
 
     def let_expire(self, session: Session) -> None:
-        await_end(self.open(), session, self.patience)
+        """Its time may be over before anybody has been in touch for that long: wait for both."""
+        stores = self.open()
+        watch = stores.coord.watch("lab/")
+        await_end(stores, session, self.patience)
+        while self._place.query(f"SELECT 1 FROM pxrs_sessions WHERE id = '{session.id}'"):
+            watch.wait(0.1)
+        watch.close()
 
     def close(self) -> None:
         self._place.close()

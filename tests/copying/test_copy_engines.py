@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import pxrs
-from pxrs.errors import CopyRefused
 from pxrs.runtime.copying import Phase
 from pxrs.stores.api import ItemRestorer, Stores
 from pxrs.stores.open import open_stores
@@ -95,15 +94,3 @@ def test_and_back_again(source: str, target: str, tmp_path: Path) -> None:
     with pxrs.connect(source) as px, pxrs.connect(back) as other:
         for topic in px.topics():
             assert px.describe_topic(topic.name) == other.describe_topic(topic.name)
-
-
-@pytest.mark.engine("mariadb")
-def test_queues_that_find_no_place_are_refused(
-    source: str, mariadb_url: str, nats_url: str
-) -> None:
-    target = f"{mariadb_url} log={nats_url}"
-    fill(source)
-    with pytest.raises(CopyRefused, match="queues"):
-        copied(source, target)
-    with pxrs.connect(target) as px:
-        assert px.topics() == []

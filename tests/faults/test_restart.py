@@ -37,7 +37,8 @@ def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None
 def test_three_nodes_lose_their_leader_under_load(name: str, new_engine: NewEngine) -> None:
     engine = new_engine(name, nodes=3, **_OPTIONS[name])
     coord = open_coord(engine.url)
-    session = coord.session(10.0)
+    # Longer than a loaded machine takes to kill, elect and restart: it is renewed once a round.
+    session = coord.session(120.0)
     watch = coord.watch("count/")
     counting = Counting(coord)
     counting.await_more(20)

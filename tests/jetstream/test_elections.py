@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
@@ -68,11 +70,32 @@ def deposed(cluster: Engine, subject: str) -> Iterator[list[str]]:
         thread.join(PATIENCE)
 
 
+def await_everywhere(cluster: Engine, stream: str) -> None:
+    """Until each server knows who keeps the stream: that gets around after it was made."""
+
+    async def ask() -> None:
+        for port in cluster.ports[::3]:
+            client = await nats.connect(f"127.0.0.1:{port}")
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline:
+                try:
+                    await client.request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":1}', timeout=1)
+                    break
+                except nats.errors.Error:
+                    continue
+            else:
+                raise AssertionError(f"nobody answers for {stream} on {port}")
+            await client.close()
+
+    asyncio.run(ask())
+
+
 def test_who_knows_of_no_stream_is_not_believed_while_others_keep_it(cluster: Engine) -> None:
     with closing(opened(cluster)) as log:
         log.create(HERE.topic_id, 1)
         append(log, HERE, batch(b"a", b"b"), batch(b"c"))
         log.trim(HERE, 2)
+        await_everywhere(cluster, "pxrs_t-1")
         with deposed(cluster, "$JS.API.STREAM.*.pxrs_t-1") as asked:
             for _ in range(_ROUNDS):
                 with closing(opened(cluster)) as cold:

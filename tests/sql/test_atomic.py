@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pymysql
 import pytest
@@ -122,6 +123,31 @@ def test_what_fails_inside_leaves_the_callers_transaction_alone(orders: SqlPlace
             tx.write(Put("k", b"never"))
         session.commit()
     assert (found(orders), value_of(stores.coord, "k")) == ([4], b"old")
+
+
+def test_a_checkpoint_commits_with_the_handlers_rows(orders: SqlPlace) -> None:
+    """Messages elsewhere, effects and checkpoint here: together, or handed out again."""
+    with pxrs.connect("memory://", coord=orders.url) as px:
+        px.create_topic("orders", partitions=1)
+        with px.producer() as producer:
+            producer.send("orders", "7").result(PATIENCE)
+        with px.consumer("orders", group="g", auto_commit=False) as consumer:
+            for fails in (True, False):
+                (message,) = consumer.poll(timeout=PATIENCE)
+                with (
+                    suppress(ZeroDivisionError),
+                    Session(orders.engine) as session,
+                    consumer.transaction(connection=session),
+                ):
+                    session.execute(_INSERT, {"n": int(message.value)})
+                    if fails:
+                        raise ZeroDivisionError
+                assert found(orders) == ([] if fails else [7])
+            with pytest.raises(NotAtomic), consumer.transaction() as tx:
+                tx.execute("INSERT INTO orders VALUES (8)")
+                tx.send("orders", "never")
+        assert px.groups.describe("g").partitions[0].checkpoint == 1
+    assert found(orders) == [7]
 
 
 def test_what_can_not_be_joined_is_refused(place: SqlPlace, mariadb_url: str) -> None:

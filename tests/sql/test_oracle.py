@@ -13,7 +13,7 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import oracle
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from pxrs.stores.sql import queue_statements, statements
+from pxrs.stores.sql import queue_statements, queue_upkeep_statements, statements
 from pxrs.stores.sql.schema import metadata
 
 _DIALECT = oracle.dialect()  # type: ignore[no-untyped-call]
@@ -32,6 +32,7 @@ def compiled(statement: object) -> str:
 EVERY = {
     **{f"coord {name}": each for name, each in statements.ALL.items()},
     **{f"queue {name}": each for name, each in queue_statements.ALL.items()},
+    **{f"upkeep {name}": each for name, each in queue_upkeep_statements.ALL.items()},
 }
 
 

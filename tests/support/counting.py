@@ -26,7 +26,8 @@ class Counting:
         self._progress = threading.Condition()
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._count, args=(number,)) for number in range(threads)
+            threading.Thread(target=self._count, args=(number,), daemon=True)
+            for number in range(threads)
         ]
         for thread in self._threads:
             thread.start()

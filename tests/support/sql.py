@@ -19,11 +19,14 @@ def open_sql(url: str) -> SqlStores:
 
 
 class SqlPlace:
-    """A database; what is in pxrs' tables goes with it."""
+    """A database; what is in pxrs' tables goes with it.
+
+    Without TLS: PyMySQL would load all certificates of the system for each connection.
+    """
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+        self.url = f"{url}?ssl_disabled=true"
+        self.engine = sqlalchemy.create_engine(self.url, poolclass=sqlalchemy.NullPool)
         self._opened: list[SqlStores] = []
 
     def open(self, url: str | None = None) -> SqlStores:

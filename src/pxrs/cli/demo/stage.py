@@ -15,7 +15,8 @@ from pxrs.cli.demo.observer import Observer, Picture
 from pxrs.errors import PxrsError
 
 PRODUCER = "producer"
-PATIENCE = 20.0
+# Long enough for a loaded machine to start a few interpreters.
+PATIENCE = 60.0
 _LOOK = 0.05
 
 State = Literal["starting", "up", "holding", "frozen", "killed", "left"]

@@ -35,6 +35,8 @@ TTL = "Nats-TTL"
 
 # How long one try may take before it is made again: a dead leader does not answer.
 TRY = 2.0
+# How long it may take in a cluster until every server knows who answers for a stream.
+_GETS_AROUND = 0.2
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 _MOST_AT_ONCE = 256
 _MOST_BYTES = 8 * 2**20
@@ -114,9 +116,11 @@ class Streams:
         """The stream, None if there is none.
 
         In a cluster a server that was just elected, or deposed and does not know it yet, may
-        say that there is none. Then nobody must answer for the stream itself, either.
+        say that there is none. Then nobody must answer for the stream itself, either, and
+        that twice: who answers for what gets around a little later than it is so.
         """
         deadline = self.deadline()
+        doubts = 1 if self._clustered else 0
         tries = 0
         while True:
             try:
@@ -126,13 +130,15 @@ class Streams:
                 if error.err_code != NO_STREAM:
                     raise translated(error) from error
                 if not await self._is_served(name):
-                    return None
-                await self.pause(tries, deadline, error)
+                    if not doubts:
+                        return None
+                    doubts -= 1
+                await self.pause(tries, deadline, error, _GETS_AROUND)
             tries += 1
 
     async def _is_served(self, name: str) -> bool:
         """Whether any server keeps the stream: those answer without asking who leads."""
-        if not self.wire.server_info().get("cluster"):
+        if not self._clustered:
             return False
         try:
             await self.wire.request(f"{self._direct}.{name}", b'{"seq":1}', TRY)
@@ -142,14 +148,25 @@ class Streams:
             return True
         return True
 
+    @property
+    def _clustered(self) -> bool:
+        return bool(self.wire.server_info().get("cluster"))
+
     async def delete(self, name: str) -> None:
         """Remove the stream, if it is there."""
-        try:
-            await self._ask("DELETE", name, {}, _reply, there=True)
-        except Stale:
-            return
-        except ApiError as error:
-            raise translated(error) from error
+        deadline = self.deadline()
+        tries = 0
+        while True:
+            try:
+                await self._ask("DELETE", name, {}, _reply)
+                return
+            except ApiError as error:
+                if error.err_code != NO_STREAM:
+                    raise translated(error) from error
+                if not await self._is_served(name):
+                    return
+                await self.pause(tries, deadline, error)
+            tries += 1
 
     async def purge(self, name: str, subject: str, before: int) -> None:
         """Remove the messages of a subject with sequences below `before`."""

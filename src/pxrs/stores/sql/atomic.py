@@ -69,6 +69,8 @@ class SqlAtomic:
         if connection is not None:
             self._loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
         self._joined = False
+        # Whether plain reads show what was there when the caller's transaction began.
+        self._has_snapshot = False
         self._used = False
         self._running_on: Connection | None = None
         self._transaction: Any = None
@@ -130,6 +132,7 @@ class SqlAtomic:
                     f"{type(driver).__name__}"
                 )
             self._joined = _has_begun(connection, loan)
+            self._has_snapshot = connection.get_isolation_level() != "READ COMMITTED"
             self._refuse_other_database(connection)
         except BaseException as error:
             if loan.began:
@@ -180,8 +183,7 @@ class SqlAtomic:
 
     def _apply(self, connection: Connection) -> tuple[dict[str, int], Applied | None]:
         """Locks in order: the holder's session, records, the revision, queues, items."""
-        latest = self._loan is not None
-        changing = None
+        changing, latest = None, self._has_snapshot
         if self._change is not None:
             changing = Change(connection, self._change, latest=latest)
             changing.require()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -80,7 +82,7 @@ class Database:
                 event.listen(engine, "connect", _set_up_mysql)
         try:
             self._create()
-            self._skips_locked = _skips_locked(self._reading.dialect)
+            self.skips_locked = _skips_locked(self._reading.dialect)
         except BaseException:
             self.close()
             raise
@@ -98,7 +100,7 @@ class Database:
 
     def require_skip_locked(self) -> None:
         """Refuse a server on which those who take would wait for each other."""
-        if not self._skips_locked:
+        if not self.skips_locked:
             raise ConfigError(
                 f"{self.place}: queues need SKIP LOCKED, which MariaDB has from 10.6 and MySQL "
                 "from 8.0 on"
@@ -166,11 +168,12 @@ class Database:
             connection = self._reading.connect()
             if _is_stale(connection.connection.dbapi_connection):
                 connection.invalidate()
+            driver = connection.connection.dbapi_connection
         except exc.DBAPIError as error:
             raise self.translated(error) from error
         with connection:
             try:
-                yield connection.connection.dbapi_connection
+                yield driver
             except BaseException:
                 # It may be anywhere in the middle: nobody else may go on from there.
                 connection.invalidate()
@@ -288,7 +291,7 @@ def _is_stale(driver: Any) -> bool:
     Who sends a commit on such a one would not know what became of it.
     """
     sock = getattr(driver, "_sock", None)
-    if sock is None or getattr(driver, "ssl", False):
+    if not isinstance(sock, socket.socket) or isinstance(sock, ssl.SSLSocket):
         return False
     poll = select.poll()
     poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)

@@ -8,6 +8,7 @@ import sqlalchemy
 
 from pxrs.stores.findings import Finding, judge_clock, note, ok, warning
 from pxrs.stores.sql.database import Database
+from pxrs.stores.sql.queue_upkeep import LIMITS
 
 _LONG = 60
 _SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin,
@@ -24,7 +25,12 @@ def findings(database: Database, long_after: int = _LONG) -> list[Finding]:
     if dialect not in ("mysql", "mariadb"):
         return [note("version", f"{dialect}: pxrs knows no checks for this database")]
     ((version, flush, binlog, logs, read_only),) = database.read(sqlalchemy.text(_SETTINGS))
-    found = [ok("version", str(version)), _durability(flush, binlog, logs), _clock(database)]
+    found = [
+        ok("version", str(version)),
+        _durability(flush, binlog, logs),
+        _clock(database),
+        _queues(database),
+    ]
     if read_only:
         found.append(warning("server", "the server is read-only", "connect to the primary"))
     return found + _long_transactions(database, long_after)
@@ -44,6 +50,24 @@ def _durability(flush: int, binlog: int, logs: int) -> Finding:
             "set sync_binlog=1",
         )
     return ok("durability", "every commit is synced")
+
+
+def _queues(database: Database) -> Finding:
+    """Whether items can be taken, and the largest of them put."""
+    if not database.skips_locked:
+        return warning(
+            "queues",
+            "this server has no SKIP LOCKED: nothing can be taken from queues",
+            "upgrade to MariaDB 10.6, or MySQL 8.0",
+        )
+    ((packet,),) = database.read(sqlalchemy.text("SELECT @@max_allowed_packet"))
+    if packet < 2 * LIMITS.body_bytes:
+        return note(
+            "queues",
+            f"max_allowed_packet={packet}: items of over {packet // 2} bytes may be refused",
+            "set max_allowed_packet=16M",
+        )
+    return ok("queues", "items can be taken side by side (SKIP LOCKED)")
 
 
 def _clock(database: Database) -> Finding:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection
 
 from pxrs.errors import PxrsError
-from pxrs.stores.sql import queue_statements as queue_sql
+from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.sessions import Observer
@@ -142,7 +142,7 @@ class Ears:
         """How each of them stands; None where there is no such queue."""
         if not names:
             return {}
-        rows = self._database.read(queue_sql.WATCHED, names=sorted(names))
+        rows = self._database.read(kept.WATCHED, names=sorted(names))
         found: dict[str, tuple[int, int] | None] = dict.fromkeys(names)
         for name, number, changes in rows:
             found[name] = (number, changes)

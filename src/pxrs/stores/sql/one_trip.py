@@ -52,11 +52,18 @@ def commit(database: Database, checks: Sequence[Check], writes: Sequence[Write])
             good, revision = _last_row(driver, text, values)
         except Exception as error:
             found = _meaning(database, error)
-            if found is None:
-                driver.rollback()
-                return None
-            raise found from error
+            if found is not None:
+                raise found from error
+            _roll_back(database, driver)
+            return None
     return int(revision) if good else None
+
+
+def _roll_back(database: Database, driver: Any) -> None:
+    try:
+        driver.rollback()
+    except Exception as error:
+        raise database.translated(error) from error
 
 
 def _meaning(database: Database, error: Exception) -> PxrsError | None:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from pxrs.errors import Fenced
 from pxrs.stores.queue_rules import delay_ms, indexed, validate_for
 from pxrs.stores.sql import queue_statements as sql
+from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.database import Raced
 from pxrs.stores.sql.queue_rows import (
     Locked,
@@ -28,11 +29,12 @@ from pxrs.stores.sql.queue_rows import (
     lanes_of,
     lock_queues,
     require_session,
+    session_lost,
     settle,
 )
 from pxrs.stores.sql.queue_tables import DELAYED, LANE_BYTES, READY, WAITING
 from pxrs.stores.sql.schema import reading
-from pxrs.types import Held, Holder, NewItem, QueueChange
+from pxrs.types import Held, Holder, NewItem, Queue, QueueChange
 
 # A commit's number: the time in ms, and a random rest.
 _REST_BITS = 20
@@ -64,14 +66,32 @@ class Change:
         self._now = 0
 
     def require(self) -> None:
-        """Keep the holder's session alive until the commit; before any other lock."""
-        if self._change.remove:
-            self._now = require_session(self._connection, self._change.holder.session)
+        """Keep the holder's session alive until the commit; before any other lock.
+
+        Where items of one queue are removed, and that is all, the same look finds the queue.
+        """
+        if not self._change.remove:
+            return
+        session = self._change.holder.session
+        if self._puts or self._latest or len(self._removed) > 1 or len(self._change.remove) > 1000:
+            self._now = require_session(self._connection, session)
+            return
+        ((name, held),) = self._removed.items()
+        values = {"session": session, "name": name, "ids": [each.id for each in held]}
+        row = self._connection.execute(sql.LOOK_TO_REMOVE, values).one_or_none()
+        if row is None:
+            raise session_lost(session)
+        self._now, queue, in_lanes = row
+        if queue is None:
+            raise _deleted(name)
+        if not in_lanes:
+            self._queues[name] = QueueRow(queue, Queue(name=name))
 
     def run(self) -> Applied:
         """Do it. Raises `Fenced` if something is not held any more: then roll back."""
-        self._find()
-        self._lock()
+        self._find_and_lock()
+        for item in self._change.put:
+            validate_for(self._queues[item.queue].info, item)
         for name, held in sorted(self._removed.items()):
             self._remove(name, held)
         numbers = self._put_all()
@@ -81,37 +101,46 @@ class Change:
         self._remember()
         return Applied(numbers, frozenset(self._puts) | frozenset(self._lanes))
 
-    def _find(self) -> None:
-        names = set(self._removed) | set(self._puts)
-        if not names:
-            return
-        found = find_queues(self._connection, names, latest=self._latest)
-        missing = sorted(set(self._puts) - set(found.queues))
-        for name in set(self._removed) - set(found.queues):
-            raise Fenced(f"queue {name!r} was deleted, and its items with it")
-        if missing:
-            for name in missing:
-                make_queue(self._connection, name, fifo=False)
-            found = find_queues(self._connection, names, latest=self._latest)
-        self._queues, self._now = found.queues, max(self._now, found.now)
-        for item in self._change.put:
-            validate_for(self._queues[item.queue].info, item)
+    def _find_and_lock(self) -> None:
+        """Lock the queues that are put to, and those that something in a lane is removed from.
 
-    def _lock(self) -> None:
-        """The queues that are put to, and those that something in a lane is removed from."""
-        for name, held in self._removed.items():
-            ids = (each.id for each in held)
-            lanes = lanes_of(self._connection, self._queues[name].id, ids, latest=self._latest)
-            if lanes:
-                self._lanes[name] = lanes
-        names = set(self._puts) | set(self._lanes)
-        if not names:
-            return
-        self._locked = lock_queues(self._connection, [self._queues[name].id for name in names])
+        Where reads are of an old snapshot all of them: only a locking read sees what is there.
+        """
+        names = set(self._puts) | (set(self._removed) if self._latest else set())
+        unlocked = set(self._removed) - names - set(self._queues)
+        if unlocked:
+            self._queues |= find_queues(self._connection, unlocked)
+            names |= {name for name in unlocked if self._find_lanes(name)}
+        if names:
+            self._lock(names)
+        for name in (names & set(self._removed)) - set(self._lanes):
+            self._find_lanes(name)
+
+    def _find_lanes(self, name: str) -> bool:
+        """Whether any of what is removed is in a lane. An item stays in its lane."""
+        if name not in self._queues:
+            raise _deleted(name)
+        ids = [each.id for each in self._removed[name]]
+        lanes = lanes_of(self._connection, self._queues[name].id, ids, latest=self._latest)
+        if lanes:
+            self._lanes[name] = lanes
+        return bool(lanes)
+
+    def _lock(self, names: set[str]) -> None:
+        found = lock_queues(self._connection, names)
+        missing = sorted(names - set(found))
+        for name in missing:
+            if name in self._removed:
+                raise _deleted(name)
+            make_queue(self._connection, name, fifo=False)
+        if missing:
+            found |= lock_queues(self._connection, missing)
         for name in names:
-            if self._queues[name].id not in self._locked:
+            if name not in found:
                 raise Raced(f"queue {name!r} was deleted just now")
-        self._now = max(self._now, *(each.now for each in self._locked.values()))
+            self._queues[name] = found[name].queue
+            self._locked[found[name].queue.id] = found[name]
+            self._now = max(self._now, found[name].now)
 
     def _remove(self, name: str, held: Sequence[Held]) -> None:
         holder = self._change.holder
@@ -136,7 +165,7 @@ class Change:
                 numbers[at] = first + len(rows)
                 rows.append(self._row(queue, first + len(rows), self._change.put[at]))
             counts = {"queue": queue.id, "numbers": len(rows), "fresh": len(rows)}
-            self._connection.execute(sql.NUMBER, counts)
+            self._connection.execute(kept.NUMBER, counts)
             if rows:
                 self._connection.execute(sql.INSERT, rows)
             lanes = {row["lane"] for row in rows if row["lane"] is not None}
@@ -184,7 +213,7 @@ class Change:
         """Whoever waits has to look: what was put to is told with the numbers already."""
         moved = [self._queues[name].id for name in self._lanes if name not in self._puts]
         if moved:
-            self._connection.execute(sql.STIR, {"ids": sorted(moved)})
+            self._connection.execute(kept.STIR, {"ids": sorted(moved)})
 
     def _remember(self) -> None:
         """That it was done, and how much: beside it, so that either both are there or none."""
@@ -202,7 +231,11 @@ class Change:
             }
             for at, (queue, count) in enumerate(sorted(done.items()) or [(0, 0)])
         ]
-        self._connection.execute(sql.REMEMBER, rows)
+        self._connection.execute(kept.REMEMBER, rows)
+
+
+def _deleted(name: str) -> Fenced:
+    return Fenced(f"queue {name!r} was deleted, and its items with it")
 
 
 def age_ms(number: int, now: int) -> int:
@@ -217,7 +250,7 @@ def holding(holder: Holder) -> dict[str, str]:
 def make_queue(connection: Connection, name: str, *, fifo: bool) -> None:
     """Make a queue, unless somebody has."""
     values = {"new_id": secrets.randbits(62), "new_name": name, "strict": int(fifo)}
-    connection.execute(sql.MAKE, values)
+    connection.execute(kept.MAKE, values)
 
 
 def new_row(

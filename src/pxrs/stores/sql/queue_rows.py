@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from pxrs.errors import SessionLost
 from pxrs.stores.queue_rules import indexed, lane_of
 from pxrs.stores.sql import queue_statements as sql
+from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.queue_tables import LANE_BYTES, WAITING
 from pxrs.stores.sql.schema import reading
 from pxrs.types import Held, Queue
@@ -25,13 +26,6 @@ class QueueRow(NamedTuple):
 
     id: int
     info: Queue
-
-
-class Found(NamedTuple):
-    """Queues by name, and the time. The time of no queue at all is 0."""
-
-    queues: dict[str, QueueRow]
-    now: int
 
 
 def in_chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -59,30 +53,32 @@ def session_lost(session: str) -> SessionLost:
     return SessionLost(f"session {session} is over, and what it held is free")
 
 
-def find_queues(connection: Connection, names: Collection[str], *, latest: bool = False) -> Found:
+def find_queues(connection: Connection, names: Collection[str]) -> dict[str, QueueRow]:
     found: dict[str, QueueRow] = {}
-    now = 0
     for some in in_chunks(sorted(names)):
-        rows = connection.execute(reading(sql.FIND, latest=latest), {"names": some})
-        for name, number, fifo, created, now_ms in rows:
-            found[name] = QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created))
-            now = now_ms
-    return Found(found, now)
+        for row in connection.execute(kept.FIND, {"names": some}):
+            found[row[0]] = _queue_row(*row[:4])
+    return found
+
+
+def _queue_row(name: str, number: int, fifo: int, created: int) -> QueueRow:
+    return QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created))
 
 
 class Locked(NamedTuple):
     """A queue whose row is locked: the next item's number, and the time."""
 
+    queue: QueueRow
     next_item: int
     now: int
 
 
-def lock_queues(connection: Connection, queues: Collection[int]) -> dict[int, Locked]:
-    """Lock the queues' rows, in order. One that was deleted is missing."""
-    found: dict[int, Locked] = {}
-    for some in in_chunks(sorted(queues)):
-        for number, next_item, now in connection.execute(sql.LOCK_QUEUES, {"ids": some}):
-            found[number] = Locked(next_item, now)
+def lock_queues(connection: Connection, names: Collection[str]) -> dict[str, Locked]:
+    """Lock the queues' rows, in the order of their names. One that is not there is missing."""
+    found: dict[str, Locked] = {}
+    for some in in_chunks(sorted(names)):
+        for row in connection.execute(kept.LOCK_QUEUES, {"names": some}):
+            found[row[0]] = Locked(_queue_row(*row[:4]), *row[4:])
     return found
 
 

@@ -11,15 +11,12 @@ from typing import Any
 
 from sqlalchemy import (
     BindParameter,
-    ClauseElement,
-    ColumnElement,
     Select,
     Table,
     and_,
     bindparam,
     case,
     delete,
-    false,
     func,
     insert,
     literal,
@@ -32,7 +29,6 @@ from sqlalchemy import (
 
 from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
 from pxrs.stores.sql.queue_tables import (
-    COMMITS,
     DEAD,
     DELAYED,
     HELD,
@@ -42,7 +38,8 @@ from pxrs.stores.sql.queue_tables import (
     SEEN,
     WAITING,
 )
-from pxrs.stores.sql.schema import SESSIONS, now_ms, utc_now
+from pxrs.stores.sql.schema import SESSIONS, KeyedDelete, KeyedUpdate, now_ms, utc_now
+from pxrs.stores.sql.statements import named_statements
 
 _i, _q = ITEMS.c, QUEUES.c
 _now: Any = now_ms()
@@ -57,10 +54,10 @@ _same_delivery = and_(_these, tuple_(_i.item_id, _i.deliveries).in_(_pairs), _i.
 _mine = and_(_same_delivery, _holder, _i.due_ms > _now)
 
 
-def hinted(statement: Select[Any], index: str) -> Select[Any]:
+def hinted(statement: Select[Any], index: str, table: Table = ITEMS) -> Select[Any]:
     """With one index only: a plan for a short queue locks all of a long one."""
     for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(ITEMS, f"FORCE INDEX ({index})", dialect)
+        statement = statement.with_hint(table, f"FORCE INDEX ({index})", dialect)
     return statement
 
 
@@ -89,6 +86,18 @@ LOOK = (
         _first_due(HELD),
         select(func.count())
         .where(_of_named, _i.state == HELD, _holder, _i.lane.is_not(None))
+        .scalar_subquery(),
+    )
+    .select_from(SESSIONS)
+    .where(_alive)
+    .with_for_update(read=True)
+)
+LOOK_TO_REMOVE = (
+    select(
+        _now,
+        _named,
+        select(func.count())
+        .where(_of_named, _i.item_id.in_(_ids), _i.lane.is_not(None))
         .scalar_subquery(),
     )
     .select_from(SESSIONS)
@@ -133,7 +142,7 @@ FIRST_BEHIND = (
     .limit(1)
 )
 HOLD = (
-    update(ITEMS)
+    KeyedUpdate(ITEMS)
     .where(_these)
     .values(
         state=HELD,
@@ -151,7 +160,7 @@ PROMOTE = (
     .values(state=READY)
 )
 BURY = (
-    update(ITEMS)
+    KeyedUpdate(ITEMS)
     .where(_these)
     .values(
         state=DEAD,
@@ -168,7 +177,7 @@ LANES = hinted(
     "pxrs_items_lane",
 )
 _shown = case((_i.due_ms > bindparam("now"), DELAYED), else_=READY)
-SHOW = update(ITEMS).where(_these, _i.state == WAITING).values(state=_shown)
+SHOW = KeyedUpdate(ITEMS).where(_these, _i.state == WAITING).values(state=_shown)
 HIDE = (
     update(ITEMS)
     .where(
@@ -180,9 +189,9 @@ HIDE = (
 )
 
 # Holding on, giving back and removing
-MINE = select(_i.due_ms).where(_mine).with_for_update()
-EXTEND = update(ITEMS).where(_mine).values(due_ms=bindparam("until"))
-REMOVE = delete(ITEMS).where(_mine)
+MINE = hinted(select(_i.due_ms).where(_mine).with_for_update(), "PRIMARY")
+EXTEND = KeyedUpdate(ITEMS).where(_mine).values(due_ms=bindparam("until"))
+REMOVE = KeyedDelete(ITEMS).where(_mine)
 _back_at = bindparam("delay", type_=_i.due_ms.type) + _now
 _given_back: dict[str, Any] = {
     "session_id": null(),
@@ -190,7 +199,7 @@ _given_back: dict[str, Any] = {
     "error_text": func.coalesce(bindparam("error", type_=_i.error_text.type), _i.error_text),
 }
 GIVE_BACK = (
-    update(ITEMS)
+    KeyedUpdate(ITEMS)
     .where(_mine)
     .values(
         state=case(
@@ -203,7 +212,7 @@ GIVE_BACK = (
         **_given_back,
     )
 )
-GIVE_UP = update(ITEMS).where(_mine).values(state=DEAD, dead_ms=_now, **_given_back)
+GIVE_UP = KeyedUpdate(ITEMS).where(_mine).values(state=DEAD, dead_ms=_now, **_given_back)
 
 # What the dead leave behind
 _used_up = and_(_i.most.is_not(None), _i.deliveries >= _i.most)
@@ -226,7 +235,7 @@ LOST_NAMED = (
 )
 # A hold that was extended since it was looked at is left alone; a session does not come back.
 FREE = (
-    update(ITEMS)
+    KeyedUpdate(ITEMS)
     .where(
         _same_delivery,
         or_(_i.due_ms <= _now, _i.session_id.in_(bindparam("gone", expanding=True))),
@@ -261,51 +270,6 @@ DUE = select(
     .scalar_subquery(),
 )
 
-# Queues
-_named_so = _q.name.in_(bindparam("names", expanding=True))
-_queue_columns = (_q.name, _q.id, _q.fifo, _q.created_ms)
-FIND = select(*_queue_columns, _now).where(_named_so)
-EVERY = select(*_queue_columns).order_by(_q.name)
-LOCK_QUEUES = (
-    select(_q.id, _q.next_item, _now).where(_q.id.in_(_ids)).order_by(_q.id).with_for_update()
-)
-MAKE = (
-    insert(QUEUES)
-    .prefix_with("IGNORE", dialect="mysql")
-    .prefix_with("IGNORE", dialect="mariadb")
-    .values(
-        id=bindparam("new_id"),
-        name=bindparam("new_name"),
-        fifo=bindparam("strict"),
-        created_ms=_now,
-        next_item=1,
-        changes=0,
-        put=0,
-        done=0,
-    )
-)
-NUMBER = (
-    update(QUEUES)
-    .where(_q.id == _queue)
-    .values(
-        next_item=_q.next_item + bindparam("numbers", type_=_q.next_item.type),
-        put=_q.put + bindparam("fresh", type_=_q.put.type),
-        changes=_q.changes + 1,
-    )
-)
-NUMBER_ABOVE = (
-    update(QUEUES)
-    .where(_q.id == _queue)
-    .values(
-        next_item=func.greatest(_q.next_item, bindparam("above", type_=_q.next_item.type)),
-        put=_q.put + bindparam("fresh", type_=_q.put.type),
-        changes=_q.changes + 1,
-    )
-)
-STIR = update(QUEUES).where(_q.id.in_(_ids)).values(changes=_q.changes + 1)
-DROP_QUEUE = delete(QUEUES).where(_q.id == _queue)
-WATCHED = select(_q.name, _q.id, _q.changes).where(_named_so)
-
 # Putting
 LANES_OF = select(_i.item_id, _i.lane).where(_these, _i.lane.is_not(None))
 INSERT = insert(ITEMS)
@@ -317,141 +281,4 @@ SEEN_BEFORE = select(SEEN.c.seen_key).where(
 SEE = insert(SEEN)
 DROP_SEEN = delete(SEEN).where(SEEN.c.queue_id == _queue)
 
-# What was applied
-REMEMBER = insert(COMMITS)
-APPLIED = (
-    select(COMMITS.c.n)
-    .where(COMMITS.c.session_id == bindparam("session"), COMMITS.c.tx == bindparam("transaction"))
-    .with_for_update(read=True)
-)
-
-
-def old_commits(keep: int) -> Select[Any]:
-    """A session's commits without the latest ones: some of them."""
-    query = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done)
-    query = query.where(COMMITS.c.session_id == bindparam("session"))
-    return query.order_by(COMMITS.c.n.desc()).offset(keep).limit(1000)
-
-
-ORPHANED = (
-    select(COMMITS.c.session_id, func.max(COMMITS.c.n))
-    .select_from(COMMITS.outerjoin(SESSIONS, SESSIONS.c.id == COMMITS.c.session_id))
-    .where(SESSIONS.c.id.is_(None))
-    .group_by(COMMITS.c.session_id)
-)
-FORGET = delete(COMMITS).where(
-    COMMITS.c.session_id == bindparam("session"),
-    COMMITS.c.n.in_(bindparam("numbers", expanding=True)),
-)
-COUNT_DONE = (
-    update(QUEUES)
-    .where(_q.id == _queue)
-    .values(done=_q.done + bindparam("more", type_=_q.done.type))
-)
-
-# Looking after
-_stored = (
-    _i.item_id,
-    _i.state,
-    _i.body,
-    _i.item_key,
-    _i.grade,
-    _i.deliveries,
-    _i.put_ms,
-    _i.taken_ms,
-    _i.due_ms,
-    _i.dead_ms,
-    _i.error_text,
-    _i.session_id,
-    _i.tx,
-    _now,
-)
-
-
-def _counted(*conditions: ColumnElement[bool]) -> Any:
-    query = select(func.count()).select_from(ITEMS).where(_i.queue_id == _q.id, *conditions)
-    return query.correlate(QUEUES).scalar_subquery()
-
-
-# One statement: between two of them an item could move and be counted twice, or not at all.
-STATS = select(
-    *(_counted(_i.state == state) for state in (READY, DELAYED, HELD, WAITING, DEAD)),
-    _counted(_i.state == DELAYED, _i.due_ms <= _now),
-    select(_i.put_ms)
-    .where(_i.queue_id == _q.id, _i.state < DEAD)
-    .order_by(_i.item_id)
-    .limit(1)
-    .correlate(QUEUES)
-    .scalar_subquery(),
-    _q.put,
-    _q.done
-    + select(func.coalesce(func.sum(COMMITS.c.done), 0))
-    .where(COMMITS.c.queue_id == _q.id)
-    .correlate(QUEUES)
-    .scalar_subquery(),
-).where(_q.name == bindparam("name"))
-
-
-def standing(states: list[int]) -> ColumnElement[bool]:
-    """Which items stand so. A delayed one whose time has come is ready."""
-    overdue = and_(_i.state == DELAYED, _i.due_ms <= _now)
-    among = _i.state.in_(states) if states else false()
-    return or_(among, overdue) if READY in states else and_(among, ~overdue)
-
-
-def peek(states: list[int], limit: int) -> Select[Any]:
-    """Items in the states, oldest first."""
-    above = _i.item_id > bindparam("after", type_=_i.item_id.type)
-    query = select(*_stored).where(_in_queue, above, standing(states))
-    return query.order_by(_i.item_id).limit(limit)
-
-
-def latest(states: list[int], limit: int) -> Select[Any]:
-    """Items in the states from the end: a lane that goes from its front shows each of them."""
-    below = _i.item_id < bindparam("before", type_=_i.item_id.type)
-    query = select(_i.item_id).where(_in_queue, below, standing(states))
-    return query.order_by(_i.item_id.desc()).limit(limit)
-
-
-def lock_standing(states: list[int]) -> Select[Any]:
-    """These items, as far as they stand so, locked."""
-    query = select(_i.item_id, _i.lane).where(_these, standing(states))
-    return query.order_by(_i.item_id).with_for_update()
-
-
-DISCARD = delete(ITEMS).where(_these)
-PIECE = select(_i.item_id).where(_in_queue).order_by(_i.item_id)
-DISCARD_UPTO = delete(ITEMS).where(_in_queue, _i.item_id <= bindparam("upto"))
-STRAYS = (
-    select(_i.queue_id)
-    .distinct()
-    .select_from(ITEMS.outerjoin(QUEUES, _q.id == _i.queue_id))
-    .where(_q.id.is_(None))
-)
-REVIVE = (
-    update(ITEMS)
-    .where(_in_queue, _i.item_id == bindparam("old"), _i.state == DEAD)
-    .values(
-        item_id=bindparam("new"),
-        state=case((_i.lane.is_(None), READY), else_=WAITING),
-        due_ms=bindparam("now"),
-        put_ms=bindparam("now"),
-        deliveries=0,
-        suspect=0,
-        taken_ms=null(),
-        dead_ms=null(),
-        most=null(),
-    )
-)
-
-ALL = {
-    **{
-        name: value
-        for name, value in list(globals().items())
-        if name.isupper() and isinstance(value, ClauseElement) and not isinstance(value, Table)
-    },
-    "OLD_COMMITS": old_commits(64),
-    "PEEK": peek([READY, HELD], 10),
-    "LATEST": latest([DELAYED], 10),
-    "LOCK_STANDING": lock_standing([READY, DEAD]),
-}
+ALL = named_statements(dict(globals()))

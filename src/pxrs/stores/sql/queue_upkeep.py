@@ -22,6 +22,7 @@ from pxrs.stores.queue_rules import (
     validate_restored,
 )
 from pxrs.stores.sql import queue_statements as sql
+from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
 from pxrs.stores.sql.queue_changes import age_ms, make_queue
@@ -54,28 +55,29 @@ class QueueUpkeep:
         validate_name(name)
 
         def work(connection: Connection) -> Queue:
-            if name not in find_queues(connection, [name]).queues:
+            if name not in find_queues(connection, [name]):
                 make_queue(connection, name, fifo=fifo)
-            return find_queues(connection, [name]).queues[name].info
+            return find_queues(connection, [name])[name].info
 
         return require_same(self._database.write(work), fifo)
 
     def find(self, name: str) -> Queue | None:
-        found = _queues(self._database.read(sql.FIND, names=[name]))
+        found = _queues(self._database.read(kept.FIND, names=[name]))
         return found[0] if found else None
 
     def all(self) -> list[Queue]:
-        return _queues(self._database.read(sql.EVERY))
+        return _queues(self._database.read(kept.EVERY))
 
     def delete(self, name: str) -> None:
         def unname(connection: Connection) -> int | None:
-            queue = find_queues(connection, [name]).queues.get(name)
-            if queue is None or queue.id not in lock_queues(connection, [queue.id]):
+            locked = lock_queues(connection, [name]).get(name)
+            if locked is None:
                 return None
             # Nobody finds it any more; its items go a piece at a time.
-            connection.execute(sql.DROP_QUEUE, {"queue": queue.id})
-            connection.execute(sql.DROP_SEEN, {"queue": queue.id})
-            return queue.id
+            queue = locked.queue.id
+            connection.execute(kept.DROP_QUEUE, {"queue": queue})
+            connection.execute(sql.DROP_SEEN, {"queue": queue})
+            return queue
 
         queue = self._database.write(unname)
         if queue is not None:
@@ -86,16 +88,16 @@ class QueueUpkeep:
         """Remove the items of a queue that is not there any more."""
 
         def piece(connection: Connection) -> bool:
-            ids = connection.execute(sql.PIECE.limit(_PIECE), {"queue": queue}).scalars().all()
+            ids = connection.execute(kept.PIECE.limit(_PIECE), {"queue": queue}).scalars().all()
             if ids:
-                connection.execute(sql.DISCARD_UPTO, {"queue": queue, "upto": ids[-1]})
+                connection.execute(kept.DISCARD_UPTO, {"queue": queue, "upto": ids[-1]})
             return len(ids) == _PIECE
 
         while self._database.write(piece):
             pass
 
     def stats(self, queue: str) -> QueueStats:
-        rows = self._database.read(sql.STATS, name=queue)
+        rows = self._database.read(kept.STATS, name=queue)
         if not rows:
             return QueueStats()
         ready, delayed, held, waiting, dead, overdue, oldest, put, done = rows[0]
@@ -119,7 +121,7 @@ class QueueUpkeep:
         after: int | None = None,
         limit: int = 100,
     ) -> list[StoredItem]:
-        statement = sql.peek(_numbers_of(states_or(states, LIVE)), page_size(limit))
+        statement = kept.peek(_numbers_of(states_or(states, LIVE)), page_size(limit))
         found = self._find(queue)
         if found is None:
             return []
@@ -127,7 +129,7 @@ class QueueUpkeep:
         return [_stored(row) for row in self._database.read(statement, queue=found, after=above)]
 
     def _find(self, name: str) -> int | None:
-        rows = self._database.read(sql.FIND, names=[name])
+        rows = self._database.read(kept.FIND, names=[name])
         return rows[0][1] if rows else None
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
@@ -150,7 +152,7 @@ class QueueUpkeep:
         found = self._find(queue)
         if found is None:
             return []
-        statement = sql.latest(_numbers_of(states), _PIECE)
+        statement = kept.latest(_numbers_of(states), _PIECE)
         return [row[0] for row in self._database.read(statement, queue=found, before=before)]
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
@@ -170,38 +172,38 @@ class QueueUpkeep:
     def _tidy(self) -> None:
         """Forget what nobody will ask for, and remove what belongs to no queue."""
         now = self._database.read(sql.NOW)[0][0]
-        for session, latest in self._database.read(sql.ORPHANED):
+        for session, latest in self._database.read(kept.ORPHANED):
             if age_ms(latest, now) > REMEMBERED_FOR * 1000:
                 while self._forget_commits(session, keep=0):
                     pass
-        for (queue,) in self._database.read(sql.STRAYS):
+        for (queue,) in self._database.read(kept.STRAYS):
             self._delete_items(queue)
 
     def _forget_commits(self, session: str, *, keep: int) -> bool:
         """Forget all but a session's latest commits; what they did is added up."""
-        old = self._database.read(sql.old_commits(keep), session=session)
+        old = self._database.read(kept.old_commits(keep), session=session)
         if not old:
             return False
+        numbers: dict[int, list[int]] = {}
         done: Counter[int] = Counter()
-        for _, queue, count in old:
+        for number, queue, count in old:
+            numbers.setdefault(queue, []).append(number)
             done[queue] += count
-
-        def work(connection: Connection) -> None:
-            lock_queues(connection, [queue for queue, count in done.items() if count])
-            gone = 0
-            for some in in_chunks([row[0] for row in old]):
-                values = {"session": session, "numbers": some}
-                gone += connection.execute(sql.FORGET, values).rowcount
-            if gone < len(old):
-                # Somebody else adds them up.
-                connection.rollback()
-                return
-            for queue, count in sorted(done.items()):
-                if count:
-                    connection.execute(sql.COUNT_DONE, {"queue": queue, "more": count})
-
-        self._database.write(work)
+        for queue, some in numbers.items():
+            self._database.write(partial(_fold, session, queue, some, done[queue]))
         return True
+
+
+def _fold(
+    session: str, queue: int, numbers: Sequence[int], done: int, connection: Connection
+) -> None:
+    """Forget commits, and add up what they did; unless somebody else does. The queue first."""
+    connection.execute(kept.COUNT_DONE, {"queue": queue, "more": done})
+    gone = 0
+    for some in in_chunks(numbers):
+        gone += connection.execute(kept.FORGET, {"session": session, "numbers": some}).rowcount
+    if gone < len(numbers):
+        connection.rollback()
 
 
 def _queues(rows: Sequence[Any]) -> list[Queue]:
@@ -212,15 +214,6 @@ def _numbers_of(states: Sequence[ItemState]) -> list[int]:
     return sorted({STATES.index(state) for state in states})
 
 
-def _locked(connection: Connection, name: str) -> tuple[QueueRow, int, int] | None:
-    """The queue, locked, with its next number and the time."""
-    queue = find_queues(connection, [name]).queues.get(name)
-    locked = None if queue is None else lock_queues(connection, [queue.id]).get(queue.id)
-    if queue is None or locked is None:
-        return None
-    return queue, locked.next_item, locked.now
-
-
 def _possible(ids: Sequence[int]) -> list[int]:
     """Numbers that an item can have, each once."""
     return [number for number in dict.fromkeys(ids) if 0 < number < _NUMBERS]
@@ -229,32 +222,32 @@ def _possible(ids: Sequence[int]) -> list[int]:
 def _discard(
     connection: Connection, name: str, ids: Sequence[int], states: Sequence[ItemState]
 ) -> int:
-    found = _locked(connection, name)
-    if found is None:
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None:
         return 0
-    queue, _, now = found
-    statement = sql.lock_standing(_numbers_of(states))
+    queue, _, now = locked
+    statement = kept.lock_standing(_numbers_of(states))
     total, lanes = 0, set()
     for some in in_chunks(_possible(ids)):
         rows = connection.execute(statement, {"queue": queue.id, "ids": some}).all()
         if rows:
             gone = [row[0] for row in rows]
-            connection.execute(sql.DISCARD, {"queue": queue.id, "ids": gone})
+            connection.execute(kept.DISCARD, {"queue": queue.id, "ids": gone})
             total += len(gone)
             lanes |= {row[1] for row in rows if row[1] is not None}
     settle(connection, queue.id, lanes, now)
-    connection.execute(sql.STIR, {"ids": [queue.id]})
+    connection.execute(kept.STIR, {"ids": [queue.id]})
     return total
 
 
 def _redrive(connection: Connection, name: str, ids: Sequence[int]) -> int:
-    found = _locked(connection, name)
-    if found is None:
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None:
         return 0
-    queue, first, now = found
+    queue, first, now = locked
     lanes: dict[int, str | None] = {}
     for some in in_chunks(_possible(ids)):
-        rows = connection.execute(sql.lock_standing([DEAD]), {"queue": queue.id, "ids": some})
+        rows = connection.execute(kept.lock_standing([DEAD]), {"queue": queue.id, "ids": some})
         lanes |= {row[0]: row[1] for row in rows}
     old = [number for number in _possible(ids) if number in lanes]
     moves = [
@@ -262,17 +255,17 @@ def _redrive(connection: Connection, name: str, ids: Sequence[int]) -> int:
         for at, number in enumerate(old)
     ]
     if moves:
-        connection.execute(sql.REVIVE, moves)
-    connection.execute(sql.NUMBER, {"queue": queue.id, "numbers": len(old), "fresh": 0})
+        connection.execute(kept.REVIVE, moves)
+    connection.execute(kept.NUMBER, {"queue": queue.id, "numbers": len(old), "fresh": 0})
     settle(connection, queue.id, {lane for lane in lanes.values() if lane is not None}, now)
     return len(old)
 
 
 def _restore(connection: Connection, name: str, items: Sequence[StoredItem]) -> int:
-    found = _locked(connection, name)
-    if found is None:
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None:
         raise QueueNotFound(name)
-    queue, _, now = found
+    queue, _, now = locked
     there: set[int] = set()
     for some in in_chunks([item.id for item in items]):
         rows = connection.execute(sql.PRESENT, {"queue": queue.id, "ids": some})
@@ -282,7 +275,7 @@ def _restore(connection: Connection, name: str, items: Sequence[StoredItem]) -> 
         connection.execute(sql.INSERT, fresh)
     above = max((item.id + 1 for item in items), default=0)
     counts = {"queue": queue.id, "above": above, "fresh": len(fresh)}
-    connection.execute(sql.NUMBER_ABOVE, counts)
+    connection.execute(kept.NUMBER_ABOVE, counts)
     lanes = {row["lane"] for row in fresh if row["lane"] is not None}
     for some_lanes in in_chunks(sorted(lanes)):
         # What shows in a lane may not be its first item any more.

@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     DateTime,
+    Delete,
     Dialect,
     Double,
     Index,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Update,
 )
 from sqlalchemy.dialects import mysql, oracle
 from sqlalchemy.ext.compiler import compiles
@@ -201,3 +203,35 @@ def later(seconds: ColumnElement[float] | Any) -> utc_later:
 def reading(statement: Any, *, latest: bool) -> Any:
     """A plain read, or one that sees the latest state in a transaction with an old snapshot."""
     return statement.with_for_update(read=True) if latest else statement
+
+
+class KeyedUpdate(Update):
+    """An update of rows that are named by their key: it looks at those, and locks no others.
+
+    For a short table MariaDB prefers to look at all of it, and waits for what others have locked.
+    """
+
+    inherit_cache = True
+
+
+class KeyedDelete(Delete):
+    """See `KeyedUpdate`."""
+
+    inherit_cache = True
+
+
+@compiles(KeyedUpdate, "mysql")
+@compiles(KeyedUpdate, "mariadb")
+def _keyed_update(element: Any, compiler: Any, **options: Any) -> str:
+    text: str = compiler.visit_update(element, **options)
+    return text.replace(" SET ", " FORCE INDEX (PRIMARY) SET ", 1)
+
+
+@compiles(KeyedDelete, "mysql")
+@compiles(KeyedDelete, "mariadb")
+def _keyed_delete(element: Any, compiler: Any, **options: Any) -> str:
+    text: str = compiler.visit_delete(element, **options)
+    table = element.table.name
+    return text.replace(
+        f"DELETE FROM {table}", f"DELETE {table} FROM {table} FORCE INDEX (PRIMARY)", 1
+    )

@@ -5,7 +5,21 @@ No statement locks rows and limits them at once: Oracle refuses that.
 
 from __future__ import annotations
 
-from sqlalchemy import BindParameter, and_, bindparam, delete, func, insert, or_, select, update
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ClauseElement,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from pxrs.stores.sql.schema import META, RECORDS, SESSIONS, later, utc_now
 
@@ -89,4 +103,14 @@ FIRST_META = insert(META).values(id=1, revision=0, removals=0)
 SCHEMA_VERSION = select(META.c.schema_version)
 SET_SCHEMA = update(META).values(schema_version=bindparam("new_version"))
 
-ALL = {name: value for name, value in list(globals().items()) if name.isupper() and name != "ALL"}
+
+def named_statements(names: dict[str, Any]) -> dict[str, ClauseElement]:
+    """The statements among a module's names, to be compiled for every dialect."""
+    return {
+        name: value
+        for name, value in names.items()
+        if name.isupper() and isinstance(value, ClauseElement) and not isinstance(value, Table)
+    }
+
+
+ALL = named_statements(dict(globals()))
