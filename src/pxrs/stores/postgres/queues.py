@@ -196,7 +196,10 @@ class PostgresQueues(QueueUpkeep):
             for queue, lowest in applied.shown.items():
                 if queue in self._scouts:
                     self._scouts[queue].shown(lowest)
-        self._ears.ring(queues=applied.put_to | applied.shown.keys())
+        news = applied.put_to | applied.shown.keys()
+        if news:
+            # Else the thread that tells others would wake for nothing, and take its turn.
+            self._ears.ring(queues=news)
 
     def _application(self, change: QueueChange) -> tuple[str, tuple[object, ...]]:
         names = _names(change)
