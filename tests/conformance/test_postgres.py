@@ -13,6 +13,7 @@ from pxrs.testing.conformance import (
     log_checks,
     queue_checks,
     restore_checks,
+    wake_checks,
 )
 from support.postgres import PostgresLab, a_schema
 
@@ -36,10 +37,6 @@ def test_conforms(check: Rule, lab: PostgresLab) -> None:
 
 
 @pytest.mark.parametrize("lab", ["nobody_hears_this"], indirect=True, ids=["deaf"])
-@pytest.mark.parametrize(
-    "check",
-    coord_checks() + log_checks() + queue_checks(),
-    ids=lambda check: check.__name__,
-)
+@pytest.mark.parametrize("check", wake_checks(), ids=lambda check: check.__name__)
 def test_conforms_when_all_notifications_are_lost(check: Rule, lab: PostgresLab) -> None:
     check(lab)

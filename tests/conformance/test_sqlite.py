@@ -19,6 +19,7 @@ from pxrs.testing.conformance import (
     log_checks,
     queue_checks,
     restore_checks,
+    wake_checks,
 )
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -66,6 +67,6 @@ def test_conforms(check: Rule, lab: SqliteLab) -> None:
 
 
 @pytest.mark.parametrize("lab", [False], indirect=True, ids=["polling"])
-@pytest.mark.parametrize("check", coord_checks() + queue_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", wake_checks(), ids=lambda check: check.__name__)
 def test_conforms_without_inotify(check: Rule, lab: SqliteLab) -> None:
     check(lab)

@@ -56,6 +56,7 @@ __all__ = [
     "queue_checks",
     "restore_checks",
     "run_suite",
+    "wake_checks",
 ]
 
 
@@ -87,6 +88,16 @@ def queue_checks() -> tuple[Rule, ...]:
 def restore_checks() -> tuple[Rule, ...]:
     """What an `ItemRestorer` has to pass: queues that can be filled from another store."""
     return queue_restore.suite.checks()
+
+
+def wake_checks() -> tuple[Rule, ...]:
+    """What depends on wake-ups and on sessions being noticed, of the suites of all three protocols.
+
+    For another way to the same store: without notifications, by polling.
+    """
+    parts = (sessions, watches, queue_wakes, queue_races)
+    wakes = tuple(check for check in log.suite.checks() if "wake" in check.__name__)
+    return tuple(check for part in parts for check in part.suite.checks()) + wakes
 
 
 def atomic_checks() -> tuple[Rule, ...]:
