@@ -25,7 +25,15 @@ def group(px: pxrs.Pxrs) -> None:
             producer.send(
                 "orders", b"%d" % at, partition=number, timestamp=1_700_000_000_000 + 1000 * at
             )
-    with px.consumer("orders", "billing", instance="a", debounce=0.0, auto_commit=False) as member:
+    with px.consumer(
+        "orders",
+        "billing",
+        instance="a",
+        debounce=0.0,
+        auto_commit=False,
+        # Its place is not kept for long: others are to have its partitions.
+        rejoin_timeout=0.1,
+    ) as member:
         while True:
             for message in member.poll(timeout=PATIENCE):
                 if (message.partition, message.offset) == (0, 2):

@@ -322,7 +322,7 @@ def test_transaction_that_is_dropped_gives_back(px: Pxrs) -> None:
 def test_dropped_inside_the_sweeper_itself(px: Pxrs) -> None:
     """The garbage collector strikes in any thread, also inside the lock of a wake-up."""
     desk = px._desk()
-    for number in range(50):
+    for number in range(15):
         px.put("q", str(number))
         tx = px.begin()
         assert tx.take("q", PATIENCE) is not None
