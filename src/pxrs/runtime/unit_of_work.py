@@ -37,7 +37,6 @@ from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
 # Behind the wake-ups: how long a lost one can go unnoticed.
 _CAREFUL_WAIT = 5.0
 _FOREVER = Forever()
-_PATIENCE = 10
 
 T = TypeVar("T")
 

@@ -17,13 +17,13 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from pxrs.stores.block import Block
 from pxrs.stores.connections import Lent, Loan, borrow
-from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.stores.sql.coord import Commit, SqlCoord, validate
 from pxrs.stores.sql.database import Raced
 from pxrs.stores.sql.queue_changes import Applied, Change
 from pxrs.stores.sql.queues import SqlQueues
-from pxrs.types import Appended, Batch, Check, Conflict, LogPartition, QueueChange, Write
+from pxrs.types import Batch, Conflict, LogPartition
 
 # Which server, and which database of it, whatever name it was reached by.
 _WHERE = {
@@ -49,7 +49,7 @@ class PlainConnection:
         return getattr(self._connection, name)
 
 
-class SqlAtomic:
+class SqlAtomic(Block[Connection]):
     """See `pxrs.stores.api.Atomic`.
 
     Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
@@ -61,6 +61,7 @@ class SqlAtomic:
     """
 
     def __init__(self, coord: SqlCoord, queues: SqlQueues, connection: Any) -> None:
+        super().__init__(coord.limits, queues.limits)
         self._coord = coord
         self._database = coord.database
         self._queues = queues
@@ -71,16 +72,8 @@ class SqlAtomic:
         self._joined = False
         # Whether plain reads show what was there when the caller's transaction began.
         self._has_snapshot = False
-        self._used = False
-        self._running_on: Connection | None = None
         self._transaction: Any = None
         self._held = ExitStack()
-        self._checks: list[Check] = []
-        self._writes: list[Write] = []
-        self._change: QueueChange | None = None
-        self.versions: dict[str, int] = {}
-        self.appended: list[Appended] = []
-        self.queued: list[int | None] = []
 
     @property
     def joined(self) -> bool:
@@ -90,36 +83,20 @@ class SqlAtomic:
     def connection(self) -> PlainConnection:
         return PlainConnection(self._running())
 
-    def check(self, *checks: Check) -> None:
-        self._running()
-        self._checks += checks
-
-    def write(self, *writes: Write) -> None:
-        self._running()
-        self._writes += writes
-
     def append(self, where: LogPartition, batch: Batch) -> None:
         raise NotAtomic(
             f"{self._database.place} keeps no messages, so none can be sent in its transactions; "
             "put an item into a queue, or send after the commit"
         )
 
-    def queue(self, change: QueueChange) -> None:
-        self._running()
-        require_first(self._change)
-        validate_change(change, self._queues.limits)
-        self._change = change
-
     def __enter__(self) -> SqlAtomic:
-        if self._used:
-            raise InvalidRequest("a block of atomic() can be used once; call atomic() again")
-        self._used = True
+        self._require_new()
         if self._loan is None:
             connection = self._held.enter_context(self._database.lasting())
             self._transaction = connection.begin()
         else:
             connection = self._lend(self._loan)
-        self._running_on = connection
+        self._enter(connection)
         return self
 
     def _lend(self, loan: Loan) -> Connection:
@@ -149,7 +126,7 @@ class SqlAtomic:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        connection, self._running_on = self._running(), None
+        connection = self._leave()
         try:
             if error is None:
                 self._finish(connection)
@@ -228,11 +205,6 @@ class SqlAtomic:
                 connection.rollback()
             elif self._lent or not self._joined:
                 self._loan.rollback()
-
-    def _running(self) -> Connection:
-        if self._running_on is None:
-            raise InvalidRequest("use atomic() as a context manager, and only inside its block")
-        return self._running_on
 
     def _refuse_ended(self, connection: Connection) -> None:
         self._database.check_open()
