@@ -9,10 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 _POLL = 0.01
+_FAREWELL = 10.0
 _BECOME = str(Path(__file__).with_name("become.py"))
 # The death signal comes when the *thread* that launched a child ends: this one ends with us.
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="engine-launcher")
@@ -90,8 +94,14 @@ class Process:
         """kill -9, with all processes it has started."""
         if self._child is None or self._child.poll() is not None:
             return
+        family = psutil.Process(self._child.pid).children(recursive=True)
         os.killpg(self._child.pid, signal.SIGKILL)
+        # Some servers' processes have groups of their own.
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._child.wait()
+        psutil.wait_procs(family, timeout=_FAREWELL)
 
     def freeze(self) -> None:
         """Stop it in its tracks; the kernel still answers for its sockets."""

@@ -19,6 +19,7 @@ from pxrs.log.batches import encode
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, LogPartition, Put
 from support.child import Child
+from support.files import open_files
 from support.inside import say
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -201,11 +202,11 @@ def test_a_store_that_fails_to_open_keeps_no_file_open(tmp_path: Path) -> None:
     mine = sqlite3.connect(path, isolation_level=None)
     mine.execute("UPDATE pxrs_meta SET value = 99 WHERE name = 'schema'")
     mine.close()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_files(tmp_path))
     for _ in range(5):
         with pytest.raises(StoreError):
             SqliteStores(str(path))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_files(tmp_path)) == before
 
 
 @pytest.mark.parametrize("busy_timeout", [-1.0, float("inf"), float("nan"), 1e10])

@@ -16,6 +16,7 @@ from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import Put, Versioned
 from support.child import Child
+from support.files import open_files
 from support.inside import say, wait_for_parent
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -124,23 +125,23 @@ def test_a_session_on_a_full_disk_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     stores.coord.list("")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_files(tmp_path))
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StoreFull):
         stores.coord.session(1.0)
     monkeypatch.undo()
     assert os.listdir(tmp_path / "s.db-pxrs" / "sessions") == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_files(tmp_path)) == before
 
 
 def test_a_session_dropped_without_closing_gives_its_file_back(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_files(tmp_path))
     stores = SqliteStores(str(tmp_path / "s.db"))
     for _ in range(20):
         stores.coord.session(3600.0)
     stores.close()
     assert os.listdir(tmp_path / "s.db-pxrs" / "sessions") == []
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(open_files(tmp_path)) <= before + 1
 
 
 def hold_the_writer(path: str) -> None:
