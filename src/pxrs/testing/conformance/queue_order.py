@@ -294,17 +294,18 @@ def check_delayed_items_show_on_time(lab: Lab) -> None:
     """A delayed item can't be had before its time, and is ready, and counted so, from then on."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
-    worker.put(b"soon", delay=soon(lab))
+    worker.put(b"late", delay=LONG)
     worker.put(b"later", delay=LONG, priority=9)
     same(bodies(Worker(there).take(PLENTY)), [], "what could be had at once")
     items = {item.body: item for item in look(there)}
     require((items[b"later"].visible_ms or 0) > items[b"later"].put_ms, "it says when it shows")
-    same(states_of(there), {b"soon": DELAYED, b"later": DELAYED}, "where they stand")
+    same(states_of(there), {b"late": DELAYED, b"later": DELAYED}, "where they stand")
+    worker.put(b"soon", delay=soon(lab))
     let_time_pass(lab, here)
     stats = there.queues.stats("q")
-    same((stats.ready, stats.delayed), (1, 1), "ready and delayed, before anybody took")
+    same((stats.ready, stats.delayed), (1, 2), "ready and delayed, before anybody took")
     same(bodies(there.queues.peek("q", (READY,))), [b"soon"], "what is ready")
-    same(bodies(there.queues.peek("q", (DELAYED,))), [b"later"], "what is delayed")
+    same(bodies(there.queues.peek("q", (DELAYED,))), [b"late", b"later"], "what is delayed")
     same(bodies(Worker(there).take(PLENTY)), [b"soon"], "what could be had in time")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pxrs.testing.conformance.lab import Lab, Suite
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
+    Q,
     Worker,
     bodies,
     let_time_pass,
@@ -135,14 +136,14 @@ def check_due_is_when_a_delay_ends(lab: Lab) -> None:
     for _ in range(2):
         require_not_before(lab, worker, soon(lab), LONG)
     worker.put(b"soon", delay=soon(lab))
-    for _ in range(2):
-        require_within(worker.due(), 0.0, soon(lab))
-    let_time_pass(lab, stores)
-    soonest = worker.take_one()
+    soonest = taken_or_due(worker, soon(lab)) or taken_or_due(worker, soon(lab))
+    if soonest is None:
+        let_time_pass(lab, stores)
+        soonest = worker.take_one()
     same(soonest.body, b"soon", "what shows")
     require_not_before(lab, worker, soon(lab), LONG)
     worker.release(soonest, delay=soon(lab))
-    require_within(worker.due(), 0.0, soon(lab))
+    taken_or_due(worker, soon(lab))
 
 
 @suite
@@ -155,9 +156,11 @@ def check_due_is_when_a_hold_ends(lab: Lab) -> None:
     worker.take_one(lock_for=LONG)
     require_not_before(lab, other, soon(lab), LONG)
     worker.extend(first, lock_for=soon(lab))
-    require_within(other.due(), 0.0, soon(lab))
-    let_time_pass(lab, stores)
-    same(other.take_one().body, b"1", "what is free then")
+    free = taken_or_due(other, soon(lab))
+    if free is None:
+        let_time_pass(lab, stores)
+        free = other.take_one()
+    same(free.body, b"1", "what is free then")
     require_not_before(lab, other, soon(lab), LONG)
 
 
@@ -169,10 +172,11 @@ def check_due_knows_what_is_behind_a_held_front(lab: Lab) -> None:
     worker.put(b"1", key="k")
     worker.put(b"2", key="k", delay=soon(lab))
     worker.take_one()
-    for _ in range(2):
-        require_within(worker.due(), 0.0, soon(lab))
-    let_time_pass(lab, stores)
-    same(worker.take_one().body, b"2", "what is behind, in time")
+    behind = taken_or_due(worker, soon(lab)) or taken_or_due(worker, soon(lab))
+    if behind is None:
+        let_time_pass(lab, stores)
+        behind = worker.take_one()
+    same(behind.body, b"2", "what is behind, in time")
 
 
 @suite
@@ -222,6 +226,15 @@ def check_nobody_oversleeps(lab: Lab) -> None:
 def require_within(due: float | None, low: float, high: float) -> None:
     """Time only passes: what is due can come nearer, not move away."""
     require(due is not None and low <= due <= high, f"due in {due} s, not {low} to {high}")
+
+
+def taken_or_due(worker: Worker, high: float) -> Delivery | None:
+    """What has come by now, on a machine that is slow; else something has to be due in time."""
+    items, due = worker.queues.take(Q, worker.holder, 1)
+    if items:
+        return items[0]
+    require_within(due, 0.0, high)
+    return None
 
 
 def require_not_before(lab: Lab, worker: Worker, low: float, high: float) -> None:
