@@ -21,6 +21,8 @@ pytestmark = pytest.mark.engine("nats")
 
 HERE = LogPartition("t-1", 0)
 
+_TRIES = 20
+
 
 def use(url: str) -> None:
     """Make a topic and write to it."""
@@ -35,6 +37,21 @@ def use(url: str) -> None:
         stores.close()
 
 
+def refused(url: str) -> str:
+    """What is said to who may not come in.
+
+    The server says why and hangs up. Its hanging up may be heard first, but not every time.
+    """
+    for _ in range(_TRIES):
+        with pytest.raises(StoreUnavailable) as caught:
+            use(url)
+        if "authorization" in str(caught.value).lower():
+            break
+    else:
+        raise AssertionError(f"nobody said why: {caught.value}")
+    return str(caught.value)
+
+
 def with_login(url: str, login: str) -> str:
     return url.replace("nats://", f"nats://{login}@")
 
@@ -44,11 +61,8 @@ def test_user_and_password(new_engine: NewEngine) -> None:
     engine = new_engine("nats", settings=settings)
     use(with_login(engine.url, "ann:s3cr%40t%2F"))
     for login in ("ann:wrong", "bob:s3cr%40t%2F"):
-        with pytest.raises(StoreUnavailable, match=r"(?i)authorization") as caught:
-            use(with_login(engine.url, login))
-        assert "wrong" not in str(caught.value)
-    with pytest.raises(StoreUnavailable, match=r"(?i)authorization"):
-        use(engine.url)
+        assert "wrong" not in refused(with_login(engine.url, login))
+    refused(engine.url)
 
 
 def test_token(new_engine: NewEngine) -> None:
@@ -64,8 +78,7 @@ def test_nkey(new_engine: NewEngine, tmp_path: Path) -> None:
     file.write_bytes(seed)
     engine = new_engine("nats", settings={"authorization": {"users": [{"nkey": public}]}})
     use(f"{engine.url}?nkey={file}")
-    with pytest.raises(StoreUnavailable, match=r"(?i)authorization"):
-        use(engine.url)
+    refused(engine.url)
 
 
 def test_only_its_own_subjects(new_engine: NewEngine) -> None:
