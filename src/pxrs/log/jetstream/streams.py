@@ -27,6 +27,8 @@ _FULL = {10002, 10023, 10028, 10047, 10077, 10122}
 _PLACEMENT = {10005, 10052, 10074}
 # No leader, no quorum, shutting down, too busy: it passes.
 _PASSING = {10004, 10008, 10009, 10075, 10118, 10163, 10167}
+# Why a stream can't be placed, if it is for now: a server that was just started again.
+_AWAY = "peer offline"
 _OFF = {10035, 10039, 10076}
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -277,7 +279,7 @@ class Streams:
             except ApiError as error:
                 if error.err_code == NO_STREAM and name is not None:
                     await self.require(name)
-                elif error.err_code not in _PASSING:
+                elif not passing(error):
                     raise
                 why = error
             await self.pause(tries, deadline, why)
@@ -307,17 +309,17 @@ class Streams:
 
 def passing(error: ApiError) -> bool:
     """Whether the same request may succeed soon."""
-    return error.err_code in _PASSING
+    return error.err_code in _PASSING or _AWAY in str(error)
 
 
 def translated(error: ApiError) -> StoreError | ConfigError:
     """JetStream's refusal in the words of pxrs."""
     if error.err_code in _FULL:
         return StoreFull(f"JetStream has no room left: {error}")
+    if passing(error):
+        return StoreUnavailable(f"JetStream: {error}")
     if error.err_code in _PLACEMENT:
         return ConfigError(f"JetStream can't place the stream: {error}; fewer replicas= may do")
-    if error.err_code in _PASSING:
-        return StoreUnavailable(f"JetStream: {error}")
     if error.err_code in _OFF:
         return ConfigError(f"{error}; start the servers with -js, or enable the account")
     return StoreError(f"JetStream: {error}")

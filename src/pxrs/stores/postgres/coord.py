@@ -62,7 +62,9 @@ class PostgresCoord:
         rows = read()
         if any(row[3] is not None for row in rows) and self._sessions.observer.look_if_due():
             rows = read()
-        return [Versioned(*row) for row in rows]
+        records = [Versioned(*row) for row in rows]
+        self._ears.read(records)
+        return records
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
         validate_commit(checks, writes, self.limits)
@@ -112,12 +114,12 @@ class PostgresCoord:
 
     def _outcome(self, rows: Sequence[Row]) -> Committed | Conflict:
         if rows and rows[0][0]:
-            return Conflict(
-                {
-                    key: None if version is None else Versioned(key, value, version, session)
-                    for _, key, version, _, value, session in rows
-                }
-            )
+            current = {
+                key: None if version is None else Versioned(key, value, version, session)
+                for _, key, version, _, value, session in rows
+            }
+            self._ears.read([record for record in current.values() if record is not None])
+            return Conflict(current)
         if len(self._places) > _MOST_PLACES:
             self._places.clear()
         self._places.update((row[1], row[3]) for row in rows)

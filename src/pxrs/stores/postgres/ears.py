@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -26,7 +26,7 @@ from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, Seen, named
 from pxrs.stores.postgres.sessions import TICK, Anchor, Contact, Observer, Statement
 from pxrs.stores.wakeups import LocalWatch, Wakeups
-from pxrs.types import LogPartition
+from pxrs.types import LogPartition, Versioned
 
 _RETRY = (0.1, 2.0)
 # A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
@@ -69,6 +69,12 @@ class Ears:
         self._partitions.ring(partitions)
         self._queues.ring(queues)
         self._bell.ring(keys, partitions, queues)
+
+    def read(self, records: Sequence[Versioned]) -> None:
+        """This process has read these, and may wait until they change."""
+        wants = self._keys.wanted()
+        if wants:
+            self._looks.read(each for each in records if any(want(each.key) for want in wants))
 
     def watch_keys(self, prefixes: tuple[str, ...]) -> LocalWatch:
         """A watch on records. Armed: what no look has seen before wakes at the next look."""
@@ -282,6 +288,7 @@ class Ears:
     def _abandon(self) -> None:
         """In a forked child: the thread is gone, so is what it listened with."""
         self._lock = threading.RLock()
+        self._looks.abandon()
         self._keys.abandon(self._lock)
         self._partitions.abandon(self._lock)
         self._queues.abandon(self._lock)

@@ -10,24 +10,31 @@ nothing may wait for:
 - sessions that are over and hold items, and lanes that have to be settled: the next take does it.
 
 Each of these is the end of an index.
+
+A record that was made and removed between two looks leaves no trace in them. Nobody misses that,
+unless this process has read it meanwhile and waits for its end. So what was read since the last
+look is asked for by name: is it still so?
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.postgres.queue_functions import DELAYED, HELD, READY
 from pxrs.stores.postgres.sessions import TICK, Contact, Statement
-from pxrs.types import LogPartition
+from pxrs.types import LogPartition, Versioned
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 QUICK = 0.01
 _SLOW = 1.0
+# Of so many records that were read since the last look it is asked whether they are still so.
+_MOST_READ = 5_000
 _LAST = chr(0x10FFFF)
 _LOOK = f"""
     ARRAY(SELECT (SELECT concat_ws(' ', count(*), sum(version), max(version))
@@ -51,7 +58,10 @@ _LOOK = f"""
                 AND NOT EXISTS (SELECT 1 FROM @.pxrs_sessions s WHERE s.id = h.session)),
             (SELECT count(*) FROM @.pxrs_queue_unsettled t WHERE t.queue = k.id))::text
         FROM @.pxrs_queues k WHERE k.name = u.name AND k.dropped IS NULL)
-        FROM unnest(%s::text[]) WITH ORDINALITY u(name, n) ORDER BY n)"""
+        FROM unnest(%s::text[]) WITH ORDINALITY u(name, n) ORDER BY n),
+    ARRAY(SELECT u.key FROM unnest(%s::text[], %s::int8[]) u(key, version)
+        WHERE NOT EXISTS (SELECT 1 FROM @.pxrs_coord c
+            WHERE c.key = u.key AND c.version = u.version))"""
 
 
 class Pace:
@@ -146,13 +156,33 @@ class Looks:
 
     def __init__(self, database: Database) -> None:
         self._columns = database.sql(_LOOK)
+        self._lock = threading.Lock()
+        # Versions of records that were read since the last look.
+        self._read: dict[str, int] = {}
         self.forget()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        self._lock = threading.Lock()
+
+    def read(self, records: Iterable[Versioned]) -> None:
+        """Somebody has read these and may wait until they change."""
+        with self._lock:
+            self._read.update((record.key, record.version) for record in records)
 
     def forget(self) -> None:
         """Everything counts as new at the next look."""
         self._prefixes: Memory[str, str] = Memory()
         self._places: Memory[LogPartition, int | None] = Memory()
         self._queues: Memory[str, str | None] = Memory()
+
+    def _read_since(self) -> dict[str, int]:
+        with self._lock:
+            read, self._read = self._read, {}
+        if len(read) > _MOST_READ:
+            self._prefixes = Memory()
+            return {}
+        return read
 
     def look(
         self,
@@ -165,7 +195,8 @@ class Looks:
         """Look at these. `also`: two columns and their parameters, asked in the same query."""
         columns, parameters = also or ("NULL, NULL", ())
         keys, where, names = sorted(prefixes), sorted(places), sorted(queues)
-        ((versions, ends, fronts, *rest),) = read(
+        since = self._read_since()
+        ((versions, ends, fronts, otherwise, *rest),) = read(
             f"SELECT {self._columns}, {columns}",
             (
                 keys,
@@ -173,18 +204,21 @@ class Looks:
                 [each.topic_id for each in where],
                 [each.partition for each in where],
                 names,
+                list(since),
+                list(since.values()),
                 *parameters,
             ),
         )
         new_keys, keys_now = self._prefixes.compare(dict(zip(keys, versions, strict=True)))
         new_places, places_now = self._places.compare(dict(zip(where, ends, strict=True)))
         new_queues, queues_now = self._queues.compare(dict(zip(names, fronts, strict=True)))
+        unlike = {prefix for prefix in keys for key in otherwise if key.startswith(prefix)}
         seen = Seen(
-            prefixes=new_keys | keys_now.keys(),
+            prefixes=new_keys | keys_now.keys() | unlike,
             places=new_places | places_now.keys(),
             queues=new_queues | queues_now.keys(),
-            changed=bool(keys_now or places_now or queues_now),
-            told=bool(keys_now or places_now or any(map(_has_more, queues_now.values()))),
+            changed=bool(keys_now or unlike or places_now or queues_now),
+            told=bool(keys_now or unlike or places_now or any(map(_has_more, queues_now.values()))),
         )
         return seen, tuple(rest)
 
