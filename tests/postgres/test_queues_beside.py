@@ -70,6 +70,18 @@ def churn(worker: Worker, number: int) -> Delivery:
     return items[-1]
 
 
+def test_connections_that_know_no_plan_yet_find_every_priority(stores: PostgresStores) -> None:
+    """A pooler hands out many; what they read to make plans is no sign of a queue in trouble."""
+    worker = Worker(stores)
+    for number in range(4):
+        worker.put(b"x", key=f"k{number}", priority=-number)
+    for number in range(4):
+        stores.database._close_idle()
+        item = worker.take_one()
+        assert item.priority == -number
+        worker.apply(item)
+
+
 def test_a_long_queue_is_not_read(stores: PostgresStores, postgres_url: str) -> None:
     """Nor if its plans were made when it was empty, and nobody has counted it since."""
     worker = Worker(stores)

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from pxrs.types import Delivery
 
-# Pages of an index, each with hundreds of entries. Not by time: a busy machine is slow, too.
-_MANY_PAGES = 8
+# Pages of an index, each with hundreds of entries. Not by time: a busy machine is slow, too. A
+# connection that has just been opened reads up to a dozen only to make its plans.
+_MANY_PAGES = 32
 _ITEMS_PER_PAGE = 20
 # How long the whole is left alone then: so many times as long as it took, but some time at least.
 _REST = 10
