@@ -26,6 +26,8 @@ try:
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.retry import KazooRetry
     from kazoo.security import CREATOR_ALL_ACL
+
+    from pxrs.stores.zookeeper.handler import Handler
 except ImportError as error:
     raise MissingExtra("zookeeper://", "zookeeper") from error
 
@@ -59,6 +61,7 @@ class Link:
         self.client: Any = KazooClient(
             hosts=",".join(settings.hosts),
             timeout=session_timeout,
+            handler=Handler(),
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5),
             logger=_LOGGER,
             **_identity(settings),
