@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from pxrs.stores.postgres.bodies import Bodies
 from pxrs.stores.postgres.queue_functions import READY
 from pxrs.stores.queue_rules import delay_ms, indexed
 from pxrs.types import Held, NewItem, QueueChange
@@ -48,7 +49,7 @@ def application(change: QueueChange, forget_after: int) -> tuple[str, tuple[obje
     removed, added = sorted(change.remove), change.put
     several = len(names) > 1
     place = {name: at for at, name in enumerate(names, 1)}
-    bodies = [bytes(item.body) for item in added]
+    bodies = _bodies(added)
     alone = len(bodies) == 1
     statement = _APPLY.format(names=_NAMES[len(names) != 1], bodies=_BODIES[not alone])
     return statement, (
@@ -78,13 +79,17 @@ def plain_put(change: QueueChange) -> tuple[str, tuple[object, ...]]:
     """The statement for a unit that only puts plain items into one queue."""
     put = change.put
     alone = len(put) == 1
-    bodies = [bytes(item.body) for item in put]
+    bodies = _bodies(put)
     return _PLAIN_PUTS[not alone], (
         *change.holder,
         put[0].queue,
         len(put),
         bodies[0] if alone else bodies,
     )
+
+
+def _bodies(items: Sequence[NewItem]) -> Bodies:
+    return Bodies(item.body for item in items)
 
 
 def numbers(values: Sequence[int]) -> str | None:
