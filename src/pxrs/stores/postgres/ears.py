@@ -206,9 +206,9 @@ class Ears:
 
     def _listen_if_wanted(self, connection: Pg) -> None:
         """From the first watch on: who only puts is not woken by everybody's news, its own too."""
-        if self._pace.listening or self._database.pooled:
-            return
-        if self._keys.wanted() or self._partitions.wanted() or self._queues.wanted():
+        wanted = self._keys.wanted() or self._partitions.wanted() or self._queues.wanted()
+        self._pace.wanted = bool(wanted)
+        if wanted and not self._pace.listening and not self._database.pooled:
             connection.execute(f"LISTEN {self._listens_to}".encode())
             self._pace.listening = True
             self._doubt()

@@ -67,12 +67,13 @@ _LOOK = f"""
 class Pace:
     """How long to wait before looking again.
 
-    Slowly while notifications tell of all that is found; else a few milliseconds after something
-    happened, and more and more slowly while nothing does.
+    Slowly while nobody wants to know, or notifications tell of all that is found; else a few
+    milliseconds after something happened, and more and more slowly while nothing does.
     """
 
     def __init__(self) -> None:
         self.listening = False
+        self.wanted = False
         self._unheard = 0
         self._heard = False
         self._pause = QUICK
@@ -91,7 +92,9 @@ class Pace:
     @property
     def pause(self) -> float:
         """One unheard change may have been seen before its notification came; two are a habit."""
-        return _SLOW if self.listening and self._unheard < 2 else self._pause
+        if not self.wanted or (self.listening and self._unheard < 2):
+            return _SLOW
+        return self._pause
 
 
 class Prefixes(tuple[str, ...]):
