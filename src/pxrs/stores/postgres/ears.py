@@ -29,8 +29,6 @@ from pxrs.stores.wakeups import LocalWatch, Wakeups
 from pxrs.types import LogPartition, Versioned
 
 _RETRY = (0.1, 2.0)
-# A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
-_REST = 10
 
 
 class Ears:
@@ -197,7 +195,7 @@ class Ears:
             # Both in one query, if both are soon due.
             if now() >= look or (observe and now() >= max(rested, look - TICK / 2)):
                 took = self._look(on_it, observe)
-                rested = now() + _REST * took
+                rested = now() + self._pace.rest(took)
                 look = max(rested, now() + self._pace.pause)
             elif observe:
                 self.observer.look(self.observer.asking(on_it), on_it)

@@ -36,6 +36,9 @@ _SLOW = 1.0
 # Of so many records that were read since the last look it is asked whether they are still so.
 _MOST_READ = 5_000
 _LAST = chr(0x10FFFF)
+# A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
+_REST = 10
+_LONGEST_REST = 5.0
 _LOOK = f"""
     ARRAY(SELECT (SELECT concat_ws(' ', count(*), sum(version), max(version))
         FROM @.pxrs_coord c WHERE c.key >= u.first AND c.key <= u.last)
@@ -76,6 +79,7 @@ class Pace:
         self._unheard = 0
         self._heard = False
         self._pause = QUICK
+        self._took = 0.0
 
     def heard(self) -> None:
         """Somebody told of a change."""
@@ -87,6 +91,14 @@ class Pace:
         self._unheard += told and not self._heard
         self._heard = False
         self._pause = QUICK if changed else min(2 * self._pause, TICK)
+
+    def rest(self, took: float) -> float:
+        """How long to leave the server alone after a look that took so many seconds.
+
+        One may have waited for a busy machine or a pooler; two are a habit.
+        """
+        usual, self._took = min(took, self._took), took
+        return min(_REST * usual, _LONGEST_REST)
 
     @property
     def pause(self) -> float:
