@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy
 
+from pxrs.stores.sql import queue_take
 from pxrs.stores.sql.ears import Ears
+from pxrs.stores.sql.queue_tables import READY
 from pxrs.testing.conformance.queue_tools import Worker
+from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import put
 from support.child import PATIENCE, exit_code
 from support.sql import SqlPlace
@@ -50,3 +53,29 @@ def test_a_forked_child_neither_waits_nor_hangs(place: SqlPlace) -> None:
             woken = watch.wait(None) and watch.wait(None) and watch.wait(None)
             os._exit(7 if woken else 1)
     assert exit_code(pid) == 7
+
+
+def test_what_fell_due_and_is_locked_by_another_take_is_asked_for_again(
+    place: SqlPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was delayed when this take looked, then somebody showed it, then somebody locked it."""
+    stores = place.open()
+    worker = Worker(stores)
+    (number,) = worker.put(b"1", delay=LONG)
+    place.query("UPDATE pxrs_queue_items SET due_ms = 1")
+    look = queue_take._look
+    with place.engine.connect() as other:
+
+        def overtaken(*arguments: Any) -> queue_take.Sight:
+            sight = look(*arguments)
+            place.query(f"UPDATE pxrs_queue_items SET state = {READY}")
+            other.exec_driver_sql(
+                f"SELECT 1 FROM pxrs_queue_items WHERE item_id = {number} FOR UPDATE"
+            )
+            return sight
+
+        monkeypatch.setattr(queue_take, "_look", overtaken)
+        assert worker.due() is not None
+        other.rollback()
+    monkeypatch.undo()
+    assert worker.take_one().body == b"1"
