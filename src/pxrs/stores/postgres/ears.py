@@ -140,6 +140,11 @@ class Ears:
         with suppress(BlockingIOError):
             os.write(self._stir_it, b"x")
 
+    def _calm(self) -> None:
+        """Whoever stirred is answered by what comes next."""
+        with suppress(BlockingIOError):
+            os.read(self._stirred, 4096)
+
     def _hang_up(self) -> None:
         connection = self._connection
         if connection is not None:
@@ -158,6 +163,7 @@ class Ears:
                 self._pace.listening = False
                 self._doubt()
                 select.select([self._stirred], [], [], pause)
+                self._calm()
                 pause = min(2 * pause, longest)
             else:
                 pause = _RETRY[0]
@@ -217,8 +223,7 @@ class Ears:
         ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
         stirred = self._stirred in ready
         if stirred:
-            with suppress(BlockingIOError):
-                os.read(self._stirred, 4096)
+            self._calm()
         for fd in ready & anchors.keys():
             self._anchor_lost(anchors[fd])
         return stirred, connection.fileno() in ready
