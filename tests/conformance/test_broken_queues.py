@@ -130,6 +130,10 @@ BROKEN: list[tuple[type[MemoryQueues], str]] = [
     *store(waits.DueIsForTheDelayedOnly, "check_due_is_when_a_hold_ends"),
     *store(waits.DueIsForTheHeldOnly, "check_due_is_when_a_delay_ends"),
     *store(waits.DueForgetsTheHoldersKeys, "check_due_knows_what_is_behind_a_held_front"),
+    *store(
+        waits.DueIsAlwaysSoon, "check_due_is_when_a_delay_ends", "check_due_is_when_a_hold_ends"
+    ),
+    *store(waits.PutsBehindInSilence, "check_a_put_behind_a_held_item_wakes"),
     *store(waits.DueIsTheLast, "check_due_is_when_a_delay_ends"),
     *store(waits.TakesOutsideTheLock, "check_no_item_is_in_two_hands"),
     *store(waits.DedupesOutsideTheLock, "check_one_of_many_puts_a_duplicate"),

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from pxrs.stores.postgres.looks import Looks
+from pxrs.clock import SYSTEM_CLOCK, SystemClock
+from pxrs.stores.postgres.looks import Looks, Pace
+from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.types import Check, Conflict, Delete, Put
 from support.child import PATIENCE
 from support.postgres import PostgresLab
@@ -93,3 +95,48 @@ def test_what_stays_as_it_was_read_wakes_nobody(deaf: PostgresLab, gate: Gate) -
         gate.open()
         assert not watch.wait(0)
     watch.close()
+
+
+class Stalls(SystemClock):
+    """A clock that can be told that minutes have passed."""
+
+    def __init__(self) -> None:
+        self._passed = 0.0
+        self.monotonic = lambda: SYSTEM_CLOCK.monotonic() + self._passed  # type: ignore[assignment]
+
+    def stall(self) -> None:
+        self._passed += 600
+
+
+def test_one_look_that_took_long_is_no_reason_to_rest(
+    deaf: PostgresLab, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that stood still for a while says nothing of what a look costs."""
+    clock, looked, stalls = Stalls(), threading.Semaphore(0), threading.Event()
+    look = Looks.look
+
+    def stalling(*arguments: Any) -> Any:
+        seen = look(*arguments)
+        if stalls.is_set():
+            stalls.clear()
+            clock.stall()
+            looked.release()
+        return seen
+
+    monkeypatch.setattr(Looks, "look", stalling)
+    here, there = deaf.open().coord, PostgresStores(postgres_url, clock=clock)
+    watch = there.coord.watch("k/")
+    stalls.set()
+    assert looked.acquire(timeout=PATIENCE)
+    # The look that stalled may still have to tell of what it saw.
+    here.commit((), (Put("k/1", b"1"),))
+    assert watch.wait(PATIENCE)
+    here.commit((), (Put("k/1", b"2"),))
+    assert watch.wait(PATIENCE)
+    watch.close()
+    there.close()
+
+
+def test_looks_that_take_long_are_rare_but_never_given_up() -> None:
+    pace = Pace()
+    assert [pace.rest(took) for took in (0.2, 0.2, 600, 0.1, 600, 600)] == [0, 2, 2, 1, 1, 5]

@@ -20,7 +20,7 @@ from pxrs.stores.sqlite.ears import SlotWatch
 from pxrs.stores.sqlite.sessions import SessionFiles
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Put
-from support.child import PATIENCE, Child
+from support.child import PATIENCE, Child, exit_code
 from support.inside import say, wait_for_parent
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -168,15 +168,18 @@ def _let_it_be_quiet(watch: SlotWatch) -> None:
         pass
 
 
-def test_running_out_of_descriptors_makes_nobody_deaf(
-    stores: SqliteStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "Too many open files"), ValueError("what nobody thought of")]
+)
+def test_no_error_makes_anybody_deaf(
+    stores: SqliteStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     watch = stores.coord.watch("members/")
     failed = threading.Event()
 
     def no_more(self: SessionFiles, *_: object) -> Any:
         failed.set()
-        raise OSError(errno.EMFILE, "Too many open files")
+        raise error
 
     monkeypatch.setattr(SessionFiles, "names", no_more)
     assert failed.wait(PATIENCE)
@@ -235,18 +238,4 @@ def test_a_forked_child_neither_waits_nor_hangs(stores: SqliteStores) -> None:
             woken = watch.wait(None)
             stores.close()
             os._exit(7 if woken else 1)
-    code = _wait_for(pid)
-    assert code == 7
-
-
-def _wait_for(pid: int) -> int:
-    codes: list[int] = []
-    thread = threading.Thread(
-        target=lambda: codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    )
-    thread.start()
-    thread.join(5.0)
-    if not codes:
-        os.kill(pid, 9)
-        thread.join()
-    return codes[0]
+    assert exit_code(pid) == 7

@@ -145,6 +145,21 @@ class PutsInSilence(MemoryQueues):
         return in_silence(self, lambda: MemoryQueues.place(self, change))
 
 
+class PutsBehindInSilence(MemoryQueues):
+    """Thinks that nobody can have what is behind a held item."""
+
+    def place(self, change: QueueChange) -> list[int | None]:
+        held = {
+            (name, item.key)
+            for name, queue in self._queues.items()
+            for item in queue.items.values()
+            if item.holder is not None
+        }
+        if any(new.key and (new.queue, new.key) in held for new in change.put):
+            return in_silence(self, lambda: MemoryQueues.place(self, change))
+        return super().place(change)
+
+
 class ReleasesInSilence(MemoryQueues):
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         in_silence(self, lambda: MemoryQueues.release(self, holder, releases))
@@ -191,6 +206,14 @@ class DueIsForTheHeldOnly(MemoryQueues):
 class DueForgetsTheHoldersKeys(MemoryQueues):
     def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
         return super()._due(queue)
+
+
+class DueIsAlwaysSoon(MemoryQueues):
+    """Nobody oversleeps, but whoever waits asks again and again."""
+
+    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+        due = super()._due(queue, holder)
+        return None if due is None else min(due, 0.05)
 
 
 class DueIsTheLast(MemoryQueues):

@@ -96,3 +96,17 @@ class Child:
 
 
 _END = object()
+
+
+def exit_code(pid: int) -> int:
+    """How a forked child ended; one that hangs is killed."""
+    codes: list[int] = []
+    thread = threading.Thread(
+        target=lambda: codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    )
+    thread.start()
+    thread.join(PATIENCE)
+    if not codes:
+        os.kill(pid, signal.SIGKILL)
+        thread.join()
+    return codes[0]

@@ -29,8 +29,6 @@ from pxrs.stores.wakeups import LocalWatch, Wakeups
 from pxrs.types import LogPartition, Versioned
 
 _RETRY = (0.1, 2.0)
-# A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
-_REST = 10
 
 
 class Ears:
@@ -142,6 +140,11 @@ class Ears:
         with suppress(BlockingIOError):
             os.write(self._stir_it, b"x")
 
+    def _calm(self) -> None:
+        """Whoever stirred is answered by what comes next."""
+        with suppress(BlockingIOError):
+            os.read(self._stirred, 4096)
+
     def _hang_up(self) -> None:
         connection = self._connection
         if connection is not None:
@@ -160,6 +163,7 @@ class Ears:
                 self._pace.listening = False
                 self._doubt()
                 select.select([self._stirred], [], [], pause)
+                self._calm()
                 pause = min(2 * pause, longest)
             else:
                 pause = _RETRY[0]
@@ -196,7 +200,7 @@ class Ears:
             # Both in one query, if both are soon due.
             if now() >= look or (observe and now() >= max(rested, look - TICK / 2)):
                 took = self._look(on_it, observe)
-                rested = now() + _REST * took
+                rested = now() + self._pace.rest(took)
                 look = max(rested, now() + self._pace.pause)
             elif observe:
                 self.observer.look(self.observer.asking(on_it), on_it)
@@ -227,8 +231,7 @@ class Ears:
         ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
         stirred = self._stirred in ready
         if stirred:
-            with suppress(BlockingIOError):
-                os.read(self._stirred, 4096)
+            self._calm()
         for fd in ready & anchors.keys():
             self._anchor_lost(anchors[fd])
         return stirred, connection.fileno() in ready

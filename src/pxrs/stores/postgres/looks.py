@@ -6,10 +6,12 @@ nothing may wait for:
 - its first ready item, and by `xmin` which version of it: one that was taken and given back
   between two looks is another;
 - when the next delayed item shows and the next hold ends: who waits knew another time;
-- its latest item: it may be behind one that the same transaction holds;
+- its latest item: what was put;
+- the first item behind each that this process holds: who holds one can have the next;
 - sessions that are over and hold items, and lanes that have to be settled: the next take does it.
 
-Each of these is the end of an index.
+Each of these is the end of an index. Of the last ones it is told at every look: whoever took may
+have found a lane locked, and nobody tells when it no longer is.
 
 A record that was made and removed between two looks leaves no trace in them. Nobody misses that,
 unless this process has read it meanwhile and waits for its end. So what was read since the last
@@ -24,8 +26,8 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from pxrs.stores.postgres.database import Database, Row
-from pxrs.stores.postgres.queue_functions import DELAYED, HELD, READY
-from pxrs.stores.postgres.sessions import TICK, Contact, Statement
+from pxrs.stores.postgres.queue_functions import DELAYED, HELD, READY, WAITING
+from pxrs.stores.postgres.sessions import TICK, Contact, Statement, this_process
 from pxrs.types import LogPartition, Versioned
 
 T = TypeVar("T")
@@ -36,6 +38,9 @@ _SLOW = 1.0
 # Of so many records that were read since the last look it is asked whether they are still so.
 _MOST_READ = 5_000
 _LAST = chr(0x10FFFF)
+# A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
+_REST = 10
+_LONGEST_REST = 5.0
 _LOOK = f"""
     ARRAY(SELECT (SELECT concat_ws(' ', count(*), sum(version), max(version))
         FROM @.pxrs_coord c WHERE c.key >= u.first AND c.key <= u.last)
@@ -49,14 +54,25 @@ _LOOK = f"""
                 WHERE i.queue = k.id ORDER BY i.id DESC LIMIT 1),
             (SELECT i.id || '.' || i.xmin FROM @.pxrs_queue_items i
                 WHERE i.queue = k.id AND i.state = {READY} ORDER BY i.rank, i.id LIMIT 1),
-            (SELECT i.visible FROM @.pxrs_queue_items i
+            (SELECT i.visible || '.' || i.xmin FROM @.pxrs_queue_items i
                 WHERE i.queue = k.id AND i.state = {DELAYED} ORDER BY i.visible LIMIT 1),
             (SELECT i.deadline FROM @.pxrs_queue_items i WHERE i.queue = k.id
                 AND i.state = {HELD} AND i.deadline IS NOT NULL ORDER BY i.deadline LIMIT 1),
             (SELECT string_agg(h.session, ' ' ORDER BY h.session) FROM @.pxrs_queue_holders h
                 WHERE h.queue = k.id
                 AND NOT EXISTS (SELECT 1 FROM @.pxrs_sessions s WHERE s.id = h.session)),
-            (SELECT count(*) FROM @.pxrs_queue_unsettled t WHERE t.queue = k.id))::text
+            (SELECT count(*) FROM @.pxrs_queue_unsettled t WHERE t.queue = k.id),
+            (SELECT string_agg(b.first, ' ' ORDER BY b.first) FROM (
+                SELECT (SELECT w.id || '.' || w.xmin FROM @.pxrs_queue_items w
+                    WHERE w.queue = k.id AND w.lane = f.lane AND w.state = {WAITING}
+                    AND w.id >= f.base ORDER BY w.id LIMIT 1) AS first
+                FROM (SELECT i.lane, min(i.base) AS base
+                    FROM @.pxrs_queue_holders h JOIN @.pxrs_sessions s
+                        ON s.id = h.session AND s.owner = %s, LATERAL (
+                        SELECT t.lane, t.base FROM @.pxrs_queue_items t
+                        WHERE t.session = h.session AND t.queue = k.id AND t.state = {HELD}
+                        AND t.lane IS NOT NULL OFFSET 0) i
+                    WHERE h.queue = k.id GROUP BY i.lane) f) b))::text
         FROM @.pxrs_queues k WHERE k.name = u.name AND k.dropped IS NULL)
         FROM unnest(%s::text[]) WITH ORDINALITY u(name, n) ORDER BY n),
     ARRAY(SELECT u.key FROM unnest(%s::text[], %s::int8[]) u(key, version)
@@ -77,6 +93,7 @@ class Pace:
         self._unheard = 0
         self._heard = False
         self._pause = QUICK
+        self._took = 0.0
 
     def heard(self) -> None:
         """Somebody told of a change."""
@@ -88,6 +105,14 @@ class Pace:
         self._unheard += told and not self._heard
         self._heard = False
         self._pause = QUICK if changed else min(2 * self._pause, TICK)
+
+    def rest(self, took: float) -> float:
+        """How long to leave the server alone after a look that took so many seconds.
+
+        One may have waited for a busy machine or a pooler; two are a habit.
+        """
+        usual, self._took = min(took, self._took), took
+        return min(_REST * usual, _LONGEST_REST)
 
     @property
     def pause(self) -> float:
@@ -130,7 +155,7 @@ def named(wants: Iterable[object], kind: type[Iterable[T]]) -> set[T]:
 
 
 class Seen(NamedTuple):
-    """What is otherwise than at the last look, or was not looked at before."""
+    """What is otherwise than at the last look, was not looked at before, or waits for a take."""
 
     prefixes: set[str]
     places: set[LogPartition]
@@ -206,6 +231,7 @@ class Looks:
                 [prefix + _LAST for prefix in keys],
                 [each.topic_id for each in where],
                 [each.partition for each in where],
+                this_process(),
                 names,
                 list(since),
                 list(since.values()),
@@ -215,15 +241,21 @@ class Looks:
         new_keys, keys_now = self._prefixes.compare(dict(zip(keys, versions, strict=True)))
         new_places, places_now = self._places.compare(dict(zip(where, ends, strict=True)))
         new_queues, queues_now = self._queues.compare(dict(zip(names, fronts, strict=True)))
+        undone = {name for name, front in zip(names, fronts, strict=True) if _has_chores(front)}
         unlike = {prefix for prefix in keys for key in otherwise if key.startswith(prefix)}
         seen = Seen(
             prefixes=new_keys | keys_now.keys() | unlike,
             places=new_places | places_now.keys(),
-            queues=new_queues | queues_now.keys(),
+            queues=new_queues | queues_now.keys() | undone,
             changed=bool(keys_now or unlike or places_now or queues_now),
             told=bool(keys_now or unlike or places_now or any(map(_has_more, queues_now.values()))),
         )
         return seen, tuple(rest)
+
+
+def _has_chores(front: str | None) -> bool:
+    """Whether a take would free or settle something."""
+    return front is not None and any(json.loads(front)[4:6])
 
 
 def _has_more(fronts: tuple[str | None, str | None]) -> bool:

@@ -55,6 +55,8 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _SWEEP_EVERY = 0.1
 _TIDY_EVERY = 60.0
+# What is due and could not be had is locked by somebody, who may keep it for long.
+_LOCKED = 0.01
 _MOST_SESSIONS = 1000
 _MOST_QUEUES = 1000
 _NUMBERS = 2**63
@@ -162,7 +164,7 @@ class PostgresQueues(QueueUpkeep):
             due = rest if due is None else min(due, rest)
         if moved:
             self._ears.ring(queues=[queue])
-        return Taken(items, due)
+        return Taken(items, due if due is None else max(due, _LOCKED))
 
     def _register(self, mark: tuple[str, str]) -> None:
         if len(self._registered) > _MOST_SESSIONS:

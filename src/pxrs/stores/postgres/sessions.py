@@ -50,6 +50,11 @@ Statement = Callable[[str, tuple[object, ...]], list[Row]]
 Contact = tuple[datetime | None, datetime | None]
 
 
+def this_process() -> str:
+    """Whose a session is, for people and for what this process looks at."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 class Observer:
     """Looks after the sessions of others, and ends those that are over."""
 
@@ -128,7 +133,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._anchor: Anchor | None = None
         self._held: set[PgSession] = set()
-        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._owner = this_process()
         database.on_fork(self._abandon)
 
     @property

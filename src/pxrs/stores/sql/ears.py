@@ -2,14 +2,18 @@
 
 These databases tell nobody of a change. One thread per store asks for the revision, often while
 things change and four times a second when they don't, and only while somebody watches.
+
+Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody looks.
+After trouble everybody is woken.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Collection
 
-from pxrs.errors import PxrsError
 from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
@@ -18,6 +22,8 @@ from pxrs.stores.wakeups import LocalWatch, Wakeups
 
 _SOON = 0.02
 _LATE = 0.25
+
+_open_ears: weakref.WeakSet[Ears] = weakref.WeakSet()
 
 
 class Ears:
@@ -37,6 +43,7 @@ class Ears:
         # Of each queue that somebody watches: which it is, and how often it has changed.
         self._seen_queues: dict[str, tuple[int, int] | None] = {}
         self._queue_lock = threading.Lock()
+        _open_ears.add(self)
 
     def watch(self, prefixes: tuple[str, ...]) -> LocalWatch:
         """Armed on return: what is committed from now on is after the revision seen here."""
@@ -94,6 +101,16 @@ class Ears:
         self._wakeups.close()
         self._queue_wakeups.close()
 
+    def abandon(self) -> None:
+        """In a forked child: the thread is gone, and locks may be held by nobody."""
+        self._lock = threading.RLock()
+        self._queue_lock = threading.Lock()
+        self._wakeups.abandon(self._lock)
+        self._queue_wakeups.abandon(self._lock)
+        self._stop, self._hurry = threading.Event(), threading.Event()
+        self._stop.set()
+        self._thread = None
+
     def _run(self) -> None:
         wait = _SOON
         while not self._stop.is_set():
@@ -105,7 +122,7 @@ class Ears:
                 changed = self._look()
                 changed = self._look_at_queues() or changed
                 wait = _SOON if changed else min(2 * wait, _LATE)
-            except PxrsError:
+            except Exception:  # noqa: BLE001 - who waits would never learn that nobody looks
                 # What happens meanwhile is not known: everybody looks for themselves.
                 self._seen = None
                 self.observer.out_of_touch()
@@ -157,3 +174,11 @@ class _Queues:
 
     def __call__(self, name: str | None) -> bool:
         return name is None or name in self.names
+
+
+def _after_fork_in_child() -> None:
+    for ears in list(_open_ears):
+        ears.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -87,7 +87,7 @@ class Take:
                 each for each in (sight.shows, behind) if each is not None and each > sight.now
             ]
             # If another take has locked what is there it may leave some of it.
-            busy = None if sight.ready is None else sight.now + _BUSY_MS
+            busy = sight.now + _BUSY_MS if overdue or sight.ready is not None else None
             return Taken([], due_in(sight.now, min(shows, default=None), sight.ends, busy))
         until = NEVER if wanted.lock_for is None else sight.now + delay_ms(wanted.lock_for)
         values = {

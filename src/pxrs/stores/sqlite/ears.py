@@ -198,7 +198,7 @@ class Ears:
                 if self._pause(next_tick) <= 0:
                     self._tick()
                     next_tick = self._clock.monotonic() + TICK
-            except (OSError, PxrsError):
+            except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
                 self._doubt()
                 select.select([self._stop_read], [], [], TICK)
 

@@ -1,0 +1,45 @@
+"""The listening thread while the server is away."""
+
+from __future__ import annotations
+
+import queue
+import select
+from typing import Any
+
+import pytest
+
+from pxrs.errors import StoreUnavailable
+from pxrs.stores.postgres import ears as ears_module
+from pxrs.stores.postgres.database import Database
+from pxrs.stores.postgres.stores import PostgresStores
+from support.child import PATIENCE
+
+pytestmark = pytest.mark.engine("postgres")
+
+
+def test_who_opens_a_watch_while_the_server_is_away_does_not_make_it_knock_without_a_pause(
+    stores: PostgresStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    class Select:
+        """Says how each pause between two attempts has ended."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(select, name)
+
+        def select(self, *arguments: Any) -> Any:
+            ready = select.select(*arguments)
+            pauses.put(bool(ready[0]))
+            return ready
+
+    def away(self: Database) -> Any:
+        raise StoreUnavailable("it is away")
+
+    monkeypatch.setattr(ears_module, "select", Select())
+    monkeypatch.setattr(Database, "connect", away)
+    watch = stores.coord.watch("k")
+    interrupted = [pauses.get(timeout=PATIENCE) for _ in range(3)]
+    assert interrupted.count(True) <= 1
+    monkeypatch.undo()
+    watch.close()
