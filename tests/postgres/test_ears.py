@@ -1,15 +1,18 @@
-"""The listening thread while the server is away."""
+"""The threads that listen and tell, when it goes wrong."""
 
 from __future__ import annotations
 
 import queue
 import select
+import threading
 from typing import Any
 
+import psycopg
 import pytest
 
 from pxrs.errors import StoreUnavailable
 from pxrs.stores.postgres import ears as ears_module
+from pxrs.stores.postgres.bell import channel_of
 from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.stores import PostgresStores
 from support.child import PATIENCE
@@ -43,3 +46,23 @@ def test_who_opens_a_watch_while_the_server_is_away_does_not_make_it_knock_witho
     assert interrupted.count(True) <= 1
     monkeypatch.undo()
     watch.close()
+
+
+def test_no_error_makes_anybody_mute(
+    stores: PostgresStores, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fail(self: Database, *arguments: object) -> Any:
+        failed.set()
+        raise ValueError("what nobody thought of")
+
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute(f"LISTEN {channel_of('pxrs')}".encode())
+        with monkeypatch.context() as trouble:
+            trouble.setattr(Database, "write", fail)
+            stores._ears.ring(keys=["lost"])
+            assert failed.wait(PATIENCE)
+        stores._ears.ring(keys=["k"])
+        heard = [each.payload for each in other.notifies(timeout=PATIENCE, stop_after=1)]
+    assert heard == ["kk"]

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Collection, Iterable
 from zlib import crc32
 
-from pxrs.errors import PxrsError
 from pxrs.stores.postgres.database import Database
 from pxrs.types import LogPartition
 
@@ -122,7 +121,7 @@ class Bell:
                     _NOTIFY,
                     (self._channel, news.payloads()),
                 )
-            except PxrsError:
+            except Exception:  # noqa: BLE001 - nobody would be told of anything any more
                 # Only a hint. Whoever waits looks by itself before long.
                 continue
             with self._changed:
