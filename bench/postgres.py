@@ -25,7 +25,6 @@ from bench.workload import PAIRS, PARTITIONS, TOPIC, ends, passes, rounded
 from pxrs.log.batches import _load, new_builder, set_base_offset
 
 BARE = "bare codec + psycopg"
-MANY_PARTITIONS = 1_000
 FETCH_BYTES = 4 * 2**20
 
 # Stored as pxrs stores it, so that both write the same pages.
@@ -142,20 +141,6 @@ def committing(options: Options, say: Say) -> Section:
         notes=[note],
         figures={"alone_ms": 1e3 * alone, "beside_ms": 1e3 * beside, "held_s": held},
     )
-
-
-def joining(options: Options, say: Say) -> Section:
-    """A group's first member, until it owns all of many partitions."""
-    took = []
-    with server() as url, database(url) as place, pxrs.connect(place) as px:
-        px.create_topic("wide", partitions=MANY_PARTITIONS)
-        for number in range(options.rounds):
-            say(f"PostgreSQL: {MANY_PARTITIONS:,} partitions join, {number + 1}")
-            started = perf_counter()
-            with px.consumer("wide", group=f"g{number}") as consumer:
-                await_share(consumer, MANY_PARTITIONS)
-                took.append(perf_counter() - started)
-    return Section(checks=[Check(f"{MANY_PARTITIONS:,} partitions join", median(took), 2.0, " s")])
 
 
 def _bare_append(url: str, messages: int) -> Sample:
@@ -296,5 +281,4 @@ PARTS: dict[str, Callable[[Options, Say], Section]] = {
     "postgres-producing": producing,
     "postgres-consuming": consuming,
     "postgres-committing": committing,
-    "postgres-joining": joining,
 }

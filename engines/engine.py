@@ -84,7 +84,8 @@ class Engine:
 
     def close(self) -> None:
         """End it and remove its data."""
-        self.kill()
+        for each in self.nodes:
+            each.end()
         self.nodes = []
         if self.folder != Path():
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -16,9 +16,15 @@ _FORGETFUL = ("3.5.0", "3.5.1", "3.5.2")
 
 
 def build(
-    nodes: int = 1, flags: Sequence[str] = (), scheme: str = "http", to_be_killed: bool = False
+    nodes: int = 1,
+    flags: Sequence[str] = (),
+    scheme: str = "http",
+    to_be_killed: bool = False,
+    durable: bool = False,
 ) -> Engine:
-    """Short election times: a lost leader is replaced within a second. No fsync if it can be had.
+    """Short election times: a lost leader is replaced within a second.
+
+    `durable`: with fsync, as benchmarks want it; else without, where that can be had.
 
     `to_be_killed`: not one of those releases whose nodes may miss writes of the moment in
     which they were killed (3.5.0 to 3.5.2, etcd's issue 13766). The wheel is such a one.
@@ -35,7 +41,7 @@ def build(
             origin=origin,
             # For clients, for peers, and for health without TLS.
             ports=3 * nodes,
-            prepare=partial(_prepare, program, _fast(version, flags), scheme),
+            prepare=partial(_prepare, program, flags if durable else _fast(version, flags), scheme),
             url=lambda ports: "etcd://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
         )
     )

@@ -43,6 +43,8 @@ def _settings(more: Mapping[str, str], durable: bool) -> dict[str, str]:
         "fsync": "on" if durable else "off",
         "full_page_writes": "on" if durable else "off",
         "shared_buffers": "64MB",
+        # In its folder, which goes with it.
+        "dynamic_shared_memory_type": "mmap",
         "autovacuum_naptime": "10s",
         **more,
     }
@@ -90,6 +92,8 @@ def _prepare(
             user=user,
             # Fast shutdown: does not wait for clients.
             stop_signal=signal.SIGINT,
+            # Immediate shutdown: killed, it would leave its shared memory to nobody.
+            end_signal=signal.SIGQUIT,
         )
     ]
 

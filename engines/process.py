@@ -35,6 +35,8 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     stop_signal: signal.Signals = signal.SIGTERM
+    # When its data is not needed any more.
+    end_signal: signal.Signals = signal.SIGKILL
 
 
 class Process:
@@ -79,11 +81,20 @@ class Process:
 
     def stop(self, patience: float = 10.0) -> None:
         """End it in an orderly way, by force if it does not listen."""
+        self._ask_to_end(self._command.stop_signal, patience)
+
+    def end(self) -> None:
+        """End it at once; whatever it holds outside of its folder goes with it."""
+        if self._command.end_signal is not signal.SIGKILL:
+            self._ask_to_end(self._command.end_signal, _FAREWELL)
+        self.kill()
+
+    def _ask_to_end(self, how: signal.Signals, patience: float) -> None:
         if self._child is None:
             return
         if self.running:
             self._child.send_signal(signal.SIGCONT)
-            self._child.send_signal(self._command.stop_signal)
+            self._child.send_signal(how)
             try:
                 self._child.wait(patience)
             except subprocess.TimeoutExpired:

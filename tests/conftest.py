@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, defaultdict
 
 import pytest
@@ -10,6 +11,11 @@ pytest_plugins = ["support.engine_fixtures"]
 
 ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats")
 _PROPERTY = "engine"
+
+
+# A shell ignores it for what it runs in the background, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

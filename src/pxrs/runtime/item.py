@@ -39,6 +39,8 @@ def encode_body(value: Any, headers: list[Header] | None, serde: Serde | None) -
     """What an item is stored as."""
     if serde is not None:
         body = b"b" + encoded(serde, value, "value")
+    elif type(value) is bytes:
+        body = b"b" + value
     elif isinstance(value, str):
         body = b"t" + to_bytes(value, "value")
     else:

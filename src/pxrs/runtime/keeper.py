@@ -35,6 +35,9 @@ _RENEWALS_PER_TTL = 4
 _RETRY = Backoff(first=0.01, longest=1.0)
 _LONG = 3600.0
 _PAGE = 500
+# How many forks lie between the first process and this one: asking for its id costs a system call,
+# and every put would make one.
+_forks = 0
 
 
 class GivenBack(NamedTuple):
@@ -62,7 +65,7 @@ class Keeper:
         self._failures = 0
         self._random = random.Random()
         self._closing = threading.Event()
-        self._pid = os.getpid()
+        self._made_after = _forks
         self._renewing = Chore("pxrs-keeper", self.renew)
         self._tidying = Chore("pxrs-sweeper", self.tidy)
         self._settling = Chore("pxrs-release", self.settle)
@@ -109,7 +112,7 @@ class Keeper:
 
     def refuse_after_fork(self) -> None:
         """Raise in a child of the process that opened this: its locks are the parent's."""
-        if os.getpid() != self._pid:
+        if _forks != self._made_after:
             raise Closed("this store was opened before a fork; open it again in the child")
 
     def pause(self, failures: int) -> None:
@@ -226,7 +229,7 @@ class Keeper:
 
     def close(self) -> None:
         """End the session; whatever it still holds is free."""
-        if os.getpid() != self._pid:
+        if _forks != self._made_after:
             return
         with self._lock:
             if self._closing.is_set():
@@ -265,3 +268,12 @@ def held_by(
                     )
                 )
     return found
+
+
+def _after_fork_in_child() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -28,6 +28,7 @@ from psycopg.rows import tuple_row
 from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
 from pxrs.stores.on_loop import Awaited
 from pxrs.stores.postgres import schema as schemas
+from pxrs.stores.postgres.bodies import teach
 from pxrs.stores.postgres.failures import (
     DRIVER_ERRORS,
     is_overtaken,
@@ -129,6 +130,7 @@ class Database:
         except psycopg.Error as error:
             raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
         connection.prepare_threshold = None if self.pooled else 2
+        teach(connection)
         with self._lock:
             self._all.add(connection)
         return connection

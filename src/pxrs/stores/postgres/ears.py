@@ -177,10 +177,8 @@ class Ears:
 
     def _serve(self) -> None:
         connection = self._connection = self._database.connect()
+        self._pace.listening = False
         try:
-            if not self._database.pooled:
-                connection.execute(f"LISTEN {self._listens_to}".encode())
-                self._pace.listening = True
             self._doubt()
             self._hear_and_look(connection)
         finally:
@@ -192,6 +190,7 @@ class Ears:
         on_it = partial(run, connection)
         tick = look = rested = now()
         while not self._closed:
+            self._listen_if_wanted(connection)
             stirred, heard = self._wait(connection, min(tick, look) - now())
             if heard:
                 self._hear(connection)
@@ -208,6 +207,15 @@ class Ears:
             if now() >= tick:
                 tick = now() + TICK
             look = max(rested, min(look, now() + self._pace.pause))
+
+    def _listen_if_wanted(self, connection: Pg) -> None:
+        """From the first watch on: who only puts is not woken by everybody's news, its own too."""
+        if self._pace.listening or self._database.pooled:
+            return
+        if self._keys.wanted() or self._partitions.wanted() or self._queues.wanted():
+            connection.execute(f"LISTEN {self._listens_to}".encode())
+            self._pace.listening = True
+            self._doubt()
 
     def _wait(self, connection: Pg, seconds: float) -> tuple[bool, bool]:
         """Wait; whether somebody stirred, and whether the server has something to tell."""

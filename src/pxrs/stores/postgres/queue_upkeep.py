@@ -6,17 +6,10 @@ from collections.abc import Sequence
 
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.postgres.ears import Ears
-from pxrs.stores.postgres.queue_functions import DEAD, DELAYED, READY, WAITING
+from pxrs.stores.queue_columns import DEAD, DELAYED, READY, counted, numbers_of, possible, stored
 from pxrs.stores.queue_rules import LIVE, LOOSE, page_size, require_same, states_or, validate_name
 from pxrs.types import Holder, ItemState, Queue, QueueStats, StoredItem
 
-_STATES = (
-    ItemState.READY,
-    ItemState.DELAYED,
-    ItemState.HELD,
-    ItemState.WAITING,
-    ItemState.DEAD,
-)
 _CHUNK = 5000
 _CREATE = """INSERT INTO @.pxrs_queues (name, fifo, created) VALUES (%s, %s, @.pxrs_now_ms())
     ON CONFLICT (name) WHERE dropped IS NULL DO NOTHING"""
@@ -44,9 +37,8 @@ _STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))
             SELECT u.put, u.done FROM @.pxrs_queue_commits,
                 unnest(queues, puts, dones) AS u(queue, put, done) WHERE u.queue = k.id) n) c
     WHERE k.name = %s AND k.dropped IS NULL"""
-_PEEK = f"""SELECT i.id, {_STATE}, i.body, i.key, i.rank, i.deliveries, i.put_ms, i.taken_ms,
-    CASE WHEN i.state IN ({DELAYED}, {WAITING}) AND i.visible > @.pxrs_now_ms() THEN i.visible END,
-    i.dead_ms, i.error, i.session, i.tx
+_PEEK = f"""SELECT i.id, i.state, i.body, i.key, i.rank, i.deliveries, i.put_ms, i.taken_ms,
+    i.visible, i.dead_ms, i.error, i.session, i.tx, @.pxrs_now_ms()
     FROM @.pxrs_queues k JOIN @.pxrs_queue_items i ON i.queue = k.id
     WHERE k.name = %s AND k.dropped IS NULL AND i.id > %s AND {_STATE} = ANY (%s::int8[])
     ORDER BY i.id LIMIT %s"""
@@ -90,17 +82,8 @@ class QueueUpkeep:
         rows = self._database.read(self._database.sql(_STATS), (queue,))
         if not rows:
             return QueueStats()
-        ready, delayed, held, waiting, dead, overdue, oldest, put, done = rows[0]
-        return QueueStats(
-            ready=ready + overdue,
-            delayed=delayed - overdue,
-            held=held,
-            waiting=waiting,
-            dead=dead,
-            oldest_ms=oldest,
-            put=put,
-            done=done,
-        )
+        *counts, overdue, oldest, put, done = rows[0]
+        return counted(counts, overdue=overdue, oldest=oldest, put=put, done=done)
 
     def peek(
         self,
@@ -110,7 +93,7 @@ class QueueUpkeep:
         after: int | None = None,
         limit: int = 100,
     ) -> list[StoredItem]:
-        wanted = _numbers(states_or(states, LIVE))
+        wanted = numbers_of(states_or(states, LIVE))
         rows = self._database.read(
             self._database.sql(_PEEK),
             (queue, max(0, min(after or 0, _BEYOND)), wanted, page_size(limit)),
@@ -126,7 +109,7 @@ class QueueUpkeep:
         # From the end: removing a lane from its front would show each of its items.
         while True:
             rows = self._database.read(
-                self._database.sql(_LATEST), (queue, before, _numbers(wanted), _CHUNK)
+                self._database.sql(_LATEST), (queue, before, numbers_of(wanted), _CHUNK)
             )
             if not rows:
                 return total
@@ -137,7 +120,7 @@ class QueueUpkeep:
     def _discard(self, queue: str, ids: Sequence[int], states: Sequence[ItemState]) -> int:
         ((gone,),) = self._database.write(
             self._database.sql("SELECT @.pxrs_queue_discard(%s::text, %s::int8[], %s::int8[])"),
-            (queue, sorted(set(_possible(ids))), _numbers(states)),
+            (queue, sorted(possible(ids)), numbers_of(states)),
         )
         self._ears.ring(queues=[queue])
         return int(gone)
@@ -145,19 +128,10 @@ class QueueUpkeep:
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         ((again,),) = self._database.write(
             self._database.sql("SELECT @.pxrs_queue_redrive(%s::text, %s::int8[])"),
-            (queue, list(dict.fromkeys(_possible(ids)))),
+            (queue, possible(ids)),
         )
         self._ears.ring(queues=[queue])
         return int(again)
-
-
-def _possible(ids: Sequence[int]) -> list[int]:
-    """Those that an item can have."""
-    return [number for number in ids if 0 < number < _BEYOND]
-
-
-def _numbers(states: Sequence[ItemState]) -> list[int]:
-    return [_STATES.index(state) for state in states]
 
 
 def _queue(row: Row) -> Queue:
@@ -165,19 +139,5 @@ def _queue(row: Row) -> Queue:
 
 
 def _stored(row: Row) -> StoredItem:
-    number, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error = row[:11]
-    session, tx = row[11:]
-    return StoredItem(
-        id=number,
-        state=_STATES[state],
-        body=body,
-        key=key,
-        priority=-rank,
-        deliveries=deliveries,
-        put_ms=put_ms,
-        taken_ms=taken,
-        visible_ms=visible,
-        dead_ms=dead,
-        error=error,
-        holder=None if session is None else Holder(session, tx),
-    )
+    *columns, session, tx, now = row
+    return stored(columns, None if session is None else Holder(session, tx), now)

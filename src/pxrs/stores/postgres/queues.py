@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 
 from pxrs.clock import Clock
@@ -19,11 +20,19 @@ from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.queue_restore import RESTORE_ITEMS, as_columns
 from pxrs.stores.postgres.queue_scout import Scout
+from pxrs.stores.postgres.queue_statements import (
+    LONGEST_INDEXED,
+    application,
+    names_of,
+    numbers,
+    only_puts_to,
+    plain_put,
+)
 from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
+from pxrs.stores.postgres.sessions import Statement
 from pxrs.stores.queue_rules import (
     REMEMBERED,
     delay_ms,
-    indexed,
     tidy,
     validate_change,
     validate_lock,
@@ -36,7 +45,6 @@ from pxrs.types import (
     Delivery,
     Held,
     Holder,
-    NewItem,
     QueueChange,
     QueueLimits,
     Release,
@@ -47,21 +55,15 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _SWEEP_EVERY = 0.1
 _TIDY_EVERY = 60.0
-_LONGEST_INDEXED = 501
 # What is due and could not be had is locked by somebody, who may keep it for long.
 _LOCKED = 0.01
 _MOST_SESSIONS = 1000
+_MOST_QUEUES = 1000
 _NUMBERS = 2**63
 _BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
 
 _TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::int8, %b::int8,
     %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
-_APPLY = """SELECT r_numbers, r_lowest, r_cut FROM @.pxrs_queue_apply(%b::text, %b::text,
-    {names}, %b::int8[], %b::int8[], %b::int8[], %b::int8[], {bodies}, %b::int8[],
-    %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8)"""
-# The server makes an array of one much sooner than the driver.
-_NAMES = ("ARRAY[%b::text]", "%b::text[]")
-_BODIES = ("ARRAY[%b::bytea]", "%b::bytea[]")
 _EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8)"""
 _RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
@@ -99,6 +101,8 @@ class PostgresQueues(QueueUpkeep):
         # How many commits of a session were made, and up to which they are forgotten.
         self._commits: Counter[str] = Counter()
         self._cuts: dict[str, int] = {}
+        # Queues that were put into: false where it was found to be fifo, or gone.
+        self._plain: dict[str, bool] = {}
         database.on_fork(self._abandon)
 
     # Taking
@@ -138,8 +142,8 @@ class PostgresQueues(QueueUpkeep):
                 None if lock_for is None else delay_ms(lock_for),
                 mark not in self._registered,
                 sweep,
-                _numbers(plan.ranks),
-                _numbers(plan.floors),
+                numbers(plan.ranks),
+                numbers(plan.floors),
                 plan.after,
             ),
         )
@@ -180,15 +184,37 @@ class PostgresQueues(QueueUpkeep):
 
     def apply(self, change: QueueChange) -> list[int | None]:
         validate_change(change, LIMITS)
-        statement, parameters = self._application(change)
-        applied = _applied(change, self._database.write(statement, parameters))
+        applied = self._apply(change, self._database.write)
         self.committed(applied)
         return applied.numbers
 
     def apply_on(self, connection: Pg, change: QueueChange) -> Applied:
         """`apply` inside a transaction; whoever commits it calls `committed`."""
-        statement, parameters = self._application(change)
-        return _applied(change, run(connection, statement, parameters))
+        return self._apply(change, partial(run, connection))
+
+    def _apply(self, change: QueueChange, run_it: Statement) -> Applied:
+        forget_after = self._forget_after(change.holder.session)
+        queue = only_puts_to(change)
+        if queue is not None and forget_after < 0 and self._is_known_plain(queue):
+            statement, parameters = plain_put(change)
+            ((ids,),) = run_it(self._database.sql(statement), parameters)
+            if ids is not None:
+                return Applied(ids, frozenset((queue,)))
+            self._plain[queue] = False
+        statement, parameters = application(change, forget_after)
+        return _applied(change, run_it(self._database.sql(statement), parameters))
+
+    def _is_known_plain(self, queue: str) -> bool:
+        """Whether to try the short statement: not the first time, which may make the queue."""
+        if self._database.pooled:
+            # Planned again each time, it would cost more than the function.
+            return False
+        if queue in self._plain:
+            return self._plain[queue]
+        if len(self._plain) > _MOST_QUEUES:
+            self._plain.clear()
+        self._plain[queue] = True
+        return False
 
     def committed(self, applied: Applied) -> None:
         """Tell everybody of a change that is committed."""
@@ -202,27 +228,6 @@ class PostgresQueues(QueueUpkeep):
         if news:
             # Else the thread that tells others would wake for nothing, and take its turn.
             self._ears.ring(queues=news)
-
-    def _application(self, change: QueueChange) -> tuple[str, tuple[object, ...]]:
-        names = _names(change)
-        removed, added = sorted(change.remove), change.put
-        several = len(names) > 1
-        place = {name: at for at, name in enumerate(names, 1)}
-        bodies = [bytes(item.body) for item in added]
-        alone = len(bodies) == 1
-        statement = _APPLY.format(names=_NAMES[len(names) != 1], bodies=_BODIES[not alone])
-        return self._database.sql(statement), (
-            *change.holder,
-            names[0] if len(names) == 1 else names,
-            _numbers([place[held.queue] for held in removed]) if several else None,
-            _numbers([held.id for held in removed]),
-            _numbers([held.delivery for held in removed]),
-            _numbers([place[item.queue] for item in added]) if several else None,
-            bodies[0] if alone else bodies or None,
-            *_details(added),
-            *(_tally(names, added, removed) if several else (None, None)),
-            self._forget_after(change.holder.session),
-        )
 
     def _forget_after(self, session: str) -> int:
         """From where on to forget what the session has committed; -1 if it is not the time."""
@@ -261,7 +266,7 @@ class PostgresQueues(QueueUpkeep):
         """See `pxrs.stores.api.ItemRestorer`."""
         validate_restored(items, LIMITS)
         ((added,),) = self._database.write(
-            self._database.sql(RESTORE_ITEMS), (queue, *as_columns(items, _LONGEST_INDEXED))
+            self._database.sql(RESTORE_ITEMS), (queue, *as_columns(items, LONGEST_INDEXED))
         )
         if added is None:
             raise QueueNotFound(queue)
@@ -291,10 +296,6 @@ class PostgresQueues(QueueUpkeep):
         self._lock = threading.Lock()
 
 
-def _indexed(key: str) -> str:
-    return indexed(key, _LONGEST_INDEXED)
-
-
 def _delivery(queue: str, row: Row) -> Delivery:
     _, number, delivery, body, key, rank, put_ms, error = row[:8]
     return Delivery(
@@ -305,47 +306,6 @@ def _delivery(queue: str, row: Row) -> Delivery:
         put_ms=put_ms,
         error=error,
     )
-
-
-def _numbers(values: Sequence[int]) -> str | None:
-    """An array as text, which is made much sooner than the driver makes one; None if empty."""
-    return "{" + ",".join(map(str, values)) + "}" if values else None
-
-
-def _details(items: Sequence[NewItem]) -> tuple[object, ...]:
-    """Ranks, delays, keys, lanes, dedupe keys and windows; None for what no item has."""
-    if all(map(_is_plain, items)):
-        return (None,) * 6
-    ranked = any(item.priority for item in items)
-    delayed = any(item.delay for item in items)
-    keyed = any(item.key is not None for item in items)
-    deduped = any(item.dedupe is not None for item in items)
-    return (
-        _numbers([-item.priority for item in items]) if ranked else None,
-        _numbers([delay_ms(item.delay) for item in items]) if delayed else None,
-        [item.key for item in items] if keyed else None,
-        [item.key and _indexed(item.key) for item in items] if keyed else None,
-        [item.dedupe and _indexed(item.dedupe) for item in items] if deduped else None,
-        _numbers([delay_ms(item.dedupe_window) for item in items]) if deduped else None,
-    )
-
-
-def _is_plain(item: NewItem) -> bool:
-    return not (item.priority or item.delay or item.key or item.dedupe)
-
-
-def _tally(
-    names: Sequence[str], added: Sequence[NewItem], removed: Sequence[Held]
-) -> tuple[list[int], list[int]]:
-    """How many items are put into each of the queues, and removed from it."""
-    puts = Counter(item.queue for item in added)
-    dones = Counter(held.queue for held in removed)
-    return [puts[name] for name in names], [dones[name] for name in names]
-
-
-def _names(change: QueueChange) -> list[str]:
-    held: Iterable[Held | NewItem] = (*change.remove, *change.put)
-    return sorted({each.queue for each in held})
 
 
 def _columns(held: Iterable[Held]) -> tuple[list[str], list[int], list[int], list[int]]:
@@ -374,7 +334,7 @@ def _applied(change: QueueChange, rows: list[Row]) -> Applied:
     return Applied(
         numbers=numbers or [],
         put_to=frozenset(item.queue for item in change.put),
-        shown=_shown(_names(change), lowest),
+        shown=_shown(names_of(change), lowest),
         session=change.holder.session,
         cut=cut,
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from pxrs.errors import Fenced
+from pxrs.stores.queue_columns import DELAYED, READY, WAITING
 from pxrs.stores.queue_rules import delay_ms, indexed, validate_for
 from pxrs.stores.sql import queue_statements as sql
 from pxrs.stores.sql import queue_upkeep_statements as kept
@@ -32,7 +33,7 @@ from pxrs.stores.sql.queue_rows import (
     session_lost,
     settle,
 )
-from pxrs.stores.sql.queue_tables import DELAYED, LANE_BYTES, READY, WAITING
+from pxrs.stores.sql.queue_tables import LANE_BYTES
 from pxrs.stores.sql.schema import reading
 from pxrs.types import Held, Holder, NewItem, Queue, QueueChange
 

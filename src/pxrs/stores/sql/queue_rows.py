@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import Connection
 
 from pxrs.errors import SessionLost
+from pxrs.stores.queue_columns import WAITING
 from pxrs.stores.queue_rules import indexed, lane_of
 from pxrs.stores.sql import queue_statements as sql
 from pxrs.stores.sql import queue_upkeep_statements as kept
-from pxrs.stores.sql.queue_tables import LANE_BYTES, WAITING
+from pxrs.stores.sql.queue_tables import LANE_BYTES
 from pxrs.stores.sql.schema import reading
 from pxrs.types import Held, Queue
 

@@ -27,17 +27,9 @@ from sqlalchemy import (
     update,
 )
 
+from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
 from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
-from pxrs.stores.sql.queue_tables import (
-    DEAD,
-    DELAYED,
-    HELD,
-    ITEMS,
-    QUEUES,
-    READY,
-    SEEN,
-    WAITING,
-)
+from pxrs.stores.sql.queue_tables import ITEMS, QUEUES, SEEN
 from pxrs.stores.sql.schema import SESSIONS, KeyedDelete, KeyedUpdate, now_ms, utc_now
 from pxrs.stores.sql.statements import named_statements
 

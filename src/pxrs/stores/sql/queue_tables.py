@@ -14,16 +14,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Index, Integer, SmallInteger, String, Table, Text
 
 from pxrs.stores.sql.schema import Body, KeyText, metadata
-from pxrs.types import ItemState
 
-READY, DELAYED, HELD, WAITING, DEAD = range(5)
-STATES = (
-    ItemState.READY,
-    ItemState.DELAYED,
-    ItemState.HELD,
-    ItemState.WAITING,
-    ItemState.DEAD,
-)
 # A hold without a deadline ends then.
 NEVER = 2**62
 _NAME_BYTES = 1000

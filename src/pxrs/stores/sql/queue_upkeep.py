@@ -10,6 +10,16 @@ from typing import Any
 from sqlalchemy import Connection
 
 from pxrs.errors import QueueNotFound
+from pxrs.stores.queue_columns import (
+    DEAD,
+    DELAYED,
+    READY,
+    WAITING,
+    counted,
+    numbers_of,
+    possible,
+    stored,
+)
 from pxrs.stores.queue_rules import (
     LIVE,
     LOOSE,
@@ -34,7 +44,6 @@ from pxrs.stores.sql.queue_rows import (
     lock_queues,
     settle,
 )
-from pxrs.stores.sql.queue_tables import DEAD, DELAYED, READY, STATES, WAITING
 from pxrs.types import Holder, ItemState, Queue, QueueLimits, QueueStats, StoredItem
 
 # A body is sent with its zeros and quotes escaped: twice its size has to fit into a packet of
@@ -100,18 +109,8 @@ class QueueUpkeep:
         rows = self._database.read(kept.STATS, name=queue)
         if not rows:
             return QueueStats()
-        ready, delayed, held, waiting, dead, overdue, oldest, put, done = rows[0]
-        return QueueStats(
-            # Delayed items whose time has come are ready, nobody has noted it yet.
-            ready=ready + overdue,
-            delayed=delayed - overdue,
-            held=held,
-            waiting=waiting,
-            dead=dead,
-            oldest_ms=oldest,
-            put=put,
-            done=int(done),
-        )
+        *counts, overdue, oldest, put, done = rows[0]
+        return counted(counts, overdue=overdue, oldest=oldest, put=put, done=int(done))
 
     def peek(
         self,
@@ -121,7 +120,7 @@ class QueueUpkeep:
         after: int | None = None,
         limit: int = 100,
     ) -> list[StoredItem]:
-        statement = kept.peek(_numbers_of(states_or(states, LIVE)), page_size(limit))
+        statement = kept.peek(numbers_of(states_or(states, LIVE)), page_size(limit))
         found = self._find(queue)
         if found is None:
             return []
@@ -152,7 +151,7 @@ class QueueUpkeep:
         found = self._find(queue)
         if found is None:
             return []
-        statement = kept.latest(_numbers_of(states), _PIECE)
+        statement = kept.latest(numbers_of(states), _PIECE)
         return [row[0] for row in self._database.read(statement, queue=found, before=before)]
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
@@ -210,15 +209,6 @@ def _queues(rows: Sequence[Any]) -> list[Queue]:
     return [Queue(name=row[0], fifo=bool(row[2]), created_ms=row[3]) for row in rows]
 
 
-def _numbers_of(states: Sequence[ItemState]) -> list[int]:
-    return sorted({STATES.index(state) for state in states})
-
-
-def _possible(ids: Sequence[int]) -> list[int]:
-    """Numbers that an item can have, each once."""
-    return [number for number in dict.fromkeys(ids) if 0 < number < _NUMBERS]
-
-
 def _discard(
     connection: Connection, name: str, ids: Sequence[int], states: Sequence[ItemState]
 ) -> int:
@@ -226,9 +216,9 @@ def _discard(
     if locked is None:
         return 0
     queue, _, now = locked
-    statement = kept.lock_standing(_numbers_of(states))
+    statement = kept.lock_standing(numbers_of(states))
     total, lanes = 0, set()
-    for some in in_chunks(_possible(ids)):
+    for some in in_chunks(possible(ids)):
         rows = connection.execute(statement, {"queue": queue.id, "ids": some}).all()
         if rows:
             gone = [row[0] for row in rows]
@@ -246,10 +236,10 @@ def _redrive(connection: Connection, name: str, ids: Sequence[int]) -> int:
         return 0
     queue, first, now = locked
     lanes: dict[int, str | None] = {}
-    for some in in_chunks(_possible(ids)):
+    for some in in_chunks(possible(ids)):
         rows = connection.execute(kept.lock_standing([DEAD]), {"queue": queue.id, "ids": some})
         lanes |= {row[0]: row[1] for row in rows}
-    old = [number for number in _possible(ids) if number in lanes]
+    old = [number for number in possible(ids) if number in lanes]
     moves = [
         {"queue": queue.id, "old": number, "new": first + at, "now": now}
         for at, number in enumerate(old)
@@ -311,22 +301,5 @@ def _restored(queue: QueueRow, item: StoredItem, now: int) -> dict[str, Any]:
 
 
 def _stored(row: Sequence[Any]) -> StoredItem:
-    number, state, body, key, grade, deliveries, put_ms, taken, due, dead, error = row[:11]
-    session, tx, now = row[11:]
-    if state == DELAYED and due <= now:
-        state = READY
-    later = (DELAYED, WAITING)
-    return StoredItem(
-        id=number,
-        state=STATES[state],
-        body=body,
-        key=key,
-        priority=-grade,
-        deliveries=deliveries,
-        put_ms=put_ms,
-        taken_ms=taken,
-        visible_ms=due if due > now and state in later else None,
-        dead_ms=dead,
-        error=error or "",
-        holder=Holder(session, tx) if session is not None else None,
-    )
+    *columns, session, tx, now = row
+    return stored(columns, Holder(session, tx) if session is not None else None, now)

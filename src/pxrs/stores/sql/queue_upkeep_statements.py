@@ -24,17 +24,9 @@ from sqlalchemy import (
     update,
 )
 
+from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
 from pxrs.stores.sql.queue_statements import hinted
-from pxrs.stores.sql.queue_tables import (
-    COMMITS,
-    DEAD,
-    DELAYED,
-    HELD,
-    ITEMS,
-    QUEUES,
-    READY,
-    WAITING,
-)
+from pxrs.stores.sql.queue_tables import COMMITS, ITEMS, QUEUES
 from pxrs.stores.sql.schema import SESSIONS, KeyedDelete, KeyedUpdate, now_ms
 from pxrs.stores.sql.statements import named_statements
 

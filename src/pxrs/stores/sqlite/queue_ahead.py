@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.errors import PxrsError
+from pxrs.stores.queue_columns import DELAYED, HELD, READY
 from pxrs.stores.sqlite.handouts import CAN_TELL, Handouts, Verdicts
-from pxrs.stores.sqlite.queue_rows import DELAYED, HELD, READY, number_of
+from pxrs.stores.sqlite.queue_rows import number_of
 from pxrs.types import Held, Holder
 
 # How soon after a commit the next take has to come, and how long it may then let others wait.

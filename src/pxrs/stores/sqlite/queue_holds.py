@@ -7,17 +7,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from pxrs.errors import Fenced
+from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
 from pxrs.stores.sqlite.database import in_chunks
-from pxrs.stores.sqlite.queue_rows import (
-    DEAD,
-    DELAYED,
-    HELD,
-    NUMBERS,
-    READY,
-    WAITING,
-    item_id,
-    remove_bodies,
-)
+from pxrs.stores.sqlite.queue_rows import NUMBERS, item_id, remove_bodies
 from pxrs.types import Held, Holder
 
 

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from itertools import count
 
+from pxrs.stores.queue_columns import DEAD, DELAYED, READY, WAITING
 from pxrs.stores.queue_rules import delay_ms, is_suspect, lane_of, validate_for
 from pxrs.stores.sqlite import queue_rows as rows
 from pxrs.stores.sqlite.database import in_chunks
@@ -88,11 +89,11 @@ def restore_items(
 def _restored_row(queue: rows.QueueRow, item: StoredItem, now_ms: int) -> tuple[object, ...]:
     lane = lane_of(queue.info, item.key)
     visible = item.visible_ms or item.put_ms
-    state = rows.DELAYED if visible > now_ms else rows.READY
+    state = DELAYED if visible > now_ms else READY
     if item.state is ItemState.DEAD:
-        state = rows.DEAD
+        state = DEAD
     elif lane is not None:
-        state = rows.WAITING
+        state = WAITING
     return (
         rows.item_id(queue.id, item.id),
         queue.id,
@@ -114,7 +115,7 @@ def _restored_row(queue: rows.QueueRow, item: StoredItem, now_ms: int) -> tuple[
 def _row(queue: rows.QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:
     lane = lane_of(queue.info, item.key)
     visible = now_ms + delay_ms(item.delay) if item.delay else now_ms
-    state = rows.WAITING if lane is not None else rows.DELAYED if item.delay else rows.READY
+    state = WAITING if lane is not None else DELAYED if item.delay else READY
     body = item.body if len(item.body) <= _INLINE_BYTES else None
     return (
         rows.item_id(queue.id, number),

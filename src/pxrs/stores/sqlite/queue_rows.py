@@ -11,17 +11,10 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pxrs.stores.queue_columns import DELAYED, READY, WAITING
 from pxrs.stores.sqlite.database import in_chunks
-from pxrs.types import ItemState, Queue
+from pxrs.types import Queue
 
-READY, DELAYED, HELD, WAITING, DEAD = range(5)
-STATES = (
-    ItemState.READY,
-    ItemState.DELAYED,
-    ItemState.HELD,
-    ItemState.WAITING,
-    ItemState.DEAD,
-)
 # 8 million queues of a trillion items each.
 NUMBER_BITS = 40
 NUMBERS = 1 << NUMBER_BITS

@@ -9,6 +9,7 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.errors import QueueNotFound
+from pxrs.stores.queue_columns import DEAD, DELAYED, READY, counted, numbers_of, stored
 from pxrs.stores.queue_rules import (
     LIVE,
     LOOSE,
@@ -28,16 +29,16 @@ from pxrs.types import Holder, ItemState, NewItem, Queue, QueueLimits, QueueStat
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _CHUNK = 5000
 # One statement, so that nothing can change between an item and its body.
-_ITEM = f"""id, CASE WHEN state = {rows.DELAYED} AND visible <= ?1 THEN {rows.READY} ELSE state END,
+_ITEM = f"""id, CASE WHEN state = {DELAYED} AND visible <= ?1 THEN {READY} ELSE state END,
     coalesce(body, (SELECT body FROM pxrs_queue_bodies b WHERE b.id = pxrs_queue_items.id)),
     key, rank, deliveries, put_ms, taken_ms, visible, dead_ms, error, session, tx"""
 # One statement, too: between two of them an item could move and be counted twice, or not at all.
 _COUNT = "(SELECT count(*) FROM pxrs_queue_items WHERE queue = q.id AND state = {state})"
 _STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))}, put, discarded,
     (SELECT put_ms FROM pxrs_queue_items WHERE id > q.id << {rows.NUMBER_BITS}
-        AND id < q.id + 1 << {rows.NUMBER_BITS} AND state < {rows.DEAD} ORDER BY id LIMIT 1),
+        AND id < q.id + 1 << {rows.NUMBER_BITS} AND state < {DEAD} ORDER BY id LIMIT 1),
     (SELECT count(*) FROM pxrs_queue_items
-        WHERE queue = q.id AND state = {rows.DELAYED} AND visible <= ?2)
+        WHERE queue = q.id AND state = {DELAYED} AND visible <= ?2)
     FROM pxrs_queues q WHERE name = ?1"""
 
 
@@ -94,18 +95,9 @@ class QueueUpkeep:
             row = connection.execute(_STATS, (queue, self._clock.wall_ms())).fetchone()
         if row is None:
             return QueueStats()
-        ready, delayed, held, waiting, dead, put, discarded, oldest, overdue = row
-        return QueueStats(
-            # Delayed items whose time has come are ready, nobody has noted it yet.
-            ready=ready + overdue,
-            delayed=delayed - overdue,
-            held=held,
-            waiting=waiting,
-            dead=dead,
-            oldest_ms=oldest,
-            put=put,
-            done=put - discarded - (ready + delayed + held + waiting + dead),
-        )
+        *counts, put, discarded, oldest, overdue = row
+        done = put - discarded - sum(counts)
+        return counted(counts, overdue=overdue, oldest=oldest, put=put, done=done)
 
     def peek(
         self,
@@ -192,26 +184,11 @@ class QueueUpkeep:
         return len(gone)
 
     def _stored(self, row: Sequence[Any], now_ms: int) -> StoredItem:
-        (item, state, body, key, rank, deliveries, put_ms, taken, visible, dead, error) = row[:11]
-        session, tx = row[11:]
+        item, *columns, session, tx = row
         holder = None
         if session is not None:
             holder = self._ahead.holder_of(session, tx) if is_mark(tx) else Holder(session, tx)
-        later = (rows.DELAYED, rows.WAITING)
-        return StoredItem(
-            id=rows.number_of(item),
-            state=rows.STATES[state],
-            body=body,
-            key=key,
-            priority=-rank,
-            deliveries=deliveries,
-            put_ms=put_ms,
-            taken_ms=taken,
-            visible_ms=visible if visible > now_ms and state in later else None,
-            dead_ms=dead,
-            error=error,
-            holder=holder,
-        )
+        return stored((rows.number_of(item), *columns), holder, now_ms)
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         return self._database.write(lambda turn: self._redrive(turn, queue, ids))
@@ -240,7 +217,7 @@ class QueueUpkeep:
             old = rows.item_id(queue.id, number)
             item = connection.execute(
                 f"SELECT body, key, rank, error FROM pxrs_queue_items WHERE id = ? "
-                f"AND state = {rows.DEAD}",
+                f"AND state = {DEAD}",
                 (old,),
             ).fetchone()
             if item is None:
@@ -268,8 +245,8 @@ def slot_of(queue: str) -> int:
 
 def _among(states: Sequence[ItemState]) -> str:
     """Which rows stand so, by the time ?1. A delayed one whose time has come is ready."""
-    numbers = ",".join(str(rows.STATES.index(state)) for state in states)
-    is_due = f"(state = {rows.DELAYED} AND visible <= ?1)"
+    numbers = ",".join(map(str, numbers_of(states)))
+    is_due = f"(state = {DELAYED} AND visible <= ?1)"
     if ItemState.READY in states:
         return f"state IN ({numbers}) OR {is_due}"
     return f"state IN ({numbers}) AND NOT {is_due}"
