@@ -43,6 +43,7 @@ def main(names: list[str]) -> int:
 
 def keep(names: list[str]) -> int:
     """Until Ctrl-C, or until somebody ends this process: the engines die with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with ExitStack() as running:
         for name in names:
             engine = running.enter_context(build(name))

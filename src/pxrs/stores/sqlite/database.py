@@ -14,7 +14,6 @@ that is dropped without having ended ends then.
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import threading
@@ -27,14 +26,11 @@ from typing import TypeVar
 from pxrs.clock import Clock
 from pxrs.errors import (
     Closed,
-    ConfigError,
     InsideTransaction,
     OutcomeUnknown,
     PxrsError,
     StoreBusy,
-    StoreUnavailable,
 )
-from pxrs.stores.sqlite import schema
 from pxrs.stores.sqlite.control import Control
 from pxrs.stores.sqlite.failures import (
     DRIVER_ERRORS,
@@ -44,6 +40,15 @@ from pxrs.stores.sqlite.failures import (
     translate_os,
 )
 from pxrs.stores.sqlite.log_size import LogSize
+from pxrs.stores.sqlite.opening import (
+    SYNCHRONOUS,
+    check_place,
+    check_settings,
+    connect,
+    is_ready,
+    make_ready,
+    usable,
+)
 from pxrs.stores.sqlite.posix import make_folder_beside
 from pxrs.stores.sqlite.turnstile import Turnstile
 from pxrs.stores.sqlite.whereabouts import Whereabouts
@@ -51,9 +56,7 @@ from pxrs.stores.sqlite.whereabouts import Whereabouts
 S = TypeVar("S")
 T = TypeVar("T")
 
-_SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _UNSYNCED = "NORMAL"
-_LONGEST_TIMEOUT = 24 * 3600.0
 _CHUNK = 5000
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
@@ -77,17 +80,12 @@ class Database:
     """A file shared by several processes of one host. Thread-safe."""
 
     def __init__(self, path: str, durability: str, busy_timeout: float, clock: Clock) -> None:
-        if durability not in _SYNCHRONOUS:
-            raise ConfigError(f"durability {durability!r}; there are {', '.join(_SYNCHRONOUS)}")
-        if sqlite3.sqlite_version_info < schema.OLDEST_SQLITE:
-            raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old; 3.35 is needed")
-        if not 0 <= busy_timeout <= _LONGEST_TIMEOUT:
-            raise ConfigError(f"busy_timeout={busy_timeout}; 0 s to a day can be waited")
+        check_settings(durability, busy_timeout)
         # Every name of the file has to lead to the same locks: SQLite follows links too.
         self.path = os.path.realpath(path)
         self.folder = f"{self.path}-pxrs"
         self.durability = durability
-        self._level = _SYNCHRONOUS[durability]
+        self._level = self._synced = SYNCHRONOUS[durability]
         self.busy_timeout = busy_timeout
         self._clock = clock
         self._readers: deque[sqlite3.Connection] = deque()
@@ -102,7 +100,8 @@ class Database:
         self._in_fork: list[Callable[[], None]] = []
         self._whereabouts: Whereabouts | None = None
         with ExitStack() as opened:
-            self._writer = self._open_file()
+            check_place(self.path)
+            self._writer = usable(self.connect(), self.path)
             opened.callback(self._writer.close)
             self._open_folder(opened)
             self._prepare()
@@ -111,25 +110,6 @@ class Database:
         _open_databases.add(self)
 
     # Opening and closing
-
-    def _open_file(self) -> sqlite3.Connection:
-        """A file that can't be used is refused before anything is put beside it."""
-        parent = os.path.dirname(self.path)
-        if not os.path.isdir(parent):
-            raise StoreUnavailable(f"folder {parent} does not exist; create it first")
-        if os.path.isdir(self.path):
-            raise ConfigError(f"{self.path} is a folder; name a file in it")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise translate_os(PermissionError(errno.EACCES, "Permission denied"), parent)
-        connection = self.connect()
-        try:
-            schema.check_usable(connection, self.path)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, sqlite3.Error):
-                raise translate(error, self.path) from error
-            raise
-        return connection
 
     def _open_folder(self, opened: ExitStack) -> None:
         try:
@@ -144,38 +124,12 @@ class Database:
 
     def connect(self) -> sqlite3.Connection:
         """A connection of its own, for the caller to close."""
-        try:
-            connection = sqlite3.connect(
-                self.path,
-                timeout=self.busy_timeout,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=256,
-            )
-            connection.execute(f"PRAGMA synchronous={_SYNCHRONOUS[self.durability]}")
-            connection.execute("PRAGMA wal_autocheckpoint=0")
-            connection.execute("PRAGMA temp_store=MEMORY")
-        except sqlite3.Error as error:
-            raise translate(error, self.path) from error
-        return connection
+        return connect(self.path, self._synced, self.busy_timeout)
 
     def _prepare(self) -> None:
-        try:
-            mode = self._writer.execute("PRAGMA journal_mode").fetchone()[0]
-            if mode == "wal" and schema.found_version(self._writer) == schema.VERSION:
-                return
-        except sqlite3.Error as error:
-            raise translate(error, self.path) from error
-        with self._taking_turn():
-            try:
-                mode = self._writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-                if mode != "wal":
-                    raise ConfigError(f"{self.path} can't have a write-ahead log (it has: {mode})")
-                self._writer.execute("BEGIN IMMEDIATE")
-                schema.migrate(self._writer)
-                self._writer.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise translate(error, self.path) from error
+        if not is_ready(self._writer, self.path):
+            with self._taking_turn():
+                make_ready(self._writer, self.path)
 
     def close(self) -> None:
         """Close all connections.
@@ -277,9 +231,7 @@ class Database:
         try:
             self._enter(turn, self.busy_timeout if patience is None else patience)
             if connection is None:
-                self._begin_own(
-                    turn, patience, _SYNCHRONOUS[self.durability] if synced else _UNSYNCED
-                )
+                self._begin_own(turn, patience, self._synced if synced else _UNSYNCED)
             else:
                 connection.execute("BEGIN IMMEDIATE")
         except BaseException as error:
@@ -321,7 +273,7 @@ class Database:
 
     def _replace_writer(self) -> None:
         old, self._writer = self._writer, self.connect()
-        self._level = _SYNCHRONOUS[self.durability]
+        self._level = self._synced
         old.close()
 
     def commit(self, turn: Turn, ending: Callable[[], object] | None = None) -> None:
