@@ -10,6 +10,7 @@ import pytest
 from pxrs.errors import Closed, InvalidRequest, NotAtomic, TopicExists
 from pxrs.stores.api import Session, Stores
 from pxrs.stores.memory import MemoryStores, open_memory
+from pxrs.stores.wakeups import LocalWatch
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import (
     MemoryLab,
@@ -169,3 +170,24 @@ def test_stores_without_a_name_are_not_shared() -> None:
     first, second = open_memory(""), open_memory("")
     first.coord.commit((), (Put("k", b"1"),))
     assert second.coord.get("k") is None
+
+
+@pytest.mark.parametrize(
+    "check",
+    [rule for rule in coord_checks() + queue_checks() if "expiry_wakes" in rule.__name__],
+    ids=lambda rule: f"{rule.__module__.rpartition('.')[2]}-{rule.__name__}",
+)
+def test_a_machine_so_slow_that_a_session_is_over_before_anybody_waits_breaks_no_rule(
+    check: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = MemoryLab(patience=1.0)
+    wait = LocalWatch.wait
+
+    def late(self: LocalWatch, timeout: float | None = None) -> bool:
+        if timeout == 0:
+            lab._clock.advance(2 * lab.ttl)
+        return wait(self, timeout)
+
+    monkeypatch.setattr(LocalWatch, "wait", late)
+    check(lab)
+    lab.close()

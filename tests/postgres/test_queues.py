@@ -204,3 +204,12 @@ def test_a_slow_search_is_not_repeated_all_the_time() -> None:
     assert scout.plan(3.0) == Plan(is_thorough=True)
     scout.searched(3.0, 0.1, began_ms=3000, pages=2, found=1)
     assert scout.plan(3.0) == Plan()
+
+
+def test_a_search_that_stood_still_is_no_reason_to_miss_what_is_below_for_long() -> None:
+    scout = Scout()
+    rests = []
+    for took in (0.2, 0.2, 600, 0.1, 600, 600):
+        scout.searched(0.0, took, began_ms=0, pages=100, found=1)
+        rests.append(scout.rest(0.0))
+    assert rests == pytest.approx([0, 2, 2, 1, 1, 5])

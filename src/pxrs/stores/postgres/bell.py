@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterable
 from zlib import crc32
 
-from pxrs.errors import PxrsError
 from pxrs.stores.postgres.database import Database
 from pxrs.types import LogPartition
 
@@ -130,7 +129,7 @@ class Bell:
                     _NOTIFY,
                     (self._channel, news.payloads()),
                 )
-            except PxrsError:
+            except Exception:  # noqa: BLE001 - nobody would be told of anything any more
                 # Only a hint. Whoever waits looks by itself before long.
                 continue
             took = time.monotonic() - began

@@ -202,8 +202,10 @@ class Ears:
                 took = self._look(on_it, observe)
                 rested = now() + self._pace.rest(took)
                 look = max(rested, now() + self._pace.pause)
+                self._hear(connection)
             elif observe:
                 self.observer.look(self.observer.asking(on_it), on_it)
+                self._hear(connection)
             if now() >= tick:
                 tick = now() + TICK
             look = max(rested, min(look, now() + self._pace.pause))
@@ -245,6 +247,7 @@ class Ears:
         self._queues.wake(lambda wants: True)
 
     def _hear(self, connection: Pg) -> None:
+        """Also after each question: what came with its answer the socket does not tell of again."""
         news = News()
         for notification in connection.notifies(timeout=0):
             news.add(notification.payload)

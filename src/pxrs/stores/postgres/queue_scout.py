@@ -20,9 +20,11 @@ from pxrs.types import Delivery
 # connection that has just been opened reads up to a dozen only to make its plans.
 _MANY_PAGES = 32
 _ITEMS_PER_PAGE = 20
-# How long the whole is left alone then: so many times as long as it took, but some time at least.
+# How long the whole is left alone then: so many times as long as it takes, within bounds. One
+# search may have waited for a busy machine: of two the shorter counts.
 _REST = 10
 _LEAST_REST = 0.1
+_LONGEST_REST = 5.0
 _MOST_RANKS = 32
 
 
@@ -52,6 +54,7 @@ class Scout:
         self._seen_to = 0
         # Once may be chance: many that were due. Twice is not.
         self._slow = 0
+        self._took = 0.0
 
     @property
     def is_needed(self) -> bool:
@@ -71,7 +74,8 @@ class Scout:
         self._seen_to = began_ms if self._slow else 0
         is_slow = pages > _MANY_PAGES + found // _ITEMS_PER_PAGE
         self._slow = self._slow + 1 if is_slow else 0
-        rest = max(_LEAST_REST, _REST * seconds)
+        usual, self._took = min(seconds, self._took), seconds
+        rest = min(max(_LEAST_REST, _REST * usual), _LONGEST_REST)
         self._next_search = now + rest if self._slow > 1 else 0.0
         if not self._slow:
             self._floors.clear()

@@ -16,7 +16,6 @@ from pxrs.testing.conformance.queue_tools import (
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import require, same, together
 from pxrs.testing.conformance.watches import must_wake
-from pxrs.types import Delivery
 
 _LOOKS = 3
 
@@ -95,13 +94,15 @@ def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
     mortal.take_one()
     watch = there.queues.watch("q")
     watch.wait(0)
-    got: list[Delivery] = []
+    # On a slow machine the session can be over by now: then nobody waits.
+    got = heir.take(1)
 
     def wait() -> None:
         must_wake(lab, watch, "the expiry of a holder's session")
         got.append(wait_for_item(lab, heir))
 
-    together(lab, wait, lambda: lab.let_expire(mortal.session))
+    if not got:
+        together(lab, wait, lambda: lab.let_expire(mortal.session))
     same([(item.body, item.held.delivery) for item in got], [(b"1", 2)], "what the sleeper got")
     watch.close()
 
