@@ -17,7 +17,7 @@ from pxrs.stores.postgres.database import Database
 from pxrs.types import LogPartition
 
 # Seconds between two; and how many times as long as it took to send.
-_PAUSE, _LONGEST_PAUSE = 0.004, 0.02
+_PAUSE, _LONGEST_PAUSE = 0.004, 0.01
 _REST = 10
 _LONGEST = 7900
 _MOST = 8
