@@ -22,6 +22,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pxrs.errors import PxrsError
@@ -227,7 +228,9 @@ class Ahead:
             self._wake.wait()
             self._wake.clear()
             while self._all and not self._closing.wait(PATIENCE / 2):
-                self.give_back(now=self._clock())
+                # Whatever goes wrong, it is tried again: else they would stay aside for ever.
+                with suppress(Exception):
+                    self.give_back(now=self._clock())
             self._awake = False
             if self._all:
                 self._wake.set()
