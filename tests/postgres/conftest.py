@@ -18,6 +18,14 @@ def lab(postgres_url: str) -> Iterator[PostgresLab]:
 
 
 @pytest.fixture
+def deaf(postgres_url: str) -> Iterator[PostgresLab]:
+    """Where no notification reaches anybody."""
+    lab = PostgresLab(postgres_url, channel="nobody_hears_this")
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
 def open_stores(lab: PostgresLab) -> Callable[[], PostgresStores]:
     return lab.open
 

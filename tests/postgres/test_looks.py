@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from support.child import PATIENCE
 from support.postgres import PostgresLab
 
 pytestmark = pytest.mark.engine("postgres")
-
-
-@pytest.fixture
-def deaf(postgres_url: str) -> Iterator[PostgresLab]:
-    lab = PostgresLab(postgres_url, channel="nobody_hears_this")
-    yield lab
-    lab.close()
 
 
 class Gate:

@@ -23,13 +23,6 @@ pytestmark = pytest.mark.engine("postgres")
 
 
 @pytest.fixture
-def deaf(postgres_url: str) -> Iterator[PostgresLab]:
-    lab = PostgresLab(postgres_url, channel="nobody_hears_this")
-    yield lab
-    lab.close()
-
-
-@pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Watch], None]:
     """Waits until a look has seen all that is there, and who watches was told of it."""
     looked = threading.Semaphore(0)
