@@ -118,13 +118,16 @@ def test_a_topics_life_through_the_verbs(nats_url: str, tmp_path: Path) -> None:
     with pxrs.connect(
         f"sqlite:///{tmp_path}/app.db", log=f"{nats_url}/t-{secrets.token_hex(6)}"
     ) as px:
+        # Producers, too, drop what a topic need not keep.
+        px.create_topic("kept", partitions=2)
         px.create_topic(TOPIC, partitions=2, retention_bytes=1)
         with px.producer() as producer:
             for number in range(5):
-                producer.send(TOPIC, str(number), partition=0, timestamp=1000 + number).result()
-        reader = px.reader(TOPIC)
-        assert reader.offset_at(0, 1003) == 3
-        assert [m.value for m in reader.read(0, 2)] == [b"2", b"3", b"4"]
+                for topic in ("kept", TOPIC):
+                    producer.send(topic, str(number), partition=0, timestamp=1000 + number).result()
+        kept, reader = px.reader("kept"), px.reader(TOPIC)
+        assert kept.offset_at(0, 1003) == 3
+        assert [m.value for m in kept.read(0, 2)] == [b"2", b"3", b"4"]
         px.apply_retention(TOPIC)
         info = px.describe_topic(TOPIC)
         assert [(part.start, part.end) for part in info.partitions] == [(4, 5), (0, 0)]
