@@ -97,12 +97,12 @@ def put(coord: CoordStore, key: str, value: bytes = b"v", session: str | None = 
     return committed(coord.commit((), (Put(key, value, session),))).versions[key]
 
 
-def mortal(lab: Lab, coord: CoordStore, *keys: str) -> Session:
+def mortal(lab: Lab, coord: CoordStore, *keys: str, least: int = FACTORS[0]) -> Session:
     """A session that can be waited for, with records of its own.
 
     On a busy machine its time can be over before they are written: then it gets more.
     """
-    for factor in FACTORS:
+    for factor in FACTORS[FACTORS.index(least) :]:
         session = coord.session(factor * lab.ttl / FACTORS[0])
         try:
             committed(coord.commit((), [Put(key, b"1", session.id) for key in keys]))
