@@ -13,7 +13,6 @@ from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
-from pxrs.core.progress import Progress
 from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
@@ -320,48 +319,6 @@ class Worker:
                 raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
             self.desk.restart(seat.part, offset)
         forget_old_resets(self._coord, self._settings.group)
-
-
-class Handed:
-    """See `pxrs.runtime.checkpoint.Work`: the runs that are with the caller."""
-
-    def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
-        self._worker = worker
-        self._desk = worker.desk
-        self._on_lost = on_lost
-        self._runs: list[Run] = []
-
-    def marks(self) -> dict[TopicPartition, Mark]:
-        with self._desk.lock:
-            self._runs = [run for run in self._worker.runs if run.seen]
-            stale = self._worker.drop_stale_runs()
-            if stale:
-                self.rolled_back()
-                raise Fenced(f"owned by somebody else since: {names_of(stale)}")
-            marks: dict[TopicPartition, Mark] = {}
-            for run in self._runs:
-                before = run.seat.mark()
-                if before is None:
-                    continue
-                progress = Progress(before.checkpoint, before.done)
-                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
-                marks[run.seat.part] = Mark(progress.checkpoint, progress.runs)
-            return marks
-
-    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        with self._desk.lock:
-            for run in self._runs:
-                run.count(run.seen)
-        self._desk.committed(marks)
-
-    def rolled_back(self) -> None:
-        with self._desk.lock:
-            self._worker.runs = [run for run in self._worker.runs if run not in self._runs]
-            self._desk.rewind(run.seat for run in self._runs)
-
-    def lost(self, parts: frozenset[TopicPartition]) -> None:
-        self._desk.gone(parts, lost=True)
-        self._on_lost()
 
 
 def names_of(parts: frozenset[TopicPartition]) -> str:
