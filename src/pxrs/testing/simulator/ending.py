@@ -82,6 +82,8 @@ def _unrest(world: World) -> str | None:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
         if account.prefix < world.end_of(part):
             return f"{account} was handled up to {account.prefix} of {world.end_of(part)}"
+        if world.plan.transactions and (missing := account.without_effect(world.end_of(part))):
+            return f"{account} has no effects of {missing}"
         if (claim.checkpoint or 0) < world.end_of(part):
             return f"{account} was committed up to {claim.checkpoint} of {world.end_of(part)}"
     return None

@@ -13,6 +13,7 @@ from pxrs.stores.memory import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores
 from pxrs.testing.simulator.actor import MODES, Actor, Died
+from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.observed import ObservedStores
 from pxrs.testing.simulator.plan import Plan
@@ -45,6 +46,7 @@ class World:
         self._renew_at: dict[str, float] = {}
         for name, partitions in plan.topics.items():
             self.create_topic(name, partitions)
+        self._topic_records().create(OUTPUT, 2)
         for number in range(plan.members):
             self.start(f"m{number}", static=number < plan.static)
         self._events = self._weigh()
@@ -69,7 +71,7 @@ class World:
             self.rng,
             self.say,
             static=static,
-            mode=self.rng.choice(MODES),
+            mode="transactions" if self.plan.transactions else self.rng.choice(MODES),
         )
         self.actors.append(actor)
         self.say(f"{who} starts ({actor.mode}{', static' if static else ''})")
@@ -83,12 +85,12 @@ class World:
         return [actor for actor in self.actors if actor.alive and not actor.frozen]
 
     def create_topic(self, name: str, partitions: int) -> None:
-        topics = Topics(
-            self.stores.coord, self.stores.log, self.clock, lambda: next(self._topic_ids)
-        )
-        topic = topics.create(name, partitions)
+        topic = self._topic_records().create(name, partitions)
         self.topics[name] = topic
         self.ledger.add_topic(name, topic.id, partitions)
+
+    def _topic_records(self) -> Topics:
+        return Topics(self.stores.coord, self.stores.log, self.clock, lambda: next(self._topic_ids))
 
     # Steps
 
@@ -259,9 +261,12 @@ class World:
 
     def _called(self, who: str, what: str) -> None:
         """Before a call to the store: other steps may come first, and the caller may die."""
+        actor = next(each for each in self.actors if each.who == who)
+        if not actor.alive:
+            # What it does about its own death reaches nobody.
+            raise Died(who)
         if self._quiet or self._depth >= _DEEPEST or self.rng.random() >= self.plan.interleave:
             return
-        actor = next(each for each in self.actors if each.who == who)
         if not (actor.stewarding or actor.calling):
             return
         self._depth += 1
@@ -269,7 +274,7 @@ class World:
         self.say(f"… {who} {'is frozen' if frozen else 'waits'} before {what}")
         actor.frozen, before = frozen or actor.frozen, actor.frozen
         try:
-            for _ in range(self.rng.randint(1, 6)):
+            for _ in range(self.rng.randint(1, self.rng.choice((6, 6, 80)) if frozen else 6)):
                 self.step()
         finally:
             self._depth -= 1
@@ -291,12 +296,16 @@ class World:
         return self.rng.choice(able) if able else None
 
     def _heard(
-        self, who: str, before: Mapping[str, Versioned | None], writes: Sequence[Write]
+        self,
+        who: str,
+        before: Mapping[str, Versioned | None],
+        writes: Sequence[Write],
+        appends: Sequence[Append] | None,
     ) -> None:
         if self._trace is not None:
             for line in describe(before, writes):
                 self.say(f"{who} {line}")
-        self.ledger.heard(who, before, writes)
+        self.ledger.heard(who, before, writes, appends)
 
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
         self.say(f"{who} gets no answer: {why}")
