@@ -13,10 +13,13 @@ from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
 from pxrs.core.records import Claim, decode, encode
 from pxrs.errors import OutcomeUnknown
+from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.desk import Seat
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
+from pxrs.runtime.transacting import Handed
 from pxrs.runtime.worker import Run, Worker
+from pxrs.stores.api import Atomic
 from pxrs.testing.faults import Rates
 from pxrs.testing.simulator import Broken, draw, run
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
@@ -146,6 +149,77 @@ def seek_keeps_what_came_before(patch: Patch) -> None:
     patch.setattr(Run, "count", count)
 
 
+def checkpoint_beside_the_transaction(patch: Patch) -> None:
+    """It is committed after the effects, in a commit of its own."""
+    succeeded = Checkpoint.succeeded
+
+    def late(self: Checkpoint, versions: Mapping[str, int]) -> None:
+        outcome = self._coord.commit(
+            [step.check for step in self._steps], [step.put for step in self._steps]
+        )
+        if isinstance(outcome, Committed):
+            succeeded(self, outcome.versions)
+
+    def stage(self: Checkpoint, atomic: Atomic) -> None:
+        self._steps = self._holdings.steps_to_commit(self._marks)
+
+    patch.setattr(Checkpoint, "stage", stage)
+    patch.setattr(Checkpoint, "succeeded", late)
+
+
+def transaction_is_not_fenced(patch: Patch) -> None:
+    """The claims are written in it, whatever version the store has."""
+
+    def stage(self: Checkpoint, atomic: Atomic) -> None:
+        self._steps = self._holdings.steps_to_commit(self._marks)
+        atomic.write(*(step.put for step in self._steps))
+
+    patch.setattr(Checkpoint, "stage", stage)
+
+
+def no_rewind_after_a_rollback(patch: Patch) -> None:
+    patch.setattr(Handed, "rolled_back", lambda self: None)
+
+
+def no_answer_means_not_committed(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "happened", lambda self, doubt: False)
+
+
+def no_answer_means_committed(patch: Patch) -> None:
+    def happened(self: Checkpoint, doubt: BaseException) -> bool:
+        self._work.committed(self._marks)
+        return True
+
+    patch.setattr(Checkpoint, "happened", happened)
+
+
+def transaction_takes_the_next_epoch_for_its_own(patch: Patch) -> None:
+    """What was handed out before a partition was lost is committed after it was claimed again."""
+    patch.setattr(Worker, "drop_stale_runs", lambda self: frozenset())
+
+
+def transaction_undoes_a_seek(patch: Patch) -> None:
+    """What was in hand before the seek counts after it."""
+    properly = Handed.marks
+
+    def marks(self: Handed) -> dict[TopicPartition, Mark]:
+        ends = {run.seat.part: run.messages[run.seen - 1].offset + 1 for run in self._worker.runs}
+        return {part: Mark(ends[part]) for part in properly(self)}
+
+    patch.setattr(Handed, "marks", marks)
+
+
+def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
+    """A transaction landed while its claim was let go, and nobody looks at that claim again."""
+
+    def let_go(self: Holdings, part: TopicPartition, found: Versioned) -> Applied:
+        holding = Holding(part, found.key, found.version, decode(found, Claim))
+        return self._apply([claims.release(holding, None, (), self._stamp())], None)
+
+    patch.setattr(Holdings, "let_go", let_go)
+    patch.setattr(Holdings, "_is_mine", lambda self, verdict: False)
+
+
 class Mutant(NamedTuple):
     """How to break it, what the simulator shall say, and what a run has to have in it for that."""
 
@@ -156,6 +230,8 @@ class Mutant(NamedTuple):
 
 # A commit is sent three times before its outcome counts as unknown.
 NO_ANSWERS = Rates(unknown_applied=0.3, unknown_lost=0.3, unknown_late=0.3, longest_delay=1.0)
+
+TRANSACTIONS = {"transactions": True}
 
 MUTANTS = [
     Mutant(no_fence, r"wrote|epoch|went back|released|need not have"),
@@ -175,9 +251,33 @@ MUTANTS = [
         {"members": 3, "static": 3, "trouble": 4.0, "ttl": 2.0, "steps": 400},
     ),
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
-    Mutant(checkpoint_goes_back, r"went back|no rest"),
+    Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled"),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
+    Mutant(checkpoint_beside_the_transaction, r"without moving its checkpoint", TRANSACTIONS),
+    Mutant(transaction_is_not_fenced, r"wrote|epoch|went back|twice", TRANSACTIONS),
+    Mutant(no_rewind_after_a_rollback, r"was not handled", TRANSACTIONS),
+    Mutant(
+        no_answer_means_not_committed,
+        r"was committed.* told|twice",
+        {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        no_answer_means_committed,
+        r"left no effect",
+        {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        transaction_takes_the_next_epoch_for_its_own,
+        r"handed out before|was not handled|and has the effects|twice",
+        TRANSACTIONS,
+    ),
+    Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
+    Mutant(
+        claims_found_after_a_doubt_are_forgotten,
+        r"no rest",
+        {**TRANSACTIONS, "rates": NO_ANSWERS, "revoke_timeout": None, "interleave": 0.1},
+    ),
 ]
 
 

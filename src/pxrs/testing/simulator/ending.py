@@ -35,14 +35,15 @@ def _round(world: World) -> str | None:
     for _ in range(10):
         if not world.living:
             world.start("last", static=False)
-        for actor in world.living:
-            if actor.due:
-                actor.steward()
-            actor.attend()
-            actor.work()
-            while actor.busy and world.rng.random() < 0.8:
+        with world.judged():
+            for actor in world.living:
+                if actor.due:
+                    actor.steward()
+                actor.attend()
                 actor.work()
-        world.advance(_ROUND)
+                while actor.busy and world.rng.random() < 0.8:
+                    actor.work()
+            world.advance(_ROUND)
     return _unrest(world)
 
 

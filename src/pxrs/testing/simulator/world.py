@@ -12,6 +12,7 @@ from pxrs.runtime.topics import Topics
 from pxrs.stores.memory import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores
+from pxrs.testing.simulator.account import Broken
 from pxrs.testing.simulator.actor import MODES, Actor, Died
 from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
@@ -42,6 +43,7 @@ class World:
         self._starts = 0
         self._depth = 0
         self._quiet = False
+        self._broken: Broken | None = None
         self._messages = 0
         self._renew_at: dict[str, float] = {}
         for name, partitions in plan.topics.items():
@@ -102,7 +104,17 @@ class World:
 
     def step(self) -> None:
         events, weights = self._events
-        self.rng.choices(events, weights)[0]()
+        with self.judged():
+            self.rng.choices(events, weights)[0]()
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """A broken promise ends it, whatever the code under test has made of the judge's error."""
+        try:
+            yield
+        finally:
+            if self._broken is not None:
+                raise self._broken
 
     def _weigh(self) -> tuple[list[Callable[[], None]], list[float]]:
         trouble = self.plan.trouble
@@ -305,7 +317,11 @@ class World:
         if self._trace is not None:
             for line in describe(before, writes):
                 self.say(f"{who} {line}")
-        self.ledger.heard(who, before, writes, appends)
+        try:
+            self.ledger.heard(who, before, writes, appends)
+        except Broken as broken:
+            self._broken = self._broken or broken
+            raise
 
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
         self.say(f"{who} gets no answer: {why}")
