@@ -18,7 +18,7 @@ from pxrs.runtime.desk import Seat
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.transacting import Handed
-from pxrs.runtime.worker import Run, Worker
+from pxrs.runtime.worker import Loose, Run, Worker
 from pxrs.stores.api import Atomic
 from pxrs.testing.faults import Rates
 from pxrs.testing.simulator import Broken, draw, run
@@ -209,6 +209,11 @@ def transaction_undoes_a_seek(patch: Patch) -> None:
     patch.setattr(Handed, "marks", marks)
 
 
+def loop_forgets_what_it_has_left(patch: Patch) -> None:
+    """A transaction is about the partition that the loop is at, and no other."""
+    patch.setattr(Loose, "add", lambda self, seat: None)
+
+
 def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
     """A transaction landed while its claim was let go, and nobody looks at that claim again."""
 
@@ -269,9 +274,10 @@ MUTANTS = [
     ),
     Mutant(
         transaction_takes_the_next_epoch_for_its_own,
-        r"handed out before|was not handled|and has the effects|twice",
-        TRANSACTIONS,
+        r"handed out before|was not handled|and has the effects|without moving|twice",
+        {**TRANSACTIONS, "trouble": 1.0, "members": 3, "interleave": 0.2, "steps": 250},
     ),
+    Mutant(loop_forgets_what_it_has_left, r"without moving its checkpoint", TRANSACTIONS),
     Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
     Mutant(
         claims_found_after_a_doubt_are_forgotten,

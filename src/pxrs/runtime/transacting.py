@@ -11,6 +11,7 @@ from typing import Any
 from pxrs.core.progress import Progress
 from pxrs.errors import Fenced, InvalidRequest, TransactionConflict
 from pxrs.runtime.checkpoint import Checkpoint
+from pxrs.runtime.desk import Seat
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.holdings import Mark
 from pxrs.runtime.transaction import Transaction
@@ -56,44 +57,52 @@ class Transactions:
 
 
 class Handed:
-    """See `pxrs.runtime.checkpoint.Work`: the runs that are with the caller."""
+    """See `pxrs.runtime.checkpoint.Work`: what is with the caller, and what its loop has left."""
 
     def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
         self._worker = worker
         self._desk = worker.desk
         self._on_lost = on_lost
         self._runs: list[Run] = []
+        self._seats: list[Seat] = []
 
     def marks(self) -> dict[TopicPartition, Mark]:
         with self._desk.lock:
             self._runs = [run for run in self._worker.runs if run.seen]
+            seats = (*self._worker.loose.seats, *(run.seat for run in self._runs))
+            self._seats = list(dict.fromkeys(seats))
             stale = self._worker.drop_stale_runs()
             if stale:
                 self.rolled_back()
                 raise Fenced(f"owned by somebody else since: {names_of(stale)}")
-            marks: dict[TopicPartition, Mark] = {}
-            for run in self._runs:
-                before = run.seat.mark()
-                if before is None:
-                    continue
-                progress = Progress(before.checkpoint, before.done)
-                # After a seek it goes on elsewhere, whatever was in hand before; but the claim is
-                # written all the same, and fences what the caller does about those messages.
-                if run.progress is run.seat.progress:
-                    progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
-                marks[run.seat.part] = Mark(progress.checkpoint, progress.runs)
-            return marks
+            marks = {seat.part: self._mark(seat) for seat in self._seats}
+            return {part: mark for part, mark in marks.items() if mark is not None}
+
+    def _mark(self, seat: Seat) -> Mark | None:
+        """How far it is handled with what is in hand. None if it was not started."""
+        before = seat.mark()
+        if before is None:
+            return None
+        progress = Progress(before.checkpoint, before.done)
+        for run in self._runs:
+            # After a seek it goes on elsewhere, whatever was in hand before; but the claim is
+            # written all the same, and fences what the caller does about those messages.
+            if run.seat is seat and run.progress is seat.progress:
+                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
+        return Mark(progress.checkpoint, progress.runs)
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
         with self._desk.lock:
             for run in self._runs:
                 run.count(run.seen)
+            self._worker.loose.clear()
         self._desk.committed(marks)
 
     def rolled_back(self) -> None:
         with self._desk.lock:
             self._worker.runs = [run for run in self._worker.runs if run not in self._runs]
-            self._desk.rewind(run.seat for run in self._runs)
+            self._worker.loose.clear()
+            self._desk.rewind(self._seats)
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
         self._desk.gone(parts, lost=True)

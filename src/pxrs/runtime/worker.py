@@ -50,6 +50,41 @@ class Run:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
 
+class Loose:
+    """Partitions of which a loop has handled messages that nobody has committed.
+
+    A loop goes on to the next partition's messages by itself, so the one who commits after some
+    turns of it means all of these. Under the desk's lock.
+    """
+
+    __slots__ = ("_lost", "_seats")
+
+    def __init__(self) -> None:
+        self._seats: dict[TopicPartition, Seat] = {}
+        self._lost: set[TopicPartition] = set()
+
+    @property
+    def seats(self) -> list[Seat]:
+        return list(self._seats.values())
+
+    def add(self, seat: Seat) -> None:
+        """One more. If it was lost and claimed again, what was handled before is lost still."""
+        if self._seats.setdefault(seat.part, seat) is not seat:
+            self._seats[seat.part] = seat
+            self._lost.add(seat.part)
+
+    def drop(self, lost: Callable[[Seat], bool]) -> set[TopicPartition]:
+        """Forget those that were lost; which they are."""
+        gone = self._lost | {part for part, seat in self._seats.items() if lost(seat)}
+        self._seats = {part: seat for part, seat in self._seats.items() if part not in gone}
+        self._lost = set()
+        return gone
+
+    def clear(self) -> None:
+        """All of it was committed, or is to be handled again."""
+        self._seats, self._lost = {}, set()
+
+
 class Worker:
     """A member of a group and what it works on. See `Consumer` for which thread does what."""
 
@@ -73,6 +108,8 @@ class Worker:
         self._settings = settings
         self._new_id = new_id
         self.runs: list[Run] = []
+        # With auto-commit they are committed soon, and nobody has to mean them.
+        self.loose = Loose()
         # When the caller was last given messages; None once it has asked for more.
         self.handed_at: float | None = None
         self.desk = ConsumerDesk(
@@ -178,6 +215,7 @@ class Worker:
             for run in self.runs:
                 run.handled = run.seen
             self._end(self.runs)
+            self.loose.clear()
 
     def _end(self, runs: list[Run]) -> None:
         """Nobody works on the runs any more: count what was handled, give back the rest."""
@@ -186,6 +224,8 @@ class Worker:
             self.runs = [run for run in self.runs if run not in ended]
             for run in ended:
                 run.count(run.handled)
+                if run.handled and not self._settings.auto_commit:
+                    self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
 
@@ -232,7 +272,10 @@ class Worker:
         """Commit everything that the caller has seen; the partitions that were lost."""
         with self.holdings.lock:
             stale = self.drop_stale_runs()
-            return self.commit(self.marks_handed()) | stale
+            lost = self.commit(self.marks_handed())
+            with self.desk.lock:
+                self.loose.clear()
+            return lost | stale
 
     def drop_stale_runs(self) -> frozenset[TopicPartition]:
         """Forget what is in hand of partitions that were lost, even if claimed again since.
@@ -242,7 +285,8 @@ class Worker:
         with self.desk.lock:
             stale = [run for run in self.runs if not self._holds(run.seat)]
             self.runs = [run for run in self.runs if run not in stale]
-            return frozenset(run.seat.part for run in stale if run.seen)
+            loose = self.loose.drop(lambda seat: not self._holds(seat))
+            return frozenset(run.seat.part for run in stale if run.seen) | loose
 
     def _holds(self, seat: Seat) -> bool:
         """Whether the partition is still held under the epoch that the seat was taken with."""

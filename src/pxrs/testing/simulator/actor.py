@@ -136,6 +136,7 @@ class Actor:
         self._commit_at = 0.0
         # What is with the handlers.
         self._loop: Iterator[Message] | None = None
+        self._loops = rng.random() < 0.5
         self._in_hand: list[tuple[Message, Delivery]] = []
         self._schedule: Schedule[Task] = Schedule()
         self._tasks: list[tuple[Hashable, Task, Delivery]] = []
@@ -247,9 +248,7 @@ class Actor:
         """The handler raises: the messages it has are not handled."""
         if self.mode == "each" and self._loop is not None:
             self._say(f"{self.who} breaks out of its loop")
-            loop, self._loop = self._loop, None
-            self._in_hand = []
-            loop.close()  # type: ignore[attr-defined]
+            self._leave_loop()
 
     def seek(self, part: TopicPartition, offset: int) -> None:
         with self._tolerating(f"seek {part.topic}/{part.partition} to {offset}"):
@@ -305,14 +304,43 @@ class Actor:
             self._in_hand += [(message, self._began(message)) for message in run.messages]
 
     def _transact(self) -> None:
-        """`consumer.poll()`, then all of it in a transaction of the consumer."""
-        if not self._in_hand:
-            self._poll()
+        """What `consumer.poll()` returned, or some turns of a loop, in one transaction."""
+        if not self._in_hand or (self._loops and self._rng.random() < 0.6):
+            if self._loops:
+                self._loop_on()
+            else:
+                self._poll()
             return
         in_hand, self._in_hand = self._in_hand, []
-        if self._transacting.handle(in_hand, self._say):
+        done = False
+        try:
+            done = self._transacting.handle(in_hand, self._say)
+        finally:
+            if not done and self._loop is not None and self._rng.random() < 0.5:
+                self._leave_loop()
+        if done:
             for message, delivery in in_hand:
                 self._ledger.handled(delivery, message)
+
+    def _loop_on(self) -> None:
+        """`for message in consumer`, one turn."""
+        if self._loop is None:
+            runs = self._next_runs()
+            if not runs:
+                return
+            self._loop = self.worker.one_by_one(runs)
+        message = next(self._loop, None)
+        if message is None:
+            self._loop = None
+        else:
+            self._in_hand.append((message, self._began(message)))
+
+    def _leave_loop(self) -> None:
+        """Its body raised: the next one begins as every loop does."""
+        loop, self._loop = self._loop, None
+        self._in_hand = []
+        loop.close()  # type: ignore[union-attr]
+        self.worker.finish()
 
     def _by_key(self) -> None:
         """`px.run` with several workers, in order per key: see `pxrs.runtime.runner`."""
