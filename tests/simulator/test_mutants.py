@@ -204,7 +204,8 @@ def transaction_undoes_a_seek(patch: Patch) -> None:
 
     def marks(self: Handed) -> dict[TopicPartition, Mark]:
         ends = {run.seat.part: run.messages[run.seen - 1].offset + 1 for run in self._worker.runs}
-        return {part: Mark(ends[part]) for part in properly(self)}
+        marks = properly(self)
+        return marks | {part: Mark(end) for part, end in ends.items() if part in marks}
 
     patch.setattr(Handed, "marks", marks)
 
@@ -257,7 +258,7 @@ MUTANTS = [
     ),
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
-    Mutant(loop_counts_what_it_left, r"was not handled"),
+    Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
     Mutant(checkpoint_beside_the_transaction, r"without moving its checkpoint", TRANSACTIONS),
     Mutant(transaction_is_not_fenced, r"wrote|epoch|went back|twice", TRANSACTIONS),
@@ -277,7 +278,7 @@ MUTANTS = [
         r"handed out before|was not handled|and has the effects|without moving|twice",
         {**TRANSACTIONS, "trouble": 1.0, "members": 3, "interleave": 0.2, "steps": 250},
     ),
-    Mutant(loop_forgets_what_it_has_left, r"without moving its checkpoint", TRANSACTIONS),
+    Mutant(loop_forgets_what_it_has_left, r"was not handled|without moving", TRANSACTIONS),
     Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
     Mutant(
         claims_found_after_a_doubt_are_forgotten,
