@@ -117,7 +117,7 @@ class Worker:
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
         )
-        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder)
+        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
             MemberSettings(
@@ -250,6 +250,17 @@ class Worker:
         """Fill empty buffers; true if anything came."""
         return self._fetcher.fetch(topic_gone)
 
+    def _pin(self, offsets: Mapping[Seat, int]) -> None:
+        """Make these offsets the first checkpoints of seats that have none."""
+        with self.holdings.lock:
+            self.commit(
+                {
+                    seat.part: Mark(offset)
+                    for seat, offset in offsets.items()
+                    if self._is_current(seat)
+                }
+            )
+
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, or `Fenced`."""
         seat = self.desk.seats.get(TopicPartition(topic, partition))
@@ -287,6 +298,10 @@ class Worker:
             self.runs = [run for run in self.runs if run not in stale]
             loose = self.loose.drop(lambda seat: not self._holds(seat))
             return frozenset(run.seat.part for run in stale if run.seen) | loose
+
+    def _is_current(self, seat: Seat) -> bool:
+        """Whether what was found out for this seat is still about it. Under the holdings' lock."""
+        return self.desk.seats.get(seat.part) is seat and self._holds(seat)
 
     def _holds(self, seat: Seat) -> bool:
         """Whether the partition is still held under the epoch that the seat was taken with."""
@@ -338,10 +353,12 @@ class Worker:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        seat = self.owned_seat(topic, partition)
-        held = self._log.bounds(seat.where.topic_id)[partition]
+        self._seek(self.owned_seat(topic, partition), offset)
+
+    def _seek(self, seat: Seat, offset: int, why: str = "") -> None:
+        held = self._log.bounds(seat.where.topic_id)[seat.part.partition]
         if not held.start <= offset <= held.end:
-            raise OffsetOutOfRange(topic, partition, offset, *held)
+            raise OffsetOutOfRange(*seat.part, offset, *held)
         record = record_of_seek(
             self._settings.group,
             self._settings.member_name,
@@ -350,8 +367,11 @@ class Worker:
             offset,
             self._clock,
             self._new_id,
+            why,
         )
         with self.holdings.lock:
+            if not self._is_current(seat):
+                raise Fenced(f"owned by somebody else since: {names_of(frozenset([seat.part]))}")
             try:
                 applied = self.holdings.seek(seat.part, offset, [record])
             except OutcomeUnknown:
