@@ -11,7 +11,7 @@ import pytest
 
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
-from pxrs.core.records import Claim, decode, encode
+from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OutcomeUnknown
 from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.desk import Seat
@@ -226,6 +226,31 @@ def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
     patch.setattr(Holdings, "_is_mine", lambda self, verdict: False)
 
 
+def reset_fences_nobody(patch: Patch) -> None:
+    """The epoch stays, and the owner."""
+
+    def rewind(
+        part: TopicPartition, key: str, found: Versioned | None, checkpoint: int, stamp: Stamp
+    ) -> Step:
+        before = decode(found, Claim) if found is not None else Claim()
+        claim = msgspec.structs.replace(before, checkpoint=checkpoint, done=(), write=stamp.write)
+        check = Check(key, found.version if found is not None else 0)
+        return Step(part, check, Put(key, encode(claim)), claim)
+
+    patch.setattr(claims, "rewind", rewind)
+
+
+def nobody_hears_of_a_reset(patch: Patch) -> None:
+    """Members that have nothing to commit hold on to what they had."""
+    patch.setattr(Membership, "_drop_what_others_have", lambda self, view: False)
+
+
+def reset_is_not_recorded(patch: Patch) -> None:
+    patch.setattr(
+        "pxrs.runtime.groups.record_of_reset", lambda *_: Put("resets/other/1", encode(Head()))
+    )
+
+
 class Mutant(NamedTuple):
     """How to break it, what the simulator shall say, and what a run has to have in it for that."""
 
@@ -237,6 +262,7 @@ class Mutant(NamedTuple):
 # A commit is sent three times before its outcome counts as unknown.
 NO_ANSWERS = Rates(unknown_applied=0.3, unknown_lost=0.3, unknown_late=0.3, longest_delay=1.0)
 
+RESETS = {"operator": 3.0}
 TRANSACTIONS = {"transactions": True}
 
 MUTANTS = [
@@ -285,6 +311,9 @@ MUTANTS = [
         r"no rest",
         {**TRANSACTIONS, "rates": NO_ANSWERS, "revoke_timeout": None, "interleave": 0.1},
     ),
+    Mutant(reset_fences_nobody, r"without fencing anybody", RESETS),
+    Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
+    Mutant(reset_is_not_recorded, r"without a record", RESETS),
 ]
 
 

@@ -24,6 +24,7 @@ from pxrs.runtime.seeking import Reset
 from pxrs.stores.api import CoordStore
 from pxrs.testing.simulator.account import Account, Broken, Delivery
 from pxrs.testing.simulator.effects import Effect, Told, effects_in
+from pxrs.testing.simulator.operator import OPERATOR
 from pxrs.testing.simulator.plan import GROUP
 from pxrs.types import Append, Message, Put, TopicPartition, Versioned, Write
 
@@ -145,7 +146,12 @@ class Ledger:
     ) -> None:
         account = self._keys[key]
         account.note_owner(old, new)
-        if new.epoch == old.epoch:
+        if who == OPERATOR:
+            if new.epoch == old.epoch or account.part not in resets:
+                raise Broken(
+                    f"{who} changed {account} without a record, or without fencing anybody"
+                )
+        elif new.epoch == old.epoch:
             if old.owner is None or writer_of(old.owner) != who:
                 raise Broken(f"{who} wrote {account} owned by {old.owner} at epoch {old.epoch}")
         elif new.owner is not None:

@@ -14,7 +14,8 @@ GROUP = "g"
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A run's size, the group's patience, and how much goes wrong. Seconds.
 
-    `transactions`: every member handles messages in transactions, and nowhere else.
+    `transactions`: every member handles messages in transactions, and nowhere else. `trouble` and
+    `operator`: how often processes come and go, and how often somebody meddles with the group.
     """
 
     seed: int
@@ -32,6 +33,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates
     interleave: float
     trouble: float
+    operator: float
 
 
 def draw(seed: int, members: int | None = None) -> Plan:
@@ -54,6 +56,7 @@ def draw(seed: int, members: int | None = None) -> Plan:
         rates=draw_rates(rng),
         interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
         trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),
+        operator=rng.choice((0.0, 0.3, 1.0)),
     )
 
 

@@ -17,6 +17,7 @@ from pxrs.testing.simulator.actor import MODES, Actor, Died
 from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.observed import ObservedStores
+from pxrs.testing.simulator.operator import OPERATOR, Operator
 from pxrs.testing.simulator.plan import Plan
 from pxrs.testing.simulator.trace import describe
 from pxrs.types import Append, LogPartition, Topic, TopicPartition, Versioned, Write
@@ -38,6 +39,11 @@ class World:
             self.rng, self.clock, plan.rates, before_call=self._called, no_answer=self._no_answer
         )
         self.actors: list[Actor] = []
+        seen = ObservedStores(self.stores, OPERATOR, self._heard)
+        self._operator = Operator(
+            FaultyStores(seen, self.faults, OPERATOR), self.clock, self.rng, self.say
+        )
+        self._operating = False
         self.topics: dict[str, Topic] = {}
         self._topic_ids = iter(f"id{number}" for number in range(1000))
         self._starts = 0
@@ -128,6 +134,7 @@ class World:
             (self._pass_time, 12),
             (self._break_loop, 1),
             (self._seek, 1),
+            (self._reset, self.plan.operator),
             (self._freeze, 1.0 * trouble),
             (self._crash, 0.6 * trouble),
             (self._restart, 0.4 * trouble),
@@ -186,6 +193,14 @@ class World:
             self.say(f"{actor.who} seeks {part.topic}/{part.partition} to {offset}")
             with self._at(actor, "calling"):
                 actor.seek(part, offset)
+
+    def _reset(self) -> None:
+        if not self._operating:
+            self._operating = True
+            try:
+                self._operator.reset(self.topics, lambda *part: self.end_of(TopicPartition(*part)))
+            finally:
+                self._operating = False
 
     def _produce(self) -> None:
         name = self.rng.choice(sorted(self.topics))
@@ -273,27 +288,39 @@ class World:
 
     def _called(self, who: str, what: str) -> None:
         """Before a call to the store: other steps may come first, and the caller may die."""
-        actor = next(each for each in self.actors if each.who == who)
-        if not actor.alive:
+        actor = next((each for each in self.actors if each.who == who), None)
+        if actor is not None and not actor.alive:
             # What it does about its own death reaches nobody.
             raise Died(who)
         if self._quiet or self._depth >= _DEEPEST or self.rng.random() >= self.plan.interleave:
             return
-        if not (actor.stewarding or actor.calling):
-            return
-        self._depth += 1
+        if actor is None:
+            self._meanwhile(who, what, self.rng.randint(1, 6))
+        elif actor.stewarding or actor.calling:
+            self._let_wait(actor, what)
+
+    def _let_wait(self, actor: Actor, what: str) -> None:
         frozen = self.rng.random() < 0.2
-        self.say(f"… {who} {'is frozen' if frozen else 'waits'} before {what}")
+        if frozen:
+            self.say(f"… {actor.who} is frozen")
         actor.frozen, before = frozen or actor.frozen, actor.frozen
+        longest = self.rng.choice((6, 6, 80)) if frozen else 6
         try:
-            for _ in range(self.rng.randint(1, self.rng.choice((6, 6, 80)) if frozen else 6)):
+            self._meanwhile(actor.who, what, self.rng.randint(1, longest))
+        finally:
+            actor.frozen = before
+        if not actor.alive:
+            raise Died(actor.who)
+
+    def _meanwhile(self, who: str, what: str, steps: int) -> None:
+        self._depth += 1
+        self.say(f"… {who} waits before {what}")
+        try:
+            for _ in range(steps):
                 self.step()
         finally:
             self._depth -= 1
-            actor.frozen = before
         self.say(f"… {who} goes on with {what}")
-        if not actor.alive:
-            raise Died(who)
 
     @contextmanager
     def _at(self, actor: Actor, what: str) -> Iterator[None]:
