@@ -33,6 +33,7 @@ class Seat:
         "fence",
         "goodbye",
         "handed",
+        "key",
         "origin",
         "part",
         "paused",
@@ -49,6 +50,8 @@ class Seat:
         self.where = LogPartition(topic.id, holding.part.partition)
         # How many partitions the topic has.
         self.siblings = topic.partitions
+        # The claim's: epochs of a topic that was made again start anew.
+        self.key = holding.key
         self.epoch = holding.epoch
         self.fence = Fence(holding.part.topic, holding.part.partition, holding.epoch)
         self.state: PartState = "owned"
