@@ -247,9 +247,10 @@ def nobody_hears_of_a_reset(patch: Patch) -> None:
 
 
 def reset_is_not_recorded(patch: Patch) -> None:
-    patch.setattr(
-        "pxrs.runtime.groups.record_of_reset", lambda *_: Put("resets/other/1", encode(Head()))
-    )
+    def elsewhere(group: str, by: str, part: TopicPartition, *_: Any) -> Put:
+        return Put(f"resets/other/{part.partition}", encode(Head()))
+
+    patch.setattr("pxrs.runtime.groups.record_of_reset", elsewhere)
 
 
 def topic_is_its_name(patch: Patch) -> None:
@@ -309,7 +310,7 @@ MUTANTS = [
     Mutant(checkpoint_of_what_was_fetched, r"was not handled"),
     Mutant(epoch_stays_on_take_over, r"both at epoch"),
     Mutant(lease_is_not_looked_at, r"after its lease was over"),
-    Mutant(no_answer_is_success, r"handed out .* at epoch", {"rates": NO_ANSWERS}),
+    Mutant(no_answer_is_success, r"handed out .* at epoch|no rest", {"rates": NO_ANSWERS}),
     Mutant(
         doubts_are_forgotten,
         r"no rest",
