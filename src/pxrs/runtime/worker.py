@@ -65,6 +65,7 @@ class Worker:
         *,
         in_hand: Callable[[Seat], bool] | None = None,
         asks_before_release: bool = False,
+        most_out: int | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._coord = stores.coord
@@ -80,6 +81,7 @@ class Worker:
             in_hand=in_hand or self._in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
+            most_out=most_out,
         )
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder)
         self.holdings = Holdings(stores.coord, clock, new_id)
