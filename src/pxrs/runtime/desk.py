@@ -168,9 +168,6 @@ class ConsumerDesk:
         self._in_hand = in_hand
         self.lock = threading.RLock()
         self.seats: dict[TopicPartition, Seat] = {}
-        # What messages of a seat that is gone carry. A topic that was made again counts its epochs
-        # anew, so they alone do not tell its messages from those of its namesake.
-        self.former: dict[TopicPartition, Fence] = {}
         # Kept across rebalances: a partition that comes back is still paused.
         self.paused: set[TopicPartition] = set()
         self._commits_handled = commits_handled
@@ -231,7 +228,6 @@ class ConsumerDesk:
                 seat = self.seats.pop(part, None)
                 if seat is not None:
                     seat.turn += 1
-                    self.former[part] = seat.fence
                     gone[part] = None
             if gone:
                 self._changed("lost" if lost else "revoked", gone)

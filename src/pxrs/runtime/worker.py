@@ -281,12 +281,7 @@ class Worker:
     def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
         part = TopicPartition(message.topic, message.partition)
         seat = self.desk.seats.get(part)
-        if (
-            seat is None
-            or seat.epoch != message.fence.epoch
-            or message.fence is self.desk.former.get(part)
-            or not self._holds(seat)
-        ):
+        if seat is None or seat.epoch != message.fence.epoch or not self._holds(seat):
             raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
         if message.offset >= seat.handed:
             raise InvalidRequest(
