@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
+    MOST_BYTES,
     ConsumerSettings,
     ProducerSettings,
     check_member_name,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pxrs.runtime.desk import Seat
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.runner import Runner
+    from pxrs.runtime.subscription import Subscription
 
 _DEFAULTS = ProducerSettings()
 _RETRY = Backoff(attempts=5)
@@ -192,9 +194,11 @@ class Pxrs(QueueVerbs):
             strategy=strategy,
         )
         from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.subscription import Subscription
 
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
-        return self._new_consumer(topics, settings, Decoder(key_serde, serde), callbacks)
+        wanted = Subscription(topics, self._topics)
+        return self._new_consumer(wanted, settings, Decoder(key_serde, serde), callbacks)
 
     def run(
         self,
@@ -277,15 +281,25 @@ class Pxrs(QueueVerbs):
     def _new_runner(self, job: Job) -> Runner:
         from pxrs.runtime.consumer import Callbacks
         from pxrs.runtime.runner import Runner
+        from pxrs.runtime.subscription import Subscription
 
         letters = None
         if isinstance(job.on_failure, DeadLetter):
-            letters = DeadLetters(job.on_failure, self._topics, self.producer())
+            # Whatever could be sent can be a dead letter, with what is added to it.
+            producer = self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
+            letters = DeadLetters(job.on_failure, self._topics, producer)
         consuming = job.consuming(_member_name(job.instance), _client())
         nothing = Callbacks(None, None, None)
 
         def join(runner: Runner) -> Consumer:
-            return self._new_consumer(job.topic, consuming, Decoder(), nothing, runner.in_hand)
+            return self._new_consumer(
+                Subscription(job.topic, self._topics, job.on_failure),
+                consuming,
+                Decoder(),
+                nothing,
+                runner.in_hand,
+                job.max_in_flight,
+            )
 
         return Runner(job, self._clock, letters, join)
 
@@ -296,23 +310,16 @@ class Pxrs(QueueVerbs):
 
     def _new_consumer(
         self,
-        topics: str | Sequence[str] | re.Pattern[str],
+        wanted: Subscription,
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
+        most_out: int | None = None,
     ) -> Consumer:
         from pxrs.runtime.consumer import Consumer
-        from pxrs.runtime.subscription import Subscription
 
-        consumer = Consumer(
-            self._desk(),
-            Subscription(topics, self._topics),
-            settings,
-            decoder,
-            callbacks,
-            in_hand,
-        )
+        consumer = Consumer(self._desk(), wanted, settings, decoder, callbacks, in_hand, most_out)
         self._consumers.add(consumer)
         return consumer
 

@@ -66,6 +66,7 @@ class Consumer:
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
+        most_out: int | None = None,
     ) -> None:
         self._shared = shared
         self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
@@ -81,6 +82,7 @@ class Consumer:
             decoder,
             in_hand=in_hand,
             asks_before_release=callbacks.revoked is not None,
+            most_out=most_out,
         )
         self._desk = self._worker.desk
         self._membership = self._worker.membership
@@ -263,6 +265,11 @@ class Consumer:
         runs = self._next(most, timeout)
         self._worker.forget_runs()
         return runs
+
+    def came_back(self, seat: Seat) -> None:
+        """A message that was taken away is handled, or was given up."""
+        if self._desk.came_back(seat):
+            self._wake_consumer()
 
     def wake_steward(self) -> None:
         """Let the group be looked at now."""

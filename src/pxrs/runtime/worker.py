@@ -65,6 +65,7 @@ class Worker:
         *,
         in_hand: Callable[[Seat], bool] | None = None,
         asks_before_release: bool = False,
+        most_out: int | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._coord = stores.coord
@@ -80,6 +81,7 @@ class Worker:
             in_hand=in_hand or self._in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
+            most_out=most_out,
         )
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
         self.holdings = Holdings(stores.coord, clock, new_id)
@@ -294,12 +296,7 @@ class Worker:
     def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
         part = TopicPartition(message.topic, message.partition)
         seat = self.desk.seats.get(part)
-        if (
-            seat is None
-            or seat.epoch != message.fence.epoch
-            or message.fence is self.desk.former.get(part)
-            or not self._holds(seat)
-        ):
+        if seat is None or seat.epoch != message.fence.epoch or not self._holds(seat):
             raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
         if message.offset >= seat.handed:
             raise InvalidRequest(
