@@ -19,17 +19,16 @@ from pxrs.errors import (
     InvalidRequest,
     PxrsError,
     StoreError,
-    TransactionConflict,
 )
-from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.health import Facts, Health, judge
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
+from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Handed, Run, Worker, names_of
+from pxrs.runtime.worker import Run, Worker, names_of
 from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
@@ -68,7 +67,6 @@ class Consumer:
         in_hand: Callable[[Seat], bool] | None = None,
         most_out: int | None = None,
     ) -> None:
-        self._shared = shared
         self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
         self._settings = settings
         self._decoder = decoder
@@ -91,6 +89,7 @@ class Consumer:
         self._closed = False
         self._woken = False
         self._steward = Steward(stores.coord, clock, settings, self._worker, self._wake_consumer)
+        self._transactions = Transactions(shared, self._worker, self._steward.wake)
         try:
             self._membership.join()
         except BaseException:
@@ -180,27 +179,17 @@ class Consumer:
         messages are handed out again. `Fenced` if somebody else owns a partition now;
         `NotAtomic` where the store can't do it.
         """
-        return self._transaction(connection, keep_on_conflict=False)
+        return self._transactions.begin(connection)
 
     def run_transaction(
         self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
     ) -> Any:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
-        for begun in self.attempts(connection, attempts):
-            try:
-                with begun as tx:
-                    return work(tx)
-            except TransactionConflict:
-                if not begun.keeps_on_conflict:
-                    raise
-        raise AssertionError("unreachable: the last attempt raises")
+        return self._transactions.run(work, connection, attempts)
 
     def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
         """Transactions over the same messages, one after the other; the last one gives them up."""
-        if most < 1:
-            raise InvalidRequest(f"{most} attempts; at least 1 is needed")
-        for left in reversed(range(most)):
-            yield self._transaction(connection, keep_on_conflict=left > 0)
+        return self._transactions.attempts(connection, most)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
@@ -374,17 +363,6 @@ class Consumer:
                     *(seat.where for seat in self._desk.owned())
                 )
             return self._log_watch
-
-    # Committing
-
-    def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
-        checkpoint = Checkpoint(
-            self._stores.coord,
-            self._worker.holdings,
-            Handed(self._worker, self._steward.wake),
-            keep_on_conflict=keep_on_conflict,
-        )
-        return Transaction(self._shared, checkpoint, connection)
 
     def _wake_consumer(self) -> None:
         watch = self._log_watch
