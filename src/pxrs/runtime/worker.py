@@ -7,7 +7,7 @@ those of the membership and the commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
@@ -320,6 +320,18 @@ class Worker:
             self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
+    def count_handed(self) -> list[Seat]:
+        """What the caller has seen is handled, as it says; the seats that this is about."""
+        with self.desk.lock:
+            self.marks_handed()
+            return [run.seat for run in self.runs if run.seen]
+
+    def commit_counted(self, seats: Iterable[Seat]) -> frozenset[TopicPartition]:
+        """Commit what was handled by now; what was lost of it, and of these seats since."""
+        with self.holdings.lock:
+            lost = frozenset(seat.part for seat in seats if not self._holds(seat))
+            return self.commit_handled() | lost
+
     def marks_handed(self) -> dict[TopicPartition, Mark]:
         """Everything up to the last message that the caller has seen."""
         with self.desk.lock:
@@ -385,3 +397,8 @@ class Worker:
 def names_of(parts: frozenset[TopicPartition]) -> str:
     """Partitions, for people."""
     return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(parts))
+
+
+def not_committed(parts: frozenset[TopicPartition]) -> str:
+    """What a `Fenced` says of a commit."""
+    return f"not committed, owned by somebody else now: {names_of(parts)}"
