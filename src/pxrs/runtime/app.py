@@ -22,7 +22,7 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
-from pxrs.runtime.job import Job, Running
+from pxrs.runtime.job import Job, Running, check_handler
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
@@ -34,7 +34,8 @@ from pxrs.types import Message, Topic, TopicPartition
 
 # What only consumers need is loaded when the first one is made: a program that sends starts sooner.
 if TYPE_CHECKING:
-    from pxrs.runtime.consumer import Callbacks, Consumer
+    from pxrs.runtime.callbacks import Callbacks
+    from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.desk import Seat
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.runner import Runner
@@ -189,7 +190,7 @@ class Pxrs(QueueVerbs):
             rejoin_timeout=rejoin_timeout,
             strategy=strategy,
         )
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
 
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         return self._new_consumer(topics, settings, Decoder(key_serde, serde), callbacks)
@@ -219,7 +220,9 @@ class Pxrs(QueueVerbs):
 
         SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
-        again after `retry`'s delays, while other keys go on; then `on_failure` decides.
+        again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
+        are logged (`pxrs.run`). What it raises that is no `Exception`, as `sys.exit` does, ends
+        the run and comes out of it.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
@@ -228,6 +231,7 @@ class Pxrs(QueueVerbs):
 
         if iscoroutinefunction(handler):
             raise InvalidRequest("the handler is a coroutine function; for those is pxrs.aio's run")
+        check_handler(handler)
         job = Job(
             handler=handler,
             topic=topic,
@@ -263,7 +267,7 @@ class Pxrs(QueueVerbs):
         return running
 
     def _new_runner(self, job: Job) -> Runner:
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.runner import Runner
 
         letters = None

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import msgspec
 
+from pxrs.config import check_topic_name
 from pxrs.errors import TopicExists
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.topics import Topics
@@ -19,6 +20,10 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """
 
     topic: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_topic_name(self.topic)
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -37,8 +42,8 @@ class DeadLetters:
         self._producer = producer
         self._known: set[str] = set()
 
-    def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> None:
-        """Write the message with what is known of its failure; returns when that is durable."""
+    def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> str:
+        """Write the message with what is known of its failure, durably; the topic's name."""
         import traceback
 
         name = self._settings.topic or f"{message.topic}.dlq"
@@ -55,6 +60,7 @@ class DeadLetters:
             ("pxrs-dlq-traceback", "".join(traceback.format_exception(error)).encode()[-8192:]),
         ]
         self._producer.send(name, message.value, message.key, headers=headers).result()
+        return name
 
     def _make(self, name: str, source: str) -> None:
         if name in self._known:

@@ -144,6 +144,8 @@ class Fetcher:
         if self._settings.start == "error":
             raise NoCheckpoint(
                 f"group {self._settings.group!r} has no checkpoint in {seat.part.topic!r} "
-                f"partition {seat.part.partition}"
+                f"partition {seat.part.partition}, and start='error' was asked for; set one with "
+                f"groups.reset({self._settings.group!r}, {seat.part.topic!r}, to=…), or choose "
+                "start='earliest' or 'latest'"
             )
         self._desk.start(seat, start if self._settings.start == "earliest" else end)

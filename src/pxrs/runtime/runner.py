@@ -7,6 +7,7 @@ finished runs above the checkpoint.
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import threading
@@ -29,6 +30,7 @@ from pxrs.runtime.worker import Run
 from pxrs.types import Message
 
 _LOOK = 0.5
+_LOG = logging.getLogger("pxrs.run")
 
 
 class Abandoned(Exception):  # noqa: N818 - it is no error
@@ -68,7 +70,7 @@ class Runner:
         self._since: dict[int, float] = {}
         self._attempts: Counter[tuple[str, int, int]] = Counter()
         self._stopping = False
-        self._failure: PxrsError | None = None
+        self._failure: BaseException | None = None
         self._consumer: Consumer | None = None
         self.handled = 0
 
@@ -125,10 +127,15 @@ class Runner:
         return (message.topic, message.partition)
 
     def _work(self) -> None:
-        while True:
-            taken = self._next_task()
-            if taken is None:
-                return
+        try:
+            self._work_until_stopped()
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
+            # sys.exit() in a handler, or a bug: with a worker less and its lane shut, the run
+            # would go on as if nothing had happened.
+            self._fail(error)
+
+    def _work_until_stopped(self) -> None:
+        while (taken := self._next_task()) is not None:
             lane, task = taken
             delay = self._handle(task)
             with self._turn:
@@ -202,13 +209,16 @@ class Runner:
         self._attempts[place] += 1
         attempts = self._attempts[place]
         delay = self._retry.delay(attempts, self._random)
+        what = _describe(message, attempts, error)
         if delay is not None:
+            _LOG.warning("%s; again in %.2g s", what, delay)
             return delay
         del self._attempts[place]
         try:
             if self._dead_letters is None:
-                raise HandlerFailed(_describe(message, attempts, error)) from error
-            self._dead_letters.bury(message, self._settings.group, attempts, error)
+                raise HandlerFailed(what) from error
+            grave = self._dead_letters.bury(message, self._settings.group, attempts, error)
+            _LOG.error("%s; it is in %r now", what, grave, exc_info=error)
         except PxrsError as failure:
             self._fail(failure)
         return None
@@ -222,7 +232,7 @@ class Runner:
         if any(now - since > limit for since in list(self._since.values())):
             self._fail(HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)"))
 
-    def _fail(self, error: PxrsError) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self.stop()
 
@@ -255,7 +265,8 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _describe(message: Message, attempts: int, error: Exception) -> str:
+    times = "once" if attempts == 1 else f"{attempts} times"
     return (
-        f"the handler failed {attempts} times on {message.topic!r} partition {message.partition} "
+        f"the handler failed {times} on {message.topic!r} partition {message.partition} "
         f"offset {message.offset}: {type(error).__name__}: {error}"
     )

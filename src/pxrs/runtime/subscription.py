@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pxrs.config import check_topic_name
 from pxrs.errors import InvalidRequest, TopicNotFound
@@ -20,7 +20,7 @@ class Subscription:
         if isinstance(wanted, re.Pattern):
             self._pattern = wanted
             return
-        names = [wanted] if isinstance(wanted, str) else list(wanted)
+        names = [wanted] if isinstance(wanted, str) else _listed(wanted)
         if not names:
             raise InvalidRequest("a consumer needs at least one topic")
         self._names = tuple(sorted({check_topic_name(name) for name in names}))
@@ -44,3 +44,12 @@ class Subscription:
         except TopicNotFound:
             return False
         return True
+
+
+def _listed(wanted: object) -> list[str]:
+    if not isinstance(wanted, Iterable) or isinstance(wanted, bytes):
+        raise InvalidRequest(
+            f"topics={wanted!r}; a name is needed, a list of names, or a pattern as re.compile "
+            "makes it"
+        )
+    return list(wanted)
