@@ -109,9 +109,12 @@ def test_a_dead_letter_topic_needs_a_name(name: Any) -> None:
 
 
 def test_no_checkpoint_says_what_to_do(orders: Pxrs) -> None:
-    with orders.consumer("orders", "g", start="error") as consumer:
-        with pytest.raises(pxrs.NoCheckpoint, match=r"groups\.reset\('g', 'orders', to=…\)"):
-            consumer.poll(timeout=PATIENCE)
+    advice = r"groups\.reset\('g', 'orders', to=…\)"
+    with (
+        orders.consumer("orders", "g", start="error") as consumer,
+        pytest.raises(pxrs.NoCheckpoint, match=advice),
+    ):
+        consumer.poll(timeout=PATIENCE)
     orders.groups.reset("g", "orders", to="earliest")
     with orders.consumer("orders", "g", start="error") as consumer:
         assert len(consumer.poll(timeout=PATIENCE)) == 2

@@ -120,18 +120,18 @@ def test_closing_tells_on_revoked_which_can_still_commit() -> None:
 
     def revoked(parts: set[TopicPartition]) -> None:
         told.append(parts)
-        consumer.commit()
+        leaving.commit()
         raise KeyError("and fails")
 
     with pxrs.connect("memory://") as px:
         px.create_topic("t", 1)
         with px.producer() as producer:
             producer.send("t", "a").result()
-        consumer = px.consumer("t", "g", auto_commit=False, on_revoked=revoked)
-        assert len(consumer.poll(timeout=PATIENCE)) == 1
+        leaving = px.consumer("t", "g", auto_commit=False, on_revoked=revoked)
+        assert len(leaving.poll(timeout=PATIENCE)) == 1
         with pytest.raises(KeyError, match="and fails"):
-            consumer.close()
-        consumer.close()
+            leaving.close()
+        leaving.close()
         info = px.groups.describe("g")
     assert told == [{TopicPartition("t", 0)}]
     # It has left all the same.

@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(px: pxrs.Pxrs) 
 
 def test_a_handler_that_gives_up_ends_them_all(px: pxrs.Pxrs) -> None:
     send(px, 0)
-    with pytest.raises(pxrs.HandlerFailed, match="failed once on 'orders' partition . offset 0"):
+    with pytest.raises(pxrs.HandlerFailed, match=r"failed once on 'orders' partition . offset 0"):
         run_processes(px.url, "give_up")
     assert px.groups.describe("g").members == ()
     assert px.groups.describe("g").lag == COUNT
