@@ -149,3 +149,11 @@ def test_failures_are_logged(orders: Pxrs, caplog: pytest.LogCaptureFixture) -> 
     assert "'orders.dlq'" in buried.getMessage()
     assert buried.exc_info is not None
     assert buried.exc_info[0] is ValueError
+
+
+@pytest.mark.engine("memory")
+def test_statements_where_there_is_no_sql() -> None:
+    with pxrs.connect("memory://") as px, px.transaction() as tx:
+        with pytest.raises(pxrs.NotAtomic, match="no SQL"):
+            tx.execute("SELECT 1")
+        tx.put("mail", "it goes on")

@@ -115,6 +115,7 @@ class Consumer:
                 in_hand_since=self._worker.handed_at if self._worker.runs else None,
                 store_lost_since=self._steward.store_lost_since,
                 fatal=str(fatal) if (fatal := self._steward.fatal) is not None else None,
+                closed=self._closed,
             )
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 

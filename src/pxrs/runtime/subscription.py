@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pxrs.config import check_topic_name
-from pxrs.errors import InvalidRequest, TopicNotFound
+from pxrs.errors import InvalidRequest
 from pxrs.runtime.topics import Topics
 
 
@@ -33,17 +33,6 @@ class Subscription:
             return self._names
         found = (topic.name for topic in self._topics.list())
         return tuple(sorted(name for name in found if self._pattern.fullmatch(name)))
-
-    def missing(self) -> list[str]:
-        """Named topics that are not there any more."""
-        return [name for name in self._names if not self._exists(name)]
-
-    def _exists(self, name: str) -> bool:
-        try:
-            self._topics.find(name)
-        except TopicNotFound:
-            return False
-        return True
 
 
 def _listed(wanted: object) -> list[str]:
