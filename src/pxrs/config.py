@@ -207,6 +207,8 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_group_name(self.group)
+        if not isinstance(self.auto_commit, bool):
+            raise ConfigError(f"auto_commit={self.auto_commit!r}; True or False is needed")
         _one_of("start", self.start, ("earliest", "latest", "error"))
         _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
         _bytes("prefetch_bytes", self.prefetch_bytes)

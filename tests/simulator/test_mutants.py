@@ -232,7 +232,12 @@ def reset_fences_nobody(patch: Patch) -> None:
     """The epoch stays, and the owner."""
 
     def rewind(
-        part: TopicPartition, key: str, found: Versioned | None, checkpoint: int, stamp: Stamp
+        part: TopicPartition,
+        key: str,
+        found: Versioned | None,
+        checkpoint: int,
+        stamp: Stamp,
+        last_epoch: int,
     ) -> Step:
         before = decode(found, Claim) if found is not None else Claim()
         claim = msgspec.structs.replace(before, checkpoint=checkpoint, done=(), write=stamp.write)
@@ -273,7 +278,7 @@ MUTANTS = [
     Mutant(checkpoint_of_what_was_fetched, r"was not handled"),
     Mutant(epoch_stays_on_take_over, r"both at epoch"),
     Mutant(lease_is_not_looked_at, r"after its lease was over"),
-    Mutant(no_answer_is_success, r"handed out .* at epoch", {"rates": NO_ANSWERS}),
+    Mutant(no_answer_is_success, r"handed out .* at epoch|no rest", {"rates": NO_ANSWERS}),
     Mutant(
         doubts_are_forgotten,
         r"no rest",

@@ -13,9 +13,11 @@ from typing import Any, Generic, TypeVar
 
 from pxrs.aio.threads import Threads, outcome
 from pxrs.aio.transaction import Transaction
-from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
+from pxrs.errors import InsideTransaction, PxrsError, TransactionConflict
 from pxrs.runtime import consumer as blocking
-from pxrs.runtime.consumer import RUN, Parts
+from pxrs.runtime.arguments import check_timeout, check_whole
+from pxrs.runtime.callbacks import Parts
+from pxrs.runtime.consumer import RUN
 from pxrs.runtime.health import Health
 from pxrs.runtime.worker import Run
 from pxrs.stores.on_loop import lend
@@ -91,8 +93,8 @@ class Consumer:
 
         What the last call returned counts as handled now. Cancelling it loses nothing.
         """
-        if max_records < 1:
-            raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
+        check_whole("max_records", max_records, least=1)
+        check_timeout(timeout)
         self._refuse_inside()
         self._consumer.finish()
         return self._consumer.all_at_once(await self._next(max_records, timeout))
@@ -104,6 +106,7 @@ class Consumer:
 
     def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
+        check_whole("max_records", max_records, least=1)
         self._consumer.finish()
         return Arriving(partial(self._by_partition, max_records))
 

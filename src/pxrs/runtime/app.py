@@ -23,7 +23,7 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
-from pxrs.runtime.job import Job, Running
+from pxrs.runtime.job import Job, Running, check_handler
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
@@ -35,7 +35,8 @@ from pxrs.types import Message, Topic, TopicPartition
 
 # What only consumers need is loaded when the first one is made: a program that sends starts sooner.
 if TYPE_CHECKING:
-    from pxrs.runtime.consumer import Callbacks, Consumer
+    from pxrs.runtime.callbacks import Callbacks
+    from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.desk import Seat
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.runner import Runner
@@ -193,7 +194,7 @@ class Pxrs(QueueVerbs):
             rejoin_timeout=rejoin_timeout,
             strategy=strategy,
         )
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.subscription import Subscription
 
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
@@ -230,7 +231,9 @@ class Pxrs(QueueVerbs):
 
         SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
-        again after `retry`'s delays, while other keys go on; then `on_failure` decides.
+        again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
+        are logged (`pxrs.run`). What it raises that is no `Exception`, as `sys.exit` does, ends
+        the run and comes out of it.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
@@ -239,6 +242,7 @@ class Pxrs(QueueVerbs):
 
         if iscoroutinefunction(handler):
             raise InvalidRequest("the handler is a coroutine function; for those is pxrs.aio's run")
+        check_handler(handler)
         job = Job(
             handler=handler,
             topic=topic,
@@ -279,7 +283,7 @@ class Pxrs(QueueVerbs):
         return running
 
     def _new_runner(self, job: Job) -> Runner:
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.runner import Runner
         from pxrs.runtime.subscription import Subscription
 

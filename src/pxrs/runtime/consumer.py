@@ -18,10 +18,17 @@ from pxrs.config import ConsumerSettings
 from pxrs.errors import (
     Closed,
     Fenced,
-    InvalidRequest,
     PxrsError,
     StoreError,
 )
+from pxrs.runtime.arguments import (
+    check_message,
+    check_parts,
+    check_time,
+    check_timeout,
+    check_whole,
+)
+from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.health import Facts, Health, judge
@@ -38,24 +45,6 @@ from pxrs.types import Message, TopicPartition
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
 RUN = 500
-
-Parts = set[TopicPartition]
-
-
-class Callbacks:
-    """What the caller wants to hear of rebalances. Called in the consuming thread."""
-
-    __slots__ = ("assigned", "lost", "revoked")
-
-    def __init__(
-        self,
-        assigned: Callable[[dict[TopicPartition, int | None]], None] | None,
-        revoked: Callable[[Parts], None] | None,
-        lost: Callable[[Parts], None] | None,
-    ) -> None:
-        self.assigned = assigned
-        self.revoked = revoked
-        self.lost = lost
 
 
 class Consumer:
@@ -135,6 +124,7 @@ class Consumer:
                     filter(None, (self._steward.outage.since, self._log_outage.since)), default=None
                 ),
                 fatal=str(fatal) if (fatal := self._steward.fatal) is not None else None,
+                closed=self._closed,
             )
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
@@ -143,8 +133,8 @@ class Consumer:
 
         What the last call returned counts as handled now.
         """
-        if max_records < 1:
-            raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
+        check_whole("max_records", max_records, least=1)
+        check_timeout(timeout)
         self.finish()
         return self.all_at_once(self._next(max_records, timeout))
 
@@ -156,6 +146,10 @@ class Consumer:
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
+        check_whole("max_records", max_records, least=1)
+        return self._batches(max_records)
+
+    def _batches(self, max_records: int) -> Iterator[list[Message]]:
         self.finish()
         while True:
             yield from self.by_partition(self._next(max_records, None))
@@ -169,6 +163,7 @@ class Consumer:
         if message is None:
             lost = self._worker.commit_handed()
         else:
+            check_message(message)
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
@@ -204,11 +199,13 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
+        check_whole("offset", offset)
         self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
-        for part in parts if parts is not None else self.assignment:
+        check_time("timestamp", timestamp)
+        for part in self.assignment if parts is None else check_parts(parts):
             seat = self._worker.owned_seat(*part)
             offset = self._decoder.offset_at(self._stores.log, seat.where, seat.fence, timestamp)
             if offset is None:
@@ -217,18 +214,29 @@ class Consumer:
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        self._desk.pause(parts, paused=True)
+        self._desk.pause(check_parts(parts), paused=True)
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
-        self._desk.pause(parts, paused=False)
+        self._desk.pause(check_parts(parts), paused=False)
         self._wake_consumer()
 
     def close(self) -> None:
-        """Finish: commit what was handled, release everything and leave the group at once."""
+        """Finish: commit what was handled, release everything and leave the group at once.
+
+        `on_revoked` is told of what is owned first; it can still commit.
+        """
         if self._closed:
             return
         self._closed = True
+        try:
+            owned = self.assignment
+            if self._callbacks.revoked and owned and self.alive:
+                self._callbacks.revoked(owned)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         self._steward.stop()
         self._worker.sync()
         try:
