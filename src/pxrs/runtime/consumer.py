@@ -17,7 +17,6 @@ from typing import Any
 from pxrs.config import ConsumerSettings
 from pxrs.errors import (
     Closed,
-    Fenced,
     PxrsError,
     StoreError,
 )
@@ -31,6 +30,7 @@ from pxrs.runtime.arguments import (
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.fencing import fenced
 from pxrs.runtime.health import Facts, Health, judge
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.outage import Outage
@@ -38,7 +38,7 @@ from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Run, Worker, not_committed
+from pxrs.runtime.worker import Run, Worker
 from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
@@ -167,7 +167,7 @@ class Consumer:
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
-            raise Fenced(not_committed(lost))
+            raise fenced(lost)
 
     def commit_async(self) -> Future[None]:
         """Commit what was handed out so far in the background; how it went, once it has.
