@@ -310,7 +310,7 @@ class Worker:
     def _holds(self, seat: Seat) -> bool:
         """Whether the partition is still held under the epoch that the seat was taken with."""
         holding = self.holdings.get(seat.part)
-        return holding is not None and holding.epoch == seat.epoch
+        return holding is not None and holding.epoch == seat.epoch and holding.key == seat.key
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
         """Commit these marks; the partitions that turned out to be lost."""
