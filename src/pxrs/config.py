@@ -22,7 +22,7 @@ _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
 _MOST_SECONDS = 365 * 24 * 3600
-_MOST_BYTES = 2**29
+MOST_BYTES = 2**29
 _LOGIN = re.compile(r"(?P<scheme>[\w+]*://)(?P<user>[^/@:\s]*)(?P<colon>:?)[^/\s]*@")
 _SECRETS = re.compile(r"(?<=[?&])((?:ssl)?passw(?:or)?d=)[^&\s]*", re.IGNORECASE)
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -186,7 +186,8 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a consumer takes part in its group. Seconds.
 
     `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
-    the checkpoint points to messages that retention has removed.
+    the checkpoint points to messages that retention has removed. `prefetch_bytes`: how much is
+    fetched ahead, of all partitions together.
     """
 
     group: str
@@ -197,6 +198,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     auto_commit_interval: float = 1.0
     start: str = "earliest"
     on_trimmed: str = "error"
+    prefetch_bytes: int = 16 * 2**20
     session_ttl: float = 10.0
     debounce: float = 0.1
     revoke_timeout: float | None = 30.0
@@ -209,6 +211,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"auto_commit={self.auto_commit!r}; True or False is needed")
         _one_of("start", self.start, ("earliest", "latest", "error"))
         _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
+        _bytes("prefetch_bytes", self.prefetch_bytes)
         _seconds("session_ttl", self.session_ttl, 0.2)
         _seconds("debounce", self.debounce)
         _seconds("rejoin_timeout", self.rejoin_timeout)
@@ -301,7 +304,7 @@ def _seconds(name: str, value: float, least: float = 0) -> None:
         )
 
 
-def _bytes(name: str, value: int, most: int = _MOST_BYTES) -> None:
+def _bytes(name: str, value: int, most: int = MOST_BYTES) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r}; a whole number of bytes from 1 to {most}")
 

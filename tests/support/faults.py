@@ -29,6 +29,7 @@ class FaultyLog:
         self.before: Hook = _nothing
         self.after: Hook = _nothing
         self.expiring: Callable[[], None] = lambda: None
+        self.fetching: Callable[[], None] = lambda: None
         self.appends: list[list[Append]] = []
         self.fetches = 0
 
@@ -45,6 +46,7 @@ class FaultyLog:
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         self.fetches += 1
+        self.fetching()
         return self._inner.fetch(where, offset, max_bytes)
 
     def expire(

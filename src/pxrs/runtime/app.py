@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
+    MOST_BYTES,
     ConsumerSettings,
     ProducerSettings,
     check_member_name,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pxrs.runtime.desk import Seat
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.runner import Runner
+    from pxrs.runtime.subscription import Subscription
 
 _DEFAULTS = ProducerSettings()
 _RETRY = Backoff(attempts=5)
@@ -160,6 +162,7 @@ class Pxrs(QueueVerbs):
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
         start: str = _CONSUMER.start,
         on_trimmed: str = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
@@ -184,6 +187,7 @@ class Pxrs(QueueVerbs):
             auto_commit_interval=auto_commit_interval,
             start=start,
             on_trimmed=on_trimmed,
+            prefetch_bytes=prefetch_bytes,
             session_ttl=session_ttl,
             debounce=debounce,
             revoke_timeout=revoke_timeout,
@@ -191,9 +195,11 @@ class Pxrs(QueueVerbs):
             strategy=strategy,
         )
         from pxrs.runtime.callbacks import Callbacks
+        from pxrs.runtime.subscription import Subscription
 
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
-        return self._new_consumer(topics, settings, Decoder(key_serde, serde), callbacks)
+        wanted = Subscription(topics, self._topics)
+        return self._new_consumer(wanted, settings, Decoder(key_serde, serde), callbacks)
 
     def run(
         self,
@@ -211,8 +217,13 @@ class Pxrs(QueueVerbs):
         instance: str | None = None,
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
         start: str = _CONSUMER.start,
+        on_trimmed: str = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: str = _CONSUMER.strategy,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> None:
@@ -221,8 +232,8 @@ class Pxrs(QueueVerbs):
         SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
         again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
-        are logged (`pxrs.run`). What it raises that is no `Exception`, as `sys.exit` does, ends
-        the run and comes out of it.
+        are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends the run with
+        `HandlerFailed`.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
@@ -246,8 +257,13 @@ class Pxrs(QueueVerbs):
             instance=instance,
             auto_commit_interval=auto_commit_interval,
             start=start,
+            on_trimmed=on_trimmed,
+            prefetch_bytes=prefetch_bytes,
             session_ttl=session_ttl,
+            debounce=debounce,
             revoke_timeout=revoke_timeout,
+            rejoin_timeout=rejoin_timeout,
+            strategy=strategy,
             serde=serde,
             key_serde=key_serde,
         )
@@ -269,15 +285,25 @@ class Pxrs(QueueVerbs):
     def _new_runner(self, job: Job) -> Runner:
         from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.runner import Runner
+        from pxrs.runtime.subscription import Subscription
 
         letters = None
         if isinstance(job.on_failure, DeadLetter):
-            letters = DeadLetters(job.on_failure, self._topics, self.producer())
+            # Whatever could be sent can be a dead letter, with what is added to it.
+            producer = self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
+            letters = DeadLetters(job.on_failure, self._topics, producer)
         consuming = job.consuming(_member_name(job.instance), _client())
         nothing = Callbacks(None, None, None)
 
         def join(runner: Runner) -> Consumer:
-            return self._new_consumer(job.topic, consuming, Decoder(), nothing, runner.in_hand)
+            return self._new_consumer(
+                Subscription(job.topic, self._topics, job.on_failure),
+                consuming,
+                Decoder(),
+                nothing,
+                runner.in_hand,
+                job.max_in_flight,
+            )
 
         return Runner(job, self._clock, letters, join)
 
@@ -288,23 +314,16 @@ class Pxrs(QueueVerbs):
 
     def _new_consumer(
         self,
-        topics: str | Sequence[str] | re.Pattern[str],
+        wanted: Subscription,
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
+        most_out: int | None = None,
     ) -> Consumer:
         from pxrs.runtime.consumer import Consumer
-        from pxrs.runtime.subscription import Subscription
 
-        consumer = Consumer(
-            self._desk(),
-            Subscription(topics, self._topics),
-            settings,
-            decoder,
-            callbacks,
-            in_hand,
-        )
+        consumer = Consumer(self._desk(), wanted, settings, decoder, callbacks, in_hand, most_out)
         self._consumers.add(consumer)
         return consumer
 

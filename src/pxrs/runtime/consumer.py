@@ -16,10 +16,8 @@ from pxrs.config import ConsumerSettings
 from pxrs.errors import (
     Closed,
     Fenced,
-    InvalidRequest,
     PxrsError,
     StoreError,
-    TransactionConflict,
 )
 from pxrs.runtime.arguments import (
     check_message,
@@ -29,15 +27,15 @@ from pxrs.runtime.arguments import (
     check_whole,
 )
 from pxrs.runtime.callbacks import Callbacks, Parts
-from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
 from pxrs.runtime.health import Facts, Health, judge
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
+from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Handed, Run, Worker, names_of
+from pxrs.runtime.worker import Run, Worker, names_of
 from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
@@ -56,8 +54,8 @@ class Consumer:
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
+        most_out: int | None = None,
     ) -> None:
-        self._shared = shared
         self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
         self._settings = settings
         self._decoder = decoder
@@ -71,6 +69,7 @@ class Consumer:
             decoder,
             in_hand=in_hand,
             asks_before_release=callbacks.revoked is not None,
+            most_out=most_out,
         )
         self._desk = self._worker.desk
         self._membership = self._worker.membership
@@ -79,6 +78,7 @@ class Consumer:
         self._closed = False
         self._woken = False
         self._steward = Steward(stores.coord, clock, settings, self._worker, self._wake_consumer)
+        self._transactions = Transactions(shared, self._worker, self._steward.wake)
         try:
             self._membership.join()
         except BaseException:
@@ -174,27 +174,17 @@ class Consumer:
         messages are handed out again. `Fenced` if somebody else owns a partition now;
         `NotAtomic` where the store can't do it.
         """
-        return self._transaction(connection, keep_on_conflict=False)
+        return self._transactions.begin(connection)
 
     def run_transaction(
         self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
     ) -> Any:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
-        for begun in self.attempts(connection, attempts):
-            try:
-                with begun as tx:
-                    return work(tx)
-            except TransactionConflict:
-                if not begun.keeps_on_conflict:
-                    raise
-        raise AssertionError("unreachable: the last attempt raises")
+        return self._transactions.run(work, connection, attempts)
 
     def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
         """Transactions over the same messages, one after the other; the last one gives them up."""
-        if most < 1:
-            raise InvalidRequest(f"{most} attempts; at least 1 is needed")
-        for left in reversed(range(most)):
-            yield self._transaction(connection, keep_on_conflict=left > 0)
+        return self._transactions.attempts(connection, most)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
@@ -272,6 +262,11 @@ class Consumer:
         runs = self._next(most, timeout)
         self._worker.forget_runs()
         return runs
+
+    def came_back(self, seat: Seat) -> None:
+        """A message that was taken away is handled, or was given up."""
+        if self._desk.came_back(seat):
+            self._wake_consumer()
 
     def wake_steward(self) -> None:
         """Let the group be looked at now."""
@@ -376,17 +371,6 @@ class Consumer:
                     *(seat.where for seat in self._desk.owned())
                 )
             return self._log_watch
-
-    # Committing
-
-    def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
-        checkpoint = Checkpoint(
-            self._stores.coord,
-            self._worker.holdings,
-            Handed(self._worker, self._steward.wake),
-            keep_on_conflict=keep_on_conflict,
-        )
-        return Transaction(self._shared, checkpoint, connection)
 
     def _wake_consumer(self) -> None:
         watch = self._log_watch

@@ -46,8 +46,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     instance: str | None
     auto_commit_interval: float
     start: str
+    on_trimmed: str
+    prefetch_bytes: int
     session_ttl: float
+    debounce: float
     revoke_timeout: float | None
+    rejoin_timeout: float
+    strategy: str
     serde: Serde | None
     key_serde: Serde | None
 
@@ -92,8 +97,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             client=client,
             auto_commit_interval=self.auto_commit_interval,
             start=self.start,
+            on_trimmed=self.on_trimmed,
+            prefetch_bytes=self.prefetch_bytes,
             session_ttl=self.session_ttl,
+            debounce=self.debounce,
             revoke_timeout=self.revoke_timeout,
+            rejoin_timeout=self.rejoin_timeout,
+            strategy=self.strategy,
         )
 
 

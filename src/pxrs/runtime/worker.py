@@ -13,7 +13,6 @@ from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
-from pxrs.core.progress import Progress
 from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
@@ -51,6 +50,41 @@ class Run:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
 
+class Loose:
+    """Partitions of which a loop has handled messages that nobody has committed.
+
+    A loop goes on to the next partition's messages by itself, so the one who commits after some
+    turns of it means all of these. Under the desk's lock.
+    """
+
+    __slots__ = ("_lost", "_seats")
+
+    def __init__(self) -> None:
+        self._seats: dict[TopicPartition, Seat] = {}
+        self._lost: set[TopicPartition] = set()
+
+    @property
+    def seats(self) -> list[Seat]:
+        return list(self._seats.values())
+
+    def add(self, seat: Seat) -> None:
+        """One more. If it was lost and claimed again, what was handled before is lost still."""
+        if self._seats.setdefault(seat.part, seat) is not seat:
+            self._seats[seat.part] = seat
+            self._lost.add(seat.part)
+
+    def drop(self, lost: Callable[[Seat], bool]) -> set[TopicPartition]:
+        """Forget those that were lost; which they are."""
+        gone = self._lost | {part for part, seat in self._seats.items() if lost(seat)}
+        self._seats = {part: seat for part, seat in self._seats.items() if part not in gone}
+        self._lost = set()
+        return gone
+
+    def clear(self) -> None:
+        """All of it was committed, or is to be handled again."""
+        self._seats, self._lost = {}, set()
+
+
 class Worker:
     """A member of a group and what it works on. See `Consumer` for which thread does what."""
 
@@ -65,6 +99,7 @@ class Worker:
         *,
         in_hand: Callable[[Seat], bool] | None = None,
         asks_before_release: bool = False,
+        most_out: int | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._coord = stores.coord
@@ -74,14 +109,17 @@ class Worker:
         self._settings = settings
         self._new_id = new_id
         self.runs: list[Run] = []
+        # With auto-commit they are committed soon, and nobody has to mean them.
+        self.loose = Loose()
         # When the caller was last given messages; None once it has asked for more.
         self.handed_at: float | None = None
         self.desk = ConsumerDesk(
             in_hand=in_hand or self._in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
+            most_out=most_out,
         )
-        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder)
+        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
             MemberSettings(
@@ -179,6 +217,7 @@ class Worker:
             for run in self.runs:
                 run.handled = run.seen
             self._end(self.runs)
+            self.loose.clear()
 
     def _end(self, runs: list[Run]) -> None:
         """Nobody works on the runs any more: count what was handled, give back the rest."""
@@ -187,6 +226,8 @@ class Worker:
             self.runs = [run for run in self.runs if run not in ended]
             for run in ended:
                 run.count(run.handled)
+                if run.handled and not self._settings.auto_commit:
+                    self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
 
@@ -211,6 +252,17 @@ class Worker:
         """Fill empty buffers; true if anything came."""
         return self._fetcher.fetch(topic_gone)
 
+    def _pin(self, offsets: Mapping[Seat, int]) -> None:
+        """Make these offsets the first checkpoints of seats that have none."""
+        with self.holdings.lock:
+            self.commit(
+                {
+                    seat.part: Mark(offset)
+                    for seat, offset in offsets.items()
+                    if self._is_current(seat)
+                }
+            )
+
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, or `Fenced`."""
         seat = self.desk.seats.get(TopicPartition(topic, partition))
@@ -233,7 +285,10 @@ class Worker:
         """Commit everything that the caller has seen; the partitions that were lost."""
         with self.holdings.lock:
             stale = self.drop_stale_runs()
-            return self.commit(self.marks_handed()) | stale
+            lost = self.commit(self.marks_handed())
+            with self.desk.lock:
+                self.loose.clear()
+            return lost | stale
 
     def drop_stale_runs(self) -> frozenset[TopicPartition]:
         """Forget what is in hand of partitions that were lost, even if claimed again since.
@@ -243,7 +298,12 @@ class Worker:
         with self.desk.lock:
             stale = [run for run in self.runs if not self._holds(run.seat)]
             self.runs = [run for run in self.runs if run not in stale]
-            return frozenset(run.seat.part for run in stale if run.seen)
+            loose = self.loose.drop(lambda seat: not self._holds(seat))
+            return frozenset(run.seat.part for run in stale if run.seen) | loose
+
+    def _is_current(self, seat: Seat) -> bool:
+        """Whether what was found out for this seat is still about it. Under the holdings' lock."""
+        return self.desk.seats.get(seat.part) is seat and self._holds(seat)
 
     def _holds(self, seat: Seat) -> bool:
         """Whether the partition is still held under the epoch that the seat was taken with."""
@@ -279,12 +339,7 @@ class Worker:
     def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
         part = TopicPartition(message.topic, message.partition)
         seat = self.desk.seats.get(part)
-        if (
-            seat is None
-            or seat.epoch != message.fence.epoch
-            or message.fence is self.desk.former.get(part)
-            or not self._holds(seat)
-        ):
+        if seat is None or seat.epoch != message.fence.epoch or not self._holds(seat):
             raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
         if message.offset >= seat.handed:
             raise InvalidRequest(
@@ -295,10 +350,12 @@ class Worker:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        seat = self.owned_seat(topic, partition)
-        held = self._log.bounds(seat.where.topic_id)[partition]
+        self._seek(self.owned_seat(topic, partition), offset)
+
+    def _seek(self, seat: Seat, offset: int, why: str = "") -> None:
+        held = self._log.bounds(seat.where.topic_id)[seat.part.partition]
         if not held.start <= offset <= held.end:
-            raise OffsetOutOfRange(topic, partition, offset, *held)
+            raise OffsetOutOfRange(*seat.part, offset, *held)
         record = record_of_seek(
             self._settings.group,
             self._settings.member_name,
@@ -307,8 +364,11 @@ class Worker:
             offset,
             self._clock,
             self._new_id,
+            why,
         )
         with self.holdings.lock:
+            if not self._is_current(seat):
+                raise Fenced(f"owned by somebody else since: {names_of(frozenset([seat.part]))}")
             try:
                 applied = self.holdings.seek(seat.part, offset, [record])
             except OutcomeUnknown:
@@ -320,48 +380,6 @@ class Worker:
                 raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
             self.desk.restart(seat.part, offset)
         forget_old_resets(self._coord, self._settings.group)
-
-
-class Handed:
-    """See `pxrs.runtime.checkpoint.Work`: the runs that are with the caller."""
-
-    def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
-        self._worker = worker
-        self._desk = worker.desk
-        self._on_lost = on_lost
-        self._runs: list[Run] = []
-
-    def marks(self) -> dict[TopicPartition, Mark]:
-        with self._desk.lock:
-            self._runs = [run for run in self._worker.runs if run.seen]
-            stale = self._worker.drop_stale_runs()
-            if stale:
-                self.rolled_back()
-                raise Fenced(f"owned by somebody else since: {names_of(stale)}")
-            marks: dict[TopicPartition, Mark] = {}
-            for run in self._runs:
-                before = run.seat.mark()
-                if before is None:
-                    continue
-                progress = Progress(before.checkpoint, before.done)
-                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
-                marks[run.seat.part] = Mark(progress.checkpoint, progress.runs)
-            return marks
-
-    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        with self._desk.lock:
-            for run in self._runs:
-                run.count(run.seen)
-        self._desk.committed(marks)
-
-    def rolled_back(self) -> None:
-        with self._desk.lock:
-            self._worker.runs = [run for run in self._worker.runs if run not in self._runs]
-            self._desk.rewind(run.seat for run in self._runs)
-
-    def lost(self, parts: frozenset[TopicPartition]) -> None:
-        self._desk.gone(parts, lost=True)
-        self._on_lost()
 
 
 def names_of(parts: frozenset[TopicPartition]) -> str:
