@@ -120,21 +120,6 @@ def test_no_checkpoint_says_what_to_do(orders: Pxrs) -> None:
         assert len(consumer.poll(timeout=PATIENCE)) == 2
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_a_handler_that_ends_the_program_ends_the_run(
-    orders: Pxrs, kind: type[BaseException]
-) -> None:
-    def leave(message: Message) -> None:
-        if message.value == b"b":
-            raise kind(3)
-
-    with pytest.raises(kind):
-        orders.run(leave, topic="orders", group="g", workers=2)
-    info = orders.groups.describe("g")
-    # What was handled before it is committed; it comes again.
-    assert (info.members, info.partitions[0].checkpoint) == ((), 1)
-
-
 def test_failures_are_logged(orders: Pxrs, caplog: pytest.LogCaptureFixture) -> None:
     def fail(message: Message) -> None:
         if message.value == b"b":

@@ -232,8 +232,8 @@ class Pxrs(QueueVerbs):
         SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
         again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
-        are logged (`pxrs.run`). What it raises that is no `Exception`, as `sys.exit` does, ends
-        the run and comes out of it.
+        are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends the run with
+        `HandlerFailed`.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
