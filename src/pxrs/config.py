@@ -22,7 +22,7 @@ _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
 _MOST_SECONDS = 365 * 24 * 3600
-_MOST_BYTES = 2**29
+MOST_BYTES = 2**29
 _LOGIN = re.compile(r"(?P<scheme>[\w+]*://)(?P<user>[^/@:\s]*)(?P<colon>:?)[^/\s]*@")
 _SECRETS = re.compile(r"(?<=[?&])((?:ssl)?passw(?:or)?d=)[^&\s]*", re.IGNORECASE)
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -207,6 +207,8 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_group_name(self.group)
+        if not isinstance(self.auto_commit, bool):
+            raise ConfigError(f"auto_commit={self.auto_commit!r}; True or False is needed")
         _one_of("start", self.start, ("earliest", "latest", "error"))
         _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
         _bytes("prefetch_bytes", self.prefetch_bytes)
@@ -302,7 +304,7 @@ def _seconds(name: str, value: float, least: float = 0) -> None:
         )
 
 
-def _bytes(name: str, value: int, most: int = _MOST_BYTES) -> None:
+def _bytes(name: str, value: int, most: int = MOST_BYTES) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r}; a whole number of bytes from 1 to {most}")
 

@@ -13,7 +13,7 @@ from pxrs import aio
 ONLY_BLOCKING = {
     "Consumer": {
         "alive", "all_at_once", "attempts", "by_partition", "desk", "finish", "one_by_one",
-        "settled", "take", "take_away", "wait", "wake", "wake_steward",
+        "came_back", "settled", "take", "take_away", "wait", "wake", "wake_steward",
     },
     "Pxrs": {"new_run"},
     "Producer": {"deliver", "hurry", "sending"},

@@ -102,6 +102,28 @@ def test_a_topic_made_again_does_not_inherit_the_checkpoint(topic: pxrs.Pxrs) ->
     assert sorted(claim.checkpoint or 0 for claim in claims) == [5, 7]
 
 
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_fence_of_a_topic_made_again_is_above_the_old_one(
+    topic: pxrs.Pxrs, *, reset: bool
+) -> None:
+    """What a handler wrote elsewhere under an old fence must not refuse the new owners."""
+    fences: list[pxrs.Fence] = []
+    for _ in range(3):
+        with topic.consumer("orders", "g") as consumer:
+            fences.append(consumer.poll(timeout=PATIENCE)[0].fence)
+    for _ in range(2):
+        topic.delete_topic("orders")
+        topic.create_topic("orders", partitions=1)
+        send(topic, 1)
+        if reset:
+            topic.groups.reset("g", "orders", to=0)
+        with topic.consumer("orders", "g") as consumer:
+            fences.append(consumer.poll(timeout=PATIENCE)[0].fence)
+    assert {(fence.topic, fence.partition) for fence in fences} == {("orders", 0)}
+    epochs = [fence.epoch for fence in fences]
+    assert epochs == sorted(set(epochs))
+
+
 def test_a_topic_deleted_under_a_group_is_let_go(topic: pxrs.Pxrs) -> None:
     told: list[set[pxrs.TopicPartition]] = []
     with topic.consumer("orders", "g", on_lost=told.append, on_revoked=told.append) as consumer:

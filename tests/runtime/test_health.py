@@ -31,6 +31,7 @@ GOOD = Facts(
         ({"generation": 0, "owned": 0, "meant": 0}, "joining"),
         ({"store_lost_since": 50.0, "owned": 3}, "lost the store"),
         ({"fatal": "displaced", "store_lost_since": 50.0}, "fenced"),
+        ({"closed": True, "owned": 0, "meant": 4}, "closed"),
     ],
 )
 def test_the_worst_is_said(change: dict[str, object], state: str) -> None:
@@ -59,6 +60,7 @@ def test_a_consumer_at_work(px: pxrs.Pxrs) -> None:
             assert consumer.health(stuck_after=1e-9).state in ("stuck", "joining")
             assert consumer.health().ok
         assert consumer.health().state == "idle"
+    assert consumer.health().state == "closed"
 
 
 @pytest.mark.engine("memory")

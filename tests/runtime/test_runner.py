@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytest
 
 import pxrs
 from pxrs import Backoff, Message
-from pxrs.core.records import Claim, decode
 from support.child import PATIENCE, Child
 from support.inside import say
+from support.running import Running, checkpoints, wait_for_checkpoints
 
 QUICK = Backoff(first=0.001, longest=0.002, attempts=3)
 
@@ -29,31 +29,6 @@ def px(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Pxrs]:
     url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/run.db"
     with pxrs.connect(url) as px:
         yield px
-
-
-class Running:
-    """`px.run` in a thread, stopped when the test is done with it."""
-
-    def __init__(self, px: pxrs.Pxrs, handler: Callable[[Message], Any], **options: Any) -> None:
-        self.error: BaseException | None = None
-        self._px = px
-        self._thread = threading.Thread(target=self._run, args=(handler, options))
-        self._thread.start()
-
-    def _run(self, handler: Callable[[Message], Any], options: dict[str, Any]) -> None:
-        try:
-            self._px.run(handler, group="g", **options)
-        except pxrs.PxrsError as error:
-            self.error = error
-
-    def join(self) -> None:
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-
-
-def _checkpoints(px: pxrs.Pxrs) -> int:
-    claims = [decode(record, Claim) for record in px.stores.coord.list("claims/g/")]
-    return sum(claim.checkpoint or 0 for claim in claims)
 
 
 def _send(px: pxrs.Pxrs, count: int, keys: int) -> None:
@@ -85,7 +60,7 @@ def test_every_message_once_and_each_key_in_order(px: pxrs.Pxrs, parallel: str) 
     running.join()
     assert running.error is None
     assert all(numbers == sorted(numbers) for numbers in seen.values())
-    assert _checkpoints(px) == 400
+    assert checkpoints(px) == 400
 
 
 def test_a_failing_key_waits_alone(px: pxrs.Pxrs) -> None:
@@ -104,9 +79,7 @@ def test_a_failing_key_waits_alone(px: pxrs.Pxrs) -> None:
     running = Running(px, handle, topic="orders", workers=3, parallel="key", retry=forever)
     assert others.wait(PATIENCE), "a failing key held up the others"
     allowed.set()
-    watch = px.stores.coord.watch("claims/g/")
-    while _checkpoints(px) < 100:
-        assert watch.wait(PATIENCE)
+    wait_for_checkpoints(px, 100)
     px.stop()
     running.join()
     assert handled.count(b"key-3") == 10
@@ -125,9 +98,7 @@ def test_a_poisoned_message_becomes_a_dead_letter(px: pxrs.Pxrs) -> None:
             raise RuntimeError("can't be handled")
 
     running = Running(px, handle, topic="orders", retry=QUICK)
-    watch = px.stores.coord.watch("claims/g/")
-    while _checkpoints(px) < 3:
-        assert watch.wait(PATIENCE)
+    wait_for_checkpoints(px, 3)
     px.stop()
     running.join()
     assert attempts == [b"good", b"poison", b"poison", b"poison", b"good too"]
@@ -153,7 +124,7 @@ def test_or_the_group_stops_there(px: pxrs.Pxrs) -> None:
     running.join()
     assert isinstance(running.error, pxrs.HandlerFailed)
     assert isinstance(running.error.__cause__, RuntimeError)
-    assert _checkpoints(px) == 4
+    assert checkpoints(px) == 4
 
 
 def test_a_serde_that_fails_is_a_handler_that_fails(px: pxrs.Pxrs) -> None:
@@ -166,9 +137,7 @@ def test_a_serde_that_fails_is_a_handler_that_fails(px: pxrs.Pxrs) -> None:
         px, lambda message: seen.append(message.value), topic="orders", retry=QUICK,
         serde=pxrs.JSON(),
     )  # fmt: skip
-    watch = px.stores.coord.watch("claims/g/")
-    while _checkpoints(px) < 2:
-        assert watch.wait(PATIENCE)
+    wait_for_checkpoints(px, 2)
     px.stop()
     running.join()
     assert seen == [{"total": 3}]
@@ -198,5 +167,5 @@ def test_sigterm_drains_commits_and_leaves(tmp_path: Path) -> None:
             assert child.read() == "left"
             assert child.join() == 0
         assert len({tuple(place) for place in handled}) == 50
-        assert _checkpoints(px) == 50
+        assert checkpoints(px) == 50
         assert px.stores.coord.list("members/g/") == []

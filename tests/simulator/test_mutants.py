@@ -69,7 +69,9 @@ def checkpoint_of_what_was_fetched(patch: Patch) -> None:
 
 
 def epoch_stays_on_take_over(patch: Patch) -> None:
-    def take(part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp) -> Step:
+    def take(
+        part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp, last_epoch: int
+    ) -> Step:
         before = decode(found, Claim) if found is not None else Claim()
         claim = msgspec.structs.replace(
             before, owner=stamp.owner, name=stamp.name, write=stamp.write
@@ -111,10 +113,10 @@ def target_may_be_old(patch: Patch) -> None:
     """Partitions are claimed by a target that is no longer the group's."""
     take = Holdings.take
 
-    def unguarded(self: Holdings, found: Any, guard: Check) -> Applied:
+    def unguarded(self: Holdings, found: Any, guard: Check, epochs: Any) -> Applied:
         current = self._coord.get(guard.key)
         assert current is not None
-        return take(self, found, Check(guard.key, current.version))
+        return take(self, found, Check(guard.key, current.version), epochs)
 
     patch.setattr(Holdings, "take", unguarded)
 
@@ -231,7 +233,12 @@ def reset_fences_nobody(patch: Patch) -> None:
     """The epoch stays, and the owner."""
 
     def rewind(
-        part: TopicPartition, key: str, found: Versioned | None, checkpoint: int, stamp: Stamp
+        part: TopicPartition,
+        key: str,
+        found: Versioned | None,
+        checkpoint: int,
+        stamp: Stamp,
+        last_epoch: int,
     ) -> Step:
         before = decode(found, Claim) if found is not None else Claim()
         claim = msgspec.structs.replace(before, checkpoint=checkpoint, done=(), write=stamp.write)

@@ -29,6 +29,7 @@ class FaultyLog:
         self.before: Hook = _nothing
         self.after: Hook = _nothing
         self.expiring: Callable[[], None] = lambda: None
+        self.fetching: Callable[[], None] = lambda: None
         self.appends: list[list[Append]] = []
         self.fetches = 0
 
@@ -45,6 +46,7 @@ class FaultyLog:
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         self.fetches += 1
+        self.fetching()
         return self._inner.fetch(where, offset, max_bytes)
 
     def expire(
@@ -104,11 +106,11 @@ class FaultyStores:
         self._inner.close()
 
 
-def times(number: int, error: BaseException) -> Hook:
+def times(number: int, error: BaseException) -> Callable[..., None]:
     """Raise the error so many times, then never again."""
     left = [error] * number
 
-    def hook(_: Sequence[Append]) -> None:
+    def hook(*_: object) -> None:
         if left:
             raise left.pop()
 

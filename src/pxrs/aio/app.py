@@ -22,7 +22,7 @@ from pxrs.core.retry import Backoff
 from pxrs.runtime import app as blocking
 from pxrs.runtime.consumer import Consumer as BlockingConsumer
 from pxrs.runtime.failure import OnFailure
-from pxrs.runtime.job import Job
+from pxrs.runtime.job import Job, check_handler
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
 from pxrs.types import Message, Topic, TopicPartition
@@ -246,6 +246,7 @@ class Pxrs(QueueVerbs):
         are being awaited: their messages come again. Signals are the application's:
         `loop.add_signal_handler(signal.SIGTERM, px.stop)`.
         """
+        check_handler(handler)
         on_loop = OnThisLoop(handler, asyncio.get_running_loop())
         job = Job(
             handler=OnOwnLoop(handler) if processes else on_loop,

@@ -113,7 +113,7 @@ def _print_partitions(out: Console, info: GroupInfo) -> None:
     out.print(rows)
 
 
-@groups.command()
+@groups.command(short_help="Show what happened to GROUP, and why.")
 @click.argument("group")
 @click.option(
     "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="How many."

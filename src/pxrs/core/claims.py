@@ -52,14 +52,35 @@ class Stamp(NamedTuple):
     at_ms: int
 
 
-def take(part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp) -> Step:
-    """Claim a partition, free or not: the epoch rises, so a former owner is fenced."""
+def last_epochs(found: Iterable[Versioned]) -> dict[TopicPartition, int]:
+    """The highest epoch of each partition in these claims, whatever id its topic had.
+
+    A fence names the topic, not its id. If the epochs of one that was made again began anew, what
+    a handler has written elsewhere under the old topic would fence the new one's owners, and a
+    late owner of the old topic would pass as the newest.
+    """
+    epochs: dict[TopicPartition, int] = {}
+    for record in found:
+        claim = decode(record, Claim)
+        part = TopicPartition(claim.topic, int(record.key.rpartition("/")[2]))
+        epochs[part] = max(claim.epoch, epochs.get(part, 0))
+    return epochs
+
+
+def take(
+    part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp, last_epoch: int = 0
+) -> Step:
+    """Claim a partition, free or not: the epoch rises, so a former owner is fenced.
+
+    `last_epoch`: of former topics of this name, where it is known.
+    """
     before = decode(found, Claim) if found is not None else Claim()
     claim = msgspec.structs.replace(
         before,
         owner=stamp.owner,
         name=stamp.name,
-        epoch=before.epoch + 1,
+        topic=part.topic,
+        epoch=max(before.epoch, last_epoch) + 1,
         write=stamp.write,
         at_ms=stamp.at_ms,
     )
@@ -117,12 +138,21 @@ def touch(holding: Holding, stamp: Stamp) -> Step:
 
 
 def rewind(
-    part: TopicPartition, key: str, found: Versioned | None, checkpoint: int | None, stamp: Stamp
+    part: TopicPartition,
+    key: str,
+    found: Versioned | None,
+    checkpoint: int | None,
+    stamp: Stamp,
+    last_epoch: int = 0,
 ) -> Step:
     """An explicit reset: the one way back. Nobody owns it afterwards; whoever did is fenced."""
     before = decode(found, Claim) if found is not None else Claim()
     claim = Claim(
-        epoch=before.epoch + 1, checkpoint=checkpoint, write=stamp.write, at_ms=stamp.at_ms
+        topic=before.topic or part.topic,
+        epoch=max(before.epoch, last_epoch) + 1,
+        checkpoint=checkpoint,
+        write=stamp.write,
+        at_ms=stamp.at_ms,
     )
     return _step(part, key, found.version if found is not None else 0, claim)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -61,6 +61,14 @@ class Schedule(Generic[T]):
         """The lane's first item failed: try it again later."""
         self._parkings += 1
         heapq.heappush(self._parked, (until, self._parkings, lane))
+
+    def hurry(self, wanted: Callable[[T], bool]) -> None:
+        """Let parked lanes go on at once whose first item is wanted."""
+        now = {entry for entry in self._parked if wanted(self._lanes[entry[2]][0])}
+        if now:
+            self._ready += [lane for _, _, lane in sorted(now, key=lambda entry: entry[1])]
+            self._parked = [entry for entry in self._parked if entry not in now]
+            heapq.heapify(self._parked)
 
     def next_time(self) -> float | None:
         """When the next parked lane is due."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
+    MOST_BYTES,
     ConsumerSettings,
     ProducerSettings,
     check_member_name,
@@ -22,7 +23,7 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
-from pxrs.runtime.job import Job, Running
+from pxrs.runtime.job import Job, Running, check_handler
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
@@ -34,10 +35,12 @@ from pxrs.types import Message, Topic, TopicPartition
 
 # What only consumers need is loaded when the first one is made: a program that sends starts sooner.
 if TYPE_CHECKING:
-    from pxrs.runtime.consumer import Callbacks, Consumer
+    from pxrs.runtime.callbacks import Callbacks
+    from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.desk import Seat
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.runner import Runner
+    from pxrs.runtime.subscription import Subscription
 
 _DEFAULTS = ProducerSettings()
 _RETRY = Backoff(attempts=5)
@@ -191,10 +194,12 @@ class Pxrs(QueueVerbs):
             rejoin_timeout=rejoin_timeout,
             strategy=strategy,
         )
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
+        from pxrs.runtime.subscription import Subscription
 
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
-        return self._new_consumer(topics, settings, Decoder(key_serde, serde), callbacks)
+        wanted = Subscription(topics, self._topics)
+        return self._new_consumer(wanted, settings, Decoder(key_serde, serde), callbacks)
 
     def run(
         self,
@@ -226,7 +231,9 @@ class Pxrs(QueueVerbs):
 
         SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
-        again after `retry`'s delays, while other keys go on; then `on_failure` decides.
+        again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
+        are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends the run with
+        `HandlerFailed`.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
@@ -235,6 +242,7 @@ class Pxrs(QueueVerbs):
 
         if iscoroutinefunction(handler):
             raise InvalidRequest("the handler is a coroutine function; for those is pxrs.aio's run")
+        check_handler(handler)
         job = Job(
             handler=handler,
             topic=topic,
@@ -275,17 +283,27 @@ class Pxrs(QueueVerbs):
         return running
 
     def _new_runner(self, job: Job) -> Runner:
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.runner import Runner
+        from pxrs.runtime.subscription import Subscription
 
         letters = None
         if isinstance(job.on_failure, DeadLetter):
-            letters = DeadLetters(job.on_failure, self._topics, self.producer())
+            # Whatever could be sent can be a dead letter, with what is added to it.
+            producer = self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
+            letters = DeadLetters(job.on_failure, self._topics, producer)
         consuming = job.consuming(_member_name(job.instance), _client())
         nothing = Callbacks(None, None, None)
 
         def join(runner: Runner) -> Consumer:
-            return self._new_consumer(job.topic, consuming, Decoder(), nothing, runner.in_hand)
+            return self._new_consumer(
+                Subscription(job.topic, self._topics, job.on_failure),
+                consuming,
+                Decoder(),
+                nothing,
+                runner.in_hand,
+                job.max_in_flight,
+            )
 
         return Runner(job, self._clock, letters, join)
 
@@ -296,23 +314,16 @@ class Pxrs(QueueVerbs):
 
     def _new_consumer(
         self,
-        topics: str | Sequence[str] | re.Pattern[str],
+        wanted: Subscription,
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
+        most_out: int | None = None,
     ) -> Consumer:
         from pxrs.runtime.consumer import Consumer
-        from pxrs.runtime.subscription import Subscription
 
-        consumer = Consumer(
-            self._desk(),
-            Subscription(topics, self._topics),
-            settings,
-            decoder,
-            callbacks,
-            in_hand,
-        )
+        consumer = Consumer(self._desk(), wanted, settings, decoder, callbacks, in_hand, most_out)
         self._consumers.add(consumer)
         return consumer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pxrs.errors import InvalidRequest, MessageTooLarge
 from pxrs.runtime.outbox import RECORD_BYTES
-from pxrs.serde import Serde, to_bytes
+from pxrs.serde import Serde, check_serde, to_bytes
 from pxrs.types import Header
 
 NO_HEADERS: list[Header] = []
@@ -19,6 +19,8 @@ class Checks:
     """What one producer takes: what its serdes can encode, up to a size."""
 
     def __init__(self, most: int, key_serde: Serde | None, value_serde: Serde | None) -> None:
+        check_serde(key_serde, "key_serde")
+        check_serde(value_serde, "serde")
         self._most = most
         self._key_serde = key_serde
         self._value_serde = value_serde

@@ -7,7 +7,9 @@ never waits for either.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -15,43 +17,34 @@ from typing import Any
 from pxrs.config import ConsumerSettings
 from pxrs.errors import (
     Closed,
-    Fenced,
-    InvalidRequest,
     PxrsError,
     StoreError,
 )
+from pxrs.runtime.arguments import (
+    check_message,
+    check_parts,
+    check_time,
+    check_timeout,
+    check_whole,
+)
+from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.fencing import fenced
 from pxrs.runtime.health import Facts, Health, judge
 from pxrs.runtime.hold import Desk
+from pxrs.runtime.outage import Outage
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Run, Worker, names_of
+from pxrs.runtime.worker import Run, Worker
 from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
+_RETRY_PAUSE = 0.2
 RUN = 500
-
-Parts = set[TopicPartition]
-
-
-class Callbacks:
-    """What the caller wants to hear of rebalances. Called in the consuming thread."""
-
-    __slots__ = ("assigned", "lost", "revoked")
-
-    def __init__(
-        self,
-        assigned: Callable[[dict[TopicPartition, int | None]], None] | None,
-        revoked: Callable[[Parts], None] | None,
-        lost: Callable[[Parts], None] | None,
-    ) -> None:
-        self.assigned = assigned
-        self.revoked = revoked
-        self.lost = lost
 
 
 class Consumer:
@@ -65,6 +58,7 @@ class Consumer:
         decoder: Decoder,
         callbacks: Callbacks,
         in_hand: Callable[[Seat], bool] | None = None,
+        most_out: int | None = None,
     ) -> None:
         self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
         self._settings = settings
@@ -79,6 +73,7 @@ class Consumer:
             decoder,
             in_hand=in_hand,
             asks_before_release=callbacks.revoked is not None,
+            most_out=most_out,
         )
         self._desk = self._worker.desk
         self._membership = self._worker.membership
@@ -86,6 +81,9 @@ class Consumer:
         self._watched_version = -1
         self._closed = False
         self._woken = False
+        # Ends a wait for a store that does not answer: there may be no watch then.
+        self._nudge = threading.Event()
+        self._log_outage = Outage(f"group {settings.group!r}, reading the log", clock)
         self._steward = Steward(stores.coord, clock, settings, self._worker, self._wake_consumer)
         self._transactions = Transactions(shared, self._worker, self._steward.wake)
         try:
@@ -122,8 +120,11 @@ class Consumer:
                 meant=self._membership.meant,
                 waiting=sum(seat.lag for seat in seats),
                 in_hand_since=self._worker.handed_at if self._worker.runs else None,
-                store_lost_since=self._steward.store_lost_since,
+                store_lost_since=min(
+                    filter(None, (self._steward.outage.since, self._log_outage.since)), default=None
+                ),
                 fatal=str(fatal) if (fatal := self._steward.fatal) is not None else None,
+                closed=self._closed,
             )
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
@@ -132,8 +133,8 @@ class Consumer:
 
         What the last call returned counts as handled now.
         """
-        if max_records < 1:
-            raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
+        check_whole("max_records", max_records, least=1)
+        check_timeout(timeout)
         self.finish()
         return self.all_at_once(self._next(max_records, timeout))
 
@@ -145,6 +146,10 @@ class Consumer:
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
+        check_whole("max_records", max_records, least=1)
+        return self._batches(max_records)
+
+    def _batches(self, max_records: int) -> Iterator[list[Message]]:
         self.finish()
         while True:
             yield from self.by_partition(self._next(max_records, None))
@@ -158,15 +163,18 @@ class Consumer:
         if message is None:
             lost = self._worker.commit_handed()
         else:
+            check_message(message)
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
-            raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")
+            raise fenced(lost)
 
-    def commit_async(self) -> None:
-        """Commit what was handled soon, in the background. Losses are told by `on_lost`."""
-        self._worker.marks_handed()
-        self._steward.commit_soon()
+    def commit_async(self) -> Future[None]:
+        """Commit what was handed out so far in the background; how it went, once it has.
+
+        Its `result()` is that of `commit`. Nobody has to ask: what was lost is told by `on_lost`.
+        """
+        return self._steward.commit_soon()
 
     def transaction(self, connection: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
@@ -191,11 +199,13 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
+        check_whole("offset", offset)
         self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
-        for part in parts if parts is not None else self.assignment:
+        check_time("timestamp", timestamp)
+        for part in self.assignment if parts is None else check_parts(parts):
             seat = self._worker.owned_seat(*part)
             offset = self._decoder.offset_at(self._stores.log, seat.where, seat.fence, timestamp)
             if offset is None:
@@ -204,21 +214,34 @@ class Consumer:
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        self._desk.pause(parts, paused=True)
+        self._desk.pause(check_parts(parts), paused=True)
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
-        self._desk.pause(parts, paused=False)
+        self._desk.pause(check_parts(parts), paused=False)
         self._wake_consumer()
 
     def close(self) -> None:
-        """Finish: commit what was handled, release everything and leave the group at once."""
+        """Finish: commit what was handled, release everything and leave the group at once.
+
+        `on_revoked` is told of what is owned first; it can still commit.
+        """
         if self._closed:
             return
         self._closed = True
+        try:
+            owned = self.assignment
+            if self._callbacks.revoked and owned and self.alive:
+                self._callbacks.revoked(owned)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         self._steward.stop()
         self._worker.sync()
         try:
+            with suppress(PxrsError):
+                self._steward.commit_what_was_asked()
             self._membership.leave()
         finally:
             self._steward.close()
@@ -253,6 +276,11 @@ class Consumer:
         self._worker.forget_runs()
         return runs
 
+    def came_back(self, seat: Seat) -> None:
+        """A message that was taken away is handled, or was given up."""
+        if self._desk.came_back(seat):
+            self._wake_consumer()
+
     def wake_steward(self) -> None:
         """Let the group be looked at now."""
         self._steward.wake()
@@ -284,24 +312,50 @@ class Consumer:
         return self._worker.hand_out(most)
 
     def wait(self, timeout: float | None) -> bool:
-        """Until there may be something to take; false when the time is over, or when woken."""
+        """Until there may be something to take; false when the time is over, or when woken.
+
+        A store that does not answer may do so in time; if not, that is told.
+        """
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
             if self._desk.has_messages:
                 return True
-            watch = self._armed_watch()
-            if self._worker.fetch(self._steward.wake):
-                return True
+            self._nudge.clear()
+            trouble = None
+            try:
+                if self._fetch():
+                    return True
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                trouble = error
             if self._woken:
                 self._woken = False
                 return False
-            left = _CAREFUL_WAIT
+            left = _CAREFUL_WAIT if trouble is None else _RETRY_PAUSE
             if deadline is not None:
                 left = min(left, deadline - self._clock.monotonic())
                 if left <= 0:
+                    if trouble is not None:
+                        raise trouble
                     return False
-            watch.wait(left)
+            if trouble is not None or self._log_watch is None:
+                self._nudge.wait(left)
+            else:
+                self._log_watch.wait(left)
+
+    def _fetch(self) -> bool:
+        """Fill the buffers; true if there may be something to take."""
+        try:
+            self._arm_watch()
+            came = self._worker.fetch(self._steward.wake)
+        except StoreError as error:
+            if error.retryable:
+                self._log_outage.began(error)
+            raise
+        self._log_outage.over()
+        return came
 
     def all_at_once(self, runs: list[Run]) -> list[Message]:
         """The runs' messages; they are handled when `finish` is called."""
@@ -345,19 +399,18 @@ class Consumer:
 
     # Fetching
 
-    def _armed_watch(self) -> Watch:
+    def _arm_watch(self) -> None:
         """A watch on the logs of what is owned; armed before they are looked at."""
         with self._desk.lock:
             if self._log_watch is None or self._watched_version != self._desk.version:
+                version = self._desk.version
+                watch = self._stores.log.watch(*(seat.where for seat in self._desk.owned()))
                 if self._log_watch is not None:
                     self._log_watch.close()
-                self._watched_version = self._desk.version
-                self._log_watch = self._stores.log.watch(
-                    *(seat.where for seat in self._desk.owned())
-                )
-            return self._log_watch
+                self._log_watch, self._watched_version = watch, version
 
     def _wake_consumer(self) -> None:
+        self._nudge.set()
         watch = self._log_watch
         if watch is not None:
             watch.wake()

@@ -31,10 +31,12 @@ class Seat:
         "end",
         "epoch",
         "fence",
+        "full",
         "goodbye",
         "handed",
         "key",
         "origin",
+        "out",
         "part",
         "paused",
         "position",
@@ -71,11 +73,24 @@ class Seat:
         self.handed = -1
         self.buffer: list[Message] = []
         self.at = 0
+        # How many messages are with others, where that is counted, and whether those are enough.
+        self.out = 0
+        self.full = False
 
     @property
     def lag(self) -> int:
         """How many messages wait here, as far as is known."""
         return max(0, self.end - self.progress.checkpoint) if self.progress is not None else 0
+
+    @property
+    def window_is_full(self) -> bool:
+        """Whether no more gaps can be remembered: the oldest has to close first.
+
+        If that was not handed out, nobody is about to close it: an owner that begins with a full
+        window has to go on.
+        """
+        progress = self.progress
+        return progress is not None and progress.full and self.handed > progress.checkpoint
 
     @property
     def started(self) -> bool:
@@ -150,18 +165,19 @@ class ConsumerDesk:
         in_hand: Callable[[Seat], bool],
         commits_handled: bool,
         asks_before_release: bool = False,
+        most_out: int | None = None,
     ) -> None:
         # Whether somebody works on messages of the seat at this moment. Asked under the lock.
         self._in_hand = in_hand
         self.lock = threading.RLock()
         self.seats: dict[TopicPartition, Seat] = {}
-        # What messages of a seat that is gone carry. A topic that was made again counts its epochs
-        # anew, so they alone do not tell its messages from those of its namesake.
-        self.former: dict[TopicPartition, Fence] = {}
         # Kept across rebalances: a partition that comes back is still paused.
         self.paused: set[TopicPartition] = set()
         self._commits_handled = commits_handled
         self._asks = asks_before_release
+        # How many messages may be out at a time. Every partition has an equal share of it: one
+        # whose messages do not come back must not keep the others from theirs.
+        self._most_out = most_out
         self._order: list[Seat] = []
         self._changes: list[Change] = []
         # Raised with every change: whoever waits for messages looks again.
@@ -215,7 +231,6 @@ class ConsumerDesk:
                 seat = self.seats.pop(part, None)
                 if seat is not None:
                     seat.turn += 1
-                    self.former[part] = seat.fence
                     gone[part] = None
             if gone:
                 self._changed("lost" if lost else "revoked", gone)
@@ -319,13 +334,13 @@ class ConsumerDesk:
         return [
             seat
             for seat in self.owned()
-            if not seat.waiting and (seat.progress is None or not seat.progress.full)
+            if not seat.waiting and not seat.full and not seat.window_is_full
         ]
 
     @property
     def has_messages(self) -> bool:
         """Whether `hand_out` would give any."""
-        return any(seat.waiting for seat in self.owned())
+        return any(seat.waiting and not seat.full for seat in self.owned())
 
     def hand_out(self, most: int) -> list[tuple[Seat, list[Message]]]:
         """Messages from the buffers, at most so many, each partition's in order."""
@@ -334,10 +349,31 @@ class ConsumerDesk:
             for seat in self.owned():
                 if most <= 0:
                     break
-                if seat.waiting:
-                    messages = seat.hand_out(most)
+                if seat.waiting and (room := min(most, self._room(seat))) > 0:
+                    messages = seat.hand_out(room)
                     most -= len(messages)
+                    seat.out += len(messages)
                     out.append((seat, messages))
             served = {id(seat) for seat, _ in out}
             self._order.sort(key=lambda seat: id(seat) in served)
         return out
+
+    def came_back(self, seat: Seat) -> bool:
+        """A message that was out is handled or given up; whether the seat can give more again."""
+        with self.lock:
+            seat.out -= 1
+            if not seat.full or seat.out > self._share() // 2:
+                return False
+            seat.full = seat.window_is_full
+            return not seat.full
+
+    def _room(self, seat: Seat) -> int:
+        """How many more messages of a seat may be out. It is noted if there is no room."""
+        if self._most_out is None:
+            return seat.waiting
+        room = 0 if seat.window_is_full else self._share() - seat.out
+        seat.full = room <= 0
+        return room
+
+    def _share(self) -> int:
+        return max(1, (self._most_out or 0) // max(1, len(self.seats)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 import msgspec
 
+from pxrs.config import check_topic_name
 from pxrs.errors import TopicExists
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.topics import Topics
@@ -19,6 +21,21 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """
 
     topic: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_topic_name(self.topic)
+
+    def name_for(self, topic: str) -> str:
+        """Where the dead letters of a topic go."""
+        return self.topic or f"{topic}.dlq"
+
+    def are_in(self, name: str, topics: re.Pattern[str]) -> bool:
+        """Whether the dead letters of topics that match the pattern go to this one."""
+        if self.topic is not None:
+            return name == self.topic
+        source = name.removesuffix(".dlq")
+        return source != name and topics.fullmatch(source) is not None
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -37,11 +54,11 @@ class DeadLetters:
         self._producer = producer
         self._known: set[str] = set()
 
-    def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> None:
-        """Write the message with what is known of its failure; returns when that is durable."""
+    def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> str:
+        """Write the message with what is known of its failure, durably; the topic's name."""
         import traceback
 
-        name = self._settings.topic or f"{message.topic}.dlq"
+        name = self._settings.name_for(message.topic)
         self._make(name, message.topic)
         headers: list[Header] = [
             *message.headers,
@@ -51,10 +68,15 @@ class DeadLetters:
             ("pxrs-dlq-timestamp", str(message.timestamp).encode()),
             ("pxrs-dlq-group", group.encode()),
             ("pxrs-dlq-attempts", str(attempts).encode()),
-            ("pxrs-dlq-error", f"{type(error).__name__}: {error}".encode()),
-            ("pxrs-dlq-traceback", "".join(traceback.format_exception(error)).encode()[-8192:]),
+            ("pxrs-dlq-error", _bytes(words_of(error))),
+            ("pxrs-dlq-traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
         ]
         self._producer.send(name, message.value, message.key, headers=headers).result()
+        return name
+
+    def close(self) -> None:
+        """No more letters."""
+        self._producer.close()
 
     def _make(self, name: str, source: str) -> None:
         if name in self._known:
@@ -63,3 +85,15 @@ class DeadLetters:
         with suppress(TopicExists):
             self._topics.create(name, self._topics.find(source).partitions)
         self._known.add(name)
+
+
+def words_of(error: BaseException) -> str:
+    """What the error says, if it can be made to speak."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error's own words may raise anything
+        return type(error).__name__
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")

@@ -182,7 +182,9 @@ class Fetcher:
         if self._settings.start == "error":
             raise NoCheckpoint(
                 f"group {self._settings.group!r} has no checkpoint in {seat.part.topic!r} "
-                f"partition {seat.part.partition}"
+                f"partition {seat.part.partition}, and start='error' was asked for; set one with "
+                f"groups.reset({self._settings.group!r}, {seat.part.topic!r}, to=…), or choose "
+                "start='earliest' or 'latest'"
             )
         if self._settings.start == "earliest":
             self._desk.start(seat, start)

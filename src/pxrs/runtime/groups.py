@@ -284,7 +284,9 @@ class Groups:
     ) -> Step:
         key = claim_key(group, topic.id, number)
         record = seen.claims.get(LogPartition(topic.id, number))
-        return claims.rewind(TopicPartition(topic.name, number), key, record, offset, stamp)
+        part = TopicPartition(topic.name, number)
+        last = claims.last_epochs(seen.claims.values()).get(part, 0) if record is None else 0
+        return claims.rewind(part, key, record, offset, stamp, last)
 
     def _offsets(
         self,

@@ -131,12 +131,18 @@ class Holdings:
                 self._held.pop(part, None)
 
     def take(
-        self, found: Mapping[TopicPartition, tuple[str, Versioned | None]], guard: Check
+        self,
+        found: Mapping[TopicPartition, tuple[str, Versioned | None]],
+        guard: Check,
+        last_epochs: Mapping[TopicPartition, int],
     ) -> Applied:
         """Claim partitions as they were found, if `guard` still holds."""
         with self.lock:
             stamp = self._stamp()
-            steps = [claims.take(part, key, record, stamp) for part, (key, record) in found.items()]
+            steps = [
+                claims.take(part, key, record, stamp, last_epochs.get(part, 0))
+                for part, (key, record) in found.items()
+            ]
             applied = self._apply(steps, None, (guard,))
             self._held |= {holding.part: holding for holding in applied.written}
             return applied

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from pxrs.core.claims import last_epochs
 from pxrs.core.group import View
 from pxrs.core.records import (
     Claim,
@@ -31,6 +33,8 @@ class Seen(NamedTuple):
     view: View
     head_version: int
     claims: dict[TopicPartition, tuple[str, Versioned | None]]
+    # Of topics that were there before under the names of those without a claim.
+    last_epochs: Mapping[TopicPartition, int]
 
 
 class Lookout:
@@ -52,26 +56,29 @@ class Lookout:
         names = {topic for member in members.values() for topic in member.topics}
         names.update(*head.subscriptions.values())
         topics = {each: topic for each in sorted(names) if (topic := self._find(each))}
-        claims = self._read_claims(head, head.target_of(name) - held)
+        claims, last_epochs = self._read_claims(head, head.target_of(name) - held)
         parsed = {
             part: decode(record, Claim) if record is not None else None
             for part, (_, record) in claims.items()
         }
         version = found.version if found is not None else 0
-        return Seen(View(head, members, topics, parsed), version, claims)
+        return Seen(View(head, members, topics, parsed), version, claims, last_epochs)
 
     def _read_claims(
         self, head: Head, parts: set[TopicPartition]
-    ) -> dict[TopicPartition, tuple[str, Versioned | None]]:
+    ) -> tuple[dict[TopicPartition, tuple[str, Versioned | None]], dict[TopicPartition, int]]:
         keys = {
             part: claim_key(self._group, head.topics[part.topic].id, part.partition)
             for part in sorted(parts)
             if part.topic in head.topics
         }
         if len(keys) <= _FEW:
-            return {part: (key, self._coord.get(key)) for part, key in keys.items()}
+            found = {part: (key, self._coord.get(key)) for part, key in keys.items()}
+            if all(record is not None for _, record in found.values()):
+                return found, {}
         listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
-        return {part: (key, listed.get(key)) for part, key in keys.items()}
+        found = {part: (key, listed.get(key)) for part, key in keys.items()}
+        return found, last_epochs(listed.values())
 
     def _find(self, name: str) -> GroupTopic | None:
         try:

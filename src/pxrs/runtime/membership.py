@@ -282,7 +282,7 @@ class Membership:
         changed = False
         wanted = {part: seen.claims[part] for part in sorted(decision.claim | decision.force)}
         if wanted:
-            applied = self._holdings.take(wanted, guard)
+            applied = self._holdings.take(wanted, guard, seen.last_epochs)
             self._desk.claimed(applied.written, seen.view.head.topics)
             changed = applied.stale or bool(applied.lost)
         waited = seen.claims.keys() - self._holdings.parts

@@ -7,6 +7,7 @@ finished runs above the checkpoint.
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import threading
@@ -23,12 +24,13 @@ from pxrs.errors import HandlerFailed, PxrsError
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import Seat
-from pxrs.runtime.failure import DeadLetters
+from pxrs.runtime.failure import DeadLetters, words_of
 from pxrs.runtime.job import Job
 from pxrs.runtime.worker import Run
 from pxrs.types import Message
 
 _LOOK = 0.5
+_LOG = logging.getLogger("pxrs.run")
 
 
 class Abandoned(Exception):  # noqa: N818 - it is no error
@@ -70,6 +72,7 @@ class Runner:
         self._stopping = False
         self._failure: PxrsError | None = None
         self._consumer: Consumer | None = None
+        self._seen_version = 0
         self.handled = 0
 
     def in_hand(self, seat: Seat) -> bool:
@@ -96,20 +99,35 @@ class Runner:
             with stop_on_signals(self.stop):
                 self._dispatch(consumer)
         finally:
-            self._drain(workers)
-            consumer.close()
+            self._end_run(consumer, workers)
         if self._failure is not None:
             raise self._failure
 
     def _dispatch(self, consumer: Consumer) -> None:
         while not self._stopping:
-            with self._turn:
-                while len(self._schedule) >= self._settings.max_in_flight and not self._stopping:
-                    self._turn.wait(_LOOK)
-                    self._watch_the_clock()
-            for run in consumer.take_away(self._settings.max_in_flight, _LOOK):
-                self._put(run)
+            try:
+                for run in consumer.take_away(self._settings.max_in_flight, _LOOK):
+                    self._put(run)
+            except PxrsError as error:
+                if not error.retryable:
+                    raise
+                # A store that is away for a while is waited for; others may have taken over then.
+                self._pause()
+            self._hurry_what_is_void(consumer)
             self._watch_the_clock()
+
+    def _hurry_what_is_void(self, consumer: Consumer) -> None:
+        """What waits for another attempt at a message that is not ours any more is in the way."""
+        if consumer.desk.version == self._seen_version:
+            return
+        self._seen_version = consumer.desk.version
+        with self._turn:
+            self._schedule.hurry(lambda task: task.seat.turn != task.turn)
+            self._turn.notify_all()
+
+    def _pause(self) -> None:
+        with self._turn:
+            self._turn.wait(_LOOK)
 
     def _put(self, run: Run) -> None:
         with self._turn:
@@ -125,18 +143,21 @@ class Runner:
         return (message.topic, message.partition)
 
     def _work(self) -> None:
-        while True:
-            taken = self._next_task()
-            if taken is None:
-                return
+        while (taken := self._next_task()) is not None:
             lane, task = taken
-            delay = self._handle(task)
+            try:
+                delay = self._handle(task)
+            except BaseException as error:  # noqa: BLE001 - a worker must not die in silence
+                delay = None
+                self._fail(_gave_up(task.message, error))
             with self._turn:
                 if delay is None:
                     self._schedule.done(lane)
                 else:
                     self._schedule.park(lane, self._clock.monotonic() + delay)
                 self._turn.notify_all()
+            if delay is None and self._consumer is not None:
+                self._consumer.came_back(task.seat)
 
     def _next_task(self) -> tuple[Hashable, Task] | None:
         with self._turn:
@@ -161,6 +182,7 @@ class Runner:
         try:
             self._handler(self._decoder.deserialize(message))
             done = True
+            self._attempts.pop(_place(message), None)
         except Abandoned:
             return _LOOK
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
@@ -188,6 +210,8 @@ class Runner:
         with self._consumer.desk.lock:
             self._working[id(seat)] -= 1
             self._since.pop(threading.get_ident(), None)
+            if not self._working[id(seat)]:
+                del self._working[id(seat)]
             if done and task.progress is not None:
                 task.progress.finish(task.message.offset)
                 self.handled += 1
@@ -198,20 +222,39 @@ class Runner:
     def _failed(self, task: Task, error: Exception) -> float | None:
         """Count the failure: the delay until the next attempt, None when there is none."""
         message = task.message
-        place = (message.topic, message.partition, message.offset)
+        place = _place(message)
         self._attempts[place] += 1
         attempts = self._attempts[place]
         delay = self._retry.delay(attempts, self._random)
+        what = _describe(message, attempts, error)
         if delay is not None:
+            _LOG.warning("%s; again in %.2g s", what, delay)
             return delay
         del self._attempts[place]
-        try:
-            if self._dead_letters is None:
-                raise HandlerFailed(_describe(message, attempts, error)) from error
-            self._dead_letters.bury(message, self._settings.group, attempts, error)
-        except PxrsError as failure:
+        if self._dead_letters is None:
+            failure = HandlerFailed(what)
+            failure.__cause__ = error
             self._fail(failure)
-        return None
+            return None
+        return self._bury(self._dead_letters, message, attempts, error)
+
+    def _bury(
+        self, letters: DeadLetters, message: Message, attempts: int, error: Exception
+    ) -> float | None:
+        """Write the dead letter. While the store is away its message counts as not handled."""
+        while True:
+            try:
+                grave = letters.bury(message, self._settings.group, attempts, error)
+                what = _describe(message, attempts, error)
+                _LOG.error("%s; it is in %r now", what, grave, exc_info=_printable(error))
+                return None
+            except PxrsError as failure:
+                if not failure.retryable:
+                    self._fail(failure)
+                    return None
+            if self._stopping:
+                return _LOOK
+            self._pause()
 
     def _watch_the_clock(self) -> None:
         """A handler that takes longer than it may ends the run: a thread can't be killed."""
@@ -225,6 +268,16 @@ class Runner:
     def _fail(self, error: PxrsError) -> None:
         self._failure = self._failure or error
         self.stop()
+
+    def _end_run(self, consumer: Consumer, workers: list[threading.Thread]) -> None:
+        try:
+            self._drain(workers)
+        finally:
+            try:
+                consumer.close()
+            finally:
+                if self._dead_letters is not None:
+                    self._dead_letters.close()
 
     def _drain(self, workers: list[threading.Thread]) -> None:
         """Let the workers finish what they are at; what is only queued is left to others."""
@@ -254,8 +307,33 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _place(message: Message) -> tuple[str, int, int]:
+    return message.topic, message.partition, message.offset
+
+
+def _gave_up(message: Message, error: BaseException) -> HandlerFailed:
+    """What to tell when a handler did not fail on a message, but wanted to end the program."""
+    failure = HandlerFailed(
+        f"the handler raised {type(error).__name__} on {message.topic!r} partition "
+        f"{message.partition} offset {message.offset}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _printable(error: Exception) -> Exception | None:
+    """The error for a log; None if that could not be written. Its dead letter tells all."""
+    try:
+        words_of(error).encode()
+    except UnicodeEncodeError:
+        return None
+    return error
+
+
 def _describe(message: Message, attempts: int, error: Exception) -> str:
+    words = words_of(error).encode(errors="backslashreplace").decode()
+    times = "once" if attempts == 1 else f"{attempts} times"
     return (
-        f"the handler failed {attempts} times on {message.topic!r} partition {message.partition} "
-        f"offset {message.offset}: {type(error).__name__}: {error}"
+        f"the handler failed {times} on {message.topic!r} partition {message.partition} "
+        f"offset {message.offset}: {words}"
     )

@@ -48,12 +48,28 @@ def by_me(write: str = "w1") -> Stamp:
 # What each change writes
 
 
+def test_epochs_go_on_above_those_of_former_topics_of_the_name() -> None:
+    old = {7: "id-1", 9: "id-2", 4: "id-3"}
+    found = [
+        Versioned(f"claims/g/{topic_id}/0", encode(Claim(epoch=epoch, topic=PART.topic)), 1)
+        for epoch, topic_id in old.items()
+    ]
+    found.append(Versioned("claims/g/id-4/0", encode(Claim(epoch=50, topic="another")), 1))
+    found.append(Versioned("claims/g/id-1/1", encode(Claim(epoch=60, topic=PART.topic)), 1))
+    part = TopicPartition(PART.topic, 0)
+    last = claims.last_epochs(found)[part]
+    assert last == 9
+    assert claims.take(part, "claims/g/id-5/0", None, stamp(), last).claim.epoch == 10
+    assert claims.rewind(part, "claims/g/id-5/0", None, 0, stamp(), last).claim.epoch == 10
+
+
 def test_the_first_claim_creates_the_record() -> None:
     step = claims.take(PART, KEY, None, stamp())
     assert step.check == Check(KEY, 0)
     assert written(step) == {
         "owner": "b.1",
         "name": "b",
+        "topic": "orders",
         "epoch": 1,
         "checkpoint": None,
         "done": [],

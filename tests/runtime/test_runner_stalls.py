@@ -1,0 +1,250 @@
+"""What must not bring `px.run` to a halt: a poisoned partition, a handler's odd ends, outages."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+import pxrs
+from pxrs import Backoff, DeadLetter, Message
+from pxrs.core.progress import Progress
+from pxrs.core.records import Claim, claim_key, encode
+from pxrs.types import Put
+from support.child import PATIENCE
+from support.faults import FaultyLog
+from support.running import Running, checkpoints, wait_for_checkpoints
+
+QUICK = Backoff(first=0.001, longest=0.002, attempts=3)
+NEVER_AGAIN = Backoff(first=3600.0, longest=3600.0, jitter=0)
+
+
+def make(px: pxrs.Pxrs, *partitions: list[str]) -> None:
+    """The topic `orders` with these values in its partitions."""
+    px.create_topic("orders", partitions=len(partitions))
+    with px.producer() as producer:
+        for number, values in enumerate(partitions):
+            for value in values:
+                producer.send("orders", value, key="k", partition=number)
+
+
+@pytest.mark.parametrize("parallel", ["partition", "key"])
+def test_a_partition_that_waits_leaves_room_for_the_others(px: pxrs.Pxrs, parallel: str) -> None:
+    """Though more messages stand behind the one that failed than may be in flight at all."""
+    make(px, ["poison"] * 50, [])
+    failed, others = threading.Event(), threading.Semaphore(0)
+
+    def handle(message: Message) -> None:
+        if message.value == b"poison":
+            failed.set()
+            raise RuntimeError("not now")
+        others.release()
+
+    running = Running(
+        px, handle, topic="orders", parallel=parallel, retry=NEVER_AGAIN, max_in_flight=10
+    )
+    assert failed.wait(PATIENCE)
+    with px.producer() as producer:
+        for number in range(30):
+            producer.send("orders", str(number), key="k", partition=1)
+    for _ in range(30):
+        assert others.acquire(timeout=PATIENCE), "the other partition waits, too"
+    px.stop()
+    running.join()
+    assert running.error is None
+    assert checkpoints(px) == 30
+
+
+def test_a_reset_past_what_waits_takes_effect_at_once(px: pxrs.Pxrs) -> None:
+    make(px, ["poison", "good"])
+    failed, handled = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.value == b"poison":
+            failed.set()
+            raise RuntimeError("not now")
+        handled.set()
+
+    running = Running(px, handle, topic="orders", retry=NEVER_AGAIN)
+    assert failed.wait(PATIENCE)
+    px.groups.reset("g", "orders", to=1, force=True)
+    assert handled.wait(PATIENCE), "it still waits for the message that was skipped"
+    px.stop()
+    running.join()
+
+
+def test_attempts_are_counted_anew_once_it_was_handled(px: pxrs.Pxrs) -> None:
+    make(px, ["shaky"])
+    calls: list[int] = []
+
+    def handle(message: Message) -> None:
+        calls.append(len(calls) + 1)
+        if len(calls) % 3:
+            raise RuntimeError("the third time")
+
+    running = Running(px, handle, topic="orders", retry=QUICK)
+    wait_for_checkpoints(px, 1)
+    px.groups.reset("g", "orders", to=0, force=True)
+    wait_for_checkpoints(px, 1)
+    px.stop()
+    running.join()
+    assert calls == [1, 2, 3, 4, 5, 6]
+    assert [topic.name for topic in px.topics()] == ["orders"]
+
+
+def odd() -> NoReturn:
+    raise RuntimeError("\ud800 is no text")
+
+
+def unspeakable() -> NoReturn:
+    class UnspeakableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    raise UnspeakableError
+
+
+@pytest.mark.parametrize("fail", [odd, unspeakable])
+def test_an_error_without_words_becomes_a_dead_letter(
+    px: pxrs.Pxrs, fail: Callable[[], NoReturn], caplog: pytest.LogCaptureFixture
+) -> None:
+    # What is captured of such a text can't be sent to the process that reports.
+    caplog.set_level(logging.CRITICAL + 1, "pxrs.run")
+    make(px, ["bad", "good"])
+
+    def handle(message: Message) -> None:
+        if message.value == b"bad":
+            fail()
+
+    running = Running(px, handle, topic="orders", retry=QUICK)
+    wait_for_checkpoints(px, 2)
+    px.stop()
+    running.join()
+    [letter] = px.reader("orders.dlq").read(0, 0)
+    assert letter.value == b"bad"
+    assert dict(letter.headers)["pxrs-dlq-error"]
+
+
+def test_a_message_as_large_as_may_be_becomes_a_dead_letter(px: pxrs.Pxrs) -> None:
+    px.create_topic("orders", partitions=1)
+    value = bytes(3 * 2**20)
+    with px.producer(max_message_bytes=len(value)) as producer:
+        producer.send("orders", value)
+
+    def handle(message: Message) -> None:
+        raise RuntimeError("too much")
+
+    running = Running(px, handle, topic="orders", retry=QUICK)
+    wait_for_checkpoints(px, 1)
+    px.stop()
+    running.join()
+    assert running.error is None
+    assert px.reader("orders.dlq").read(0, 0)[0].value == value
+
+
+@pytest.mark.parametrize("topic", ["orders", ["other", "orders"]])
+def test_dead_letters_do_not_go_where_they_come_from(px: pxrs.Pxrs, topic: Any) -> None:
+    make(px, [])
+    px.create_topic("other", partitions=1)
+    with pytest.raises(pxrs.InvalidRequest, match="dead letters"):
+        px.run(print, topic=topic, group="g", on_failure=DeadLetter("orders"))
+    with pytest.raises(pxrs.GroupNotFound):
+        px.groups.describe("g")
+
+
+def test_a_name_too_long_for_its_dead_letters_is_refused(px: pxrs.Pxrs) -> None:
+    px.create_topic("x" * 249, partitions=1)
+    with pytest.raises(pxrs.InvalidRequest, match="249"):
+        px.run(print, topic="x" * 249, group="g")
+
+
+@pytest.mark.parametrize("letters", [DeadLetter(), DeadLetter("orders-dead")])
+def test_a_pattern_does_not_match_its_own_dead_letters(px: pxrs.Pxrs, letters: DeadLetter) -> None:
+    make(px, ["bad"])
+    px.create_topic("orders.end", partitions=1)
+    seen: list[str] = []
+    ended = threading.Event()
+
+    def handle(message: Message) -> None:
+        seen.append(message.topic)
+        if message.topic == "orders.end":
+            ended.set()
+            return
+        raise RuntimeError("bad")
+
+    running = Running(px, handle, topic=re.compile("orders.*"), retry=QUICK, on_failure=letters)
+    wait_for_checkpoints(px, 1)
+    # Whatever is subscribed to on account of the letter is subscribed to before this one.
+    px.create_topic("orders.last", partitions=1)
+    watch = px.stores.coord.watch("group/g")
+    while "orders.last" not in topics_of(px):
+        assert watch.wait(PATIENCE)
+    assert topics_of(px) == {"orders", "orders.end", "orders.last"}
+    px.stop()
+    running.join()
+    assert running.error is None
+    assert seen == ["orders"] * 3
+
+
+def topics_of(px: pxrs.Pxrs) -> set[str]:
+    return {topic for member in px.groups.describe("g").members for topic in member.topics}
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(faulty: pxrs.Pxrs, log: FaultyLog) -> None:
+    make(faulty, ["a"])
+    failed = threading.Semaphore(0)
+    answers = threading.Event()
+
+    def fetching() -> None:
+        if not answers.is_set():
+            failed.release()
+            raise pxrs.StoreUnavailable("the log is away")
+
+    log.fetching = fetching
+    running = Running(faulty, lambda message: None, topic="orders")
+    for _ in range(2):
+        assert failed.acquire(timeout=PATIENCE)
+    answers.set()
+    wait_for_checkpoints(faulty, 1)
+    faulty.stop()
+    running.join()
+    assert running.error is None
+
+
+def full_window(px: pxrs.Pxrs) -> int:
+    """A partition of which every second message is done, as many as a claim can tell."""
+    progress = Progress(0)
+    while not progress.full:
+        progress.finish(2 * len(progress.runs) + 1)
+    count = 2 * len(progress.runs) + 1
+    make(px, [str(number) for number in range(count)])
+    [topic] = px.topics()
+    claim = Claim(epoch=1, checkpoint=0, done=progress.runs)
+    px.stores.coord.commit((), [Put(claim_key("g", topic.id, 0), encode(claim))])
+    return count
+
+
+def test_an_owner_that_begins_with_a_full_window_goes_on(px: pxrs.Pxrs) -> None:
+    count = full_window(px)
+    seen: list[int] = []
+    running = Running(px, lambda message: seen.append(message.offset), topic="orders")
+    wait_for_checkpoints(px, count)
+    px.stop()
+    running.join()
+    assert seen == list(range(0, count, 2))
+
+
+def test_what_was_rolled_back_under_a_full_window_comes_again(px: pxrs.Pxrs) -> None:
+    count = full_window(px)
+    with px.consumer("orders", "g") as consumer:
+        first = consumer.poll(timeout=PATIENCE)
+        with pytest.raises(RuntimeError, match="back"), consumer.transaction():
+            raise RuntimeError("back")
+        again = consumer.poll(timeout=PATIENCE)
+        assert [message.offset for message in again] == [message.offset for message in first]
+        assert again[0].offset == 0
+        assert len(again) <= count // 2 + 1
