@@ -148,6 +148,12 @@ class Seat:
             return None
         return Mark(self.progress.checkpoint, self.progress.runs)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether more was handled than is committed."""
+        mark = self.mark()
+        return mark is not None and (mark.checkpoint, mark.done) != (self.checkpoint, self.done)
+
 
 class Change(NamedTuple):
     """What happened to the assignment, for the callbacks."""
@@ -312,8 +318,7 @@ class ConsumerDesk:
             return {
                 part: mark
                 for part, seat in self.seats.items()
-                if (mark := seat.mark()) is not None
-                and (mark.checkpoint, mark.done) != (seat.checkpoint, seat.done)
+                if seat.has_moved and (mark := seat.mark()) is not None
             }
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:

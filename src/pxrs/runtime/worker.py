@@ -50,6 +50,11 @@ class Run:
         if done and self.progress is not None:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether somebody has yet to commit what was handled of its partition."""
+        return self.progress is not self.seat.progress or self.seat.has_moved
+
 
 class Loose:
     """Partitions of which a loop has handled messages that nobody has committed.
@@ -227,7 +232,7 @@ class Worker:
             self.runs = [run for run in self.runs if run not in ended]
             for run in ended:
                 run.count(run.handled)
-                if run.handled and not self._settings.auto_commit:
+                if run.handled and not self._settings.auto_commit and run.is_loose:
                     self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
