@@ -13,9 +13,9 @@ from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
 from pxrs.core.records import Claim, decode, encode
 from pxrs.errors import OutcomeUnknown
-from pxrs.runtime.desk import Seat
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Run, Worker
 from pxrs.testing.faults import Rates
 from pxrs.testing.simulator import Broken, draw, run

@@ -35,10 +35,11 @@ from pxrs.types import Message, Topic, TopicPartition
 
 # What only consumers need is loaded when the first one is made: a program that sends starts sooner.
 if TYPE_CHECKING:
-    from pxrs.runtime.consumer import Callbacks, Consumer
-    from pxrs.runtime.desk import Seat
+    from pxrs.runtime.callbacks import Callbacks
+    from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.runner import Runner
+    from pxrs.runtime.seat import Seat
     from pxrs.runtime.subscription import Subscription
 
 _DEFAULTS = ProducerSettings()
@@ -191,7 +192,7 @@ class Pxrs(QueueVerbs):
             rejoin_timeout=rejoin_timeout,
             strategy=strategy,
         )
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.subscription import Subscription
 
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
@@ -267,7 +268,7 @@ class Pxrs(QueueVerbs):
         return running
 
     def _new_runner(self, job: Job) -> Runner:
-        from pxrs.runtime.consumer import Callbacks
+        from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.runner import Runner
         from pxrs.runtime.subscription import Subscription
 

@@ -1,4 +1,4 @@
-"""What users hand to a producer, made ready or refused."""
+"""What users hand to a producer, made ready or refused; numbers that are none."""
 
 from __future__ import annotations
 
@@ -116,3 +116,31 @@ def checked_headers(headers: object) -> list[Header]:
             raise InvalidRequest(f"a header is a pair of a str and bytes (or None), not {header!r}")
         to_bytes(header[0], "header name")
     return [(name, content) for name, content in headers]
+
+
+def whole(name: str, value: object, least: int | None) -> None:
+    """Refuse what is not a whole number, such as a bool, or less than the least."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} = {value!r}; a whole number is needed")
+    if least is not None and value < least:
+        raise InvalidRequest(f"{name} = {value}; at least {least} is needed")
+
+
+def seconds(name: str, value: object) -> None:
+    """Refuse what is not a time to wait; None waits for ever."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        raise InvalidRequest(f"{name} = {value!r}; seconds, or None for ever")
+
+
+def parts(values: Iterable[Any]) -> None:
+    """Refuse what is not a topic's name and a partition's number."""
+    for value in values:
+        if not (
+            isinstance(value, tuple)
+            and len(value) == 2
+            and isinstance(value[0], str)
+            and type(value[1]) is int
+        ):
+            raise InvalidRequest(f"{value!r}; a TopicPartition(topic, partition) is needed")

@@ -7,8 +7,9 @@ never waits for either.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -21,38 +22,26 @@ from pxrs.errors import (
     StoreError,
     TransactionConflict,
 )
+from pxrs.runtime import checks
+from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import ConsumerDesk, Seat
-from pxrs.runtime.health import Facts, Health, judge
+from pxrs.runtime.desk import ConsumerDesk
+from pxrs.runtime.handed import Handed
+from pxrs.runtime.health import Health, judge
+from pxrs.runtime.health_facts import facts_of
 from pxrs.runtime.hold import Desk
+from pxrs.runtime.log_watch import LogWatch
+from pxrs.runtime.one_user import OneUser
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Handed, Run, Worker, names_of
-from pxrs.stores.api import Watch
+from pxrs.runtime.worker import Run, Worker, names_of
 from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
 RUN = 500
-
-Parts = set[TopicPartition]
-
-
-class Callbacks:
-    """What the caller wants to hear of rebalances. Called in the consuming thread."""
-
-    __slots__ = ("assigned", "lost", "revoked")
-
-    def __init__(
-        self,
-        assigned: Callable[[dict[TopicPartition, int | None]], None] | None,
-        revoked: Callable[[Parts], None] | None,
-        lost: Callable[[Parts], None] | None,
-    ) -> None:
-        self.assigned = assigned
-        self.revoked = revoked
-        self.lost = lost
 
 
 class Consumer:
@@ -69,9 +58,9 @@ class Consumer:
         most_out: int | None = None,
     ) -> None:
         self._shared = shared
-        self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
+        stores, topics, clock = shared[:3]
+        self._coord, self._clock = stores.coord, clock
         self._settings = settings
-        self._decoder = decoder
         self._callbacks = callbacks
         self._worker = Worker(
             stores,
@@ -86,11 +75,11 @@ class Consumer:
         )
         self._desk = self._worker.desk
         self._membership = self._worker.membership
-        self._log_watch: Watch | None = None
-        self._watched_version = -1
-        self._closed = False
+        self._log_watch = LogWatch(stores.log, self._desk)
         self._woken = False
-        self._steward = Steward(stores.coord, clock, settings, self._worker, self._wake_consumer)
+        self._closed = self._left = False
+        self._closing, self._one_user = threading.RLock(), OneUser()
+        self._steward = Steward(stores.coord, clock, settings, self._worker, self._log_watch.wake)
         try:
             self._membership.join()
         except BaseException:
@@ -117,17 +106,7 @@ class Consumer:
 
         `stuck_after`: how many seconds a handler may be at what it was given.
         """
-        with self._desk.lock:
-            seats = [seat for seat in self._desk.seats.values() if seat.state == "owned"]
-            facts = Facts(
-                generation=self._membership.generation,
-                owned=len(seats),
-                meant=self._membership.meant,
-                waiting=sum(seat.lag for seat in seats),
-                in_hand_since=self._worker.handed_at if self._worker.runs else None,
-                store_lost_since=self._steward.store_lost_since,
-                fatal=str(fatal) if (fatal := self._steward.fatal) is not None else None,
-            )
+        facts = facts_of(self._worker, self._steward, closed=self._closed)
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
@@ -135,22 +114,33 @@ class Consumer:
 
         What the last call returned counts as handled now.
         """
-        if max_records < 1:
-            raise InvalidRequest(f"max_records = {max_records}; at least 1 is needed")
-        self.finish()
-        return self.all_at_once(self._next(max_records, timeout))
+        checks.whole("max_records", max_records, least=1)
+        checks.seconds("timeout", timeout)
+        with self._alone():
+            self.finish()
+            return self.all_at_once(self._next(max_records, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
-        self.finish()
+        with self._alone():
+            self.finish()
         while True:
-            yield from self.one_by_one(self._next(RUN, None))
+            with self._alone():
+                runs = self._next(RUN, None)
+            yield from self.one_by_one(runs)
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        self.finish()
+        checks.whole("max_records", max_records, least=1)
+        return self._batches(max_records)
+
+    def _batches(self, max_records: int) -> Iterator[list[Message]]:
+        with self._alone():
+            self.finish()
         while True:
-            yield from self.by_partition(self._next(max_records, None))
+            with self._alone():
+                runs = self._next(max_records, None)
+            yield from self.by_partition(runs)
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -158,8 +148,11 @@ class Consumer:
         Partitions that were lost are told by `Fenced`; the others are committed all the same. A
         checkpoint never goes back, and never past what was handed out.
         """
+        self._require_open()
         if message is None:
             lost = self._worker.commit_handed()
+        elif not isinstance(message, Message):
+            raise InvalidRequest(f"{message!r} is not a message; commit one that was handed out")
         else:
             lost = self._worker.commit_message(message)
         if lost:
@@ -167,8 +160,12 @@ class Consumer:
             raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")
 
     def commit_async(self) -> None:
-        """Commit what was handled soon, in the background. Losses are told by `on_lost`."""
-        self._worker.marks_handed()
+        """Commit what was handed out so far soon, in the background.
+
+        Losses are told by `on_lost`. Giving a partition away and closing wait for it.
+        """
+        self._require_open()
+        self._worker.ask_commit()
         self._steward.commit_soon()
 
     def transaction(self, connection: Any = None) -> Transaction:
@@ -204,39 +201,58 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
+        checks.parts([(topic, partition)])
+        checks.whole("offset", offset, least=None)
+        self._require_open()
         self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
-        for part in parts if parts is not None else self.assignment:
-            seat = self._worker.owned_seat(*part)
-            offset = self._decoder.offset_at(self._stores.log, seat.where, seat.fence, timestamp)
-            if offset is None:
-                offset = self._topics.bounds(self._topics.find(part.topic))[part.partition].end
-            self.seek(part.topic, part.partition, offset)
+        checks.whole("timestamp", timestamp, least=None)
+        checks.parts(parts or ())
+        self._require_open()
+        for topic, partition in parts if parts is not None else self.assignment:
+            part = TopicPartition(topic, partition)
+            self._worker.seek(*part, self._worker.offset_at(part, timestamp))
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
+        checks.parts(parts)
         self._desk.pause(parts, paused=True)
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
+        checks.parts(parts)
         self._desk.pause(parts, paused=False)
-        self._wake_consumer()
+        self._log_watch.wake()
 
     def close(self) -> None:
-        """Finish: commit what was handled, release everything and leave the group at once."""
-        if self._closed:
+        """Finish: commit what was handled, release everything and leave the group at once.
+
+        `on_revoked` is called before. One that was interrupted can be called again.
+        """
+        if self._shared.keeper.is_forked:
             return
+        with self._closing:
+            if self._left:
+                return
+            try:
+                if not self._closed:
+                    # What is in hand is not handled: a commit in the callback must not count it.
+                    self._worker.let_go_of_runs()
+                    self._callbacks.tell_the_end(self._desk)
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
         self._closed = True
         self._steward.stop()
-        self._worker.sync()
         try:
             self._membership.leave()
         finally:
             self._steward.close()
-            if self._log_watch is not None:
-                self._log_watch.close()
+            self._log_watch.close()
+            self._left = True
 
     def __enter__(self) -> Consumer:
         return self
@@ -262,14 +278,15 @@ class Consumer:
 
     def take_away(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
-        runs = self._next(most, timeout)
-        self._worker.forget_runs()
-        return runs
+        with self._alone():
+            runs = self._next(most, timeout)
+            self._worker.forget_runs()
+            return runs
 
     def came_back(self, seat: Seat) -> None:
         """A message that was taken away is handled, or was given up."""
         if self._desk.came_back(seat):
-            self._wake_consumer()
+            self._log_watch.wake()
 
     def wake_steward(self) -> None:
         """Let the group be looked at now."""
@@ -280,7 +297,7 @@ class Consumer:
     def wake(self) -> None:
         """End the wait of `poll`, or the next one: it returns with nothing. From any thread."""
         self._woken = True
-        self._wake_consumer()
+        self._log_watch.wake()
 
     def _next(self, most: int, timeout: float | None) -> list[Run]:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -306,10 +323,11 @@ class Consumer:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            if self._desk.has_messages:
+            # Once the lease is over nothing is handed out: until the steward has joined anew.
+            if self.alive and self._desk.has_messages:
                 return True
-            watch = self._armed_watch()
-            if self._worker.fetch(self._steward.wake):
+            watch = self._log_watch.armed()
+            if self.alive and self._worker.fetch(self._steward.wake):
                 return True
             if self._woken:
                 self._woken = False
@@ -339,54 +357,41 @@ class Consumer:
 
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
+        self._require_open()
+        if self._desk.has_changes:
+            self._tell()
         if self._steward.fatal is not None:
             raise self._steward.fatal
+
+    def _require_open(self) -> None:
+        self._shared.keeper.refuse_after_fork()
         if self._closed:
             raise Closed("the consumer was closed")
-        if not self._desk.has_changes:
-            return
-        for change in self._desk.changes():
-            parts = set(change.parts)
-            if change.kind == "assigned" and self._callbacks.assigned:
-                self._callbacks.assigned(change.parts)
-            elif change.kind == "leaving":
-                if self._callbacks.revoked:
-                    self._callbacks.revoked(parts)
-                self._desk.said_goodbye(parts)
-            elif change.kind == "lost" and self._callbacks.lost:
-                self._callbacks.lost(parts)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        self._require_open()
+        return self._one_user()
+
+    def _tell(self) -> None:
+        try:
+            self._callbacks.tell(self._desk)
+        except BaseException:
+            self._steward.wake()
+            raise
         try:
             self._membership.release_what_is_finished()
         except StoreError:
             # Not the caller's trouble: the steward tries again.
             self._steward.wake()
 
-    # Fetching
-
-    def _armed_watch(self) -> Watch:
-        """A watch on the logs of what is owned; armed before they are looked at."""
-        with self._desk.lock:
-            if self._log_watch is None or self._watched_version != self._desk.version:
-                if self._log_watch is not None:
-                    self._log_watch.close()
-                self._watched_version = self._desk.version
-                self._log_watch = self._stores.log.watch(
-                    *(seat.where for seat in self._desk.owned())
-                )
-            return self._log_watch
-
     # Committing
 
     def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
+        self._require_open()
         checkpoint = Checkpoint(
-            self._stores.coord,
+            self._coord,
             self._worker.holdings,
             Handed(self._worker, self._steward.wake),
             keep_on_conflict=keep_on_conflict,
         )
         return Transaction(self._shared, checkpoint, connection)
-
-    def _wake_consumer(self) -> None:
-        watch = self._log_watch
-        if watch is not None:
-            watch.wake()

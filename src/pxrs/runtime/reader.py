@@ -10,6 +10,7 @@ from typing import Literal
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
 from pxrs.log.batches import decode
+from pxrs.runtime.checks import whole
 from pxrs.runtime.decoding import Decoder, cut
 from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic
@@ -51,8 +52,8 @@ class Reader:
         at `offset`: what lies before them is returned first.
         """
         where = self._partition(partition)
-        _whole("offset", offset, least=None)
-        _whole("max_records", max_records, least=1)
+        whole("offset", offset, least=None)
+        whole("max_records", max_records, least=1)
         if not 0 <= offset <= _LAST_OFFSET:
             raise OffsetOutOfRange(self.topic.name, partition, offset, *self.bounds(partition))
         found: list[Message] = []
@@ -84,7 +85,7 @@ class Reader:
     def offset_at(self, partition: int, timestamp: int) -> int | None:
         """Offset of the first message of `timestamp` (ms) or later; None if there is none yet."""
         where = self._partition(partition)
-        _whole("timestamp", timestamp, least=None)
+        whole("timestamp", timestamp, least=None)
         with self._named():
             return self._decoder.offset_at(self._log, where, self._fences[partition], timestamp)
 
@@ -272,11 +273,3 @@ def _starts(
     elif not isinstance(partitions, Sequence) or not partitions:
         raise InvalidRequest(f"partitions = {partitions!r}; a list of numbers is needed")
     return [(number, start) for number in partitions]
-
-
-def _whole(name: str, value: object, least: int | None) -> None:
-    """Refuse what is not a whole number, such as a bool, or less than the least."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest(f"{name} = {value!r}; a whole number is needed")
-    if least is not None and value < least:
-        raise InvalidRequest(f"{name} = {value}; at least {least} is needed")

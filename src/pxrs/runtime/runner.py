@@ -22,9 +22,9 @@ from pxrs.core.schedule import Schedule
 from pxrs.errors import HandlerFailed, PxrsError
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import Seat
 from pxrs.runtime.failure import DeadLetters, words_of
 from pxrs.runtime.job import Job
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Run
 from pxrs.types import Message
 

@@ -91,11 +91,14 @@ class Steward:
             session = self._membership.session
             if session is None:
                 continue
+            if self.fatal is not None:
+                # Nobody looks at the group any more: others must not wait for this member.
+                return
             try:
                 session.renew()
             except SessionLost:
                 self.wake()
-            except PxrsError:
+            except Exception:  # noqa: BLE001 - as below
                 # The store may come back; the session's own deadline decides.
                 continue
 
@@ -105,8 +108,9 @@ class Steward:
         while not self._stop.is_set():
             try:
                 if watched != self._membership.waiting_for:
-                    watched = self._membership.waiting_for
-                    self._watch_group(watched)
+                    wanted = self._membership.waiting_for
+                    self._watch_group(wanted)
+                    watched = wanted
                 version = self._worker.desk.version
                 look_at = self._membership.look()
                 commit_at = self._commit_when_due(commit_at)
@@ -118,9 +122,10 @@ class Steward:
                     self.fatal = error
                     self._wake_consumer()
                     return
-                now = self._clock.monotonic()
-                self.store_lost_since = self.store_lost_since or now
-                look_at = now + _RETRY_PAUSE
+                self.store_lost_since = self.store_lost_since or self._clock.monotonic()
+                # Not on the watch: it may be closed, and what wakes it can't be looked at.
+                self._stop.wait(_RETRY_PAUSE)
+                continue
             if watched == self._membership.waiting_for and self._watch is not None:
                 now = self._clock.monotonic()
                 times = [now + _CAREFUL_WAIT, commit_at]
@@ -133,7 +138,14 @@ class Steward:
         if now < due and not soon:
             return due
         self._commit_soon.clear()
-        if (self._settings.auto_commit or soon) and self._worker.commit_handled():
+        worker = self._worker
+        try:
+            lost = worker.commit_handled() if self._settings.auto_commit else worker.commit_asked()
+        except BaseException:
+            if soon:
+                self._commit_soon.set()
+            raise
+        if lost:
             self.wake()
         return now + self._settings.auto_commit_interval
 

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
+from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
-from pxrs.core.progress import Progress
 from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.seeking import forget_old_resets, record_of_seek
-from pxrs.runtime.topics import Topics
+from pxrs.runtime.topics import Topics, named
 from pxrs.stores.api import Stores
 from pxrs.types import Message, TopicPartition
 
@@ -83,6 +84,7 @@ class Worker:
             asks_before_release=asks_before_release,
             most_out=most_out,
         )
+        self._decoder = decoder
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
@@ -150,8 +152,9 @@ class Worker:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
                     # a process can be stopped. Asking the session each time is too slow.
-                    if now() >= until and (until := self._safe_until()) <= now():
+                    if (at := now()) >= until and (until := self._safe_until()) <= now():
                         break
+                    self.handed_at = at
                     number += 1  # noqa: SIM113 - enumerate() is slower
                     run.seen = number
                     yield message
@@ -165,6 +168,7 @@ class Worker:
         try:
             for run in runs:
                 if run.seat.turn == run.turn and self.alive:
+                    self.handed_at = self._clock.monotonic()
                     run.seen = len(run.messages)
                     yield run.messages
                     run.handled = len(run.messages)
@@ -191,6 +195,11 @@ class Worker:
                 run.count(run.handled)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
+
+    def let_go_of_runs(self) -> None:
+        """What the caller has in hand and has not handled is not handled."""
+        with self.desk.lock:
+            self._end(self.runs)
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
@@ -231,6 +240,17 @@ class Worker:
             self.sync()
             return self.commit(self.desk.marks())
 
+    def ask_commit(self) -> None:
+        """Everything that the caller has seen is to be committed, soon."""
+        with self.desk.lock:
+            self._count_seen()
+            self.desk.ask()
+
+    def commit_asked(self) -> frozenset[TopicPartition]:
+        """Make the commits that were asked for; the partitions that turned out to be lost."""
+        with self.holdings.lock:
+            return self.commit(self.desk.asked())
+
     def commit_handed(self) -> frozenset[TopicPartition]:
         """Commit everything that the caller has seen; the partitions that were lost."""
         with self.holdings.lock:
@@ -258,16 +278,20 @@ class Worker:
             return frozenset()
         with self.holdings.lock:
             applied = self.holdings.commit(marks)
-            self.desk.committed({holding.part: marks[holding.part] for holding in applied.written})
+            # What stands in the claim now: a mark behind it has changed nothing.
+            self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
             self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
     def marks_handed(self) -> dict[TopicPartition, Mark]:
         """Everything up to the last message that the caller has seen."""
         with self.desk.lock:
-            for run in self.runs:
-                run.count(run.seen)
+            self._count_seen()
             return self.desk.marks()
+
+    def _count_seen(self) -> None:
+        for run in self.runs:
+            run.count(run.seen)
 
     def commit_message(self, message: Message) -> frozenset[TopicPartition]:
         """Commit everything up to one message; the partition if it was lost.
@@ -288,12 +312,27 @@ class Worker:
                 f"offset {message.offset} of {message.topic!r} partition {message.partition} was "
                 f"not handed out; the next one will be {seat.handed}"
             )
-        return {part: Mark(message.offset + 1)}
+        with self.desk.lock:
+            before = seat.mark()
+            if before is None or before.checkpoint > message.offset:
+                return {part: Mark(message.offset + 1)}
+            seat.finish(before.checkpoint, message.offset + 1)
+            return {part: seat.mark() or Mark(message.offset + 1)}
+
+    def offset_at(self, part: TopicPartition, timestamp: int) -> int:
+        """Offset of the first message of that time (ms) or later, else the end."""
+        seat = self.owned_seat(*part)
+        with named(part.topic):
+            found = self._decoder.offset_at(self._log, seat.where, seat.fence, timestamp)
+            if found is None:
+                found = self._log.bounds(seat.where.topic_id)[part.partition].end
+            return found
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
         seat = self.owned_seat(topic, partition)
-        held = self._log.bounds(seat.where.topic_id)[partition]
+        with named(topic):
+            held = self._log.bounds(seat.where.topic_id)[partition]
         if not held.start <= offset <= held.end:
             raise OffsetOutOfRange(topic, partition, offset, *held)
         record = record_of_seek(
@@ -319,46 +358,9 @@ class Worker:
         forget_old_resets(self._coord, self._settings.group)
 
 
-class Handed:
-    """See `pxrs.runtime.checkpoint.Work`: the runs that are with the caller."""
-
-    def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
-        self._worker = worker
-        self._desk = worker.desk
-        self._on_lost = on_lost
-        self._runs: list[Run] = []
-
-    def marks(self) -> dict[TopicPartition, Mark]:
-        with self._desk.lock:
-            self._runs = [run for run in self._worker.runs if run.seen]
-            stale = self._worker.drop_stale_runs()
-            if stale:
-                self.rolled_back()
-                raise Fenced(f"owned by somebody else since: {names_of(stale)}")
-            marks: dict[TopicPartition, Mark] = {}
-            for run in self._runs:
-                before = run.seat.mark()
-                if before is None:
-                    continue
-                progress = Progress(before.checkpoint, before.done)
-                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
-                marks[run.seat.part] = Mark(progress.checkpoint, progress.runs)
-            return marks
-
-    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        with self._desk.lock:
-            for run in self._runs:
-                run.count(run.seen)
-        self._desk.committed(marks)
-
-    def rolled_back(self) -> None:
-        with self._desk.lock:
-            self._worker.runs = [run for run in self._worker.runs if run not in self._runs]
-            self._desk.rewind(run.seat for run in self._runs)
-
-    def lost(self, parts: frozenset[TopicPartition]) -> None:
-        self._desk.gone(parts, lost=True)
-        self._on_lost()
+def _mark(holding: Holding) -> Mark:
+    claim = holding.claim
+    return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
 
 
 def names_of(parts: frozenset[TopicPartition]) -> str:

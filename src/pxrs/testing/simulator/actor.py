@@ -20,7 +20,7 @@ from pxrs.core.records import head_key, members_prefix
 from pxrs.core.schedule import Schedule
 from pxrs.errors import Displaced, Fenced, PxrsError, SessionLost, StoreError
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import Seat
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.worker import Run, Worker
 from pxrs.stores.api import Stores, Watch
@@ -220,7 +220,7 @@ class Actor:
         """Between messages: hear what has changed, let go of what has to go."""
         desk = self.worker.desk
         with self._tolerating("attend"):
-            for change in desk.changes():
+            while (change := desk.next_change()) is not None:
                 if change.kind == "leaving":
                     desk.said_goodbye(change.parts)
             self.worker.membership.release_what_is_finished()

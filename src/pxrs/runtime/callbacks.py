@@ -1,0 +1,58 @@
+"""What the caller of a consumer wants to hear of its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pxrs.runtime.desk import Change, ConsumerDesk
+from pxrs.types import TopicPartition
+
+Parts = set[TopicPartition]
+
+
+class Callbacks:
+    """Called in the consuming thread, between messages; what they raise is the caller's.
+
+    Each thing is told once, whether the callback raises or not. `lost` comes instead of `revoked`
+    when there was no time to ask.
+    """
+
+    __slots__ = ("assigned", "lost", "revoked")
+
+    def __init__(
+        self,
+        assigned: Callable[[dict[TopicPartition, int | None]], None] | None,
+        revoked: Callable[[Parts], None] | None,
+        lost: Callable[[Parts], None] | None,
+    ) -> None:
+        self.assigned = assigned
+        self.revoked = revoked
+        self.lost = lost
+
+    def tell(self, desk: ConsumerDesk) -> None:
+        """All that has changed since the last time."""
+        while (change := desk.next_change()) is not None:
+            try:
+                self._tell(change)
+            finally:
+                if change.kind == "leaving":
+                    desk.said_goodbye(change.parts)
+
+    def tell_the_end(self, desk: ConsumerDesk) -> None:
+        """The consumer is about to leave, and gives up what it still has."""
+        kept, lost = desk.forget_told()
+        try:
+            if lost and self.lost:
+                self.lost(lost)
+        finally:
+            if kept and self.revoked:
+                self.revoked(kept)
+
+    def _tell(self, change: Change) -> None:
+        parts = set(change.parts)
+        if change.kind == "assigned" and self.assigned:
+            self.assigned(change.parts)
+        elif change.kind == "leaving" and self.revoked:
+            self.revoked(parts)
+        elif change.kind == "lost" and self.lost:
+            self.lost(parts)
