@@ -186,7 +186,8 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a consumer takes part in its group. Seconds.
 
     `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
-    the checkpoint points to messages that retention has removed.
+    the checkpoint points to messages that retention has removed. `prefetch_bytes`: how much is
+    fetched ahead, of all partitions together.
     """
 
     group: str
@@ -197,6 +198,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     auto_commit_interval: float = 1.0
     start: str = "earliest"
     on_trimmed: str = "error"
+    prefetch_bytes: int = 16 * 2**20
     session_ttl: float = 10.0
     debounce: float = 0.1
     revoke_timeout: float | None = 30.0
@@ -205,8 +207,11 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_group_name(self.group)
+        if not isinstance(self.auto_commit, bool):
+            raise ConfigError(f"auto_commit={self.auto_commit!r}; True or False is needed")
         _one_of("start", self.start, ("earliest", "latest", "error"))
         _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
+        _bytes("prefetch_bytes", self.prefetch_bytes)
         _seconds("session_ttl", self.session_ttl, 0.2)
         _seconds("debounce", self.debounce)
         _seconds("rejoin_timeout", self.rejoin_timeout)

@@ -25,6 +25,15 @@ class JSON:
         self.decode = msgspec.json.Decoder(type).decode
 
 
+def check_serde(serde: object, name: str) -> None:
+    """Refuse what can't be one, before the first message meets it."""
+    verbs = (getattr(serde, verb, None) for verb in ("encode", "decode"))
+    if serde is not None and not all(callable(verb) for verb in verbs):
+        raise InvalidRequest(
+            f"{name}={serde!r}; an object with encode and decode is needed, such as pxrs.JSON()"
+        )
+
+
 def to_bytes(value: object, what: str) -> bytes:
     """Bytes as they are and text as UTF-8; anything else needs a serde."""
     if isinstance(value, bytes):

@@ -28,6 +28,13 @@ def test_every_command_has_help_with_the_shared_options(run: Run, command: str) 
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("command", ["", "topics", "groups", "queues", "dlq", "store"])
+def test_the_list_of_commands_cuts_nothing_off(run: Run, command: str) -> None:
+    listed = run(*command.split(), "--help").stdout.partition("Commands:")[2]
+    assert listed
+    assert not [line for line in listed.splitlines() if line.endswith("...")]
+
+
 def test_help_does_not_load_what_it_does_not_need(shell: Shell) -> None:
     imported = shell.run("--help", env={**shell.environment, "PYTHONPROFILEIMPORTTIME": "1"}).stderr
     for heavy in (b"rich.", b"aiokafka", b"asyncio", b"pxrs.stores.sqlite", b"subprocess"):

@@ -141,6 +141,20 @@ def test_leaving_by_a_callback_that_raises(topic: pxrs.Pxrs) -> None:
     consumer.close()
 
 
+@pytest.mark.parametrize("how", ["messages", "batches"])
+def test_what_a_loop_failed_on_is_not_committed_when_it_leaves(topic: pxrs.Pxrs, how: str) -> None:
+    def on_revoked(parts: set[TopicPartition]) -> None:
+        consumer.commit()
+
+    consumer = topic.consumer("orders", "g", auto_commit=False, on_revoked=on_revoked)
+    with pytest.raises(RuntimeError, match="at 3"), consumer:
+        for found in consumer if how == "messages" else consumer.batches(3):
+            message = found if isinstance(found, pxrs.Message) else found[0]
+            if message.offset == 3:
+                raise RuntimeError("at 3")
+    assert checkpoint(topic) == 3
+
+
 def test_a_displaced_member_is_told_what_it_lost(topic: pxrs.Pxrs) -> None:
     told = Told()
     older = topic.consumer("orders", "g", instance="a", **told.callbacks())
@@ -208,14 +222,6 @@ class TestCommitAsync:
             assert failed.wait(PATIENCE)
             consumer._worker.holdings._coord = _Commits(commit)  # type: ignore[assignment]
             until(topic, lambda: checkpoint(topic) == 4)
-
-    def test_only_what_was_there_then(self, topic: pxrs.Pxrs) -> None:
-        with topic.consumer("orders", "g", auto_commit=False) as consumer:
-            consumer.poll(4, timeout=PATIENCE)
-            consumer.commit_async()
-            consumer.poll(4, timeout=PATIENCE)
-            consumer.poll(4, timeout=PATIENCE)
-        assert checkpoint(topic) == 4
 
 
 class _Commits:

@@ -112,3 +112,27 @@ def test_being_woken_early_ends_the_next_poll(consumer: pxrs.Consumer) -> None:
     rest(consumer, 6)
     consumer.wake()
     assert consumer.poll() == []
+
+
+@pytest.mark.engine("memory")
+def test_closing_tells_on_revoked_which_can_still_commit() -> None:
+    told: list[set[TopicPartition]] = []
+
+    def revoked(parts: set[TopicPartition]) -> None:
+        told.append(parts)
+        leaving.commit()
+        raise KeyError("and fails")
+
+    with pxrs.connect("memory://") as px:
+        px.create_topic("t", 1)
+        with px.producer() as producer:
+            producer.send("t", "a").result()
+        leaving = px.consumer("t", "g", auto_commit=False, on_revoked=revoked)
+        assert len(leaving.poll(timeout=PATIENCE)) == 1
+        with pytest.raises(KeyError, match="and fails"):
+            leaving.close()
+        leaving.close()
+        info = px.groups.describe("g")
+    assert told == [{TopicPartition("t", 0)}]
+    # It has left all the same.
+    assert (info.members, info.lag) == ((), 0)

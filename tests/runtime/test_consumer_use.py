@@ -80,7 +80,9 @@ def test_closing_ends_a_poll_that_waits(topic: pxrs.Pxrs) -> None:
     consumer.close()
     waiting.join()
     assert isinstance(waiting.error, pxrs.Closed)
-    assert consumer._log_watch.armed().wait(0), "a watch is open that nobody will close"
+    watch = consumer._log_watch._watch
+    assert watch is not None
+    assert watch.wait(0), "a watch is open that nobody will close"
 
 
 def test_closing_from_a_callback(topic: pxrs.Pxrs) -> None:
@@ -120,35 +122,6 @@ def test_after_it_was_closed(topic: pxrs.Pxrs) -> None:
     for name, call in CALLS.items():
         with pytest.raises(pxrs.Closed):
             assert not call(consumer), name
-
-
-BAD: dict[str, Callable[[Consumer], Any]] = {
-    "no records": lambda consumer: consumer.poll(0),
-    "half a record": lambda consumer: consumer.poll(1.5),  # type: ignore[arg-type]
-    "no number": lambda consumer: consumer.poll(True),
-    "no time": lambda consumer: consumer.poll(1, timeout="5"),  # type: ignore[arg-type]
-    "never": lambda consumer: consumer.poll(1, timeout=float("nan")),
-    "no batch": lambda consumer: consumer.batches(0),
-    "an offset as text": lambda consumer: consumer.seek("orders", 0, "5"),  # type: ignore[arg-type]
-    "a partition as text": lambda consumer: consumer.seek("orders", "0", 5),  # type: ignore[arg-type]
-    "past the end": lambda consumer: consumer.seek("orders", 0, 5),
-    "a time as text": lambda consumer: consumer.seek_to_time("now"),  # type: ignore[arg-type]
-    "a name to pause": lambda consumer: consumer.pause("orders", 0),  # type: ignore[arg-type]
-    "a name to resume": lambda consumer: consumer.resume("orders"),  # type: ignore[arg-type]
-    "no message": lambda consumer: consumer.commit("orders"),  # type: ignore[arg-type]
-    "no attempts": lambda consumer: consumer.run_transaction(print, attempts=0),
-}
-
-
-def test_bad_input(topic: pxrs.Pxrs) -> None:
-    with topic.consumer("orders", "g") as consumer:
-        while not consumer.assignment:
-            consumer.poll(1, timeout=0.01)
-        for name, call in BAD.items():
-            with pytest.raises(pxrs.InvalidRequest):
-                assert not call(consumer), name
-        send(topic, 1)
-        assert len(consumer.poll(timeout=PATIENCE)) == 1
 
 
 def test_groups_of_odd_names(topic: pxrs.Pxrs) -> None:

@@ -66,6 +66,7 @@ def test_a_consumer_at_work(px: pxrs.Pxrs) -> None:
             assert consumer.health(stuck_after=1e-9).state in ("stuck", "joining")
             assert consumer.health().ok
         assert consumer.health().state == "idle"
+    assert consumer.health().state == "closed"
 
 
 @pytest.mark.engine("memory")

@@ -2,86 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import count
-from random import Random
-
 import pytest
 
-from pxrs.config import ConsumerSettings
 from pxrs.core.assign import sticky
 from pxrs.core.group import Me, Memory, Rules, View, decide
-from pxrs.core.records import (
-    Claim,
-    GroupTopic,
-    Head,
-    MemberRecord,
-    claim_key,
-    decode,
-    resets_prefix,
-)
+from pxrs.core.records import Claim, GroupTopic, Head, MemberRecord, resets_prefix
 from pxrs.errors import Displaced, Fenced, OutcomeUnknown
-from pxrs.log.batches import encode
-from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.topics import Topics
-from pxrs.runtime.worker import Worker
-from pxrs.stores.memory import MemoryStores
-from pxrs.testing.clock import VirtualClock
-from pxrs.testing.faults import NOTHING, Faults, FaultyStores, Rates
-from pxrs.types import Append, LogPartition, TopicPartition
+from pxrs.testing.faults import NOTHING, Rates
+from pxrs.types import TopicPartition
+from support.stepping import TTL, Group
 
 pytestmark = pytest.mark.engine("memory")
 
-TTL = 10.0
 PART = TopicPartition("t", 0)
-
-
-class Group:
-    """A topic of one partition with five messages, and members that take their steps by hand."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.stores = MemoryStores(clock=self.clock)
-        self.topic = Topics(self.stores.coord, self.stores.log, self.clock).create("t", 1)
-        batch = encode((b"k", b"%d" % number, [], 0) for number in range(5))
-        self.stores.log.append([Append(LogPartition(self.topic.id, 0), batch)])
-        self.faults = Faults(Random(1), self.clock)
-
-    def member(self, name: str, process: str = "", *, static: bool = False) -> Worker:
-        stores = FaultyStores(self.stores, self.faults, name)
-        numbers = count()
-        settings = ConsumerSettings(
-            group="g",
-            member_name=name,
-            instance=static,
-            session_ttl=TTL,
-            debounce=0.0,
-            revoke_timeout=None,
-            rejoin_timeout=0.0,
-            strategy="fair",
-        )
-        worker = Worker(
-            stores,
-            Topics(stores.coord, stores.log, self.clock),
-            self.clock,
-            lambda: ("t",),
-            settings,
-            Decoder(),
-            new_id=lambda: f"{name}{process}-{next(numbers)}",
-        )
-        worker.membership.join()
-        return worker
-
-    def look(self, *workers: Worker) -> None:
-        """All look, again and again, for a second."""
-        for _ in range(10):
-            for worker in workers:
-                worker.membership.look()
-            self.clock.advance(0.1)
-
-    def claim(self) -> Claim:
-        found = self.stores.coord.get(claim_key("g", self.topic.id, 0))
-        assert found is not None
-        return decode(found, Claim)
 
 
 def test_frozen_static_process_does_not_push_out_its_successor() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +31,10 @@ def handle(message: pxrs.Message) -> None:
 
 def give_up(message: pxrs.Message) -> None:
     raise ValueError("no")
+
+
+def leave(message: pxrs.Message) -> None:
+    sys.exit(3)
 
 
 def run_processes(url: str, handler: str) -> None:
@@ -95,7 +101,39 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(px: pxrs.Pxrs) 
 
 def test_a_handler_that_gives_up_ends_them_all(px: pxrs.Pxrs) -> None:
     send(px, 0)
-    with Child(run_processes, px.url, "give_up") as parent:
-        assert parent.join() == 1
+    with pytest.raises(pxrs.HandlerFailed, match=r"failed once on 'orders' partition . offset 0"):
+        run_processes(px.url, "give_up")
     assert px.groups.describe("g").members == ()
     assert px.groups.describe("g").lag == COUNT
+
+
+def test_a_handler_that_ends_the_program_ends_them_all(px: pxrs.Pxrs) -> None:
+    send(px, 0)
+    with Child(run_processes, px.url, "leave") as parent:
+        assert parent.join() == 3
+    assert px.groups.describe("g").members == ()
+
+
+def test_what_would_fail_again_is_not_tried_again(px: pxrs.Pxrs) -> None:
+    with pytest.raises(pxrs.TopicNotFound, match="'nowhere'"):
+        px.run(handle, topic="nowhere", group="g", processes=2)
+
+
+def test_a_handler_that_can_not_be_imported_is_refused(px: pxrs.Pxrs) -> None:
+    with pytest.raises(pxrs.InvalidRequest, match="not a lambda"):
+        px.run(lambda message: None, topic="orders", group="g", processes=2)
+    assert px.groups.list() == []
+
+
+def test_a_program_that_starts_itself_is_told_what_is_missing(px: pxrs.Pxrs) -> None:
+    folder = Path(px.url.removeprefix("sqlite:///")).parent
+    (folder / "program.py").write_text(
+        "import pxrs\n"
+        f"px = pxrs.connect({px.url!r})\n"
+        "px.run(print, topic='orders', group='g', processes=1)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert ended.returncode == 1
+    assert "under `if __name__ == '__main__':`" in ended.stderr.splitlines()[-1]

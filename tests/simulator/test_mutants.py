@@ -11,12 +11,16 @@ import pytest
 
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
-from pxrs.core.records import Claim, decode, encode
+from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OutcomeUnknown
+from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
+from pxrs.runtime.runs import Loose, Run
 from pxrs.runtime.seat import Seat
-from pxrs.runtime.worker import Run, Worker
+from pxrs.runtime.transacting import Handed
+from pxrs.runtime.worker import Worker
+from pxrs.stores.api import Atomic
 from pxrs.testing.faults import Rates
 from pxrs.testing.simulator import Broken, draw, run
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
@@ -148,6 +152,113 @@ def seek_keeps_what_came_before(patch: Patch) -> None:
     patch.setattr(Run, "count", count)
 
 
+def checkpoint_beside_the_transaction(patch: Patch) -> None:
+    """It is committed after the effects, in a commit of its own."""
+    succeeded = Checkpoint.succeeded
+
+    def late(self: Checkpoint, versions: Mapping[str, int]) -> None:
+        outcome = self._coord.commit(
+            [step.check for step in self._steps], [step.put for step in self._steps]
+        )
+        if isinstance(outcome, Committed):
+            succeeded(self, outcome.versions)
+
+    def stage(self: Checkpoint, atomic: Atomic) -> None:
+        self._steps = self._holdings.steps_to_commit(self._marks)
+
+    patch.setattr(Checkpoint, "stage", stage)
+    patch.setattr(Checkpoint, "succeeded", late)
+
+
+def transaction_is_not_fenced(patch: Patch) -> None:
+    """The claims are written in it, whatever version the store has."""
+
+    def stage(self: Checkpoint, atomic: Atomic) -> None:
+        self._steps = self._holdings.steps_to_commit(self._marks)
+        atomic.write(*(step.put for step in self._steps))
+
+    patch.setattr(Checkpoint, "stage", stage)
+
+
+def no_rewind_after_a_rollback(patch: Patch) -> None:
+    patch.setattr(Handed, "rolled_back", lambda self: None)
+
+
+def no_answer_means_not_committed(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "happened", lambda self, doubt: False)
+
+
+def no_answer_means_committed(patch: Patch) -> None:
+    def happened(self: Checkpoint, doubt: BaseException) -> bool:
+        self._work.committed(self._marks)
+        return True
+
+    patch.setattr(Checkpoint, "happened", happened)
+
+
+def transaction_takes_the_next_epoch_for_its_own(patch: Patch) -> None:
+    """What was handed out before a partition was lost is committed after it was claimed again."""
+    patch.setattr(Worker, "drop_stale_runs", lambda self: frozenset())
+
+
+def transaction_undoes_a_seek(patch: Patch) -> None:
+    """What was in hand before the seek counts after it."""
+    properly = Handed.marks
+
+    def marks(self: Handed) -> dict[TopicPartition, Mark]:
+        ends = {run.seat.part: run.messages[run.seen - 1].offset + 1 for run in self._worker.runs}
+        marks = properly(self)
+        return marks | {part: Mark(end) for part, end in ends.items() if part in marks}
+
+    patch.setattr(Handed, "marks", marks)
+
+
+def loop_forgets_what_it_has_left(patch: Patch) -> None:
+    """A transaction is about the partition that the loop is at, and no other."""
+    patch.setattr(Loose, "add", lambda self, seat: None)
+
+
+def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
+    """A transaction landed while its claim was let go, and nobody looks at that claim again."""
+
+    def let_go(self: Holdings, part: TopicPartition, found: Versioned) -> Applied:
+        holding = Holding(part, found.key, found.version, decode(found, Claim))
+        return self._apply([claims.release(holding, None, (), self._stamp())], None)
+
+    patch.setattr(Holdings, "let_go", let_go)
+    patch.setattr(Holdings, "_is_mine", lambda self, verdict: False)
+
+
+def reset_fences_nobody(patch: Patch) -> None:
+    """The epoch stays, and the owner."""
+
+    def rewind(
+        part: TopicPartition,
+        key: str,
+        found: Versioned | None,
+        checkpoint: int,
+        stamp: Stamp,
+        last_epoch: int,
+    ) -> Step:
+        before = decode(found, Claim) if found is not None else Claim()
+        claim = msgspec.structs.replace(before, checkpoint=checkpoint, done=(), write=stamp.write)
+        check = Check(key, found.version if found is not None else 0)
+        return Step(part, check, Put(key, encode(claim)), claim)
+
+    patch.setattr(claims, "rewind", rewind)
+
+
+def nobody_hears_of_a_reset(patch: Patch) -> None:
+    """Members that have nothing to commit hold on to what they had."""
+    patch.setattr(Membership, "_drop_what_others_have", lambda self, view: False)
+
+
+def reset_is_not_recorded(patch: Patch) -> None:
+    patch.setattr(
+        "pxrs.runtime.groups.record_of_reset", lambda *_: Put("resets/other/1", encode(Head()))
+    )
+
+
 class Mutant(NamedTuple):
     """How to break it, what the simulator shall say, and what a run has to have in it for that."""
 
@@ -159,13 +270,16 @@ class Mutant(NamedTuple):
 # A commit is sent three times before its outcome counts as unknown.
 NO_ANSWERS = Rates(unknown_applied=0.3, unknown_lost=0.3, unknown_late=0.3, longest_delay=1.0)
 
+RESETS = {"operator": 3.0}
+TRANSACTIONS = {"transactions": True}
+
 MUTANTS = [
     Mutant(no_fence, r"wrote|epoch|went back|released|need not have"),
     Mutant(released_before_the_final_commit, r"wrote .* owned by None"),
     Mutant(checkpoint_of_what_was_fetched, r"was not handled"),
     Mutant(epoch_stays_on_take_over, r"both at epoch"),
     Mutant(lease_is_not_looked_at, r"after its lease was over"),
-    Mutant(no_answer_is_success, r"handed out .* at epoch", {"rates": NO_ANSWERS}),
+    Mutant(no_answer_is_success, r"handed out .* at epoch|no rest", {"rates": NO_ANSWERS}),
     Mutant(
         doubts_are_forgotten,
         r"no rest",
@@ -177,9 +291,37 @@ MUTANTS = [
         {"members": 3, "static": 3, "trouble": 4.0, "ttl": 2.0, "steps": 400},
     ),
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
-    Mutant(checkpoint_goes_back, r"went back|no rest"),
-    Mutant(loop_counts_what_it_left, r"was not handled"),
+    Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
+    Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
+    Mutant(checkpoint_beside_the_transaction, r"without moving its checkpoint", TRANSACTIONS),
+    Mutant(transaction_is_not_fenced, r"wrote|epoch|went back|twice", TRANSACTIONS),
+    Mutant(no_rewind_after_a_rollback, r"was not handled", TRANSACTIONS),
+    Mutant(
+        no_answer_means_not_committed,
+        r"was committed.* told|twice",
+        {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        no_answer_means_committed,
+        r"left no effect",
+        {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        transaction_takes_the_next_epoch_for_its_own,
+        r"handed out before|was not handled|and has the effects|without moving|twice",
+        {**TRANSACTIONS, "trouble": 1.0, "members": 3, "interleave": 0.2, "steps": 250},
+    ),
+    Mutant(loop_forgets_what_it_has_left, r"was not handled|without moving", TRANSACTIONS),
+    Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
+    Mutant(
+        claims_found_after_a_doubt_are_forgotten,
+        r"no rest",
+        {**TRANSACTIONS, "rates": NO_ANSWERS, "revoke_timeout": None, "interleave": 0.1},
+    ),
+    Mutant(reset_fences_nobody, r"without fencing anybody", RESETS),
+    Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
+    Mutant(reset_is_not_recorded, r"without a record", RESETS),
 ]
 
 

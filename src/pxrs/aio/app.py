@@ -22,7 +22,7 @@ from pxrs.core.retry import Backoff
 from pxrs.runtime import app as blocking
 from pxrs.runtime.consumer import Consumer as BlockingConsumer
 from pxrs.runtime.failure import OnFailure
-from pxrs.runtime.job import Job
+from pxrs.runtime.job import Job, check_handler
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
 from pxrs.types import Message, Topic, TopicPartition
@@ -170,6 +170,7 @@ class Pxrs(QueueVerbs):
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
         start: str = _CONSUMER.start,
         on_trimmed: str = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
@@ -196,6 +197,7 @@ class Pxrs(QueueVerbs):
                 auto_commit_interval=auto_commit_interval,
                 start=start,
                 on_trimmed=on_trimmed,
+                prefetch_bytes=prefetch_bytes,
                 session_ttl=session_ttl,
                 debounce=debounce,
                 revoke_timeout=revoke_timeout,
@@ -226,8 +228,13 @@ class Pxrs(QueueVerbs):
         instance: str | None = None,
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
         start: str = _CONSUMER.start,
+        on_trimmed: str = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: str = _CONSUMER.strategy,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> None:
@@ -239,6 +246,7 @@ class Pxrs(QueueVerbs):
         are being awaited: their messages come again. Signals are the application's:
         `loop.add_signal_handler(signal.SIGTERM, px.stop)`.
         """
+        check_handler(handler)
         on_loop = OnThisLoop(handler, asyncio.get_running_loop())
         job = Job(
             handler=OnOwnLoop(handler) if processes else on_loop,
@@ -254,8 +262,13 @@ class Pxrs(QueueVerbs):
             instance=instance,
             auto_commit_interval=auto_commit_interval,
             start=start,
+            on_trimmed=on_trimmed,
+            prefetch_bytes=prefetch_bytes,
             session_ttl=session_ttl,
+            debounce=debounce,
             revoke_timeout=revoke_timeout,
+            rejoin_timeout=rejoin_timeout,
+            strategy=strategy,
             serde=serde,
             key_serde=key_serde,
         )

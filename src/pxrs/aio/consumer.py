@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 from pxrs.aio.threads import Threads, outcome
 from pxrs.aio.transaction import Transaction
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
-from pxrs.runtime import checks
 from pxrs.runtime import consumer as blocking
+from pxrs.runtime.arguments import check_timeout, check_whole
 from pxrs.runtime.callbacks import Parts
 from pxrs.runtime.consumer import RUN
 from pxrs.runtime.health import Health
-from pxrs.runtime.worker import Run
+from pxrs.runtime.runs import Run
 from pxrs.stores.on_loop import lend
 from pxrs.types import Message, TopicPartition
 
@@ -97,8 +97,8 @@ class Consumer:
 
         What the last call returned counts as handled now. Cancelling it loses nothing.
         """
-        checks.whole("max_records", max_records, least=1)
-        checks.seconds("timeout", timeout)
+        check_whole("max_records", max_records, least=1)
+        check_timeout(timeout)
         self._refuse_inside()
         self._refuse_another()
         self._consumer.finish()
@@ -112,7 +112,7 @@ class Consumer:
 
     def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        checks.whole("max_records", max_records, least=1)
+        check_whole("max_records", max_records, least=1)
         self._refuse_another()
         self._consumer.finish()
         return Arriving(partial(self._by_partition, max_records))
@@ -125,9 +125,9 @@ class Consumer:
         self._refuse_inside()
         await self._threads.call(partial(self._consumer.commit, message))
 
-    def commit_async(self) -> None:
-        """Commit what was handled soon, in the background. Not awaited: it does not wait."""
-        self._consumer.commit_async()
+    def commit_async(self) -> Awaitable[None]:
+        """Commit what was handed out so far in the background. It need not be awaited."""
+        return Going(self._consumer.commit_async())
 
     def transaction(self, connection: Any = None) -> Transaction:
         """Commit the checkpoint of what was handed out together with the caller's writes.
@@ -269,6 +269,16 @@ class Consumer:
         finally:
             if left.done():
                 self._waiting = None
+
+
+class Going:
+    """Something that happens whether or not it is awaited; nobody has to look how it went."""
+
+    def __init__(self, going: Future[None]) -> None:
+        self._going = going
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return outcome(self._going).__await__()
 
 
 class Arriving(AsyncIterator[T], Generic[T]):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 500
 
 
-@click.command()
+@click.command(short_help="Show messages as a member of a group, and commit them.")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--group", "-g", required=True, help="The group to be a member of.")
 @click.option("--instance", help="A name of its own: partitions wait for it across a restart.")

@@ -53,13 +53,14 @@ def _chosen(
 @click.group()
 @shared
 def dlq() -> None:
-    """Dead letters: items that used up their deliveries.
+    """Dead letters of queues: items that used up their deliveries.
 
-    Every queue has its own. They stay until they are put back or dropped.
+    Every queue has its own. They stay until they are put back or dropped. Messages that `px.run`
+    gave up are in a topic of their own instead: pxrs read orders.dlq
     """
 
 
-@dlq.command("list")
+@dlq.command("list", short_help="Show dead items of QUEUE, or how many there are.")
 @click.argument("queue", required=False)
 @filtered
 @click.option(
@@ -112,7 +113,7 @@ def _print_totals(settings: Settings) -> None:
         console().print(rows)
 
 
-@dlq.command()
+@dlq.command(short_help="Show all of one dead item of QUEUE.")
 @click.argument("queue")
 @click.argument("number", type=int, metavar="ID")
 @shared
@@ -131,7 +132,7 @@ def show(settings: Settings, queue: str, number: int) -> None:
         items.print_item(found[0])
 
 
-@dlq.command()
+@dlq.command(short_help="Put dead items back at the end of QUEUE.")
 @click.argument("queue")
 @filtered
 @shared

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 
 
-@click.command()
+@click.command(short_help="Examine the store at URL, and say how to mend it.")
 @click.argument("place", metavar="URL", required=False)
 @click.option("--strict", is_flag=True, help="Fail on warnings, too.")
 @shared

@@ -113,7 +113,7 @@ def _print_partitions(out: Console, info: GroupInfo) -> None:
     out.print(rows)
 
 
-@groups.command()
+@groups.command(short_help="Show what happened to GROUP, and why.")
 @click.argument("group")
 @click.option(
     "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="How many."
@@ -148,7 +148,7 @@ def _print_rebalance(out: Console, event: Rebalance) -> None:
 
 def _print_reset(out: Console, event: GroupReset) -> None:
     out.print("checkpoints set", style="bold", end="")
-    out.print(f" by {event.by}")
+    out.print(f" by {event.by}{f': {event.why}' if event.why else ''}")
     moved: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for change in event.changes:
         place = (_offset(change.before), _offset(change.after))

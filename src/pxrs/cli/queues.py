@@ -149,7 +149,7 @@ def peek(
         click.echo(f"nothing there in {name}", err=True)
 
 
-@queues.command()
+@queues.command(short_help="Remove the items of queue NAME that wait.")
 @click.argument("name")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
 @shared
@@ -168,7 +168,7 @@ def purge(settings: Settings, name: str, yes: bool) -> None:
         click.echo(f"{count(gone, 'item')} of {name} removed")
 
 
-@queues.command()
+@queues.command(short_help="Remove queue NAME and all its items.")
 @click.argument("name")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
 @shared

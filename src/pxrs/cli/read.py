@@ -25,7 +25,7 @@ _AT_ONCE = 1000
 Skipped = Callable[[DamagedBatch], None]
 
 
-@click.command()
+@click.command(short_help="Show messages of TOPIC; no group, nothing is committed.")
 @click.argument("topic")
 @click.option("--partition", "-p", type=int, help="Only this one.  [default: all]")
 @click.option(

@@ -15,7 +15,7 @@ def store() -> None:
     """Look after a store."""
 
 
-@store.command()
+@store.command(short_help="Make the tables of the store, or bring them up to date.")
 @click.argument("place", metavar="URL", required=False)
 @shared
 @click.pass_obj

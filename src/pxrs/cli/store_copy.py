@@ -25,10 +25,11 @@ _TITLES = {
 
 
 @click.command(
+    short_help="Copy everything to another store, and compare the two.",
     epilog="""\b
 Examples:
   pxrs store copy sqlite:///app.db postgresql://app@db/app
-  pxrs store copy postgresql://app@db/app 'etcd://host:2379 log=nats://host:4222'"""
+  pxrs store copy postgresql://app@db/app 'etcd://host:2379 log=nats://host:4222'""",
 )
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")

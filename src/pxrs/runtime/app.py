@@ -23,7 +23,7 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
-from pxrs.runtime.job import Job, Running
+from pxrs.runtime.job import Job, Running, check_handler
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
@@ -162,6 +162,7 @@ class Pxrs(QueueVerbs):
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
         start: str = _CONSUMER.start,
         on_trimmed: str = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
@@ -186,6 +187,7 @@ class Pxrs(QueueVerbs):
             auto_commit_interval=auto_commit_interval,
             start=start,
             on_trimmed=on_trimmed,
+            prefetch_bytes=prefetch_bytes,
             session_ttl=session_ttl,
             debounce=debounce,
             revoke_timeout=revoke_timeout,
@@ -215,8 +217,13 @@ class Pxrs(QueueVerbs):
         instance: str | None = None,
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
         start: str = _CONSUMER.start,
+        on_trimmed: str = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: str = _CONSUMER.strategy,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> None:
@@ -224,7 +231,9 @@ class Pxrs(QueueVerbs):
 
         SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
-        again after `retry`'s delays, while other keys go on; then `on_failure` decides.
+        again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
+        are logged (`pxrs.run`). What it raises that is no `Exception`, as `sys.exit` does, ends
+        the run and comes out of it.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
@@ -233,6 +242,7 @@ class Pxrs(QueueVerbs):
 
         if iscoroutinefunction(handler):
             raise InvalidRequest("the handler is a coroutine function; for those is pxrs.aio's run")
+        check_handler(handler)
         job = Job(
             handler=handler,
             topic=topic,
@@ -247,8 +257,13 @@ class Pxrs(QueueVerbs):
             instance=instance,
             auto_commit_interval=auto_commit_interval,
             start=start,
+            on_trimmed=on_trimmed,
+            prefetch_bytes=prefetch_bytes,
             session_ttl=session_ttl,
+            debounce=debounce,
             revoke_timeout=revoke_timeout,
+            rejoin_timeout=rejoin_timeout,
+            strategy=strategy,
             serde=serde,
             key_serde=key_serde,
         )

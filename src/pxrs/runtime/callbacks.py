@@ -1,9 +1,10 @@
-"""What the caller of a consumer wants to hear of its partitions."""
+"""What a consumer's caller wants to hear of its partitions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from pxrs.errors import InvalidRequest
 from pxrs.runtime.desk import Change, ConsumerDesk
 from pxrs.types import TopicPartition
 
@@ -11,10 +12,10 @@ Parts = set[TopicPartition]
 
 
 class Callbacks:
-    """Called in the consuming thread, between messages; what they raise is the caller's.
+    """Called in the consuming thread, between messages, and in the one that closes.
 
-    Each thing is told once, whether the callback raises or not. `lost` comes instead of `revoked`
-    when there was no time to ask.
+    What they raise is the caller's; each thing is told once, whether they raise or not. `lost`
+    comes instead of `revoked` when there was no time to ask.
     """
 
     __slots__ = ("assigned", "lost", "revoked")
@@ -25,6 +26,9 @@ class Callbacks:
         revoked: Callable[[Parts], None] | None,
         lost: Callable[[Parts], None] | None,
     ) -> None:
+        for name, callback in (("assigned", assigned), ("revoked", revoked), ("lost", lost)):
+            if callback is not None and not callable(callback):
+                raise InvalidRequest(f"on_{name}={callback!r}; a function is needed")
         self.assigned = assigned
         self.revoked = revoked
         self.lost = lost
@@ -38,9 +42,11 @@ class Callbacks:
                 if change.kind == "leaving":
                     desk.said_goodbye(change.parts)
 
-    def tell_the_end(self, desk: ConsumerDesk) -> None:
-        """The consumer is about to leave, and gives up what it still has."""
+    def tell_the_end(self, desk: ConsumerDesk, *, alive: bool) -> None:
+        """The consumer is about to leave: what it has lost, and what it gives up now."""
         kept, lost = desk.forget_told()
+        if not alive:
+            kept, lost = set(), kept | lost
         try:
             if lost and self.lost:
                 self.lost(lost)

@@ -124,19 +124,32 @@ class Checkpoint:
             ) from doubt
         if not isinstance(outcome, Conflict):
             return False
-        owner = self._holdings.owner
-        verdicts = [judge(step, owner, outcome.current.get(step.put.key)) for step in self._steps]
-        mine = {
-            step.put.key: verdict.version
-            for step, verdict in zip(self._steps, verdicts, strict=True)
-            if isinstance(verdict, Happened)
-        }
-        if not mine:
-            self.refused(outcome.current)
-        # One of them proves all: they were one commit. The others were taken after it.
-        self._lose(frozenset(step.part for step in self._steps if step.put.key not in mine))
-        self._record([step for step in self._steps if step.put.key in mine], mine)
+        self._find_out(outcome.current, doubt)
         return True
+
+    def _find_out(self, current: Mapping[str, Versioned | None], doubt: BaseException) -> None:
+        """Something has changed the claims; it returns if that was the transaction itself."""
+        owner = self._holdings.owner
+        verdicts = {
+            step.part: judge(step, owner, current[step.put.key])
+            for step in self._steps
+            if step.put.key in current
+        }
+        mine = [step for step in self._steps if isinstance(verdicts.get(step.part), Happened)]
+        others = frozenset(step.part for step in self._steps if step not in mine)
+        if not mine:
+            if any(not isinstance(verdicts.get(part), Lost) for part in others):
+                # A claim that is as it was, or was changed by another write of ours, proves that
+                # it did not happen.
+                self.refused(current)
+            self._lose(others)
+            raise OutcomeUnknown(
+                "the transaction got no answer, and whoever took its partitions over has written "
+                f"over what would tell: {sorted(others)}"
+            ) from doubt
+        # One of them proves all: they were one commit. The others were taken after it.
+        self._lose(others)
+        self._record(mine, {key: found.version for key, found in current.items() if found})
 
     def _record(self, steps: Sequence[Step], versions: Mapping[str, int]) -> None:
         self._holdings.wrote(steps, versions)

@@ -1,4 +1,4 @@
-"""What users hand to a producer, made ready or refused; numbers that are none."""
+"""What users hand to a producer, made ready or refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pxrs.errors import InvalidRequest, MessageTooLarge
 from pxrs.runtime.outbox import RECORD_BYTES
-from pxrs.serde import Serde, to_bytes
+from pxrs.serde import Serde, check_serde, to_bytes
 from pxrs.types import Header
 
 NO_HEADERS: list[Header] = []
@@ -19,6 +19,8 @@ class Checks:
     """What one producer takes: what its serdes can encode, up to a size."""
 
     def __init__(self, most: int, key_serde: Serde | None, value_serde: Serde | None) -> None:
+        check_serde(key_serde, "key_serde")
+        check_serde(value_serde, "serde")
         self._most = most
         self._key_serde = key_serde
         self._value_serde = value_serde
@@ -116,31 +118,3 @@ def checked_headers(headers: object) -> list[Header]:
             raise InvalidRequest(f"a header is a pair of a str and bytes (or None), not {header!r}")
         to_bytes(header[0], "header name")
     return [(name, content) for name, content in headers]
-
-
-def whole(name: str, value: object, least: int | None) -> None:
-    """Refuse what is not a whole number, such as a bool, or less than the least."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest(f"{name} = {value!r}; a whole number is needed")
-    if least is not None and value < least:
-        raise InvalidRequest(f"{name} = {value}; at least {least} is needed")
-
-
-def seconds(name: str, value: object) -> None:
-    """Refuse what is not a time to wait; None waits for ever."""
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-        raise InvalidRequest(f"{name} = {value!r}; seconds, or None for ever")
-
-
-def parts(values: Iterable[Any]) -> None:
-    """Refuse what is not a topic's name and a partition's number."""
-    for value in values:
-        if not (
-            isinstance(value, tuple)
-            and len(value) == 2
-            and isinstance(value[0], str)
-            and type(value[1]) is int
-        ):
-            raise InvalidRequest(f"{value!r}; a TopicPartition(topic, partition) is needed")

@@ -9,38 +9,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any
 
 from pxrs.config import ConsumerSettings
-from pxrs.errors import (
-    Closed,
-    Fenced,
-    InvalidRequest,
-    PxrsError,
-    StoreError,
-    TransactionConflict,
+from pxrs.errors import Closed, Fenced, PxrsError, StoreError
+from pxrs.runtime.arguments import (
+    check_message,
+    check_parts,
+    check_time,
+    check_timeout,
+    check_whole,
 )
-from pxrs.runtime import checks
 from pxrs.runtime.callbacks import Callbacks, Parts
-from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
-from pxrs.runtime.handed import Handed
 from pxrs.runtime.health import Health, judge
 from pxrs.runtime.health_facts import facts_of
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.log_watch import LogWatch
 from pxrs.runtime.one_user import OneUser
+from pxrs.runtime.outage import Outage
+from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
+from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Run, Worker, names_of
+from pxrs.runtime.worker import Worker, not_committed
 from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
+_RETRY_PAUSE = 0.2
 RUN = 500
 
 
@@ -57,15 +59,14 @@ class Consumer:
         in_hand: Callable[[Seat], bool] | None = None,
         most_out: int | None = None,
     ) -> None:
-        self._shared = shared
-        stores, topics, clock = shared[:3]
-        self._coord, self._clock = stores.coord, clock
+        self._keeper = shared.keeper
+        stores, topics, self._clock = shared.stores, shared.topics, shared.clock
         self._settings = settings
         self._callbacks = callbacks
         self._worker = Worker(
             stores,
             topics,
-            clock,
+            self._clock,
             subscription.names,
             settings,
             decoder,
@@ -79,7 +80,11 @@ class Consumer:
         self._woken = False
         self._closed = self._left = False
         self._closing, self._one_user = threading.RLock(), OneUser()
-        self._steward = Steward(stores.coord, clock, settings, self._worker, self._log_watch.wake)
+        self._log_outage = Outage(f"group {settings.group!r}, reading the log", self._clock)
+        self._steward = Steward(
+            stores.coord, self._clock, settings, self._worker, self._log_watch.wake
+        )
+        self._transactions = Transactions(shared, self._worker, self._steward.wake)
         try:
             self._membership.join()
         except BaseException:
@@ -106,7 +111,7 @@ class Consumer:
 
         `stuck_after`: how many seconds a handler may be at what it was given.
         """
-        facts = facts_of(self._worker, self._steward, closed=self._closed)
+        facts = facts_of(self._worker, self._steward, self._log_outage, closed=self._closed)
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
@@ -114,8 +119,8 @@ class Consumer:
 
         What the last call returned counts as handled now.
         """
-        checks.whole("max_records", max_records, least=1)
-        checks.seconds("timeout", timeout)
+        check_whole("max_records", max_records, least=1)
+        check_timeout(timeout)
         with self._alone():
             self.finish()
             return self.all_at_once(self._next(max_records, timeout))
@@ -131,7 +136,7 @@ class Consumer:
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        checks.whole("max_records", max_records, least=1)
+        check_whole("max_records", max_records, least=1)
         return self._batches(max_records)
 
     def _batches(self, max_records: int) -> Iterator[list[Message]]:
@@ -151,22 +156,20 @@ class Consumer:
         self._require_open()
         if message is None:
             lost = self._worker.commit_handed()
-        elif not isinstance(message, Message):
-            raise InvalidRequest(f"{message!r} is not a message; commit one that was handed out")
         else:
+            check_message(message)
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
-            raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")
+            raise Fenced(not_committed(lost))
 
-    def commit_async(self) -> None:
-        """Commit what was handed out so far soon, in the background.
+    def commit_async(self) -> Future[None]:
+        """Commit what was handed out so far in the background; how it went, once it has.
 
-        Losses are told by `on_lost`. Giving a partition away and closing wait for it.
+        Its `result()` is that of `commit`. Nobody has to ask: what was lost is told by `on_lost`.
         """
         self._require_open()
-        self._worker.ask_commit()
-        self._steward.commit_soon()
+        return self._steward.commit_soon()
 
     def transaction(self, connection: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
@@ -177,70 +180,59 @@ class Consumer:
         messages are handed out again. `Fenced` if somebody else owns a partition now;
         `NotAtomic` where the store can't do it.
         """
-        return self._transaction(connection, keep_on_conflict=False)
+        self._require_open()
+        return self._transactions.begin(connection)
 
     def run_transaction(
         self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
     ) -> Any:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
-        for begun in self.attempts(connection, attempts):
-            try:
-                with begun as tx:
-                    return work(tx)
-            except TransactionConflict:
-                if not begun.keeps_on_conflict:
-                    raise
-        raise AssertionError("unreachable: the last attempt raises")
+        self._require_open()
+        return self._transactions.run(work, connection, attempts)
 
     def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
         """Transactions over the same messages, one after the other; the last one gives them up."""
-        if most < 1:
-            raise InvalidRequest(f"{most} attempts; at least 1 is needed")
-        for left in reversed(range(most)):
-            yield self._transaction(connection, keep_on_conflict=left > 0)
+        self._require_open()
+        return self._transactions.attempts(connection, most)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        checks.parts([(topic, partition)])
-        checks.whole("offset", offset, least=None)
+        check_whole("offset", offset)
         self._require_open()
         self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
-        checks.whole("timestamp", timestamp, least=None)
-        checks.parts(parts or ())
+        check_time("timestamp", timestamp)
         self._require_open()
-        for topic, partition in parts if parts is not None else self.assignment:
-            part = TopicPartition(topic, partition)
+        for part in self.assignment if parts is None else check_parts(parts):
             self._worker.seek(*part, self._worker.offset_at(part, timestamp))
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        checks.parts(parts)
-        self._desk.pause(parts, paused=True)
+        self._desk.pause(check_parts(parts), paused=True)
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
-        checks.parts(parts)
-        self._desk.pause(parts, paused=False)
+        self._desk.pause(check_parts(parts), paused=False)
         self._log_watch.wake()
 
     def close(self) -> None:
         """Finish: commit what was handled, release everything and leave the group at once.
 
-        `on_revoked` is called before. One that was interrupted can be called again.
+        `on_revoked` is told of what is owned first; it can still commit what was handled. One
+        that was interrupted can be called again.
         """
-        if self._shared.keeper.is_forked:
+        if self._keeper.is_forked:
             return
         with self._closing:
             if self._left:
                 return
             try:
                 if not self._closed:
-                    # What is in hand is not handled: a commit in the callback must not count it.
-                    self._worker.let_go_of_runs()
-                    self._callbacks.tell_the_end(self._desk)
+                    # A commit in the callback must not count the message that a loop has left.
+                    self._worker.leave_loop()
+                    self._callbacks.tell_the_end(self._desk, alive=self.alive)
             finally:
                 self._leave()
 
@@ -248,6 +240,8 @@ class Consumer:
         self._closed = True
         self._steward.stop()
         try:
+            with suppress(PxrsError):
+                self._steward.commit_what_was_asked()
             self._membership.leave()
         finally:
             self._steward.close()
@@ -319,25 +313,44 @@ class Consumer:
         return self._worker.hand_out(most)
 
     def wait(self, timeout: float | None) -> bool:
-        """Until there may be something to take; false when the time is over, or when woken."""
+        """Until there may be something to take; false when the time is over, or when woken.
+
+        A store that does not answer may do so in time; if not, that is told.
+        """
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            # Once the lease is over nothing is handed out: until the steward has joined anew.
+            # Once the lease is over nothing is handed out, until the steward has joined anew.
             if self.alive and self._desk.has_messages:
                 return True
-            watch = self._log_watch.armed()
-            if self.alive and self._worker.fetch(self._steward.wake):
-                return True
+            trouble = None
+            try:
+                if self._fetch():
+                    return True
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                trouble = error
             if self._woken:
                 self._woken = False
                 return False
-            left = _CAREFUL_WAIT
+            left = _CAREFUL_WAIT if trouble is None else _RETRY_PAUSE
             if deadline is not None:
                 left = min(left, deadline - self._clock.monotonic())
                 if left <= 0:
+                    if trouble is not None:
+                        raise trouble
                     return False
-            watch.wait(left)
+            if trouble is not None:
+                self._log_watch.wait_for_store(left)
+            else:
+                self._log_watch.wait(left)
+
+    def _fetch(self) -> bool:
+        """Fill the buffers; true if there may be something to take."""
+        with self._log_outage.noticed():
+            self._log_watch.arm()
+            return self.alive and self._worker.fetch(self._steward.wake)
 
     def all_at_once(self, runs: list[Run]) -> list[Message]:
         """The runs' messages; they are handled when `finish` is called."""
@@ -364,7 +377,7 @@ class Consumer:
             raise self._steward.fatal
 
     def _require_open(self) -> None:
-        self._shared.keeper.refuse_after_fork()
+        self._keeper.refuse_after_fork()
         if self._closed:
             raise Closed("the consumer was closed")
 
@@ -383,15 +396,3 @@ class Consumer:
         except StoreError:
             # Not the caller's trouble: the steward tries again.
             self._steward.wake()
-
-    # Committing
-
-    def _transaction(self, connection: Any, *, keep_on_conflict: bool) -> Transaction:
-        self._require_open()
-        checkpoint = Checkpoint(
-            self._coord,
-            self._worker.holdings,
-            Handed(self._worker, self._steward.wake),
-            keep_on_conflict=keep_on_conflict,
-        )
-        return Transaction(self._shared, checkpoint, connection)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pxrs.errors import OffsetOutOfRange
 from pxrs.log.batches import MAX_TIMESTAMP, decode
-from pxrs.serde import Serde
+from pxrs.serde import Serde, check_serde
 from pxrs.stores.api import LogStore
 from pxrs.types import Fence, LogPartition, Message, StoredBatch
 
@@ -15,6 +15,8 @@ class Decoder:
     """Decodes batches, and keys and values if there are serdes for them."""
 
     def __init__(self, key_serde: Serde | None = None, value_serde: Serde | None = None) -> None:
+        check_serde(key_serde, "key_serde")
+        check_serde(value_serde, "serde")
         self._key_serde = key_serde
         self._value_serde = value_serde
         self._plain = key_serde is None and value_serde is None

@@ -99,6 +99,7 @@ class ConsumerDesk:
             gone = [seat for part in parts if (seat := self.seats.pop(part, None)) is not None]
             for seat in gone:
                 seat.turn += 1
+                seat.released = not lost
                 if not lost:
                     self._told.pop(seat.part, None)
             if gone:
@@ -223,16 +224,11 @@ class ConsumerDesk:
                     if seat.asked is not None and mark.checkpoint >= seat.asked.checkpoint:
                         seat.asked = None
 
-    def ask(self) -> None:
-        """What was handled by now shall be committed, whatever becomes of the partition."""
+    def ask(self, marks: Mapping[TopicPartition, Mark]) -> None:
+        """These shall be committed, at the latest when the partitions are given away."""
         with self.lock:
-            for part, mark in self.marks().items():
+            for part, mark in marks.items():
                 self.seats[part].asked = mark
-
-    def asked(self) -> dict[TopicPartition, Mark]:
-        """The commits that were asked for."""
-        with self.lock:
-            return {part: seat.asked for part, seat in self.seats.items() if seat.asked is not None}
 
     def owned(self) -> list[Seat]:
         """Seats that may be worked on, the one served last at the end."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from pxrs.config import check_topic_name
 from pxrs.errors import TopicExists
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.topics import Topics
@@ -20,6 +21,10 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """
 
     topic: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_topic_name(self.topic)
 
     def name_for(self, topic: str) -> str:
         """Where the dead letters of a topic go."""
@@ -49,8 +54,8 @@ class DeadLetters:
         self._producer = producer
         self._known: set[str] = set()
 
-    def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> None:
-        """Write the message with what is known of its failure; returns when that is durable."""
+    def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> str:
+        """Write the message with what is known of its failure, durably; the topic's name."""
         import traceback
 
         name = self._settings.name_for(message.topic)
@@ -67,6 +72,7 @@ class DeadLetters:
             ("pxrs-dlq-traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
         ]
         self._producer.send(name, message.value, message.key, headers=headers).result()
+        return name
 
     def close(self) -> None:
         """No more letters."""

@@ -9,12 +9,12 @@ again and again, until somebody seeks past it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import NamedTuple
 
 from pxrs.config import ConsumerSettings
-from pxrs.errors import NoCheckpoint, OffsetOutOfRange, TopicNotFound
+from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
 from pxrs.log.batches import decode
 from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk
@@ -42,17 +42,28 @@ class Fetcher:
     """Fetches for the seats of one desk. For one thread at a time."""
 
     def __init__(
-        self, log: LogStore, desk: ConsumerDesk, settings: ConsumerSettings, decoder: Decoder
+        self,
+        log: LogStore,
+        desk: ConsumerDesk,
+        settings: ConsumerSettings,
+        decoder: Decoder,
+        pin: Callable[[Mapping[Seat, int]], None],
+        skip: Callable[[Seat, int, str], None],
     ) -> None:
         self._log = log
         self._desk = desk
         self._settings = settings
         self._decoder = decoder
+        self._most = min(FETCH_BYTES, settings.prefetch_bytes)
+        # Makes these offsets the first checkpoints.
+        self._pin = pin
+        # Sets the checkpoint to another offset, and says why.
+        self._skip = skip
         # The seat whose error was put off because others had messages: it is told next.
         self._put_off: Seat | None = None
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
-        """Fill empty buffers; true if anything came."""
+        """Fill empty buffers, as far as the settings go; true if anything came."""
         came = False
         ends: dict[str, Mapping[int, Bounds]] = {}
         hungry = self._desk.hungry()
@@ -68,20 +79,30 @@ class Fetcher:
             except TopicNotFound:
                 # The topic was deleted under us; the next look will notice and drop the seat.
                 topic_gone()
+            except Fenced:
+                # Lost while its checkpoint was moved: it has left the desk.
+                return False
             except Exception as error:
                 if seat is first:
                     raise
                 trouble = trouble or (seat, error)
             return False
 
+        if self._settings.start == "latest":
+            self._pin_the_end(hungry, ends)
         behind = [
             seat
             for seat in hungry
             if attempt(seat, partial(self._has_more, seat, len(hungry), ends))
         ]
+        room = self._settings.prefetch_bytes
         with closing(self._fetched(behind)) as coming:
             for seat, place, fetched in coming:
                 came = attempt(seat, partial(self._fill, seat, place, fetched)) or came
+                room -= _size(fetched)
+                if room <= 0 and came:
+                    # The others come next time: those that were served stand behind them then.
+                    break
         if trouble is not None:
             seat, raised = trouble
             if not came:
@@ -93,29 +114,45 @@ class Fetcher:
         """Whether it is worth a fetch. One that has not started does."""
         if seat.started and hungry * _ASK_TOGETHER <= seat.siblings:
             return True
-        topic_id = seat.where.topic_id
-        if topic_id not in ends:
-            ends[topic_id] = self._log.bounds(topic_id)
+        bounds = self._bounds(seat, ends)
         if not seat.started:
-            self._start(seat, *ends[topic_id][seat.part.partition])
-        seat.end = ends[topic_id][seat.part.partition].end
-        return seat.end > seat.position
+            self._start(seat, *bounds)
+        seat.end = bounds.end
+        return seat.started and seat.end > seat.position
+
+    def _bounds(self, seat: Seat, known: dict[str, Mapping[int, Bounds]]) -> Bounds:
+        topic_id = seat.where.topic_id
+        if topic_id not in known:
+            known[topic_id] = self._log.bounds(topic_id)
+        return known[topic_id][seat.part.partition]
+
+    def _pin_the_end(self, seats: list[Seat], ends: dict[str, Mapping[int, Bounds]]) -> None:
+        """Make the end the checkpoint where there is none, before anything is handed out.
+
+        Otherwise whoever takes over before the first commit would begin at a later end, and what
+        came in between would be lost.
+        """
+        new: dict[Seat, int] = {}
+        for seat in seats:
+            if not seat.started and seat.checkpoint is None:
+                with suppress(TopicNotFound):
+                    new[seat] = self._bounds(seat, ends).end
+        self._pin(new)
 
     def _fetched(self, seats: list[Seat]) -> Generator[tuple[Seat, _Place, Fetched | Exception]]:
         """What each seat's partition has from where on. The rest comes while it is looked at."""
         if len(seats) > 1 and isinstance(self._log, FetchesMany):
             for few in (seats[at : at + _TOGETHER] for at in range(0, len(seats), _TOGETHER)):
                 places = [self._place(seat) for seat in few]
-                asked = [
-                    (seat.where, place.position) for seat, place in zip(few, places, strict=True)
-                ]
-                with closing(self._log.fetch_many(asked, FETCH_BYTES)) as coming:
+                where = [seat.where for seat in few]
+                asked = list(zip(where, (place.position for place in places), strict=True))
+                with closing(self._log.fetch_many(asked, self._most)) as coming:
                     yield from zip(few, places, coming, strict=True)
             return
         for seat in seats:
             place = self._place(seat)
             try:
-                yield seat, place, self._log.fetch(seat.where, place.position, FETCH_BYTES)
+                yield seat, place, self._log.fetch(seat.where, place.position, self._most)
             except Exception as error:  # noqa: BLE001 - told when it is its turn
                 yield seat, place, error
 
@@ -124,6 +161,10 @@ class Fetcher:
             return _Place(seat.turn, seat.position)
 
     def _fill(self, seat: Seat, place: _Place, fetched: Fetched | Exception) -> bool:
+        if seat.turn != place.turn:
+            return False
+        if isinstance(fetched, OffsetOutOfRange):
+            return self._out_of_range(seat, fetched)
         if isinstance(fetched, Exception):
             raise fetched
         seat.end = fetched.end
@@ -152,14 +193,37 @@ class Fetcher:
         if seat.checkpoint is not None:
             if start <= seat.checkpoint <= end:
                 self._desk.start(seat, seat.checkpoint)
-                return
-            if self._settings.on_trimmed == "error":
-                raise OffsetOutOfRange(*seat.part, seat.checkpoint, start, end)
-            self._desk.start(seat, start if self._settings.on_trimmed == "earliest" else end)
+            else:
+                self._out_of_range(seat, OffsetOutOfRange(*seat.part, seat.checkpoint, start, end))
             return
         if self._settings.start == "error":
             raise NoCheckpoint(
                 f"group {self._settings.group!r} has no checkpoint in {seat.part.topic!r} "
-                f"partition {seat.part.partition}"
+                f"partition {seat.part.partition}, and start='error' was asked for; set one with "
+                f"groups.reset({self._settings.group!r}, {seat.part.topic!r}, to=…), or choose "
+                "start='earliest' or 'latest'"
             )
-        self._desk.start(seat, start if self._settings.start == "earliest" else end)
+        if self._settings.start == "earliest":
+            self._desk.start(seat, start)
+
+    def _out_of_range(self, seat: Seat, error: OffsetOutOfRange) -> bool:
+        """What comes next is not there any more: told, or passed over as the settings say.
+
+        True: it is worth looking again at once.
+        """
+        policy = self._settings.on_trimmed
+        if policy == "error":
+            # The log knows topics by their id only.
+            raise OffsetOutOfRange(*seat.part, error.offset, error.start, error.end)
+        offset = error.start if policy == "earliest" else error.end
+        # Retention may have gone on since: then the next fetch finds it out of range again.
+        with suppress(OffsetOutOfRange):
+            self._skip(seat, offset, f"on_trimmed={policy!r}, offset {error.offset} is gone")
+        return True
+
+
+def _size(fetched: Fetched | Exception) -> int:
+    """How many bytes were fetched."""
+    if isinstance(fetched, Exception):
+        return 0
+    return sum(len(batch.data) for batch in fetched.batches)

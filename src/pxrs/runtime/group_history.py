@@ -36,6 +36,7 @@ def together(records: Iterable[Versioned]) -> list[GroupReset]:
         reset = GroupReset(
             at_ms=changes[0].at_ms,
             by=changes[0].by,
+            why=changes[0].why,
             changes=tuple(
                 CheckpointChange(
                     topic=each.topic,

@@ -105,10 +105,14 @@ class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupReset(msgspec.Struct, frozen=True, kw_only=True):
-    """Checkpoints set at one time by one reset, or by one seek of a member."""
+    """Checkpoints set at one time by one reset, or by one seek of a member.
+
+    `why` is empty where somebody asked for it.
+    """
 
     at_ms: int
     by: str
+    why: str
     changes: tuple[CheckpointChange, ...]
 
 

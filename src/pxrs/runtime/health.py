@@ -56,18 +56,20 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
     if facts.fatal is not None:
         return Health("fenced" if facts.fenced else "failed", facts.fatal)
     if facts.closed:
-        return Health("closed", "the consumer was closed")
+        return Health("closed", "it has left the group")
     if facts.store_lost_since is not None:
         lost = now - facts.store_lost_since
         return Health("lost the store", f"no answer from the store for {lost:.1f} s")
     if facts.lease is not None and facts.lease <= 0:
         over = -facts.lease
         return Health("lost the store", f"the session could not be renewed; over for {over:.1f} s")
-    if facts.generation == 0 or facts.owned < facts.meant:
+    if facts.generation == 0:
+        return Health("joining", "the group has not given it partitions yet")
+    if facts.owned < facts.meant:
         return Health("joining", f"{facts.owned} of {facts.meant} partitions are here")
     if facts.in_hand_since is not None and now - facts.in_hand_since > stuck_after:
         held = now - facts.in_hand_since
-        return Health("stuck", f"the handler has been at it for {held:.0f} s")
+        return Health("stuck", f"the handler has been at the same messages for {held:.0f} s")
     if facts.waiting > lag_limit:
         return Health("lagging", f"{facts.waiting} messages wait")
     if facts.waiting == 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pxrs.errors import Fenced
 from pxrs.runtime.health import Facts
+from pxrs.runtime.outage import Outage
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.worker import Worker
 
 
-def facts_of(worker: Worker, steward: Steward, *, closed: bool) -> Facts:
+def facts_of(worker: Worker, steward: Steward, log: Outage, *, closed: bool) -> Facts:
     """As of now. From any thread."""
     membership, fatal = worker.membership, steward.fatal
     session = membership.session
@@ -20,7 +21,7 @@ def facts_of(worker: Worker, steward: Steward, *, closed: bool) -> Facts:
             meant=membership.meant,
             waiting=sum(seat.lag for seat in seats),
             in_hand_since=worker.handed_at if worker.runs else None,
-            store_lost_since=steward.store_lost_since,
+            store_lost_since=min(filter(None, (steward.outage.since, log.since)), default=None),
             fatal=None if fatal is None else f"{type(fatal).__name__}: {fatal}",
             fenced=isinstance(fatal, Fenced),
             closed=closed,

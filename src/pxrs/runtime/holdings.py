@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core import claims
-from pxrs.core.claims import Behind, Happened, Holding, Stamp, Step
+from pxrs.core.claims import Behind, Happened, Holding, Lost, Stamp, Step
 from pxrs.core.group import Me
 from pxrs.core.records import Claim, Runs, decode
 from pxrs.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
@@ -111,10 +111,18 @@ class Holdings:
             return self._change([part], lambda holding: claims.touch(holding, stamp))
 
     def let_go(self, part: TopicPartition, found: Versioned) -> Applied:
-        """Release a claim that turned out to be ours, though nobody has worked on it."""
+        """Release a claim that turned out to be ours, though nobody works on it.
+
+        Also if another write of ours that had no answer comes in between.
+        """
         with self.lock:
+            stamp = self._stamp()
+
+            def release(holding: Holding) -> Step:
+                return claims.release(holding, None, (), stamp)
+
             holding = Holding(part, found.key, found.version, decode(found, Claim))
-            return self._apply([claims.release(holding, None, (), self._stamp())], None)
+            return self._apply([release(holding)], release)
 
     def drop(self, parts: Iterable[TopicPartition]) -> None:
         """Forget claims that somebody else has now."""
@@ -319,10 +327,16 @@ class Holdings:
                 left.append(rebuild(verdict.holding))
             else:
                 lost.add(step.part)
-                if isinstance(verdict, Behind):
-                    # Claimed by an earlier try of ours that nobody heard of.
+                if self._is_mine(verdict):
+                    # By an earlier try of ours, or a transaction, that nobody heard of.
                     self._doubts[step.part] = Doubt(step.put.key, -1)
         return left
+
+    def _is_mine(self, verdict: Behind | Lost) -> bool:
+        """Whether the store has this member as the owner, though it does not hold the claim."""
+        if isinstance(verdict, Behind):
+            return True
+        return verdict.claim is not None and verdict.claim.owner == self._me.id
 
     def _stamp(self) -> Stamp:
         return Stamp(self._me.id, self._me.name, self._new_id(), self._clock.wall_ms())

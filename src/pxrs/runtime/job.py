@@ -10,8 +10,9 @@ import msgspec
 
 from pxrs.config import ConsumerSettings, RunnerSettings
 from pxrs.core.retry import Backoff
-from pxrs.runtime.failure import OnFailure
-from pxrs.serde import Serde
+from pxrs.errors import ConfigError, InvalidRequest
+from pxrs.runtime.failure import DeadLetter, OnFailure, Stop
+from pxrs.serde import Serde, check_serde
 from pxrs.types import Message
 
 Handler = Callable[[Message], Any]
@@ -45,10 +46,29 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     instance: str | None
     auto_commit_interval: float
     start: str
+    on_trimmed: str
+    prefetch_bytes: int
     session_ttl: float
+    debounce: float
     revoke_timeout: float | None
+    rejoin_timeout: float
+    strategy: str
     serde: Serde | None
     key_serde: Serde | None
+
+    def __post_init__(self) -> None:
+        # What is found only when the first handler fails is found by nobody.
+        _instance_of("retry", self.retry, Backoff, "pxrs.Backoff(attempts=5)")
+        _instance_of(
+            "on_failure", self.on_failure, (DeadLetter, Stop), "pxrs.DeadLetter() or pxrs.Stop()"
+        )
+        check_serde(self.serde, "serde")
+        check_serde(self.key_serde, "key_serde")
+        processes: object = self.processes
+        if not isinstance(processes, int) or isinstance(processes, bool) or processes < 0:
+            raise ConfigError(
+                f"processes={processes!r}; a whole number is needed, 0 for threads in this process"
+            )
 
     def arguments(self, number: int) -> dict[str, Any]:
         """For the `run` of worker process `number`."""
@@ -77,6 +97,35 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             client=client,
             auto_commit_interval=self.auto_commit_interval,
             start=self.start,
+            on_trimmed=self.on_trimmed,
+            prefetch_bytes=self.prefetch_bytes,
             session_ttl=self.session_ttl,
+            debounce=self.debounce,
             revoke_timeout=self.revoke_timeout,
+            rejoin_timeout=self.rejoin_timeout,
+            strategy=self.strategy,
         )
+
+
+def check_handler(handler: object) -> None:
+    """Refuse what can't be called with a message: all messages would end as dead letters."""
+    if not callable(handler):
+        raise InvalidRequest(
+            f"the handler is of type {type(handler).__name__}; a function of a message is needed"
+        )
+    from inspect import signature
+
+    try:
+        parameters = signature(handler)
+    except (TypeError, ValueError):
+        # Some that are written in C do not tell.
+        return
+    try:
+        parameters.bind("message")
+    except TypeError as error:
+        raise InvalidRequest(f"the handler can't be called with one message: {error}") from None
+
+
+def _instance_of(name: str, value: object, kinds: type | tuple[type, ...], example: str) -> None:
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name}={value!r}; {example} is meant")

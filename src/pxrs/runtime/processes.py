@@ -1,7 +1,8 @@
 """Worker processes for `px.run`: spawned, never forked, each a member of the group of its own.
 
 For handlers that compute: threads share one interpreter lock, processes do not. A worker that
-dies is started again; one whose handler gave up for good ends them all.
+dies or loses the store is started again; one that would fail in the same way again ends them all,
+and what it raised comes out of the parent's `run`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pxrs.config import parse_url, split_url
-from pxrs.errors import ConfigError, HandlerFailed, PxrsError
+from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
 from pxrs.runtime.job import Job
 from pxrs.runtime.runner import stop_on_signals
 
 _GAVE_UP = 70
+_BEGUN = "begun"
 _PR_SET_PDEATHSIG = 1
 _RESTART_PAUSE = 0.5
 _LOOK = 0.5
@@ -65,14 +68,45 @@ def refuse_memory(url: str) -> None:
         raise ConfigError("processes can't share memory://; use a file, or threads")
 
 
+class Worker(NamedTuple):
+    """A worker process, and what it tells: that it has begun, and why it gave up."""
+
+    process: BaseProcess
+    reports: Connection[Any, Any]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.exitcode is not None
+
+    def why_it_gave_up(self) -> BaseException | None:
+        """What it has ended of, unless another one in its place may do better."""
+        begun = False
+        with self.reports:
+            try:
+                while (report := self.reports.recv()) == _BEGUN:
+                    begun = True
+            except EOFError:
+                # Killed, or it lost the store; or nothing of ours has run in it.
+                if begun or (self.process.exitcode or 0) < 0:
+                    return None
+                return InvalidRequest(
+                    f"worker process {self.process.name} could not start, for the reason that it "
+                    "has printed. It imports the program's main module: what starts the workers "
+                    "has to stand under `if __name__ == '__main__':` there"
+                )
+            assert isinstance(report, BaseException)
+            return report
+
+
 class Workers:
     """Keeps a number of processes running until it is stopped."""
 
     def __init__(self, target: Callable[[int], None], count: int) -> None:
+        _refuse_what_cannot_be_sent(target)
         self._target = target
         self._context = multiprocessing.get_context("spawn")
         self._count = count
-        self._processes: list[BaseProcess] = []
+        self._workers: list[Worker] = []
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -80,39 +114,72 @@ class Workers:
         self._stopping.set()
 
     def run(self) -> None:
-        """Until stopped; raises `HandlerFailed` if a worker's handler gave up."""
-        failed = False
+        """Until stopped; raises what a worker gave up for."""
+        failure: BaseException | None = None
         if not self._stopping.is_set():
-            self._processes = [self._start(number) for number in range(self._count)]
-        while not self._stopping.is_set() and not failed:
-            wait([process.sentinel for process in self._processes], _LOOK)
-            for number, process in enumerate(self._processes):
-                if process.exitcode == _GAVE_UP:
-                    failed = True
-                elif process.exitcode is not None and not self._stopping.wait(_RESTART_PAUSE):
-                    self._processes[number] = self._start(number)
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
-        if failed:
-            raise HandlerFailed("a worker's handler gave up; its log says on which message")
+            self._workers = [self._start(number) for number in range(self._count)]
+        while not self._stopping.is_set() and failure is None:
+            wait([worker.process.sentinel for worker in self._workers], _LOOK)
+            failure = self._replace_those_that_ended()
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.reports.close()
+        if failure is not None:
+            raise failure
 
-    def _start(self, number: int) -> BaseProcess:
+    def _replace_those_that_ended(self) -> BaseException | None:
+        for number, worker in enumerate(self._workers):
+            if not worker.has_ended:
+                continue
+            if (failure := worker.why_it_gave_up()) is not None:
+                return failure
+            if self._stopping.wait(_RESTART_PAUSE):
+                return None
+            self._workers[number] = self._start(number)
+        return None
+
+    def _start(self, number: int) -> Worker:
+        reports, reporting = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=_work, args=(self._target, number, os.getpid()), name=f"pxrs-worker-{number}"
+            target=_work,
+            args=(self._target, number, os.getpid(), reporting),
+            name=f"pxrs-worker-{number}",
         )
-        process.start()
-        return process
+        # Closed here, so that its end is the end of the reports.
+        with reporting:
+            process.start()
+        return Worker(process, reports)
 
 
-def _work(target: Callable[[int], None], number: int, parent: int) -> None:
+def _refuse_what_cannot_be_sent(target: Callable[[int], None]) -> None:
+    try:
+        ForkingPickler.dumps(target)
+    except Exception as error:
+        raise InvalidRequest(
+            f"this can't be sent to worker processes: {error}. A handler has to be a function of "
+            "a module, not a lambda or one inside of another function; or use threads (workers=…)"
+        ) from error
+
+
+def _work(
+    target: Callable[[int], None], number: int, parent: int, reporting: Connection[Any, Any]
+) -> None:
     _end_with(parent)
+    reporting.send(_BEGUN)
     try:
         target(number)
-    except PxrsError as error:
+    except StoreError as error:
         print(f"pxrs worker {number}: {error}", file=sys.stderr)
-        sys.exit(_GAVE_UP if isinstance(error, HandlerFailed) else 1)
+        sys.exit(1)
+    except PxrsError as error:
+        reporting.send(error)
+        sys.exit(_GAVE_UP)
+    except SystemExit as error:
+        # The handler's wish. Started again it would come to the same message.
+        reporting.send(SystemExit(error.code if isinstance(error.code, int | str) else None))
+        raise
 
 
 def _end_with(parent: int) -> None:

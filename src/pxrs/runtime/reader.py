@@ -10,7 +10,7 @@ from typing import Literal
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
 from pxrs.log.batches import decode
-from pxrs.runtime.checks import whole
+from pxrs.runtime.arguments import check_time, check_whole
 from pxrs.runtime.decoding import Decoder, cut
 from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic
@@ -52,8 +52,8 @@ class Reader:
         at `offset`: what lies before them is returned first.
         """
         where = self._partition(partition)
-        whole("offset", offset, least=None)
-        whole("max_records", max_records, least=1)
+        check_whole("offset", offset)
+        check_whole("max_records", max_records, least=1)
         if not 0 <= offset <= _LAST_OFFSET:
             raise OffsetOutOfRange(self.topic.name, partition, offset, *self.bounds(partition))
         found: list[Message] = []
@@ -85,7 +85,7 @@ class Reader:
     def offset_at(self, partition: int, timestamp: int) -> int | None:
         """Offset of the first message of `timestamp` (ms) or later; None if there is none yet."""
         where = self._partition(partition)
-        whole("timestamp", timestamp, least=None)
+        check_time("timestamp", timestamp)
         with self._named():
             return self._decoder.offset_at(self._log, where, self._fences[partition], timestamp)
 

@@ -7,6 +7,7 @@ finished runs above the checkpoint.
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import threading
@@ -24,11 +25,12 @@ from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, words_of
 from pxrs.runtime.job import Job
+from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
-from pxrs.runtime.worker import Run
 from pxrs.types import Message
 
 _LOOK = 0.5
+_LOG = logging.getLogger("pxrs.run")
 
 
 class Abandoned(Exception):  # noqa: N818 - it is no error
@@ -68,7 +70,7 @@ class Runner:
         self._since: dict[int, float] = {}
         self._attempts: Counter[tuple[str, int, int]] = Counter()
         self._stopping = False
-        self._failure: PxrsError | None = None
+        self._failure: BaseException | None = None
         self._consumer: Consumer | None = None
         self._seen_version = 0
         self.handled = 0
@@ -141,16 +143,17 @@ class Runner:
         return (message.topic, message.partition)
 
     def _work(self) -> None:
-        while True:
-            taken = self._next_task()
-            if taken is None:
-                return
+        try:
+            self._work_until_stopped()
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
+            # sys.exit() in a handler, or a bug: with a worker less and its lane shut, the run
+            # would go on as if nothing had happened.
+            self._fail(error)
+
+    def _work_until_stopped(self) -> None:
+        while (taken := self._next_task()) is not None:
             lane, task = taken
-            try:
-                delay = self._handle(task)
-            except BaseException as error:  # noqa: BLE001 - a worker must not die in silence
-                delay = None
-                self._fail(_gave_up(task.message, error))
+            delay = self._handle(task)
             with self._turn:
                 if delay is None:
                     self._schedule.done(lane)
@@ -227,11 +230,13 @@ class Runner:
         self._attempts[place] += 1
         attempts = self._attempts[place]
         delay = self._retry.delay(attempts, self._random)
+        what = _describe(message, attempts, error)
         if delay is not None:
+            _LOG.warning("%s; again in %.2g s", what, delay)
             return delay
         del self._attempts[place]
         if self._dead_letters is None:
-            failure = HandlerFailed(_describe(message, attempts, error))
+            failure = HandlerFailed(what)
             failure.__cause__ = error
             self._fail(failure)
             return None
@@ -243,7 +248,9 @@ class Runner:
         """Write the dead letter. While the store is away its message counts as not handled."""
         while True:
             try:
-                letters.bury(message, self._settings.group, attempts, error)
+                grave = letters.bury(message, self._settings.group, attempts, error)
+                what = _describe(message, attempts, error)
+                _LOG.error("%s; it is in %r now", what, grave, exc_info=error)
                 return None
             except PxrsError as failure:
                 if not failure.retryable:
@@ -262,7 +269,7 @@ class Runner:
         if any(now - since > limit for since in list(self._since.values())):
             self._fail(HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)"))
 
-    def _fail(self, error: PxrsError) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self.stop()
 
@@ -308,18 +315,9 @@ def _place(message: Message) -> tuple[str, int, int]:
     return message.topic, message.partition, message.offset
 
 
-def _gave_up(message: Message, error: BaseException) -> HandlerFailed:
-    """What to tell when a handler did not fail on a message, but wanted to end the program."""
-    failure = HandlerFailed(
-        f"the handler raised {type(error).__name__} on {message.topic!r} partition "
-        f"{message.partition} offset {message.offset}"
-    )
-    failure.__cause__ = error
-    return failure
-
-
 def _describe(message: Message, attempts: int, error: Exception) -> str:
+    times = "once" if attempts == 1 else f"{attempts} times"
     return (
-        f"the handler failed {attempts} times on {message.topic!r} partition {message.partition} "
+        f"the handler failed {times} on {message.topic!r} partition {message.partition} "
         f"offset {message.offset}: {words_of(error)}"
     )

@@ -35,6 +35,7 @@ class Seat:
         "paused",
         "position",
         "progress",
+        "released",
         "siblings",
         "state",
         "turn",
@@ -53,6 +54,8 @@ class Seat:
         self.done = holding.claim.done
         # A commit that the caller has asked for and that is not made yet.
         self.asked: Mark | None = None
+        # Whether it was given away, with its last checkpoint.
+        self.released = False
         self.paused = False
         # Raised whenever what was handed out before is not to be worked on any more.
         self.turn = 0

@@ -24,6 +24,8 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     after: int | None
     by: str
     at_ms: int
+    # Empty where somebody asked for it.
+    why: str = ""
     schema: int = SCHEMA
 
 
@@ -35,10 +37,11 @@ def record_of_seek(
     after: int | None,
     clock: Clock,
     new_id: Callable[[], str] | None = None,
+    why: str = "",
 ) -> Put:
     """The record, to be written in the commit that changes the checkpoint."""
     write = new_id() if new_id is not None else secrets.token_hex(6)
-    return record_of_reset(group, by, part, before, after, clock.wall_ms(), write)
+    return record_of_reset(group, by, part, before, after, clock.wall_ms(), write, why)
 
 
 def record_of_reset(
@@ -49,10 +52,17 @@ def record_of_reset(
     after: int | None,
     at_ms: int,
     write: str,
+    why: str = "",
 ) -> Put:
     """The same for one of several partitions of a topic; `write` says that they are one."""
     reset = Reset(
-        topic=part.topic, partition=part.partition, before=before, after=after, by=by, at_ms=at_ms
+        topic=part.topic,
+        partition=part.partition,
+        before=before,
+        after=after,
+        by=by,
+        at_ms=at_ms,
+        why=why,
     )
     # Sorted by time; the rest keeps those of the same millisecond apart.
     key = f"{resets_prefix(group)}{at_ms:015}-{write}-{part.partition:06}"

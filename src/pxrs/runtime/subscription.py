@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pxrs.config import check_topic_name
 from pxrs.errors import InvalidRequest
@@ -30,7 +30,7 @@ class Subscription:
                 raise InvalidRequest(f"the pattern {wanted.pattern!r} is of bytes; names are text")
             self._pattern = wanted
             return
-        names = [wanted] if isinstance(wanted, str) else list(wanted)
+        names = [wanted] if isinstance(wanted, str) else _listed(wanted)
         if not names:
             raise InvalidRequest("a consumer needs at least one topic")
         self._names = tuple(sorted({check_topic_name(name) for name in names}))
@@ -59,3 +59,12 @@ class Subscription:
                 f"dead letters would go to {goal!r}, which is consumed here: the same message "
                 "would fail for ever; name another topic for them"
             )
+
+
+def _listed(wanted: object) -> list[str]:
+    if not isinstance(wanted, Iterable) or isinstance(wanted, bytes):
+        raise InvalidRequest(
+            f"topics={wanted!r}; a name is needed, a list of names, or a pattern as re.compile "
+            "makes it"
+        )
+    return list(wanted)

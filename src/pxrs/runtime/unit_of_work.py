@@ -19,6 +19,7 @@ from pxrs.errors import (
     Fenced,
     InsideTransaction,
     InvalidRequest,
+    NotAtomic,
     OutcomeUnknown,
     PxrsError,
     QueueNotFound,
@@ -269,7 +270,10 @@ class UnitOfWork:
 
     def execute(self, statement: str, parameters: Any = ()) -> Any:
         """Run a statement of the caller's in this transaction. See `connection`."""
-        return self.connection.execute(statement, parameters)
+        connection = self.connection
+        if connection is None:
+            raise NotAtomic("a store in memory has no SQL; its transactions send, take and put")
+        return connection.execute(statement, parameters)
 
     def _open_atomic(self) -> Atomic:
         if self._atomic is None:

@@ -7,7 +7,7 @@ those of the membership and the commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
@@ -20,6 +20,7 @@ from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
+from pxrs.runtime.runs import Loose, Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics, named
@@ -27,29 +28,6 @@ from pxrs.stores.api import Stores
 from pxrs.types import Message, TopicPartition
 
 _HAIR = 1e-6
-
-
-class Run:
-    """Messages of one partition on their way to the caller: how many it has seen and handled.
-
-    The caller's loop counts up without a lock; whoever reads takes the desk's. What it handles
-    counts for the progress under which it was handed out: after a seek that is another one.
-    """
-
-    __slots__ = ("handled", "messages", "progress", "seat", "seen", "turn")
-
-    def __init__(self, seat: Seat, messages: list[Message]) -> None:
-        self.seat = seat
-        self.turn = seat.turn
-        self.messages = messages
-        self.seen = 0
-        self.handled = 0
-        self.progress = seat.progress
-
-    def count(self, done: int) -> None:
-        """Tell the progress that the first `done` messages are done."""
-        if done and self.progress is not None:
-            self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
 
 class Worker:
@@ -76,6 +54,8 @@ class Worker:
         self._settings = settings
         self._new_id = new_id
         self.runs: list[Run] = []
+        # With auto-commit they are committed soon, and nobody has to mean them.
+        self.loose = Loose()
         # When the caller was last given messages; None once it has asked for more.
         self.handed_at: float | None = None
         self.desk = ConsumerDesk(
@@ -85,7 +65,7 @@ class Worker:
             most_out=most_out,
         )
         self._decoder = decoder
-        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder)
+        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
             MemberSettings(
@@ -145,6 +125,7 @@ class Worker:
         """
         now, until = self._clock.monotonic, 0.0
         try:
+            self._show(runs)
             for run in runs:
                 seat, turn, number = run.seat, run.turn, 0
                 for message in run.messages:
@@ -166,6 +147,7 @@ class Worker:
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
         """Each run whole; one is handled when the next one is asked for."""
         try:
+            self._show(runs)
             for run in runs:
                 if run.seat.turn == run.turn and self.alive:
                     self.handed_at = self._clock.monotonic()
@@ -185,6 +167,7 @@ class Worker:
             for run in self.runs:
                 run.handled = run.seen
             self._end(self.runs)
+            self.loose.clear()
 
     def _end(self, runs: list[Run]) -> None:
         """Nobody works on the runs any more: count what was handled, give back the rest."""
@@ -193,13 +176,19 @@ class Worker:
             self.runs = [run for run in self.runs if run not in ended]
             for run in ended:
                 run.count(run.handled)
+                if run.handled and not self._settings.auto_commit:
+                    self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
 
-    def let_go_of_runs(self) -> None:
-        """What the caller has in hand and has not handled is not handled."""
+    def leave_loop(self) -> None:
+        """The loop goes no further: the message that it shows is not handled."""
         with self.desk.lock:
-            self._end(self.runs)
+            self._end([run for run in self.runs if run.in_loop])
+
+    def _show(self, runs: list[Run]) -> None:
+        for run in runs:
+            run.in_loop = True
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
@@ -222,6 +211,17 @@ class Worker:
         """Fill empty buffers; true if anything came."""
         return self._fetcher.fetch(topic_gone)
 
+    def _pin(self, offsets: Mapping[Seat, int]) -> None:
+        """Make these offsets the first checkpoints of seats that have none."""
+        with self.holdings.lock:
+            self.commit(
+                {
+                    seat.part: Mark(offset)
+                    for seat, offset in offsets.items()
+                    if self._is_current(seat)
+                }
+            )
+
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, or `Fenced`."""
         seat = self.desk.seats.get(TopicPartition(topic, partition))
@@ -240,22 +240,14 @@ class Worker:
             self.sync()
             return self.commit(self.desk.marks())
 
-    def ask_commit(self) -> None:
-        """Everything that the caller has seen is to be committed, soon."""
-        with self.desk.lock:
-            self._count_seen()
-            self.desk.ask()
-
-    def commit_asked(self) -> frozenset[TopicPartition]:
-        """Make the commits that were asked for; the partitions that turned out to be lost."""
-        with self.holdings.lock:
-            return self.commit(self.desk.asked())
-
     def commit_handed(self) -> frozenset[TopicPartition]:
         """Commit everything that the caller has seen; the partitions that were lost."""
         with self.holdings.lock:
             stale = self.drop_stale_runs()
-            return self.commit(self.marks_handed()) | stale
+            lost = self.commit(self.marks_handed())
+            with self.desk.lock:
+                self.loose.clear()
+            return lost | stale
 
     def drop_stale_runs(self) -> frozenset[TopicPartition]:
         """Forget what is in hand of partitions that were lost, even if claimed again since.
@@ -265,7 +257,12 @@ class Worker:
         with self.desk.lock:
             stale = [run for run in self.runs if not self._holds(run.seat)]
             self.runs = [run for run in self.runs if run not in stale]
-            return frozenset(run.seat.part for run in stale if run.seen)
+            loose = self.loose.drop(lambda seat: not self._holds(seat))
+            return frozenset(run.seat.part for run in stale if run.seen) | loose
+
+    def _is_current(self, seat: Seat) -> bool:
+        """Whether what was found out for this seat is still about it. Under the holdings' lock."""
+        return self.desk.seats.get(seat.part) is seat and self._holds(seat)
 
     def _holds(self, seat: Seat) -> bool:
         """Whether the partition is still held under the epoch that the seat was taken with."""
@@ -283,15 +280,27 @@ class Worker:
             self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
+    def count_handed(self) -> list[Seat]:
+        """What the caller has seen is handled, as it says; the seats that this is about.
+
+        It is committed at the latest when they are given away.
+        """
+        with self.desk.lock:
+            self.desk.ask(self.marks_handed())
+            return [run.seat for run in self.runs if run.seen]
+
+    def commit_counted(self, seats: Iterable[Seat]) -> frozenset[TopicPartition]:
+        """Commit what was handled by now; what was lost of it, and of these seats since."""
+        with self.holdings.lock:
+            lost = {seat.part for seat in seats if not seat.released and not self._holds(seat)}
+            return self.commit_handled() | lost
+
     def marks_handed(self) -> dict[TopicPartition, Mark]:
         """Everything up to the last message that the caller has seen."""
         with self.desk.lock:
-            self._count_seen()
+            for run in self.runs:
+                run.count(run.seen)
             return self.desk.marks()
-
-    def _count_seen(self) -> None:
-        for run in self.runs:
-            run.count(run.seen)
 
     def commit_message(self, message: Message) -> frozenset[TopicPartition]:
         """Commit everything up to one message; the partition if it was lost.
@@ -330,11 +339,13 @@ class Worker:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        seat = self.owned_seat(topic, partition)
-        with named(topic):
-            held = self._log.bounds(seat.where.topic_id)[partition]
+        self._seek(self.owned_seat(topic, partition), offset)
+
+    def _seek(self, seat: Seat, offset: int, why: str = "") -> None:
+        with named(seat.part.topic):
+            held = self._log.bounds(seat.where.topic_id)[seat.part.partition]
         if not held.start <= offset <= held.end:
-            raise OffsetOutOfRange(topic, partition, offset, *held)
+            raise OffsetOutOfRange(*seat.part, offset, *held)
         record = record_of_seek(
             self._settings.group,
             self._settings.member_name,
@@ -343,8 +354,11 @@ class Worker:
             offset,
             self._clock,
             self._new_id,
+            why,
         )
         with self.holdings.lock:
+            if not self._is_current(seat):
+                raise Fenced(f"owned by somebody else since: {names_of(frozenset([seat.part]))}")
             try:
                 applied = self.holdings.seek(seat.part, offset, [record])
             except OutcomeUnknown:
@@ -366,3 +380,8 @@ def _mark(holding: Holding) -> Mark:
 def names_of(parts: frozenset[TopicPartition]) -> str:
     """Partitions, for people."""
     return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(parts))
+
+
+def not_committed(parts: frozenset[TopicPartition]) -> str:
+    """What a `Fenced` says of a commit."""
+    return f"not committed, owned by somebody else now: {names_of(parts)}"

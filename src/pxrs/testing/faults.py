@@ -13,6 +13,8 @@ that one of them can be cut off. What can go wrong:
 - a commit is not done, and answered with `OutcomeUnknown`, `StoreUnavailable` or `StoreBusy`;
 - a commit is answered with `OutcomeUnknown` and done later, if its checks still hold then;
 - the same of whatever changes a queue: `take`, `extend`, `apply` and `release`;
+- the same of a transaction. One that is on its way holds its locks: whoever commits something about
+  the same records waits until it has arrived;
 - reads and renewals fail;
 - nobody, or one of them, can reach the store for a while;
 - wake-ups are lost, or come late.
@@ -27,6 +29,7 @@ from typing import Any
 
 from pxrs.errors import PxrsError, StoreBusy, StoreUnavailable
 from pxrs.stores.api import Atomic, CoordStore, LogStore, Session, Stores, Watch
+from pxrs.testing.faulty_atomic import FaultyAtomic
 from pxrs.testing.faulty_queues import FaultyQueues
 from pxrs.testing.trouble import NOTHING, Faults, FaultyWatch, Rates
 from pxrs.types import (
@@ -46,6 +49,7 @@ from pxrs.types import (
 __all__ = [
     "NOTHING",
     "Faults",
+    "FaultyAtomic",
     "FaultyCoord",
     "FaultyLog",
     "FaultyQueues",
@@ -61,6 +65,8 @@ class FaultyStores:
 
     def __init__(self, inner: Stores, faults: Faults, who: str = "") -> None:
         self._inner = inner
+        self._faults = faults
+        self._who = who
         self._coord = FaultyCoord(inner.coord, faults, who)
         self._log = FaultyLog(inner.log, faults, who)
         self._queues = FaultyQueues(inner.queues, faults, who)
@@ -82,8 +88,7 @@ class FaultyStores:
         return self._queues
 
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
-        """The inner stores' own: transactions do not fail here."""
-        return self._inner.atomic(connection)
+        return FaultyAtomic(self._inner.atomic(connection), self._faults, self._who)
 
     def close(self) -> None:
         self._inner.close()
@@ -121,6 +126,7 @@ class FaultyCoord:
         if faults.happens(faults.rates.unknown_late):
             faults.put_off(lambda: self._inner.commit(checks, writes))
             raise faults.unknown(self._who, "the commit is on its way", writes)
+        faults.wait_for_locks(each.key for each in (*checks, *writes))
         outcome = self._inner.commit(checks, writes)
         if faults.happens(faults.rates.unknown_applied):
             raise faults.unknown(self._who, "the answer was lost", writes)

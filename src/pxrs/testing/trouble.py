@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ class Faults:
         self.rng = rng
         self.clock = clock
         self.rates = rates
-        self._before_call = before_call
+        self.before_call = before_call
         self._no_answer = no_answer
         self._cut_off: dict[str, float] = {}
         self._all_cut_off = 0.0
@@ -83,8 +83,8 @@ class Faults:
 
     def call(self, who: str, what: str, rate: float = 0.0) -> None:
         """Before a call: raises if it does not get through."""
-        if self._before_call is not None:
-            self._before_call(who, what)
+        if self.before_call is not None:
+            self.before_call(who, what)
         self.arrive()
         now = self.clock.monotonic()
         if now < self._all_cut_off or now < self._cut_off.get(who, now):
@@ -102,15 +102,28 @@ class Faults:
             self._no_answer(who, why, [write.key for write in writes])
         return OutcomeUnknown(f"no answer came ({why})")
 
-    def put_off(self, commit: Callable[[], object], by: Holder | None = None) -> None:
-        """Do the commit later."""
+    def put_off(
+        self,
+        commit: Callable[[], object],
+        by: Holder | None = None,
+        locking: Collection[str] = (),
+    ) -> None:
+        """Do the commit later; records that it has locked wait for it."""
         delay = self.rng.random() * self.rates.longest_delay
-        self._late.append(_Late(self.clock.monotonic() + delay, commit, by))
+        at = self.clock.monotonic() + delay
+        self._late.append(_Late(at, commit, by, frozenset(locking)))
 
     def wait_out(self, by: Holder) -> None:
         """Do what is on its way from this holder: a store that can be asked has waited for it."""
         for late in self._take_late(lambda late: late.by == by):
             late.arrive()
+
+    def wait_for_locks(self, keys: Iterable[str]) -> None:
+        """Do what is on its way and has locked one of these records."""
+        if any(late.locked for late in self._late):
+            wanted = frozenset(keys)
+            for late in self._take_late(lambda late: not late.locked.isdisjoint(wanted)):
+                late.arrive()
 
     def _take_late(self, wanted: Callable[[_Late], bool]) -> list[_Late]:
         taken = [late for late in self._late if wanted(late)]
@@ -124,6 +137,7 @@ class _Late(NamedTuple):
     at: float
     commit: Callable[[], object]
     by: Holder | None
+    locked: frozenset[str]
 
     def arrive(self) -> None:
         """Do it, if the store still takes it; nobody hears the answer."""

@@ -14,7 +14,7 @@ from pxrs.cli.failures import FAILED
 from pxrs.cli.options import Settings, shared
 
 
-@click.command()
+@click.command(short_help="Kill, freeze and add consumers, then check every message.")
 @click.option(
     "--engine",
     metavar="URL",

@@ -23,8 +23,12 @@ class Account:
         self.wanted_since = 0.0
         # Raised by every seek: what was handled before it does not count after it.
         self.segment = 0
+        self._start = 0
         self._handled: set[int] = set()
         self._prefix = 0
+        # What transactions did about it since the last seek, and how far that got for each key.
+        self.effects: set[int] = set()
+        self._effects_up_to: dict[bytes, int] = {}
 
     def __str__(self) -> str:
         return f"{self.part.topic}/{self.part.partition}"
@@ -56,7 +60,9 @@ class Account:
         """Its checkpoint was set, and that is recorded: all from there on is to be handled."""
         self.segment += 1
         self._handled = set()
-        self._prefix = claim.checkpoint or 0
+        self._start = self._prefix = claim.checkpoint or 0
+        self.effects = set()
+        self._effects_up_to = {}
         self.begin(claim)
 
     def moved(self, old: Claim, new: Claim) -> None:
@@ -76,10 +82,44 @@ class Account:
             if missing and missing[-1] >= self.prefix:
                 raise Broken(f"{self} counts {missing[-1]} as done, and it was not handled")
 
+    def leave_effect(self, segment: int, offset: int, key: bytes) -> None:
+        """Promises 3 and 4: a transaction's effect is there once, and in the order of its key.
+
+        What was in hand when somebody sought is handled as if that had been before the seek.
+        """
+        if segment != self.segment:
+            return
+        if offset in self.effects:
+            raise Broken(f"{self} offset {offset} has its effect twice")
+        if self._effects_up_to.get(key, -1) > offset:
+            raise Broken(f"{self} offset {offset} has its effect after that of a later one")
+        self.effects.add(offset)
+        self._effects_up_to[key] = offset
+        self._handled.add(offset)
+
+    def without_effect(self, end: int) -> list[int]:
+        """The offsets up to `end` of which no transaction has left an effect."""
+        return sorted(set(range(self._start, end)) - self.effects)
+
+    def moved_by_transaction(self, old: Claim, new: Claim, effects: set[int]) -> None:
+        """Promise 3: effects and checkpoint are one."""
+        counted = _done(new) - _done(old)
+        if counted != effects:
+            raise Broken(
+                f"a transaction counts {sorted(counted)} of {self} as done, and has the effects "
+                f"{sorted(effects)}"
+            )
+
     def finished(self, segment: int, offset: int) -> None:
         """The offset was handled by somebody who started in this segment."""
         if segment == self.segment:
             self._handled.add(offset)
+
+
+def _done(claim: Claim) -> set[int]:
+    """Every offset that the claim counts as handled."""
+    above = {offset for start, end in claim.done for offset in range(start, end)}
+    return above | set(range(claim.checkpoint or 0))
 
 
 class Delivery:
@@ -87,7 +127,7 @@ class Delivery:
 
     def __init__(self, account: Account, claim: Claim) -> None:
         self._account = account
-        self._segment = account.segment
+        self.segment = account.segment
         self._epoch = claim.epoch
         self._start = claim.checkpoint or 0
         self._done = frozenset(offset for start, end in claim.done for offset in range(start, end))
@@ -120,7 +160,7 @@ class Delivery:
         """It was handled."""
         self._handled.add(offset)
         self._last[key] = max(offset, self._last.get(key, -1))
-        self._account.finished(self._segment, offset)
+        self._account.finished(self.segment, offset)
 
     def _skip(self) -> None:
         while self._next in self._done:

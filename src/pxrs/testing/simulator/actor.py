@@ -18,19 +18,29 @@ from pxrs.config import ConsumerSettings
 from pxrs.core.progress import Progress
 from pxrs.core.records import head_key, members_prefix
 from pxrs.core.schedule import Schedule
-from pxrs.errors import Displaced, Fenced, PxrsError, SessionLost, StoreError
+from pxrs.errors import (
+    Displaced,
+    Fenced,
+    PxrsError,
+    SessionLost,
+    StoreError,
+    TransactionConflict,
+)
 from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
-from pxrs.runtime.worker import Run, Worker
+from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Stores, Watch
 from pxrs.testing.simulator.account import Delivery
+from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.plan import GROUP, Plan
+from pxrs.testing.simulator.transacting import Transacting
 from pxrs.types import Message, TopicPartition
 
-Mode = Literal["each", "poll", "keys"]
-MODES: tuple[Mode, ...] = ("each", "poll", "keys")
+Mode = Literal["each", "poll", "keys", "transactions"]
+MODES: tuple[Mode, ...] = ("each", "poll", "keys", "transactions")
 _CAREFUL = 1.0
 _RETRY = 0.2
 
@@ -93,7 +103,7 @@ class Actor:
             stores,
             topics,
             self._clock,
-            (lambda: tuple(topic.name for topic in topics.list()))
+            (lambda: tuple(each.name for each in topics.list() if each.name != OUTPUT))
             if plan.pattern
             else (lambda: tuple(sorted(plan.topics))),
             ConsumerSettings(
@@ -105,11 +115,15 @@ class Actor:
                 revoke_timeout=plan.revoke_timeout,
                 rejoin_timeout=plan.rejoin_timeout,
                 strategy=plan.strategy,
+                auto_commit=mode != "transactions",
             ),
             Decoder(),
             in_hand=self._working_on if mode == "keys" else None,
             asks_before_release=rng.random() < 0.3,
             new_id=lambda: f"{who}-{next(numbers)}",
+        )
+        self._transacting = Transacting(
+            who, stores, topics, self._clock, self.worker, ledger.told, rng, plan.ttl
         )
         self.alive = True
         self.frozen = False
@@ -123,6 +137,7 @@ class Actor:
         self._commit_at = 0.0
         # What is with the handlers.
         self._loop: Iterator[Message] | None = None
+        self._loops = rng.random() < 0.5
         self._in_hand: list[tuple[Message, Delivery]] = []
         self._schedule: Schedule[Task] = Schedule()
         self._tasks: list[tuple[Hashable, Task, Delivery]] = []
@@ -179,12 +194,15 @@ class Actor:
             self._look_at = now + _CAREFUL if wanted is None else min(now + _CAREFUL, wanted)
             if now >= self._commit_at:
                 self._commit_at = now + _CAREFUL
-                self.worker.commit_handled()
+                if self.mode != "transactions":
+                    self.worker.commit_handled()
             if self._watched != membership.waiting_for:
                 self._look_at = now
 
     def commit(self) -> None:
         """Commit what was handled, without looking."""
+        if self.mode == "transactions":
+            return
         with self._tolerating("commit"):
             self.worker.commit_handled()
 
@@ -208,6 +226,8 @@ class Actor:
                 self._each()
             elif self.mode == "poll":
                 self._poll()
+            elif self.mode == "transactions":
+                self._transact()
             else:
                 self._by_key()
 
@@ -229,9 +249,7 @@ class Actor:
         """The handler raises: the messages it has are not handled."""
         if self.mode == "each" and self._loop is not None:
             self._say(f"{self.who} breaks out of its loop")
-            loop, self._loop = self._loop, None
-            self._in_hand = []
-            loop.close()  # type: ignore[attr-defined]
+            self._leave_loop()
 
     def seek(self, part: TopicPartition, offset: int) -> None:
         with self._tolerating(f"seek {part.topic}/{part.partition} to {offset}"):
@@ -285,6 +303,45 @@ class Actor:
         for run in self._next_runs():
             run.seen = len(run.messages)
             self._in_hand += [(message, self._began(message)) for message in run.messages]
+
+    def _transact(self) -> None:
+        """What `consumer.poll()` returned, or some turns of a loop, in one transaction."""
+        if not self._in_hand or (self._loops and self._rng.random() < 0.6):
+            if self._loops:
+                self._loop_on()
+            else:
+                self._poll()
+            return
+        in_hand, self._in_hand = self._in_hand, []
+        done = False
+        try:
+            done = self._transacting.handle(in_hand, self._say)
+        finally:
+            if not done and self._loop is not None and self._rng.random() < 0.5:
+                self._leave_loop()
+        if done:
+            for message, delivery in in_hand:
+                self._ledger.handled(delivery, message)
+
+    def _loop_on(self) -> None:
+        """`for message in consumer`, one turn."""
+        if self._loop is None:
+            runs = self._next_runs()
+            if not runs:
+                return
+            self._loop = self.worker.one_by_one(runs)
+        message = next(self._loop, None)
+        if message is None:
+            self._loop = None
+        else:
+            self._in_hand.append((message, self._began(message)))
+
+    def _leave_loop(self) -> None:
+        """Its body raised: the next one begins as every loop does."""
+        loop, self._loop = self._loop, None
+        self._in_hand = []
+        loop.close()  # type: ignore[union-attr]
+        self.worker.finish()
 
     def _by_key(self) -> None:
         """`px.run` with several workers, in order per key: see `pxrs.runtime.runner`."""
@@ -354,7 +411,7 @@ class Actor:
         except Displaced as error:
             self._say(f"{self.who} {what}: {error}")
             self.end()
-        except (StoreError, Fenced, SessionLost) as error:
+        except (StoreError, Fenced, SessionLost, TransactionConflict) as error:
             self._say(f"{self.who} {what}: {type(error).__name__}: {error}")
         except Died:
             self._say(f"{self.who} died in {what}")

@@ -35,14 +35,15 @@ def _round(world: World) -> str | None:
     for _ in range(10):
         if not world.living:
             world.start("last", static=False)
-        for actor in world.living:
-            if actor.due:
-                actor.steward()
-            actor.attend()
-            actor.work()
-            while actor.busy and world.rng.random() < 0.8:
+        with world.judged():
+            for actor in world.living:
+                if actor.due:
+                    actor.steward()
+                actor.attend()
                 actor.work()
-        world.advance(_ROUND)
+                while actor.busy and world.rng.random() < 0.8:
+                    actor.work()
+            world.advance(_ROUND)
     return _unrest(world)
 
 
@@ -82,6 +83,8 @@ def _unrest(world: World) -> str | None:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
         if account.prefix < world.end_of(part):
             return f"{account} was handled up to {account.prefix} of {world.end_of(part)}"
+        if world.plan.transactions and (missing := account.without_effect(world.end_of(part))):
+            return f"{account} has no effects of {missing}"
         if (claim.checkpoint or 0) < world.end_of(part):
             return f"{account} was committed up to {claim.checkpoint} of {world.end_of(part)}"
     return None

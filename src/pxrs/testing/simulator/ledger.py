@@ -23,8 +23,10 @@ from pxrs.core.records import (
 from pxrs.runtime.seeking import Reset
 from pxrs.stores.api import CoordStore
 from pxrs.testing.simulator.account import Account, Broken, Delivery
+from pxrs.testing.simulator.effects import Effect, Told, effects_in
+from pxrs.testing.simulator.operator import OPERATOR
 from pxrs.testing.simulator.plan import GROUP
-from pxrs.types import Message, Put, TopicPartition, Versioned, Write
+from pxrs.types import Append, Message, Put, TopicPartition, Versioned, Write
 
 _EPSILON = 1e-6
 
@@ -54,6 +56,7 @@ class Ledger:
         # Writes of these processes to these claims had no answer: they may claim them again.
         self._doubtful: set[tuple[str, str]] = set()
         self._have_joined: set[str] = set()
+        self.told = Told()
 
     def add_topic(self, name: str, topic_id: str, partitions: int) -> None:
         """A topic is there from now on."""
@@ -78,9 +81,18 @@ class Ledger:
     # What was written
 
     def heard(
-        self, who: str, before: Mapping[str, Versioned | None], writes: Sequence[Write]
+        self,
+        who: str,
+        before: Mapping[str, Versioned | None],
+        writes: Sequence[Write],
+        appends: Sequence[Append] | None = None,
     ) -> None:
-        """A commit was applied."""
+        """A commit was applied; `appends` if it was a transaction's."""
+        effects = effects_in(appends or ())
+        self.told.applied({effect.transaction for effect in effects})
+        for effect in effects:
+            account = self._account_of(effect)
+            account.leave_effect(effect.segment, effect.offset, effect.key)
         puts = [write for write in writes if isinstance(write, Put)]
         resets = {
             TopicPartition(reset.topic, reset.partition): reset.after
@@ -94,6 +106,17 @@ class Ledger:
                 old = decode(found, Claim) if found is not None else Claim()
                 new = decode(Versioned(put.key, put.value, 0), Claim)
                 self._claim_written(who, put.key, old, new, resets)
+                if appends is not None:
+                    account = self._keys[put.key]
+                    mine = {
+                        each.offset
+                        for each in effects
+                        if self._account_of(each) is account and each.segment == account.segment
+                    }
+                    account.moved_by_transaction(old, new, mine)
+                    effects = [each for each in effects if self._account_of(each) is not account]
+        if effects:
+            raise Broken(f"{who} left {effects[0]} without moving its checkpoint")
         for put in puts:
             if put.key == head_key(GROUP):
                 self._head_written(decode(Versioned(put.key, put.value, 0), Head))
@@ -102,6 +125,9 @@ class Ledger:
         for write in writes:
             if not isinstance(write, Put) and write.key.startswith(claims_prefix(GROUP)):
                 raise Broken(f"{who} deleted the claim {write.key}: its epochs would start again")
+
+    def _account_of(self, effect: Effect) -> Account:
+        return self.accounts[TopicPartition(effect.topic, effect.partition)]
 
     def _member_written(self, who: str, key: str, found: Versioned | None) -> None:
         """A process that was away does not push out the one that came in its place."""
@@ -120,7 +146,12 @@ class Ledger:
     ) -> None:
         account = self._keys[key]
         account.note_owner(old, new)
-        if new.epoch == old.epoch:
+        if who == OPERATOR:
+            if new.epoch == old.epoch or account.part not in resets:
+                raise Broken(
+                    f"{who} changed {account} without a record, or without fencing anybody"
+                )
+        elif new.epoch == old.epoch:
             if old.owner is None or writer_of(old.owner) != who:
                 raise Broken(f"{who} wrote {account} owned by {old.owner} at epoch {old.epoch}")
         elif new.owner is not None:

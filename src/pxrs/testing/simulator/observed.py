@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pxrs.stores.api import Atomic, LogStore, QueueStore, Session, Watch
 from pxrs.stores.memory import MemoryStores
-from pxrs.types import Check, Committed, Conflict, Limits, Versioned, Write
+from pxrs.types import Append, Check, Committed, Conflict, Limits, Versioned, Write
 
-Heard = Callable[[str, Mapping[str, Versioned | None], Sequence[Write]], None]
+# Who has committed what on top of what, and what a transaction has appended in the same commit.
+Heard = Callable[
+    [str, Mapping[str, Versioned | None], Sequence[Write], Sequence[Append] | None], None
+]
 
 
 class ObservedStores:
@@ -19,6 +22,8 @@ class ObservedStores:
 
     def __init__(self, stores: MemoryStores, who: str, heard: Heard) -> None:
         self._stores = stores
+        self._who = who
+        self._heard = heard
         self._coord = ObservedCoord(stores, who, heard)
 
     @property
@@ -37,8 +42,13 @@ class ObservedStores:
     def queues(self) -> QueueStore:
         return self._stores.queues
 
-    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
-        return self._stores.atomic(connection)
+    @contextmanager
+    def atomic(self, connection: Any = None) -> Iterator[Atomic]:
+        with self._stores.atomic(connection) as block:
+            yield block
+            writes, appends = block._writes, block._appends
+            before = {write.key: self._stores.coord.get(write.key) for write in writes}
+        self._heard(self._who, before, writes, appends)
 
     def close(self) -> None:
         """The stores outlive their members."""
@@ -68,7 +78,7 @@ class ObservedCoord:
         before = {write.key: self._inner.get(write.key) for write in writes}
         outcome = self._inner.commit(checks, writes)
         if isinstance(outcome, Committed):
-            self._heard(self._who, before, writes)
+            self._heard(self._who, before, writes, None)
         return outcome
 
     def watch(self, *prefixes: str) -> Watch:

@@ -12,13 +12,18 @@ GROUP = "g"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's size, the group's patience, and how much goes wrong. Seconds."""
+    """A run's size, the group's patience, and how much goes wrong. Seconds.
+
+    `transactions`: every member handles messages in transactions, and nowhere else. `trouble` and
+    `operator`: how often processes come and go, and how often somebody meddles with the group.
+    """
 
     seed: int
     members: int
     static: int
     topics: dict[str, int]
     pattern: bool
+    transactions: bool
     steps: int
     ttl: float
     debounce: float
@@ -28,6 +33,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates
     interleave: float
     trouble: float
+    operator: float
 
 
 def draw(seed: int, members: int | None = None) -> Plan:
@@ -40,6 +46,7 @@ def draw(seed: int, members: int | None = None) -> Plan:
         static=rng.choice((0, 0, 1, 2, count)),
         topics={f"t{number}": rng.randint(1, 8) for number in range(rng.choice((1, 1, 2, 3)))},
         pattern=rng.random() < 0.3,
+        transactions=rng.random() < 0.3,
         steps=rng.choice((80, 150, 150, 250, 400)),
         ttl=rng.choice((2.0, 3.0, 6.0)),
         debounce=rng.choice((0.0, 0.1, 0.5)),
@@ -49,6 +56,7 @@ def draw(seed: int, members: int | None = None) -> Plan:
         rates=draw_rates(rng),
         interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
         trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),
+        operator=rng.choice((0.0, 0.3, 1.0)),
     )
 
 

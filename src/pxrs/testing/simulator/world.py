@@ -12,9 +12,12 @@ from pxrs.runtime.topics import Topics
 from pxrs.stores.memory import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores
+from pxrs.testing.simulator.account import Broken
 from pxrs.testing.simulator.actor import MODES, Actor, Died
+from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.observed import ObservedStores
+from pxrs.testing.simulator.operator import OPERATOR, Operator
 from pxrs.testing.simulator.plan import Plan
 from pxrs.testing.simulator.trace import describe
 from pxrs.types import Append, LogPartition, Topic, TopicPartition, Versioned, Write
@@ -36,15 +39,22 @@ class World:
             self.rng, self.clock, plan.rates, before_call=self._called, no_answer=self._no_answer
         )
         self.actors: list[Actor] = []
+        seen = ObservedStores(self.stores, OPERATOR, self._heard)
+        self._operator = Operator(
+            FaultyStores(seen, self.faults, OPERATOR), self.clock, self.rng, self.say
+        )
+        self._operating = False
         self.topics: dict[str, Topic] = {}
         self._topic_ids = iter(f"id{number}" for number in range(1000))
         self._starts = 0
         self._depth = 0
         self._quiet = False
+        self._broken: Broken | None = None
         self._messages = 0
         self._renew_at: dict[str, float] = {}
         for name, partitions in plan.topics.items():
             self.create_topic(name, partitions)
+        self._topic_records().create(OUTPUT, 2)
         for number in range(plan.members):
             self.start(f"m{number}", static=number < plan.static)
         self._events = self._weigh()
@@ -69,7 +79,7 @@ class World:
             self.rng,
             self.say,
             static=static,
-            mode=self.rng.choice(MODES),
+            mode="transactions" if self.plan.transactions else self.rng.choice(MODES),
         )
         self.actors.append(actor)
         self.say(f"{who} starts ({actor.mode}{', static' if static else ''})")
@@ -83,12 +93,12 @@ class World:
         return [actor for actor in self.actors if actor.alive and not actor.frozen]
 
     def create_topic(self, name: str, partitions: int) -> None:
-        topics = Topics(
-            self.stores.coord, self.stores.log, self.clock, lambda: next(self._topic_ids)
-        )
-        topic = topics.create(name, partitions)
+        topic = self._topic_records().create(name, partitions)
         self.topics[name] = topic
         self.ledger.add_topic(name, topic.id, partitions)
+
+    def _topic_records(self) -> Topics:
+        return Topics(self.stores.coord, self.stores.log, self.clock, lambda: next(self._topic_ids))
 
     # Steps
 
@@ -100,7 +110,17 @@ class World:
 
     def step(self) -> None:
         events, weights = self._events
-        self.rng.choices(events, weights)[0]()
+        with self.judged():
+            self.rng.choices(events, weights)[0]()
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """A broken promise ends it, whatever the code under test has made of the judge's error."""
+        try:
+            yield
+        finally:
+            if self._broken is not None:
+                raise self._broken
 
     def _weigh(self) -> tuple[list[Callable[[], None]], list[float]]:
         trouble = self.plan.trouble
@@ -114,6 +134,7 @@ class World:
             (self._pass_time, 12),
             (self._break_loop, 1),
             (self._seek, 1),
+            (self._reset, self.plan.operator),
             (self._freeze, 1.0 * trouble),
             (self._crash, 0.6 * trouble),
             (self._restart, 0.4 * trouble),
@@ -172,6 +193,14 @@ class World:
             self.say(f"{actor.who} seeks {part.topic}/{part.partition} to {offset}")
             with self._at(actor, "calling"):
                 actor.seek(part, offset)
+
+    def _reset(self) -> None:
+        if not self._operating:
+            self._operating = True
+            try:
+                self._operator.reset(self.topics, lambda *part: self.end_of(TopicPartition(*part)))
+            finally:
+                self._operating = False
 
     def _produce(self) -> None:
         name = self.rng.choice(sorted(self.topics))
@@ -259,24 +288,39 @@ class World:
 
     def _called(self, who: str, what: str) -> None:
         """Before a call to the store: other steps may come first, and the caller may die."""
+        actor = next((each for each in self.actors if each.who == who), None)
+        if actor is not None and not actor.alive:
+            # What it does about its own death reaches nobody.
+            raise Died(who)
         if self._quiet or self._depth >= _DEEPEST or self.rng.random() >= self.plan.interleave:
             return
-        actor = next(each for each in self.actors if each.who == who)
-        if not (actor.stewarding or actor.calling):
-            return
-        self._depth += 1
+        if actor is None:
+            self._meanwhile(who, what, self.rng.randint(1, 6))
+        elif actor.stewarding or actor.calling:
+            self._let_wait(actor, what)
+
+    def _let_wait(self, actor: Actor, what: str) -> None:
         frozen = self.rng.random() < 0.2
-        self.say(f"… {who} {'is frozen' if frozen else 'waits'} before {what}")
+        if frozen:
+            self.say(f"… {actor.who} is frozen")
         actor.frozen, before = frozen or actor.frozen, actor.frozen
+        longest = self.rng.choice((6, 6, 80)) if frozen else 6
         try:
-            for _ in range(self.rng.randint(1, 6)):
+            self._meanwhile(actor.who, what, self.rng.randint(1, longest))
+        finally:
+            actor.frozen = before
+        if not actor.alive:
+            raise Died(actor.who)
+
+    def _meanwhile(self, who: str, what: str, steps: int) -> None:
+        self._depth += 1
+        self.say(f"… {who} waits before {what}")
+        try:
+            for _ in range(steps):
                 self.step()
         finally:
             self._depth -= 1
-            actor.frozen = before
         self.say(f"… {who} goes on with {what}")
-        if not actor.alive:
-            raise Died(who)
 
     @contextmanager
     def _at(self, actor: Actor, what: str) -> Iterator[None]:
@@ -291,12 +335,20 @@ class World:
         return self.rng.choice(able) if able else None
 
     def _heard(
-        self, who: str, before: Mapping[str, Versioned | None], writes: Sequence[Write]
+        self,
+        who: str,
+        before: Mapping[str, Versioned | None],
+        writes: Sequence[Write],
+        appends: Sequence[Append] | None,
     ) -> None:
         if self._trace is not None:
             for line in describe(before, writes):
                 self.say(f"{who} {line}")
-        self.ledger.heard(who, before, writes)
+        try:
+            self.ledger.heard(who, before, writes, appends)
+        except Broken as broken:
+            self._broken = self._broken or broken
+            raise
 
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
         self.say(f"{who} gets no answer: {why}")

@@ -1,0 +1,54 @@
+"""What callers hand over, checked before anything is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pxrs.errors import InvalidRequest
+from pxrs.types import Message, TopicPartition
+
+
+def check_whole(name: str, value: object, least: int | None = None) -> None:
+    """Refuse what is not a whole number, such as a bool, or less than the least."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} = {value!r}; a whole number is needed")
+    if least is not None and value < least:
+        raise InvalidRequest(f"{name} = {value}; at least {least} is needed")
+
+
+def check_timeout(value: object) -> None:
+    """Refuse what is not a number of seconds. One below 0 does not wait; NaN would for ever."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        raise InvalidRequest(f"timeout = {value!r}; seconds are needed, or None to wait for ever")
+
+
+def check_time(name: str, value: object) -> None:
+    """Refuse what is not a time as messages carry it."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(
+            f"{name} = {value!r}; milliseconds since 1970 are needed: "
+            "of a datetime int(moment.timestamp() * 1000)"
+        )
+
+
+def check_message(value: object) -> None:
+    """Refuse what was not handed out by a consumer."""
+    if not isinstance(value, Message):
+        raise InvalidRequest(f"{value!r} is not a message; pass one that was handed out, or none")
+
+
+def check_parts(parts: Iterable[object]) -> list[TopicPartition]:
+    """The partitions, if that is what they are."""
+    checked = []
+    for part in parts:
+        match part:
+            case (str(topic), int(partition)):
+                checked.append(TopicPartition(topic, partition))
+            case _:
+                raise InvalidRequest(
+                    f"{part!r} is not a partition; pass TopicPartition('orders', 0), "
+                    "or several of them"
+                )
+    return checked

@@ -1,0 +1,47 @@
+"""Somebody at a terminal, who changes the group's checkpoints while its members live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from pxrs.clock import Clock
+from pxrs.errors import GroupNotEmpty, GroupNotFound, StoreError
+from pxrs.runtime.groups import Groups, Target
+from pxrs.runtime.topics import Topics
+from pxrs.stores.api import Stores
+from pxrs.testing.simulator.plan import GROUP
+from pxrs.types import Topic
+
+OPERATOR = "operator"
+_ENDS: tuple[Target, ...] = ("earliest", "latest")
+
+
+class Operator:
+    """Does one thing after the other, over a store that fails for him, too."""
+
+    def __init__(
+        self, stores: Stores, clock: Clock, rng: Random, say: Callable[[str], None]
+    ) -> None:
+        self._topics = Topics(stores.coord, stores.log, clock)
+        self._groups = Groups(stores.coord, stores.log, self._topics, clock)
+        self._rng = rng
+        self._say = say
+
+    def reset(self, topics: Mapping[str, Topic], end_of: Callable[[str, int], int]) -> None:
+        """Set checkpoints of a topic: all to one end of it, or one anywhere."""
+        topic = topics[self._rng.choice(sorted(topics))]
+        partitions: list[int] | None = None
+        to: Target = self._rng.choice(_ENDS)
+        if self._rng.random() < 0.7:
+            partitions = [self._rng.randrange(topic.partitions)]
+            to = self._rng.randint(0, end_of(topic.name, partitions[0]))
+        force = self._rng.random() < 0.9
+        self._say(
+            f"{OPERATOR} resets {topic.name} {'all' if partitions is None else partitions[0]} "
+            f"to {to}{' by force' if force else ''}"
+        )
+        try:
+            self._groups.reset(GROUP, topic.name, to=to, partitions=partitions, force=force)
+        except (GroupNotEmpty, GroupNotFound, StoreError) as error:
+            self._say(f"{OPERATOR}: {type(error).__name__}: {error}")

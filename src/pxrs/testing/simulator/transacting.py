@@ -1,0 +1,86 @@
+"""How an actor handles messages in transactions, and what it makes of their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from random import Random
+
+from pxrs.clock import Clock
+from pxrs.errors import OutcomeUnknown, PxrsError
+from pxrs.runtime.hold import Desk
+from pxrs.runtime.keeper import Keeper
+from pxrs.runtime.topics import Topics
+from pxrs.runtime.transacting import Transactions
+from pxrs.runtime.transaction import Transaction
+from pxrs.runtime.worker import Worker
+from pxrs.stores.api import Stores
+from pxrs.testing.simulator.account import Delivery
+from pxrs.testing.simulator.effects import OUTPUT, Told, effect_of
+from pxrs.types import Message
+
+_ATTEMPTS = 3
+
+
+class GaveUp(Exception):  # noqa: N818 - what happened, not an error
+    """The handler raised, inside the block of its transaction."""
+
+
+class Transacting:
+    """The transactions of one process: each handles all messages that it is given, or none."""
+
+    def __init__(
+        self,
+        who: str,
+        stores: Stores,
+        topics: Topics,
+        clock: Clock,
+        worker: Worker,
+        told: Told,
+        rng: Random,
+        ttl: float,
+    ) -> None:
+        self._who = who
+        self._told = told
+        self._rng = rng
+        self._numbers = count(1)
+        keeper = Keeper(stores, clock, ttl, threads=False)
+        shared = Desk(stores, topics, clock, keeper, Random(rng.random()))
+        self._transactions = Transactions(shared, worker, lambda: None)
+
+    def handle(
+        self, messages: Sequence[tuple[Message, Delivery]], say: Callable[[str], None]
+    ) -> bool:
+        """Do it; whether it is done. Raises what the caller of a transaction has to expect."""
+        tries: list[str] = []
+        gives_up = self._rng.random() < 0.1
+
+        def work(tx: Transaction) -> None:
+            if tries:
+                self._told.failed(tries[-1], "to try again")
+            tries.append(f"{self._who}:{next(self._numbers)}")
+            say(f"{self._who} begins transaction {tries[-1]}")
+            for message, delivery in messages:
+                effect = effect_of(tries[-1], message, delivery.segment)
+                tx.send(OUTPUT, effect.encode(), message.key)
+            if gives_up:
+                raise GaveUp
+
+        try:
+            if self._rng.random() < 0.5:
+                self._transactions.run(work, None, _ATTEMPTS)
+            else:
+                with self._transactions.begin() as tx:
+                    work(tx)
+        except GaveUp:
+            say(f"{self._who} gives up transaction {tries[-1]}")
+            self._told.failed(tries[-1], "nothing, as it had raised itself")
+            return False
+        except OutcomeUnknown:
+            raise
+        except PxrsError as error:
+            if tries:
+                self._told.failed(tries[-1], f"{type(error).__name__}: {error}")
+            raise
+        self._told.committed(tries[-1])
+        return True

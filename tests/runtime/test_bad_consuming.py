@@ -1,0 +1,159 @@
+"""Bad input to consumers and to `px.run`: told at once, not when the first message fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+import pxrs
+from pxrs import Backoff, ConfigError, DeadLetter, InvalidRequest, Message, Pxrs, Stop
+from support.child import PATIENCE
+
+
+@pytest.fixture
+def orders(px: Pxrs) -> Pxrs:
+    px.create_topic("orders", partitions=1)
+    with px.producer() as producer:
+        producer.send_many("orders", [("k", "a"), ("k", "b")]).result()
+    return px
+
+
+def handle(message: Message) -> None:
+    """Fine."""
+
+
+# Values are handed over untyped, as a caller without a type checker would.
+Call = Callable[[Any], object]
+
+
+@pytest.mark.parametrize(
+    ("match", "call"),
+    [
+        ("max_records", lambda c: c.poll(0)),
+        ("max_records", lambda c: c.poll("10")),
+        ("max_records", lambda c: c.batches(0)),
+        ("seconds", lambda c: c.poll(1, "5")),
+        ("seconds", lambda c: c.poll(1, float("nan"))),
+        ("not a message", lambda c: c.commit(5)),
+        ("offset = '1'", lambda c: c.seek("orders", 0, "1")),
+        (r"timestamp\(\) \* 1000", lambda c: c.seek_to_time(datetime(2026, 1, 31))),
+        ("not a partition", lambda c: c.seek_to_time(0, "orders")),
+        ("not a partition", lambda c: c.pause("orders")),
+        ("not a partition", lambda c: c.pause(["orders", "payments"])),
+        ("not a partition", lambda c: c.resume(("orders", "0"))),
+    ],
+)
+def test_a_consumer_refuses_it_and_goes_on(orders: Pxrs, match: str, call: Call) -> None:
+    with orders.consumer("orders", "g", auto_commit=False) as consumer:
+        (first,) = consumer.poll(1, PATIENCE)
+        with pytest.raises(InvalidRequest, match=match):
+            call(consumer)
+        (second,) = consumer.poll(1, PATIENCE)
+        assert (first.value, second.value) == (b"a", b"b")
+
+
+@pytest.mark.parametrize(
+    ("match", "settings"),
+    [
+        ("re.compile", {"topics": 5}),
+        ("re.compile", {"topics": b"orders"}),
+        ("at least one topic", {"topics": []}),
+        ("auto_commit", {"auto_commit": "no"}),
+        ("on_assigned", {"on_assigned": "print"}),
+        ("on_revoked", {"on_revoked": 5}),
+        (r"pxrs\.JSON\(\)", {"serde": "json"}),
+        (r"pxrs\.JSON\(\)", {"serde": pxrs.JSON}),
+        ("key_serde", {"key_serde": "json"}),
+    ],
+)
+def test_a_consumer_that_can_not_be_is_no_member(
+    orders: Pxrs, match: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        orders.consumer(**{"topics": "orders", "group": "g", **settings})
+    assert orders.groups.list() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "match", "settings"),
+    [
+        (InvalidRequest, "of type str", {"handler": "handle"}),
+        (InvalidRequest, "one message", {"handler": lambda: None}),
+        (InvalidRequest, "one message", {"handler": lambda message, tx: None}),
+        (ConfigError, "retry=5", {"retry": 5}),
+        (ConfigError, r"pxrs\.Backoff", {"retry": None}),
+        (ConfigError, r"pxrs\.Stop\(\)", {"on_failure": "stop"}),
+        (ConfigError, r"pxrs\.Stop\(\)", {"on_failure": Stop}),
+        (ConfigError, "on_failure", {"on_failure": DeadLetter}),
+        (ConfigError, "processes=-1", {"processes": -1}),
+        (ConfigError, "processes=True", {"processes": True}),
+        (InvalidRequest, r"pxrs\.JSON\(\)", {"serde": "json"}),
+    ],
+)
+def test_a_run_that_can_not_be_handles_nothing(
+    orders: Pxrs, kind: type[InvalidRequest], match: str, settings: dict[str, Any]
+) -> None:
+    wanted = {"handler": handle, "topic": "orders", "group": "g", **settings}
+    with pytest.raises(kind, match=match):
+        orders.run(**wanted)
+    assert (orders.groups.list(), len(orders.topics())) == ([], 1)
+
+
+@pytest.mark.parametrize("name", ["", "a b", 5])
+def test_a_dead_letter_topic_needs_a_name(name: Any) -> None:
+    with pytest.raises(InvalidRequest, match="topic name"):
+        DeadLetter(name)
+
+
+def test_no_checkpoint_says_what_to_do(orders: Pxrs) -> None:
+    advice = r"groups\.reset\('g', 'orders', to=…\)"
+    with (
+        orders.consumer("orders", "g", start="error") as consumer,
+        pytest.raises(pxrs.NoCheckpoint, match=advice),
+    ):
+        consumer.poll(timeout=PATIENCE)
+    orders.groups.reset("g", "orders", to="earliest")
+    with orders.consumer("orders", "g", start="error") as consumer:
+        assert len(consumer.poll(timeout=PATIENCE)) == 2
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_ends_the_program_ends_the_run(
+    orders: Pxrs, kind: type[BaseException]
+) -> None:
+    def leave(message: Message) -> None:
+        if message.value == b"b":
+            raise kind(3)
+
+    with pytest.raises(kind):
+        orders.run(leave, topic="orders", group="g", workers=2)
+    info = orders.groups.describe("g")
+    # What was handled before it is committed; it comes again.
+    assert (info.members, info.partitions[0].checkpoint) == ((), 1)
+
+
+def test_failures_are_logged(orders: Pxrs, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(message: Message) -> None:
+        if message.value == b"b":
+            orders.stop()
+            return
+        raise ValueError("no such account")
+
+    orders.run(fail, topic="orders", group="g", retry=Backoff(first=0.001, attempts=2))
+    again, buried = [record for record in caplog.records if record.name == "pxrs.run"]
+    assert (again.levelname, buried.levelname) == ("WARNING", "ERROR")
+    assert "failed once on 'orders' partition 0 offset 0: ValueError" in again.getMessage()
+    assert "'orders.dlq'" in buried.getMessage()
+    assert buried.exc_info is not None
+    assert buried.exc_info[0] is ValueError
+
+
+@pytest.mark.engine("memory")
+def test_statements_where_there_is_no_sql() -> None:
+    with pxrs.connect("memory://") as px, px.transaction() as tx:
+        with pytest.raises(pxrs.NotAtomic, match="no SQL"):
+            tx.execute("SELECT 1")
+        tx.put("mail", "it goes on")

@@ -1,0 +1,92 @@
+"""Members of a group that take their steps by hand, over a store that fails when told to."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+
+from pxrs.config import ConsumerSettings
+from pxrs.core.records import Claim, claim_key, decode
+from pxrs.log.batches import encode
+from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.hold import Desk
+from pxrs.runtime.keeper import Keeper
+from pxrs.runtime.topics import Topics
+from pxrs.runtime.transacting import Transactions
+from pxrs.runtime.worker import Worker
+from pxrs.stores.memory import MemoryStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.faults import Faults, FaultyStores
+from pxrs.types import Append, LogPartition
+
+TTL = 10.0
+
+
+class Group:
+    """A topic of one partition with five messages, and members that take their steps by hand."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.stores = MemoryStores(clock=self.clock)
+        topics = Topics(self.stores.coord, self.stores.log, self.clock)
+        self.topic = topics.create("t", 1)
+        topics.create("out", 1)
+        batch = encode((b"k", b"%d" % number, [], 0) for number in range(5))
+        self.stores.log.append([Append(LogPartition(self.topic.id, 0), batch)])
+        self.faults = Faults(Random(1), self.clock)
+
+    def member(self, name: str, process: str = "", *, static: bool = False) -> Worker:
+        stores = FaultyStores(self.stores, self.faults, name)
+        numbers = count()
+        settings = ConsumerSettings(
+            group="g",
+            member_name=name,
+            instance=static,
+            session_ttl=TTL,
+            debounce=0.0,
+            revoke_timeout=None,
+            rejoin_timeout=0.0,
+            strategy="fair",
+        )
+        worker = Worker(
+            stores,
+            Topics(stores.coord, stores.log, self.clock),
+            self.clock,
+            lambda: ("t",),
+            settings,
+            Decoder(),
+            new_id=lambda: f"{name}{process}-{next(numbers)}",
+        )
+        worker.membership.join()
+        return worker
+
+    def transactions(self, worker: Worker, name: str) -> Transactions:
+        """Those of a consumer around this worker."""
+        stores = FaultyStores(self.stores, self.faults, name)
+        keeper = Keeper(stores, self.clock, TTL, threads=False)
+        topics = Topics(stores.coord, stores.log, self.clock)
+        return Transactions(
+            Desk(stores, topics, self.clock, keeper, Random(1)), worker, lambda: None
+        )
+
+    def poll(self, worker: Worker) -> list[int]:
+        """The offsets of all that is there to be handed out."""
+        worker.finish()
+        worker.fetch(lambda: None)
+        return [message.offset for message in worker.all_at_once(worker.hand_out(100))]
+
+    def sent(self) -> int:
+        """How many messages transactions have sent to the topic "out"."""
+        return Topics(self.stores.coord, self.stores.log, self.clock).describe("out").messages
+
+    def look(self, *workers: Worker) -> None:
+        """All look, again and again, for a second."""
+        for _ in range(10):
+            for worker in workers:
+                worker.membership.look()
+            self.clock.advance(0.1)
+
+    def claim(self) -> Claim:
+        found = self.stores.coord.get(claim_key("g", self.topic.id, 0))
+        assert found is not None
+        return decode(found, Claim)
