@@ -80,7 +80,7 @@ def test_claim_that_nobody_knew_of_is_kept_if_it_is_ours() -> None:
 
 
 def test_topics_announced_without_an_answer_are_announced_again() -> None:
-    """The store knows a member's topics of a while ago, and they are what they were again."""
+    """The store knows what they were in between; now they are what they were at first."""
     group = Group()
     names: list[tuple[str, ...]] = [("t",)]
     worker = group.member("a", names=lambda: names[-1])

@@ -9,6 +9,7 @@ import msgspec
 from pxrs.testing.faults import NOTHING, Rates
 
 GROUP = "g"
+OPERATOR = "operator"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
