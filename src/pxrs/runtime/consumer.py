@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from pxrs.config import ConsumerSettings
 from pxrs.errors import (
@@ -42,6 +42,7 @@ from pxrs.runtime.worker import Run, Worker
 from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
+T = TypeVar("T")
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
 RUN = 500
@@ -188,8 +189,8 @@ class Consumer:
         return self._transactions.begin(connection)
 
     def run_transaction(
-        self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
-    ) -> Any:
+        self, work: Callable[[Transaction], T], *, connection: Any = None, attempts: int = 5
+    ) -> T:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
         return self._transactions.run(work, connection, attempts)
 
