@@ -286,8 +286,10 @@ def claims_under_the_name(patch: Patch) -> None:
     inherit: dict[tuple[str, int], Claim] = {}
     properly = claims.take
 
-    def take(part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp) -> Step:
-        step = properly(part, key, found, stamp)
+    def take(
+        part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp, last_epoch: int
+    ) -> Step:
+        step = properly(part, key, found, stamp, last_epoch)
         if found is None and part in inherit:
             claim = msgspec.structs.replace(step.claim, checkpoint=inherit[part].checkpoint)
             return Step(part, step.check, Put(key, encode(claim)), claim)
