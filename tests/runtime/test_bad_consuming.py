@@ -10,6 +10,7 @@ import pytest
 
 import pxrs
 from pxrs import Backoff, ConfigError, DeadLetter, InvalidRequest, Message, Pxrs, Stop
+from pxrs.testing import GroupLab
 from support.child import PATIENCE
 
 
@@ -81,8 +82,8 @@ def test_a_consumer_that_can_not_be_is_no_member(
     ("kind", "match", "settings"),
     [
         (InvalidRequest, "of type str", {"handler": "handle"}),
-        (InvalidRequest, "one message", {"handler": lambda: None}),
-        (InvalidRequest, "one message", {"handler": lambda message, tx: None}),
+        (InvalidRequest, r"handler\(message\): too many", {"handler": lambda: None}),
+        (InvalidRequest, "missing a required", {"handler": lambda message, tx: None}),
         (ConfigError, "retry=5", {"retry": 5}),
         (ConfigError, r"pxrs\.Backoff", {"retry": None}),
         (ConfigError, r"pxrs\.Stop\(\)", {"on_failure": "stop"}),
@@ -120,21 +121,6 @@ def test_no_checkpoint_says_what_to_do(orders: Pxrs) -> None:
         assert len(consumer.poll(timeout=PATIENCE)) == 2
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_a_handler_that_ends_the_program_ends_the_run(
-    orders: Pxrs, kind: type[BaseException]
-) -> None:
-    def leave(message: Message) -> None:
-        if message.value == b"b":
-            raise kind(3)
-
-    with pytest.raises(kind):
-        orders.run(leave, topic="orders", group="g", workers=2)
-    info = orders.groups.describe("g")
-    # What was handled before it is committed; it comes again.
-    assert (info.members, info.partitions[0].checkpoint) == ((), 1)
-
-
 def test_failures_are_logged(orders: Pxrs, caplog: pytest.LogCaptureFixture) -> None:
     def fail(message: Message) -> None:
         if message.value == b"b":
@@ -157,3 +143,16 @@ def test_statements_where_there_is_no_sql() -> None:
         with pytest.raises(pxrs.NotAtomic, match="no SQL"):
             tx.execute("SELECT 1")
         tx.put("mail", "it goes on")
+
+
+@pytest.mark.engine("memory")
+def test_a_listener_and_a_lab_refuse_such_handlers_too() -> None:
+    one_too_few: Any = lambda item: None  # noqa: E731
+    with pxrs.connect("memory://") as px:
+        with pytest.raises(InvalidRequest, match=r"handler\(item, tx\)"):
+            px.listen("mail", one_too_few)
+        assert px.queues.list() == []
+    with GroupLab() as lab:
+        with pytest.raises(InvalidRequest, match=r"handler\(message, tx\)"):
+            lab.start("a", one_too_few, transaction=True)
+        lab.start("a", one_too_few)

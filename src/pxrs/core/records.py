@@ -95,8 +95,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     `owner` is a member's id, `name` its name. `topic` is the name of the topic, whose id stands
     in the key: one that is made again has another id, and its epochs go on above. `checkpoint` is
     the offset to start from, None if there never was one. `done` lists finished runs above it,
-    start and end (not included). `write` is the unique id of the write that made this record:
-    reading it back proves that the write happened.
+    start and end (not included).
+    `write` is the unique id of the write that made this record: reading it back proves that the
+    write happened.
     """
 
     owner: str | None = None

@@ -52,3 +52,25 @@ def check_parts(parts: Iterable[object]) -> list[TopicPartition]:
                     "or several of them"
                 )
     return checked
+
+
+def check_handler(handler: object, *takes: str) -> None:
+    """Refuse what can't be called with these: everything would fail, and end as a dead letter."""
+    if not callable(handler):
+        raise InvalidRequest(
+            f"the handler is of type {type(handler).__name__}; "
+            f"a function that takes ({', '.join(takes)}) is needed"
+        )
+    from inspect import signature
+
+    try:
+        parameters = signature(handler)
+    except (TypeError, ValueError):
+        # Some that are written in C do not tell.
+        return
+    try:
+        parameters.bind(*takes)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"the handler can't be called as handler({', '.join(takes)}): {error}"
+        ) from None

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from pxrs.config import ConsumerSettings
-from pxrs.errors import Closed, Fenced, PxrsError, StoreError
+from pxrs.errors import Closed, PxrsError, StoreError
 from pxrs.runtime.arguments import (
     check_message,
     check_parts,
@@ -26,6 +26,7 @@ from pxrs.runtime.arguments import (
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
+from pxrs.runtime.fencing import fenced
 from pxrs.runtime.health import Health, judge
 from pxrs.runtime.health_facts import facts_of
 from pxrs.runtime.hold import Desk
@@ -38,9 +39,10 @@ from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Worker, not_committed
+from pxrs.runtime.worker import Worker
 from pxrs.types import Message, TopicPartition
 
+T = TypeVar("T")
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
 RUN = 500
@@ -161,7 +163,7 @@ class Consumer:
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
-            raise Fenced(not_committed(lost))
+            raise fenced(lost)
 
     def commit_async(self) -> Future[None]:
         """Commit what was handed out so far in the background; how it went, once it has.
@@ -184,8 +186,8 @@ class Consumer:
         return self._transactions.begin(connection)
 
     def run_transaction(
-        self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
-    ) -> Any:
+        self, work: Callable[[Transaction], T], *, connection: Any = None, attempts: int = 5
+    ) -> T:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
         self._require_open()
         return self._transactions.run(work, connection, attempts)

@@ -176,10 +176,6 @@ def _work(
     except PxrsError as error:
         reporting.send(error)
         sys.exit(_GAVE_UP)
-    except SystemExit as error:
-        # The handler's wish. Started again it would come to the same message.
-        reporting.send(SystemExit(error.code if isinstance(error.code, int | str) else None))
-        raise
 
 
 def _end_with(parent: int) -> None:

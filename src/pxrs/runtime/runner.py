@@ -70,7 +70,7 @@ class Runner:
         self._since: dict[int, float] = {}
         self._attempts: Counter[tuple[str, int, int]] = Counter()
         self._stopping = False
-        self._failure: BaseException | None = None
+        self._failure: PxrsError | None = None
         self._consumer: Consumer | None = None
         self._seen_version = 0
         self.handled = 0
@@ -143,17 +143,13 @@ class Runner:
         return (message.topic, message.partition)
 
     def _work(self) -> None:
-        try:
-            self._work_until_stopped()
-        except BaseException as error:  # noqa: BLE001 - `run` raises it
-            # sys.exit() in a handler, or a bug: with a worker less and its lane shut, the run
-            # would go on as if nothing had happened.
-            self._fail(error)
-
-    def _work_until_stopped(self) -> None:
         while (taken := self._next_task()) is not None:
             lane, task = taken
-            delay = self._handle(task)
+            try:
+                delay = self._handle(task)
+            except BaseException as error:  # noqa: BLE001 - a worker must not die in silence
+                delay = None
+                self._fail(_gave_up(task.message, error))
             with self._turn:
                 if delay is None:
                     self._schedule.done(lane)
@@ -250,7 +246,7 @@ class Runner:
             try:
                 grave = letters.bury(message, self._settings.group, attempts, error)
                 what = _describe(message, attempts, error)
-                _LOG.error("%s; it is in %r now", what, grave, exc_info=error)
+                _LOG.error("%s; it is in %r now", what, grave, exc_info=_printable(error))
                 return None
             except PxrsError as failure:
                 if not failure.retryable:
@@ -269,7 +265,7 @@ class Runner:
         if any(now - since > limit for since in list(self._since.values())):
             self._fail(HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)"))
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: PxrsError) -> None:
         self._failure = self._failure or error
         self.stop()
 
@@ -315,9 +311,29 @@ def _place(message: Message) -> tuple[str, int, int]:
     return message.topic, message.partition, message.offset
 
 
+def _gave_up(message: Message, error: BaseException) -> HandlerFailed:
+    """What to tell when a handler did not fail on a message, but wanted to end the program."""
+    failure = HandlerFailed(
+        f"the handler raised {type(error).__name__} on {message.topic!r} partition "
+        f"{message.partition} offset {message.offset}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _printable(error: Exception) -> Exception | None:
+    """The error for a log; None if that could not be written. Its dead letter tells all."""
+    try:
+        words_of(error).encode()
+    except UnicodeEncodeError:
+        return None
+    return error
+
+
 def _describe(message: Message, attempts: int, error: Exception) -> str:
+    words = words_of(error).encode(errors="backslashreplace").decode()
     times = "once" if attempts == 1 else f"{attempts} times"
     return (
         f"the handler failed {times} on {message.topic!r} partition {message.partition} "
-        f"offset {message.offset}: {words_of(error)}"
+        f"offset {message.offset}: {words}"
     )

@@ -18,16 +18,16 @@ from pxrs.config import ConsumerSettings
 from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
     Closed,
-    Fenced,
     OutcomeUnknown,
     PxrsError,
     SessionLost,
     StoreFull,
     StoreReadOnly,
 )
+from pxrs.runtime.fencing import fenced, names_of
 from pxrs.runtime.outage import Outage
 from pxrs.runtime.seat import Seat
-from pxrs.runtime.worker import Worker, names_of, not_committed
+from pxrs.runtime.worker import Worker
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.types import TopicPartition
 
@@ -128,7 +128,7 @@ class Steward:
             self.wake()
         for each in asked:
             theirs = lost & {seat.part for seat in each.seats}
-            _answer([each], Fenced(not_committed(theirs)) if theirs else None)
+            _answer([each], fenced(theirs) if theirs else None)
 
     def _take_asked(self) -> list[Asked]:
         with self._asking:

@@ -17,6 +17,7 @@ from pxrs.core.group import Rules
 from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
+from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
@@ -226,7 +227,8 @@ class Worker:
         """The seat of a partition that is owned now, or `Fenced`."""
         seat = self.desk.seats.get(TopicPartition(topic, partition))
         if seat is None or seat.state != "owned":
-            raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer")
+            part = TopicPartition(topic, partition)
+            raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer", [part])
         return seat
 
     # Committing
@@ -267,7 +269,7 @@ class Worker:
     def _holds(self, seat: Seat) -> bool:
         """Whether the partition is still held under the epoch that the seat was taken with."""
         holding = self.holdings.get(seat.part)
-        return holding is not None and holding.epoch == seat.epoch
+        return holding is not None and holding.epoch == seat.epoch and holding.key == seat.key
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
         """Commit these marks; the partitions that turned out to be lost."""
@@ -315,7 +317,7 @@ class Worker:
         part = TopicPartition(message.topic, message.partition)
         seat = self.desk.seats.get(part)
         if seat is None or seat.epoch != message.fence.epoch or not self._holds(seat):
-            raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
+            raise fenced([part])
         if message.offset >= seat.handed:
             raise InvalidRequest(
                 f"offset {message.offset} of {message.topic!r} partition {message.partition} was "
@@ -358,7 +360,7 @@ class Worker:
         )
         with self.holdings.lock:
             if not self._is_current(seat):
-                raise Fenced(f"owned by somebody else since: {names_of(frozenset([seat.part]))}")
+                raise fenced([seat.part])
             try:
                 applied = self.holdings.seek(seat.part, offset, [record])
             except OutcomeUnknown:
@@ -367,7 +369,7 @@ class Worker:
                 raise
             if applied.lost:
                 self.desk.gone(applied.lost, lost=True)
-                raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
+                raise fenced(applied.lost)
             self.desk.restart(seat.part, offset)
         forget_old_resets(self._coord, self._settings.group)
 
@@ -375,13 +377,3 @@ class Worker:
 def _mark(holding: Holding) -> Mark:
     claim = holding.claim
     return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
-
-
-def names_of(parts: frozenset[TopicPartition]) -> str:
-    """Partitions, for people."""
-    return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(parts))
-
-
-def not_committed(parts: frozenset[TopicPartition]) -> str:
-    """What a `Fenced` says of a commit."""
-    return f"not committed, owned by somebody else now: {names_of(parts)}"
