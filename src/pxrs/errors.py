@@ -30,7 +30,7 @@ PxrsError
 ├── SequenceGap                 a batch arrived whose predecessor never did
 ├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
 ├── TransactionConflict       ↻ the engine chose this transaction as the victim of a deadlock
-├── Fenced                      somebody else owns this now; stop working on it
+├── Fenced                      somebody else owns this now; .parts names the partitions
 │   └── Displaced               another process joined under this static member's name
 ├── NoCheckpoint                a partition has no checkpoint, and `start="error"` was asked for
 ├── HandlerFailed               a handler gave up on a message, and the group was to stop then
@@ -46,11 +46,11 @@ PxrsError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from pxrs.types import Versioned
+    from pxrs.types import TopicPartition, Versioned
 
 
 class PxrsError(Exception):
@@ -253,7 +253,14 @@ class TransactionConflict(PxrsError):
 
 
 class Fenced(PxrsError):
-    """Somebody else owns this now. Normal control flow: stop working on it."""
+    """Somebody else owns this now. Normal control flow: stop working on it.
+
+    `parts` are the partitions that were lost; none where it is about something else.
+    """
+
+    def __init__(self, message: str = "", parts: Iterable[TopicPartition] = ()) -> None:
+        super().__init__(message)
+        self.parts = frozenset(parts)
 
 
 class Displaced(Fenced):

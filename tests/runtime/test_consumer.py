@@ -9,7 +9,9 @@ import pytest
 
 import pxrs
 from pxrs import Message, Pxrs
+from pxrs.errors import StoreUnavailable
 from pxrs.types import LogPartition
+from support.faults import FaultyLog, times
 
 PATIENCE = 30.0
 
@@ -108,6 +110,60 @@ class TestWhatCountsAsHandled:
             for number, expected in [(1, 2), (3, 4), (0, 4)]:
                 consumer.commit(messages[number])
                 assert checkpoint(topic) == expected
+
+
+class TestCommittingInTheBackground:
+    def test_it_tells_how_it_went(self, topic: Pxrs) -> None:
+        send(topic, 3)
+        with join(topic, auto_commit=False) as consumer:
+            take(consumer, 2)
+            consumer.commit_async().result(PATIENCE)
+            assert checkpoint(topic) == 2
+            take(consumer, 1)
+            topic.groups.reset("g", "t", to="earliest", force=True)
+            with pytest.raises(pxrs.Fenced, match="owned by somebody else now: t/0") as told:
+                consumer.commit_async().result(PATIENCE)
+            assert told.value.parts == {pxrs.TopicPartition("t", 0)}
+            assert checkpoint(topic) == 0
+
+    def test_closing_does_not_forget_it(self, topic: Pxrs) -> None:
+        send(topic, 3)
+        for number in range(3):
+            with join(topic, auto_commit=False) as consumer:
+                assert offsets(take(consumer, 1)) == [number]
+                committed = consumer.commit_async()
+            assert committed.result(0) is None
+
+
+class TestAStoreThatIsAway:
+    @pytest.fixture
+    def px(self, faulty: Pxrs) -> Pxrs:
+        faulty.create_topic("t", 1)
+        send(faulty, 1)
+        return faulty
+
+    def test_a_loop_waits_for_it(self, px: Pxrs, log: FaultyLog, caplog: Any) -> None:
+        with join(px) as consumer:
+            log.fetching = times(3, StoreUnavailable("away"))
+            assert next(iter(consumer)).offset == 0
+            assert consumer.health().ok
+        told = [record.message for record in caplog.records if "reading the log" in record.message]
+        assert [re.sub("[0-9.]+ s", "a while", line) for line in told] == [
+            "group 'g', reading the log: trying again until it works: away",
+            "group 'g', reading the log: it works again, after a while",
+        ]
+
+    def test_a_poll_tells_when_its_time_is_over(self, px: Pxrs, log: FaultyLog) -> None:
+        with join(px) as consumer:
+            assert offsets(take(consumer, 1)) == [0]
+            log.fetching = times(10**6, StoreUnavailable("away"))
+            send(px, 1)
+            with pytest.raises(StoreUnavailable):
+                consumer.poll(timeout=0.1)
+            assert consumer.health().state == "lost the store"
+            log.fetching = lambda: None
+            assert offsets(take(consumer, 1)) == [1]
+            assert consumer.health().ok
 
 
 class TestWithoutACheckpoint:

@@ -79,6 +79,22 @@ def test_claim_that_nobody_knew_of_is_kept_if_it_is_ours() -> None:
     assert not a.holdings.doubts
 
 
+def test_topics_announced_without_an_answer_are_announced_again() -> None:
+    """The store knows what they were in between; now they are what they were at first."""
+    group = Group()
+    names: list[tuple[str, ...]] = [("t",)]
+    worker = group.member("a", names=lambda: names[-1])
+    group.look(worker)
+    names.append(())
+    group.faults.rates = Rates(unknown_applied=1)
+    with pytest.raises(OutcomeUnknown):
+        worker.membership.look()
+    group.faults.rates = NOTHING
+    names.append(("t",))
+    group.look(worker)
+    assert worker.holdings.parts == {PART}
+
+
 def test_seek_without_an_answer_starts_where_the_store_says() -> None:
     group = Group()
     worker = group.member("a")

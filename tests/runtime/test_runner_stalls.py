@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable
@@ -95,10 +96,6 @@ def test_attempts_are_counted_anew_once_it_was_handled(px: pxrs.Pxrs) -> None:
     assert [topic.name for topic in px.topics()] == ["orders"]
 
 
-def leave() -> NoReturn:
-    raise SystemExit(3)
-
-
 def odd() -> NoReturn:
     raise RuntimeError("\ud800 is no text")
 
@@ -111,20 +108,12 @@ def unspeakable() -> NoReturn:
     raise UnspeakableError
 
 
-def test_a_handler_that_wants_to_exit_ends_the_run(px: pxrs.Pxrs) -> None:
-    """A thread that dies in silence would leave its partition to nobody."""
-    make(px, ["bad", "good"])
-    running = Running(px, lambda message: leave(), topic="orders", retry=QUICK)
-    running.join()
-    assert isinstance(running.error, pxrs.HandlerFailed)
-    assert isinstance(running.error.__cause__, SystemExit)
-    assert checkpoints(px) == 0
-
-
 @pytest.mark.parametrize("fail", [odd, unspeakable])
 def test_an_error_without_words_becomes_a_dead_letter(
-    px: pxrs.Pxrs, fail: Callable[[], NoReturn]
+    px: pxrs.Pxrs, fail: Callable[[], NoReturn], caplog: pytest.LogCaptureFixture
 ) -> None:
+    # What is captured of such a text can't be sent to the process that reports.
+    caplog.set_level(logging.CRITICAL + 1, "pxrs.run")
     make(px, ["bad", "good"])
 
     def handle(message: Message) -> None:

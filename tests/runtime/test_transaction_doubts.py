@@ -1,4 +1,4 @@
-"""A consumer's transaction that got no answer, or was overtaken by a seek: who knows what after."""
+"""A consumer's transaction that got no answer, or was overtaken: who knows what after."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pxrs.errors import OutcomeUnknown, TransactionConflict
+from pxrs.errors import Fenced, OutcomeUnknown, TransactionConflict
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.worker import Worker
 from pxrs.testing.faults import NOTHING, Rates
@@ -32,6 +32,22 @@ def test_messages_in_hand_during_a_seek_do_not_undo_it() -> None:
     assert group.poll(worker) == [3, 4]
     send_one(transactions)
     assert (group.claim().checkpoint, group.sent()) == (5, 2)
+
+
+def test_messages_of_a_deleted_topic_are_not_those_of_its_namesake() -> None:
+    """Its epochs start anew: the claims of both are at the first one."""
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    group.poll(worker)
+    group.topics.delete("t")
+    group.make_topic()
+    group.look(worker)
+    assert (group.claim().owner, group.claim().epoch) == (worker.membership.me.id, 1)
+    with pytest.raises(Fenced):
+        send_one(group.transactions(worker, "a"))
+    assert (group.claim().checkpoint, group.sent()) == (None, 0)
+    assert group.poll(worker) == [0, 1, 2, 3, 4]
 
 
 def lose_the_answer(group: Group, then: Callable[[], None]) -> None:

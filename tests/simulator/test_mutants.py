@@ -11,6 +11,7 @@ import pytest
 
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
+from pxrs.core.group import View
 from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OutcomeUnknown
 from pxrs.runtime.checkpoint import Checkpoint
@@ -232,7 +233,12 @@ def reset_fences_nobody(patch: Patch) -> None:
     """The epoch stays, and the owner."""
 
     def rewind(
-        part: TopicPartition, key: str, found: Versioned | None, checkpoint: int, stamp: Stamp
+        part: TopicPartition,
+        key: str,
+        found: Versioned | None,
+        checkpoint: int,
+        stamp: Stamp,
+        last_epoch: int,
     ) -> Step:
         before = decode(found, Claim) if found is not None else Claim()
         claim = msgspec.structs.replace(before, checkpoint=checkpoint, done=(), write=stamp.write)
@@ -248,9 +254,49 @@ def nobody_hears_of_a_reset(patch: Patch) -> None:
 
 
 def reset_is_not_recorded(patch: Patch) -> None:
-    patch.setattr(
-        "pxrs.runtime.groups.record_of_reset", lambda *_: Put("resets/other/1", encode(Head()))
-    )
+    def elsewhere(group: str, by: str, part: TopicPartition, *_: Any) -> Put:
+        return Put(f"resets/other/{part.partition}", encode(Head()))
+
+    patch.setattr("pxrs.runtime.groups.record_of_reset", elsewhere)
+
+
+def topic_is_its_name(patch: Patch) -> None:
+    """What is held of a deleted topic counts as held of the one that was made again."""
+
+    def by_name(self: Membership, view: View) -> bool:
+        gone = [
+            part
+            for part in sorted(self._holdings.parts)
+            if (holding := self._holdings.get(part))
+            and (
+                part.topic not in view.topics
+                or (found := self._coord.get(holding.key)) is None
+                or decode(found, Claim).owner != self.me.id
+            )
+        ]
+        self._holdings.drop(gone)
+        self._desk.gone(gone, lost=True)
+        return bool(gone)
+
+    patch.setattr(Membership, "_drop_what_others_have", by_name)
+
+
+def claims_under_the_name(patch: Patch) -> None:
+    """A topic that was made again goes on at the checkpoint of the one before."""
+    inherit: dict[tuple[str, int], Claim] = {}
+    properly = claims.take
+
+    def take(
+        part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp, last_epoch: int
+    ) -> Step:
+        step = properly(part, key, found, stamp, last_epoch)
+        if found is None and part in inherit:
+            claim = msgspec.structs.replace(step.claim, checkpoint=inherit[part].checkpoint)
+            return Step(part, step.check, Put(key, encode(claim)), claim)
+        inherit[part] = step.claim
+        return step
+
+    patch.setattr(claims, "take", take)
 
 
 class Mutant(NamedTuple):
@@ -273,7 +319,7 @@ MUTANTS = [
     Mutant(checkpoint_of_what_was_fetched, r"was not handled"),
     Mutant(epoch_stays_on_take_over, r"both at epoch"),
     Mutant(lease_is_not_looked_at, r"after its lease was over"),
-    Mutant(no_answer_is_success, r"handed out .* at epoch", {"rates": NO_ANSWERS}),
+    Mutant(no_answer_is_success, r"handed out .* at epoch|no rest", {"rates": NO_ANSWERS}),
     Mutant(
         doubts_are_forgotten,
         r"no rest",
@@ -316,6 +362,8 @@ MUTANTS = [
     Mutant(reset_fences_nobody, r"without fencing anybody", RESETS),
     Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
     Mutant(reset_is_not_recorded, r"without a record", RESETS),
+    Mutant(topic_is_its_name, r"no rest", {**RESETS, "pattern": False}),
+    Mutant(claims_under_the_name, r"changed the checkpoint .* while claiming", RESETS),
 ]
 
 

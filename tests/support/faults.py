@@ -106,11 +106,11 @@ class FaultyStores:
         self._inner.close()
 
 
-def times(number: int, error: BaseException) -> Hook:
+def times(number: int, error: BaseException) -> Callable[..., None]:
     """Raise the error so many times, then never again."""
     left = [error] * number
 
-    def hook(_: Sequence[Append]) -> None:
+    def hook(*_: object) -> None:
         if left:
             raise left.pop()
 

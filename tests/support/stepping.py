@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from random import Random
 
@@ -28,14 +29,25 @@ class Group:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.stores = MemoryStores(clock=self.clock)
-        topics = Topics(self.stores.coord, self.stores.log, self.clock)
-        self.topic = topics.create("t", 1)
-        topics.create("out", 1)
-        batch = encode((b"k", b"%d" % number, [], 0) for number in range(5))
-        self.stores.log.append([Append(LogPartition(self.topic.id, 0), batch)])
+        self.topics = Topics(self.stores.coord, self.stores.log, self.clock)
+        self.topics.create("out", 1)
+        self.make_topic()
         self.faults = Faults(Random(1), self.clock)
 
-    def member(self, name: str, process: str = "", *, static: bool = False) -> Worker:
+    def make_topic(self) -> None:
+        """The topic, with its messages."""
+        self.topic = self.topics.create("t", 1)
+        batch = encode((b"k", b"%d" % number, [], 0) for number in range(5))
+        self.stores.log.append([Append(LogPartition(self.topic.id, 0), batch)])
+
+    def member(
+        self,
+        name: str,
+        process: str = "",
+        *,
+        static: bool = False,
+        names: Callable[[], tuple[str, ...]] = lambda: ("t",),
+    ) -> Worker:
         stores = FaultyStores(self.stores, self.faults, name)
         numbers = count()
         settings = ConsumerSettings(
@@ -52,7 +64,7 @@ class Group:
             stores,
             Topics(stores.coord, stores.log, self.clock),
             self.clock,
-            lambda: ("t",),
+            names,
             settings,
             Decoder(),
             new_id=lambda: f"{name}{process}-{next(numbers)}",
@@ -77,7 +89,7 @@ class Group:
 
     def sent(self) -> int:
         """How many messages transactions have sent to the topic "out"."""
-        return Topics(self.stores.coord, self.stores.log, self.clock).describe("out").messages
+        return self.topics.describe("out").messages
 
     def look(self, *workers: Worker) -> None:
         """All look, again and again, for a second."""

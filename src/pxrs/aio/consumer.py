@@ -118,9 +118,9 @@ class Consumer:
         self._refuse_inside()
         await self._threads.call(partial(self._consumer.commit, message))
 
-    def commit_async(self) -> None:
-        """Commit what was handled soon, in the background. Not awaited: it does not wait."""
-        self._consumer.commit_async()
+    def commit_async(self) -> Awaitable[None]:
+        """Commit what was handed out so far in the background. It need not be awaited."""
+        return Going(self._consumer.commit_async())
 
     def transaction(self, connection: Any = None) -> Transaction:
         """Commit the checkpoint of what was handed out together with the caller's writes.
@@ -243,6 +243,16 @@ class Consumer:
         finally:
             if left.done():
                 self._waiting = None
+
+
+class Going:
+    """Something that happens whether or not it is awaited; nobody has to look how it went."""
+
+    def __init__(self, going: Future[None]) -> None:
+        self._going = going
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return outcome(self._going).__await__()
 
 
 class Arriving(AsyncIterator[T], Generic[T]):

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pxrs.core.claims import Happened, Lost, Step, judge
-from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, TransactionConflict
+from pxrs.errors import OutcomeUnknown, PxrsError, TransactionConflict
+from pxrs.runtime.fencing import fenced, names_of
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.stores.api import Atomic, CoordStore
 from pxrs.types import Conflict, TopicPartition, Versioned
@@ -73,7 +74,7 @@ class Checkpoint:
         missing = frozenset(self._marks.keys() - self._holdings.parts)
         if missing:
             self._work.lost(missing)
-            raise Fenced(f"owned by somebody else now: {sorted(missing)}")
+            raise fenced(missing)
         # In the order in which the committer writes them.
         self._steps = sorted(
             self._holdings.steps_to_commit(self._marks), key=lambda step: step.put.key
@@ -102,7 +103,7 @@ class Checkpoint:
         if lost:
             self._lose(lost)
             self._work.rolled_back()
-            raise Fenced(f"not committed, owned by somebody else now: {sorted(lost)}")
+            raise fenced(lost)
         self.not_committed()
 
     def not_committed(self) -> None:
@@ -145,7 +146,7 @@ class Checkpoint:
             self._lose(others)
             raise OutcomeUnknown(
                 "the transaction got no answer, and whoever took its partitions over has written "
-                f"over what would tell: {sorted(others)}"
+                f"over what would tell: {names_of(others)}"
             ) from doubt
         # One of them proves all: they were one commit. The others were taken after it.
         self._lose(others)

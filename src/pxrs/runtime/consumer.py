@@ -7,7 +7,9 @@ never waits for either.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,7 +17,6 @@ from typing import Any, TypeVar
 from pxrs.config import ConsumerSettings
 from pxrs.errors import (
     Closed,
-    Fenced,
     PxrsError,
     StoreError,
 )
@@ -29,18 +30,21 @@ from pxrs.runtime.arguments import (
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.fencing import fenced
 from pxrs.runtime.health import Facts, Health, judge
 from pxrs.runtime.hold import Desk
+from pxrs.runtime.outage import Outage
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Run, Worker, names_of
+from pxrs.runtime.worker import Run, Worker
 from pxrs.stores.api import Watch
 from pxrs.types import Message, TopicPartition
 
 T = TypeVar("T")
 _CAREFUL_WAIT = 1.0
+_RETRY_PAUSE = 0.2
 RUN = 500
 
 
@@ -78,6 +82,9 @@ class Consumer:
         self._watched_version = -1
         self._closed = False
         self._woken = False
+        # Ends a wait for a store that does not answer: there may be no watch then.
+        self._nudge = threading.Event()
+        self._log_outage = Outage(f"group {settings.group!r}, reading the log", clock)
         self._steward = Steward(stores.coord, clock, settings, self._worker, self._wake_consumer)
         self._transactions = Transactions(shared, self._worker, self._steward.wake)
         try:
@@ -114,7 +121,9 @@ class Consumer:
                 meant=self._membership.meant,
                 waiting=sum(seat.lag for seat in seats),
                 in_hand_since=self._worker.handed_at if self._worker.runs else None,
-                store_lost_since=self._steward.store_lost_since,
+                store_lost_since=min(
+                    filter(None, (self._steward.outage.since, self._log_outage.since)), default=None
+                ),
                 fatal=str(fatal) if (fatal := self._steward.fatal) is not None else None,
                 closed=self._closed,
             )
@@ -159,12 +168,14 @@ class Consumer:
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
-            raise Fenced(f"not committed, owned by somebody else now: {names_of(lost)}")
+            raise fenced(lost)
 
-    def commit_async(self) -> None:
-        """Commit what was handled soon, in the background. Losses are told by `on_lost`."""
-        self._worker.marks_handed()
-        self._steward.commit_soon()
+    def commit_async(self) -> Future[None]:
+        """Commit what was handed out so far in the background; how it went, once it has.
+
+        Its `result()` is that of `commit`. Nobody has to ask: what was lost is told by `on_lost`.
+        """
+        return self._steward.commit_soon()
 
     def transaction(self, connection: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
@@ -230,6 +241,8 @@ class Consumer:
         self._steward.stop()
         self._worker.sync()
         try:
+            with suppress(PxrsError):
+                self._steward.commit_what_was_asked()
             self._membership.leave()
         finally:
             self._steward.close()
@@ -300,24 +313,50 @@ class Consumer:
         return self._worker.hand_out(most)
 
     def wait(self, timeout: float | None) -> bool:
-        """Until there may be something to take; false when the time is over, or when woken."""
+        """Until there may be something to take; false when the time is over, or when woken.
+
+        A store that does not answer may do so in time; if not, that is told.
+        """
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
             if self._desk.has_messages:
                 return True
-            watch = self._armed_watch()
-            if self._worker.fetch(self._steward.wake):
-                return True
+            self._nudge.clear()
+            trouble = None
+            try:
+                if self._fetch():
+                    return True
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                trouble = error
             if self._woken:
                 self._woken = False
                 return False
-            left = _CAREFUL_WAIT
+            left = _CAREFUL_WAIT if trouble is None else _RETRY_PAUSE
             if deadline is not None:
                 left = min(left, deadline - self._clock.monotonic())
                 if left <= 0:
+                    if trouble is not None:
+                        raise trouble
                     return False
-            watch.wait(left)
+            if trouble is not None or self._log_watch is None:
+                self._nudge.wait(left)
+            else:
+                self._log_watch.wait(left)
+
+    def _fetch(self) -> bool:
+        """Fill the buffers; true if there may be something to take."""
+        try:
+            self._arm_watch()
+            came = self._worker.fetch(self._steward.wake)
+        except StoreError as error:
+            if error.retryable:
+                self._log_outage.began(error)
+            raise
+        self._log_outage.over()
+        return came
 
     def all_at_once(self, runs: list[Run]) -> list[Message]:
         """The runs' messages; they are handled when `finish` is called."""
@@ -361,19 +400,18 @@ class Consumer:
 
     # Fetching
 
-    def _armed_watch(self) -> Watch:
+    def _arm_watch(self) -> None:
         """A watch on the logs of what is owned; armed before they are looked at."""
         with self._desk.lock:
             if self._log_watch is None or self._watched_version != self._desk.version:
+                version = self._desk.version
+                watch = self._stores.log.watch(*(seat.where for seat in self._desk.owned()))
                 if self._log_watch is not None:
                     self._log_watch.close()
-                self._watched_version = self._desk.version
-                self._log_watch = self._stores.log.watch(
-                    *(seat.where for seat in self._desk.owned())
-                )
-            return self._log_watch
+                self._log_watch, self._watched_version = watch, version
 
     def _wake_consumer(self) -> None:
+        self._nudge.set()
         watch = self._log_watch
         if watch is not None:
             watch.wake()

@@ -34,6 +34,7 @@ class Seat:
         "full",
         "goodbye",
         "handed",
+        "key",
         "origin",
         "out",
         "part",
@@ -51,6 +52,8 @@ class Seat:
         self.where = LogPartition(topic.id, holding.part.partition)
         # How many partitions the topic has.
         self.siblings = topic.partitions
+        # The claim's: epochs of a topic that was made again start anew.
+        self.key = holding.key
         self.epoch = holding.epoch
         self.fence = Fence(holding.part.topic, holding.part.partition, holding.epoch)
         self.state: PartState = "owned"

@@ -98,7 +98,8 @@ class Membership:
         self._new_id = new_id or (lambda: secrets.token_hex(6))
         self._lookout = Lookout(settings.group, coord, topics)
         self._memory = Memory()
-        self._subscribed: tuple[str, ...] = ()
+        # What the member's record says; None while nobody knows.
+        self._subscribed: tuple[str, ...] | None = None
         self.me = Me(settings.name, "")
         self.session: Session | None = None
         self.generation = 0
@@ -188,6 +189,7 @@ class Membership:
         """Write the member's record; a target computed before this fails."""
         assert self.session is not None
         topics = self._settings.topics()
+        self._subscribed = None
         record = MemberRecord(
             id=self.me.id,
             topics=topics,

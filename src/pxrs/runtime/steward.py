@@ -7,27 +7,43 @@ the caller; all else is tried again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
+    Closed,
     OutcomeUnknown,
     PxrsError,
     SessionLost,
     StoreFull,
     StoreReadOnly,
 )
+from pxrs.runtime.desk import Seat
+from pxrs.runtime.fencing import fenced, names_of
+from pxrs.runtime.outage import Outage
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import CoordStore, Watch
+from pxrs.types import TopicPartition
 
+_LOG = logging.getLogger("pxrs.groups")
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
 # Not worth the same call again, but the next look may well do: it joins anew, it settles what is
 # in doubt, and somebody may have made room or given back the rights.
 _MAY_PASS = (SessionLost, OutcomeUnknown, StoreFull, StoreReadOnly)
+
+
+class Asked(NamedTuple):
+    """A commit in the background: of which partitions, and whom to tell."""
+
+    seats: list[Seat]
+    answer: Future[None]
 
 
 class Steward:
@@ -47,12 +63,15 @@ class Steward:
         self._worker = worker
         self._membership = worker.membership
         self._wake_consumer = wake_consumer
+        self._who = f"group {settings.group!r}, member {settings.member_name!r}"
         self._watch: Watch | None = None
         self._stop = threading.Event()
-        self._commit_soon = threading.Event()
-        # What ended it, and since when the store has not answered.
+        # Commits that somebody waits for, or may.
+        self._asked: list[Asked] = []
+        self._asking = threading.Lock()
+        # What ended it.
         self.fatal: Exception | None = None
-        self.store_lost_since: float | None = None
+        self.outage = Outage(self._who, clock)
         self._threads = [
             threading.Thread(target=target, name=f"pxrs-{name}", daemon=True)
             for name, target in (("session", self._keep_session), ("steward", self._attend))
@@ -74,6 +93,7 @@ class Steward:
         """Let go of the watch."""
         if self._watch is not None:
             self._watch.close()
+        _answer(self._take_asked(), Closed("the consumer was closed before it was committed"))
 
     def wake(self) -> None:
         """Look at the group now. From any thread."""
@@ -81,10 +101,39 @@ class Steward:
         if watch is not None:
             watch.wake()
 
-    def commit_soon(self) -> None:
-        """Commit what was handled with the next look, which is now."""
-        self._commit_soon.set()
+    def commit_soon(self) -> Future[None]:
+        """Commit what the caller has seen with the next look, which is now; how that went."""
+        asked = Asked(self._worker.count_handed(), Future())
+        # It can't be cancelled: the commit may be on its way.
+        asked.answer.set_running_or_notify_cancel()
+        with self._asking:
+            self._asked.append(asked)
         self.wake()
+        return asked.answer
+
+    def commit_what_was_asked(self) -> None:
+        """Commit if anybody has asked for it and got no answer yet."""
+        if not (asked := self._take_asked()):
+            return
+        try:
+            lost = self._worker.commit_counted(seat for each in asked for seat in each.seats)
+        except Exception as error:
+            if _may_pass(error) and not self._stop.is_set():
+                with self._asking:
+                    self._asked += asked
+            else:
+                _answer(asked, error)
+            raise
+        if lost:
+            self.wake()
+        for each in asked:
+            theirs = lost & {seat.part for seat in each.seats}
+            _answer([each], fenced(theirs) if theirs else None)
+
+    def _take_asked(self) -> list[Asked]:
+        with self._asking:
+            asked, self._asked = self._asked, []
+            return asked
 
     def _keep_session(self) -> None:
         while not self._stop.wait(self._settings.session_ttl / 3):
@@ -107,35 +156,56 @@ class Steward:
                 if watched != self._membership.waiting_for:
                     watched = self._membership.waiting_for
                     self._watch_group(watched)
-                version = self._worker.desk.version
-                look_at = self._membership.look()
+                look_at = self._look()
                 commit_at = self._commit_when_due(commit_at)
-                self.store_lost_since = None
-                if self._worker.desk.version != version:
-                    self._wake_consumer()
+                self.outage.over()
             except Exception as error:  # noqa: BLE001 - a thread that dies in silence is worse
                 if not _may_pass(error):
-                    self.fatal = error
-                    self._wake_consumer()
+                    self._give_up(error)
                     return
-                now = self._clock.monotonic()
-                self.store_lost_since = self.store_lost_since or now
-                look_at = now + _RETRY_PAUSE
+                self.outage.began(error)
+                look_at = self._clock.monotonic() + _RETRY_PAUSE
             if watched == self._membership.waiting_for and self._watch is not None:
                 now = self._clock.monotonic()
                 times = [now + _CAREFUL_WAIT, commit_at]
                 times += [look_at] if look_at is not None else []
                 self._watch.wait(max(0.0, min(times) - now))
 
+    def _look(self) -> float | None:
+        """Look at the group; the consumer hears of whatever has changed, even if a look fails."""
+        desk = self._worker.desk
+        version, before = desk.version, self._worker.holdings.parts
+        try:
+            return self._membership.look()
+        finally:
+            if desk.version != version:
+                self._wake_consumer()
+                self._tell_moves(before, self._worker.holdings.parts)
+
     def _commit_when_due(self, due: float) -> float:
+        self.commit_what_was_asked()
         now = self._clock.monotonic()
-        soon = self._commit_soon.is_set()
-        if now < due and not soon:
+        if now < due:
             return due
-        self._commit_soon.clear()
-        if (self._settings.auto_commit or soon) and self._worker.commit_handled():
+        if self._settings.auto_commit and self._worker.commit_handled():
             self.wake()
         return now + self._settings.auto_commit_interval
+
+    # What operators read
+
+    def _tell_moves(
+        self, before: frozenset[TopicPartition], now: frozenset[TopicPartition]
+    ) -> None:
+        if gained := now - before:
+            _LOG.info("%s: claimed %s", self._who, names_of(gained))
+        if gone := before - now:
+            _LOG.info("%s: gave up %s", self._who, names_of(gone))
+
+    def _give_up(self, error: Exception) -> None:
+        self.fatal = error
+        _LOG.error("%s: can't go on: %s", self._who, error)
+        _answer(self._take_asked(), error)
+        self._wake_consumer()
 
     def _watch_group(self, claims: frozenset[str]) -> None:
         if self._watch is not None:
@@ -144,6 +214,14 @@ class Steward:
         self._watch = self._coord.watch(
             head_key(group), members_prefix(group), "topics/", *sorted(claims)
         )
+
+
+def _answer(asked: list[Asked], error: Exception | None) -> None:
+    for each in asked:
+        if error is None:
+            each.answer.set_result(None)
+        else:
+            each.answer.set_exception(error)
 
 
 def _may_pass(error: Exception) -> bool:

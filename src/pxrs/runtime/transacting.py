@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pxrs.core.progress import Progress
-from pxrs.errors import Fenced, InvalidRequest, TransactionConflict
+from pxrs.errors import InvalidRequest, TransactionConflict
 from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.desk import Seat
+from pxrs.runtime.fencing import fenced
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.holdings import Mark
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Run, Worker, names_of
+from pxrs.runtime.worker import Run, Worker
 from pxrs.types import TopicPartition
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class Handed:
             stale = self._worker.drop_stale_runs()
             if stale:
                 self.rolled_back()
-                raise Fenced(f"owned by somebody else since: {names_of(stale)}")
+                raise fenced(stale)
             marks = {seat.part: self._mark(seat) for seat in self._seats}
             return {part: mark for part, mark in marks.items() if mark is not None}
 

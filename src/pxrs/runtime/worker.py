@@ -7,7 +7,7 @@ those of the membership and the commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
@@ -16,6 +16,7 @@ from pxrs.core.group import Rules
 from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
@@ -267,7 +268,8 @@ class Worker:
         """The seat of a partition that is owned now, or `Fenced`."""
         seat = self.desk.seats.get(TopicPartition(topic, partition))
         if seat is None or seat.state != "owned":
-            raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer")
+            part = TopicPartition(topic, partition)
+            raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer", [part])
         return seat
 
     # Committing
@@ -308,7 +310,7 @@ class Worker:
     def _holds(self, seat: Seat) -> bool:
         """Whether the partition is still held under the epoch that the seat was taken with."""
         holding = self.holdings.get(seat.part)
-        return holding is not None and holding.epoch == seat.epoch
+        return holding is not None and holding.epoch == seat.epoch and holding.key == seat.key
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
         """Commit these marks; the partitions that turned out to be lost."""
@@ -319,6 +321,18 @@ class Worker:
             self.desk.committed({holding.part: marks[holding.part] for holding in applied.written})
             self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
+
+    def count_handed(self) -> list[Seat]:
+        """What the caller has seen is handled, as it says; the seats that this is about."""
+        with self.desk.lock:
+            self.marks_handed()
+            return [run.seat for run in self.runs if run.seen]
+
+    def commit_counted(self, seats: Iterable[Seat]) -> frozenset[TopicPartition]:
+        """Commit what was handled by now; what was lost of it, and of these seats since."""
+        with self.holdings.lock:
+            lost = frozenset(seat.part for seat in seats if not self._holds(seat))
+            return self.commit_handled() | lost
 
     def marks_handed(self) -> dict[TopicPartition, Mark]:
         """Everything up to the last message that the caller has seen."""
@@ -340,7 +354,7 @@ class Worker:
         part = TopicPartition(message.topic, message.partition)
         seat = self.desk.seats.get(part)
         if seat is None or seat.epoch != message.fence.epoch or not self._holds(seat):
-            raise Fenced(f"{message.topic!r} partition {message.partition} is not owned any more")
+            raise fenced([part])
         if message.offset >= seat.handed:
             raise InvalidRequest(
                 f"offset {message.offset} of {message.topic!r} partition {message.partition} was "
@@ -368,7 +382,7 @@ class Worker:
         )
         with self.holdings.lock:
             if not self._is_current(seat):
-                raise Fenced(f"owned by somebody else since: {names_of(frozenset([seat.part]))}")
+                raise fenced([seat.part])
             try:
                 applied = self.holdings.seek(seat.part, offset, [record])
             except OutcomeUnknown:
@@ -377,11 +391,6 @@ class Worker:
                 raise
             if applied.lost:
                 self.desk.gone(applied.lost, lost=True)
-                raise Fenced(f"owned by somebody else now: {names_of(applied.lost)}")
+                raise fenced(applied.lost)
             self.desk.restart(seat.part, offset)
         forget_old_resets(self._coord, self._settings.group)
-
-
-def names_of(parts: frozenset[TopicPartition]) -> str:
-    """Partitions, for people."""
-    return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(parts))

@@ -13,8 +13,11 @@ class Broken(AssertionError):  # noqa: N818 - what happened to a promise
 class Account:
     """One partition: who owned which epoch, what was handled, how far it was committed."""
 
-    def __init__(self, part: TopicPartition) -> None:
+    def __init__(self, part: TopicPartition, topic_id: str) -> None:
         self.part = part
+        self.topic_id = topic_id
+        # Its topic was deleted.
+        self.gone = False
         self.owners: dict[int, str | None] = {}
         self.deliveries: dict[int, Delivery] = {}
         # The generations in which it was claimed last, and in which its target changed last.
@@ -31,7 +34,8 @@ class Account:
         self._effects_up_to: dict[bytes, int] = {}
 
     def __str__(self) -> str:
-        return f"{self.part.topic}/{self.part.partition}"
+        name = f"{self.part.topic}/{self.part.partition}"
+        return f"{name} (deleted, {self.topic_id})" if self.gone else name
 
     @property
     def prefix(self) -> int:
@@ -126,7 +130,7 @@ class Delivery:
     """What one owner does with a partition from a claim, or a seek, on."""
 
     def __init__(self, account: Account, claim: Claim) -> None:
-        self._account = account
+        self.account = account
         self.segment = account.segment
         self._epoch = claim.epoch
         self._start = claim.checkpoint or 0
@@ -137,7 +141,7 @@ class Delivery:
         self._skip()
 
     def __str__(self) -> str:
-        return f"{self._account} epoch {self._epoch}"
+        return f"{self.account} epoch {self._epoch}"
 
     def hand_out(self, offset: int) -> None:
         """Nothing before the checkpoint, no gap, nothing that the claim calls done."""
@@ -160,7 +164,7 @@ class Delivery:
         """It was handled."""
         self._handled.add(offset)
         self._last[key] = max(offset, self._last.get(key, -1))
-        self._account.finished(self.segment, offset)
+        self.account.finished(self.segment, offset)
 
     def _skip(self) -> None:
         while self._next in self._done:

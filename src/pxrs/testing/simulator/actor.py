@@ -7,39 +7,36 @@ store call lets steps of the other kinds happen in between, as far as the real l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from random import Random
-from typing import Literal, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
-from pxrs.core.progress import Progress
 from pxrs.core.records import head_key, members_prefix
-from pxrs.core.schedule import Schedule
 from pxrs.errors import (
     Displaced,
     Fenced,
+    OffsetOutOfRange,
     PxrsError,
     SessionLost,
     StoreError,
+    TopicNotFound,
     TransactionConflict,
 )
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import Seat
 from pxrs.runtime.topics import Topics
-from pxrs.runtime.worker import Run, Worker
+from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Stores, Watch
-from pxrs.testing.simulator.account import Delivery
+from pxrs.testing.simulator.caller import Caller, Mode
 from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.plan import GROUP, Plan
 from pxrs.testing.simulator.transacting import Transacting
-from pxrs.types import Message, TopicPartition
+from pxrs.types import TopicPartition
 
-Mode = Literal["each", "poll", "keys", "transactions"]
-MODES: tuple[Mode, ...] = ("each", "poll", "keys", "transactions")
 _CAREFUL = 1.0
 _RETRY = 0.2
 
@@ -60,15 +57,6 @@ class ShiftedClock:
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms() + round(self._shift * 1000)
-
-
-class Task(NamedTuple):
-    """A message for one of several workers."""
-
-    seat: Seat
-    turn: int
-    progress: Progress | None
-    message: Message
 
 
 class Actor:
@@ -121,25 +109,27 @@ class Actor:
             asks_before_release=rng.random() < 0.3,
             new_id=lambda: f"{who}-{next(numbers)}",
         )
-        self._transacting = Transacting(
-            who, stores, topics, self._clock, self.worker, ledger.told, rng, plan.ttl
+        self._caller = Caller(
+            who,
+            mode,
+            self.worker,
+            Transacting(who, stores, topics, self._clock, self.worker, ledger.told, rng, plan.ttl),
+            self._clock,
+            ledger,
+            rng,
+            say,
+            lambda: self.remaining,
         )
         self.alive = True
         self.frozen = False
         self.thaw_at = 0.0
         # What its threads are at right now, further down the stack.
-        self.stewarding = self.calling = self._fetching = self._renewing = False
+        self.stewarding = self.calling = self._renewing = False
         self._watch: Watch | None = None
         self._watched: frozenset[str] | None = None
         self._joined = False
         self._look_at = 0.0
         self._commit_at = 0.0
-        # What is with the handlers.
-        self._loop: Iterator[Message] | None = None
-        self._loops = rng.random() < 0.5
-        self._in_hand: list[tuple[Message, Delivery]] = []
-        self._schedule: Schedule[Task] = Schedule()
-        self._tasks: list[tuple[Hashable, Task, Delivery]] = []
 
     # The session's thread
 
@@ -161,7 +151,7 @@ class Actor:
     @property
     def steward_free(self) -> bool:
         """Whether the steward could run now: no lock is held while the log is read."""
-        return not self.stewarding and (not self.calling or self._fetching)
+        return not self.stewarding and (not self.calling or self._caller.fetching)
 
     @property
     def due(self) -> bool:
@@ -221,19 +211,12 @@ class Actor:
     def work(self) -> None:
         """Go on with the messages: finish one, take the next."""
         with self._tolerating("work"):
-            if self.mode == "each":
-                self._each()
-            elif self.mode == "poll":
-                self._poll()
-            elif self.mode == "transactions":
-                self._transact()
-            else:
-                self._by_key()
+            self._caller.work()
 
     @property
     def busy(self) -> bool:
         """Whether it has messages that it was given and has not handled."""
-        return bool(self._in_hand or self._tasks or len(self._schedule))
+        return self._caller.busy
 
     def attend(self) -> None:
         """Between messages: hear what has changed, let go of what has to go."""
@@ -246,145 +229,22 @@ class Actor:
 
     def give_up(self) -> None:
         """The handler raises: the messages it has are not handled."""
-        if self.mode == "each" and self._loop is not None:
-            self._say(f"{self.who} breaks out of its loop")
-            self._leave_loop()
+        self._caller.give_up()
 
     def seek(self, part: TopicPartition, offset: int) -> None:
-        with self._tolerating(f"seek {part.topic}/{part.partition} to {offset}"):
+        with (
+            self._tolerating(f"seek {part.topic}/{part.partition} to {offset}"),
+            suppress(TopicNotFound, OffsetOutOfRange),
+        ):
             self.worker.seek(*part, offset)
 
     def commit_seen(self) -> None:
-        """An explicit commit: all that was handed out is handled, says the caller."""
-        if self.mode == "poll":
-            for message, delivery in self._in_hand:
-                self._ledger.handled(delivery, message)
-            with self._tolerating("commit()"):
-                self.worker.commit(self.worker.marks_handed())
-
-    def _next_runs(self) -> list[Run]:
-        runs = self.worker.hand_out(self._rng.choice((1, 3, 10)))
-        if not runs:
-            self._fetching = True
-            try:
-                self.worker.fetch(lambda: None)
-            finally:
-                self._fetching = False
-            runs = self.worker.hand_out(self._rng.choice((1, 3, 10)))
-        for run in runs:
-            for message in run.messages:
-                self._ledger.handed(self.who, message)
-        return runs
-
-    def _each(self) -> None:
-        """`for message in consumer`."""
-        if self._loop is None:
-            self.worker.finish()
-            runs = self._next_runs()
-            if not runs:
-                return
-            self._loop = self.worker.one_by_one(runs)
-        for message, delivery in self._in_hand:
-            self._ledger.handled(delivery, message)
-        self._in_hand = []
-        message_or_none = next(self._loop, None)
-        if message_or_none is None:
-            self._loop = None
-        else:
-            self._in_hand = [(message_or_none, self._began(message_or_none))]
-
-    def _poll(self) -> None:
-        """`consumer.poll()`."""
-        for message, delivery in self._in_hand:
-            self._ledger.handled(delivery, message)
-        self._in_hand = []
-        self.worker.finish()
-        for run in self._next_runs():
-            run.seen = len(run.messages)
-            self._in_hand += [(message, self._began(message)) for message in run.messages]
-
-    def _transact(self) -> None:
-        """What `consumer.poll()` returned, or some turns of a loop, in one transaction."""
-        if not self._in_hand or (self._loops and self._rng.random() < 0.6):
-            if self._loops:
-                self._loop_on()
-            else:
-                self._poll()
-            return
-        in_hand, self._in_hand = self._in_hand, []
-        done = False
-        try:
-            done = self._transacting.handle(in_hand, self._say)
-        finally:
-            if not done and self._loop is not None and self._rng.random() < 0.5:
-                self._leave_loop()
-        if done:
-            for message, delivery in in_hand:
-                self._ledger.handled(delivery, message)
-
-    def _loop_on(self) -> None:
-        """`for message in consumer`, one turn."""
-        if self._loop is None:
-            runs = self._next_runs()
-            if not runs:
-                return
-            self._loop = self.worker.one_by_one(runs)
-        message = next(self._loop, None)
-        if message is None:
-            self._loop = None
-        else:
-            self._in_hand.append((message, self._began(message)))
-
-    def _leave_loop(self) -> None:
-        """Its body raised: the next one begins as every loop does."""
-        loop, self._loop = self._loop, None
-        self._in_hand = []
-        loop.close()  # type: ignore[union-attr]
-        self.worker.finish()
-
-    def _by_key(self) -> None:
-        """`px.run` with several workers, in order per key: see `pxrs.runtime.runner`."""
-        desk = self.worker.desk
-        if self._tasks and self._rng.random() < 0.5:
-            lane, task, delivery = self._tasks.pop(self._rng.randrange(len(self._tasks)))
-            if self._rng.random() < 0.9:
-                self._ledger.handled(delivery, task.message)
-                if task.progress is not None:
-                    task.progress.finish(task.message.offset)
-                self._schedule.done(lane)
-            else:
-                self._schedule.park(lane, self._clock.monotonic() + self._rng.random())
-            return
-        taken = self._schedule.take(self._clock.monotonic())
-        if taken is not None:
-            lane, task = taken
-            progress = task.progress
-            with desk.lock:
-                if not self.worker.alive:
-                    self._schedule.park(lane, self._clock.monotonic() + _RETRY)
-                elif (
-                    task.seat.turn != task.turn
-                    or progress is None
-                    or progress.is_done(task.message.offset)
-                ):
-                    self._schedule.done(lane)
-                else:
-                    self._tasks.append((lane, task, self._began(task.message)))
-            return
-        runs = self._next_runs()
-        self.worker.forget_runs()
-        for run in runs:
-            for message in run.messages:
-                self._schedule.put(
-                    (message.topic, message.partition, message.key),
-                    Task(run.seat, run.turn, run.progress, message),
-                )
+        """An explicit commit."""
+        with self._tolerating("commit()"):
+            self._caller.commit()
 
     def _working_on(self, seat: Seat) -> bool:
-        return any(task.seat is seat for _, task, _ in self._tasks)
-
-    def _began(self, message: Message) -> Delivery:
-        return self._ledger.began(self.who, message, self.remaining)
+        return self._caller.working_on(seat)
 
     # Its end
 

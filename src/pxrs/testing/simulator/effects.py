@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pxrs.log.batches import decode, set_base_offset
-from pxrs.testing.simulator.account import Broken
+from pxrs.testing.simulator.account import Broken, Delivery
 from pxrs.types import Append, Fence, Message, StoredBatch
 
 # Where the effects go. The members read topics that begin with another letter.
@@ -17,7 +17,7 @@ class Effect(NamedTuple):
     """A transaction has handled this offset of a partition, as it came after so many seeks."""
 
     transaction: str
-    topic: str
+    topic_id: str
     partition: int
     segment: int
     offset: int
@@ -28,10 +28,10 @@ class Effect(NamedTuple):
         return " ".join(map(str, self[:5])).encode()
 
 
-def effect_of(transaction: str, message: Message, segment: int) -> Effect:
+def effect_of(transaction: str, message: Message, delivery: Delivery) -> Effect:
     """What a transaction does about a message."""
-    part = message.topic, message.partition
-    return Effect(transaction, *part, segment, message.offset, message.key)
+    where = delivery.account.topic_id, message.partition
+    return Effect(transaction, *where, delivery.segment, message.offset, message.key)
 
 
 def effects_in(appends: Iterable[Append]) -> list[Effect]:
@@ -41,9 +41,9 @@ def effects_in(appends: Iterable[Append]) -> list[Effect]:
         data = bytearray(batch.data)
         set_base_offset(data, 0)
         for message in decode(StoredBatch(0, batch.count, bytes(data)), Fence(OUTPUT, 0, 0)):
-            transaction, topic, *numbers = message.value.decode().split()
+            transaction, topic_id, *numbers = message.value.decode().split()
             partition, segment, offset = map(int, numbers)
-            found.append(Effect(transaction, topic, partition, segment, offset, message.key))
+            found.append(Effect(transaction, topic_id, partition, segment, offset, message.key))
     return found
 
 

@@ -50,7 +50,7 @@ def _round(world: World) -> str | None:
 def claims_of(world: World) -> dict[TopicPartition, Claim]:
     """All claims, as the store holds them."""
     claims = {}
-    for topic in world.topics.values():
+    for topic in world.topics.there.values():
         for number in range(topic.partitions):
             found = world.stores.coord.get(claim_key(GROUP, topic.id, number))
             if found is not None:
@@ -81,12 +81,13 @@ def _unrest(world: World) -> str | None:
         holding = ids[claim.owner].worker.holdings.get(part)
         if holding is None or holding.epoch != claim.epoch:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
-        if account.prefix < world.end_of(part):
-            return f"{account} was handled up to {account.prefix} of {world.end_of(part)}"
-        if world.plan.transactions and (missing := account.without_effect(world.end_of(part))):
+        end = world.topics.end_of(part)
+        if account.prefix < end:
+            return f"{account} was handled up to {account.prefix} of {end}"
+        if world.plan.transactions and (missing := account.without_effect(end)):
             return f"{account} has no effects of {missing}"
-        if (claim.checkpoint or 0) < world.end_of(part):
-            return f"{account} was committed up to {claim.checkpoint} of {world.end_of(part)}"
+        if (claim.checkpoint or 0) < end:
+            return f"{account} was committed up to {claim.checkpoint} of {end}"
     return None
 
 
@@ -98,7 +99,7 @@ def _check_shares(world: World) -> None:
         if world.plan.strategy != "range"
         else [
             {part: claim for part, claim in claims.items() if part.topic == name}
-            for name in sorted(world.topics)
+            for name in sorted(world.topics.there)
         ]
     )
     for group in groups:

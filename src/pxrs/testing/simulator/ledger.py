@@ -24,8 +24,7 @@ from pxrs.runtime.seeking import Reset
 from pxrs.stores.api import CoordStore
 from pxrs.testing.simulator.account import Account, Broken, Delivery
 from pxrs.testing.simulator.effects import Effect, Told, effects_in
-from pxrs.testing.simulator.operator import OPERATOR
-from pxrs.testing.simulator.plan import GROUP
+from pxrs.testing.simulator.plan import GROUP, OPERATOR
 from pxrs.types import Append, Message, Put, TopicPartition, Versioned, Write
 
 _EPSILON = 1e-6
@@ -62,9 +61,14 @@ class Ledger:
         """A topic is there from now on."""
         for number in range(partitions):
             part = TopicPartition(name, number)
-            account = Account(part)
+            account = Account(part, topic_id)
             self.accounts[part] = account
             self._keys[claim_key(GROUP, topic_id, number)] = account
+
+    def topic_gone(self, name: str) -> None:
+        """A topic was deleted. One of the same name is another one."""
+        for part in [part for part in self.accounts if part.topic == name]:
+            self.accounts.pop(part).gone = True
 
     def in_doubt(self, who: str, keys: Sequence[str]) -> None:
         """A commit of these keys had no answer."""
@@ -127,7 +131,7 @@ class Ledger:
                 raise Broken(f"{who} deleted the claim {write.key}: its epochs would start again")
 
     def _account_of(self, effect: Effect) -> Account:
-        return self.accounts[TopicPartition(effect.topic, effect.partition)]
+        return self._keys[claim_key(GROUP, effect.topic_id, effect.partition)]
 
     def _member_written(self, who: str, key: str, found: Versioned | None) -> None:
         """A process that was away does not push out the one that came in its place."""
@@ -144,7 +148,9 @@ class Ledger:
         new: Claim,
         resets: Mapping[TopicPartition, int | None],
     ) -> None:
-        account = self._keys[key]
+        account = self._keys.get(key)
+        if account is None:
+            raise Broken(f"{who} wrote {key}, which is a claim of no topic")
         account.note_owner(old, new)
         if who == OPERATOR:
             if new.epoch == old.epoch or account.part not in resets:
@@ -173,7 +179,7 @@ class Ledger:
             raise Broken(f"{who} claimed {account} for {new.owner}")
         if (old.checkpoint, old.done) != (new.checkpoint, new.done):
             raise Broken(f"{who} changed the checkpoint of {account} while claiming it")
-        if self._head.owner_of().get(account.part) != new.name:
+        if _meant(self._head)(account) != new.name:
             raise Broken(f"{who} claimed {account}, which the target does not give it")
         if old.owner is not None and self._lives(old):
             if old.name == new.name:
@@ -187,7 +193,7 @@ class Ledger:
     def _must_move(self, who: str, key: str, account: Account, old: Claim) -> None:
         """Promise 6: a partition that stays with a member that lives does not stop."""
         assert old.owner is not None
-        stays = account.retargeted <= account.generation and self._lives(old)
+        stays = account.retargeted <= account.generation and not account.gone and self._lives(old)
         if stays and writer_of(old.owner) == who and (who, key) not in self._doubtful:
             raise Broken(f"{account} stopped at {who} at epoch {old.epoch}, and need not have")
 
@@ -216,21 +222,21 @@ class Ledger:
             return
         if head.generation != old.generation + 1:
             raise Broken(f"generation {old.generation} was followed by {head.generation}")
-        before, after = old.owner_of(), head.owner_of()
-        for part in sorted(self.accounts):
-            if before.get(part) != after.get(part):
-                self.accounts[part].retargeted = head.generation
-                self.accounts[part].wanted_since = self._now()
+        before, after = _meant(old), _meant(head)
+        for account in self._keys.values():
+            if before(account) != after(account):
+                account.retargeted = head.generation
+                account.wanted_since = self._now()
 
     # What was done with messages
 
-    def handed(self, who: str, message: Message) -> None:
+    def handed(self, who: str, topic_id: str, message: Message) -> None:
         """A message left the desk for the handler's queue."""
-        self._delivery(who, message).hand_out(message.offset)
+        self._delivery(who, topic_id, message).hand_out(message.offset)
 
-    def began(self, who: str, message: Message, remaining: float) -> Delivery:
+    def began(self, who: str, topic_id: str, message: Message, remaining: float) -> Delivery:
         """A handler began with a message."""
-        delivery = self._delivery(who, message)
+        delivery = self._delivery(who, topic_id, message)
         if remaining <= 0:
             raise Broken(
                 f"{who} began with {delivery} offset {message.offset} after its lease was over"
@@ -242,9 +248,18 @@ class Ledger:
         """A handler has finished with a message."""
         delivery.finish(message.offset, message.key)
 
-    def _delivery(self, who: str, message: Message) -> Delivery:
-        account = self.accounts[TopicPartition(message.topic, message.partition)]
+    def _delivery(self, who: str, topic_id: str, message: Message) -> Delivery:
+        account = self._keys[claim_key(GROUP, topic_id, message.partition)]
         owner = account.owners.get(message.fence.epoch)
         if owner is None or writer_of(owner) != who:
             raise Broken(f"{who} handed out {account} at epoch {message.fence.epoch} of {owner}")
         return account.deliveries[message.fence.epoch]
+
+
+def _meant(head: Head) -> Callable[[Account], str | None]:
+    """For whom the head's target means a partition, of this very topic and not of a namesake."""
+    owners = head.owner_of()
+    ids = {name: topic.id for name, topic in head.topics.items()}
+    return lambda account: (
+        owners.get(account.part) if ids.get(account.part.topic) == account.topic_id else None
+    )

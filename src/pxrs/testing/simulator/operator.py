@@ -1,19 +1,28 @@
-"""Somebody at a terminal, who changes the group's checkpoints while its members live."""
+"""Somebody at a terminal, who meddles with the group and its topics while its members live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 
 from pxrs.clock import Clock
-from pxrs.errors import GroupNotEmpty, GroupNotFound, StoreError
+from pxrs.errors import (
+    GroupNotEmpty,
+    GroupNotFound,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    StoreError,
+    TopicNotFound,
+)
 from pxrs.runtime.groups import Groups, Target
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import Stores
-from pxrs.testing.simulator.plan import GROUP
-from pxrs.types import Topic
+from pxrs.testing.simulator.plan import GROUP, OPERATOR
+from pxrs.testing.simulator.topics import WorldTopics
+from pxrs.types import TopicPartition
 
-OPERATOR = "operator"
+# The topic may be another one, or gone, by the time that it is asked for.
+_REFUSED = (GroupNotEmpty, GroupNotFound, OffsetOutOfRange, PartitionNotFound, TopicNotFound)
 _ENDS: tuple[Target, ...] = ("earliest", "latest")
 
 
@@ -28,14 +37,14 @@ class Operator:
         self._rng = rng
         self._say = say
 
-    def reset(self, topics: Mapping[str, Topic], end_of: Callable[[str, int], int]) -> None:
+    def reset(self, topics: WorldTopics) -> None:
         """Set checkpoints of a topic: all to one end of it, or one anywhere."""
-        topic = topics[self._rng.choice(sorted(topics))]
+        topic = topics.there[self._rng.choice(sorted(topics.there))]
         partitions: list[int] | None = None
         to: Target = self._rng.choice(_ENDS)
         if self._rng.random() < 0.7:
             partitions = [self._rng.randrange(topic.partitions)]
-            to = self._rng.randint(0, end_of(topic.name, partitions[0]))
+            to = self._rng.randint(0, topics.end_of(TopicPartition(topic.name, partitions[0])))
         force = self._rng.random() < 0.9
         self._say(
             f"{OPERATOR} resets {topic.name} {'all' if partitions is None else partitions[0]} "
@@ -43,5 +52,14 @@ class Operator:
         )
         try:
             self._groups.reset(GROUP, topic.name, to=to, partitions=partitions, force=force)
-        except (GroupNotEmpty, GroupNotFound, StoreError) as error:
+        except (*_REFUSED, StoreError) as error:
+            self._say(f"{OPERATOR}: {type(error).__name__}: {error}")
+
+    def delete(self, topics: WorldTopics) -> None:
+        """Delete a topic under the group."""
+        topic = self._rng.choice(sorted(topics.there))
+        self._say(f"{OPERATOR} deletes {topic}")
+        try:
+            self._topics.delete(topic)
+        except (*_REFUSED, StoreError) as error:
             self._say(f"{OPERATOR}: {type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ from pxrs.config import Strategy
 from pxrs.testing.faults import NOTHING, Rates
 
 GROUP = "g"
+OPERATOR = "operator"
 _STRATEGIES: tuple[Strategy, ...] = ("sticky", "sticky", "sticky", "fair", "range")
 
 

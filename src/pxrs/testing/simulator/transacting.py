@@ -61,7 +61,7 @@ class Transacting:
             tries.append(f"{self._who}:{next(self._numbers)}")
             say(f"{self._who} begins transaction {tries[-1]}")
             for message, delivery in messages:
-                effect = effect_of(tries[-1], message, delivery.segment)
+                effect = effect_of(tries[-1], message, delivery)
                 tx.send(OUTPUT, effect.encode(), message.key)
             if gives_up:
                 raise GaveUp

@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 
-from pxrs.core.routing import xxhash
-from pxrs.log.batches import encode
-from pxrs.runtime.topics import Topics
 from pxrs.stores.memory import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores
 from pxrs.testing.simulator.account import Broken
-from pxrs.testing.simulator.actor import MODES, Actor, Died
-from pxrs.testing.simulator.effects import OUTPUT
+from pxrs.testing.simulator.actor import Actor, Died
+from pxrs.testing.simulator.caller import MODES
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.observed import ObservedStores
-from pxrs.testing.simulator.operator import OPERATOR, Operator
-from pxrs.testing.simulator.plan import Plan
+from pxrs.testing.simulator.operator import Operator
+from pxrs.testing.simulator.plan import OPERATOR, Plan
+from pxrs.testing.simulator.topics import WorldTopics
 from pxrs.testing.simulator.trace import describe
-from pxrs.types import Append, LogPartition, Topic, TopicPartition, Versioned, Write
+from pxrs.types import Append, Versioned, Write
 
 _DEEPEST = 2
 
@@ -44,17 +42,14 @@ class World:
             FaultyStores(seen, self.faults, OPERATOR), self.clock, self.rng, self.say
         )
         self._operating = False
-        self.topics: dict[str, Topic] = {}
-        self._topic_ids = iter(f"id{number}" for number in range(1000))
+        self.topics = WorldTopics(self.stores, self.clock, self.ledger, self.rng)
         self._starts = 0
         self._depth = 0
         self._quiet = False
         self._broken: Broken | None = None
-        self._messages = 0
         self._renew_at: dict[str, float] = {}
         for name, partitions in plan.topics.items():
-            self.create_topic(name, partitions)
-        self._topic_records().create(OUTPUT, 2)
+            self.topics.create(name, partitions)
         for number in range(plan.members):
             self.start(f"m{number}", static=number < plan.static)
         self._events = self._weigh()
@@ -92,14 +87,6 @@ class World:
     def _awake(self) -> list[Actor]:
         return [actor for actor in self.actors if actor.alive and not actor.frozen]
 
-    def create_topic(self, name: str, partitions: int) -> None:
-        topic = self._topic_records().create(name, partitions)
-        self.topics[name] = topic
-        self.ledger.add_topic(name, topic.id, partitions)
-
-    def _topic_records(self) -> Topics:
-        return Topics(self.stores.coord, self.stores.log, self.clock, lambda: next(self._topic_ids))
-
     # Steps
 
     def run(self) -> None:
@@ -130,7 +117,7 @@ class World:
             (self._attend, 6),
             (self._commit, 8),
             (self._commit_seen, 3),
-            (self._produce, 8),
+            (self.topics.produce, 8),
             (self._pass_time, 12),
             (self._break_loop, 1),
             (self._seek, 1),
@@ -142,6 +129,8 @@ class World:
             (self._leave, 0.6 * trouble),
             (self._cut_off, 0.8 * trouble),
             (self._new_topic, 0.2 if self.plan.pattern else 0.0),
+            (self._delete_topic, 0.3 * self.plan.operator),
+            (self._make_again, 0.5 * self.plan.operator),
         ]
         return [event for event, _ in events], [weight for _, weight in events]
 
@@ -189,32 +178,23 @@ class World:
         parts = sorted(actor.worker.desk.seats)
         if parts:
             part = self.rng.choice(parts)
-            offset = self.rng.randint(0, self.end_of(part))
+            offset = self.rng.randint(0, self.topics.end_of(part) if self.topics.has(part) else 10)
             self.say(f"{actor.who} seeks {part.topic}/{part.partition} to {offset}")
             with self._at(actor, "calling"):
                 actor.seek(part, offset)
 
     def _reset(self) -> None:
+        if self.topics.there:
+            self._operate(lambda: self._operator.reset(self.topics))
+
+    def _operate(self, act: Callable[[], None]) -> None:
+        """One thing at a time."""
         if not self._operating:
             self._operating = True
             try:
-                self._operator.reset(self.topics, lambda *part: self.end_of(TopicPartition(*part)))
+                act()
             finally:
                 self._operating = False
-
-    def _produce(self) -> None:
-        name = self.rng.choice(sorted(self.topics))
-        topic = self.topics[name]
-        for _ in range(self.rng.randint(1, 4)):
-            keys = [b"%d" % self.rng.randrange(30) for _ in range(self.rng.randint(1, 6))]
-            partition = xxhash(keys[0], topic.partitions)
-            keys = [key for key in keys if xxhash(key, topic.partitions) == partition]
-            self._messages += len(keys)
-            batch = encode((key, b"%d" % self._messages, [], 0) for key in keys)
-            self.stores.log.append([Append(LogPartition(topic.id, partition), batch)])
-
-    def end_of(self, part: TopicPartition) -> int:
-        return self.stores.log.bounds(self.topics[part.topic].id)[part.partition].end
 
     # Time
 
@@ -282,7 +262,18 @@ class World:
             self.faults.cut_off(who, self.clock.monotonic() + seconds)
 
     def _new_topic(self) -> None:
-        self.create_topic(f"t{len(self.topics)}", self.rng.randint(1, 4))
+        self.topics.create(f"t{len(self.topics.names)}", self.rng.randint(1, 4))
+
+    def _delete_topic(self) -> None:
+        if self.topics.there:
+            self._operate(lambda: self._operator.delete(self.topics))
+
+    def _make_again(self) -> None:
+        gone = sorted(self.topics.names - self.topics.there.keys())
+        if gone:
+            name, partitions = self.rng.choice(gone), self.rng.randint(1, 6)
+            self.say(f"{OPERATOR} makes {name} again, with {partitions} partitions")
+            self.topics.create(name, partitions)
 
     # In the middle of a store call
 
@@ -344,6 +335,8 @@ class World:
         if self._trace is not None:
             for line in describe(before, writes):
                 self.say(f"{who} {line}")
+        if who == OPERATOR:
+            self.topics.look()
         try:
             self.ledger.heard(who, before, writes, appends)
         except Broken as broken:

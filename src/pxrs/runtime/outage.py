@@ -1,0 +1,32 @@
+"""A store that does not answer: since when, and what the program's log says of it."""
+
+from __future__ import annotations
+
+import logging
+
+from pxrs.clock import Clock
+
+_LOG = logging.getLogger("pxrs.groups")
+
+
+class Outage:
+    """One line when it begins and one when it is over, however often it is tried."""
+
+    def __init__(self, who: str, clock: Clock) -> None:
+        self._who = who
+        self._clock = clock
+        self.since: float | None = None
+
+    def began(self, error: Exception) -> None:
+        """A call has failed in a way that may pass."""
+        if self.since is None:
+            self.since = self._clock.monotonic()
+            _LOG.warning("%s: trying again until it works: %s", self._who, error)
+
+    def over(self) -> None:
+        """A call has worked."""
+        if self.since is not None:
+            _LOG.warning(
+                "%s: it works again, after %.1f s", self._who, self._clock.monotonic() - self.since
+            )
+            self.since = None

@@ -1,0 +1,230 @@
+"""The thread of a process that handles messages, in the ways that a consumer offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from random import Random
+from typing import Literal, NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.core.progress import Progress
+from pxrs.core.schedule import Schedule
+from pxrs.runtime.desk import Seat
+from pxrs.runtime.worker import Run, Worker
+from pxrs.testing.simulator.account import Delivery
+from pxrs.testing.simulator.ledger import Ledger
+from pxrs.testing.simulator.transacting import Transacting
+from pxrs.types import Fence, Message
+
+Mode = Literal["each", "poll", "keys", "transactions"]
+MODES: tuple[Mode, ...] = ("each", "poll", "keys", "transactions")
+_RETRY = 0.2
+
+
+class Task(NamedTuple):
+    """A message for one of several workers."""
+
+    seat: Seat
+    turn: int
+    progress: Progress | None
+    message: Message
+
+
+class Caller:
+    """Takes messages from a worker and handles them, and tells the judge of both."""
+
+    def __init__(
+        self,
+        who: str,
+        mode: Mode,
+        worker: Worker,
+        transacting: Transacting,
+        clock: Clock,
+        ledger: Ledger,
+        rng: Random,
+        say: Callable[[str], None],
+        remaining: Callable[[], float],
+    ) -> None:
+        self._who = who
+        self._mode = mode
+        self._worker = worker
+        self._transacting = transacting
+        self._clock = clock
+        self._ledger = ledger
+        self._rng = rng
+        self._say = say
+        # How long its lease lasts, by its own clock.
+        self._remaining = remaining
+        # Whether it reads the log right now, further down the stack.
+        self.fetching = False
+        self._loop: Iterator[Message] | None = None
+        self._loops = rng.random() < 0.5
+        self._in_hand: list[tuple[Message, Delivery]] = []
+        # Of which topic's partition the messages are that carry this very fence.
+        self._topic_ids: dict[int, tuple[Fence, str]] = {}
+        self._schedule: Schedule[Task] = Schedule()
+        self._tasks: list[tuple[Hashable, Task, Delivery]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has messages that it was given and has not handled."""
+        return bool(self._in_hand or self._tasks or len(self._schedule))
+
+    def work(self) -> None:
+        """Go on with the messages: finish one, take the next."""
+        if self._mode == "each":
+            self._each()
+        elif self._mode == "poll":
+            self._poll()
+        elif self._mode == "transactions":
+            self._transact()
+        else:
+            self._by_key()
+
+    def give_up(self) -> None:
+        """The handler raises: the messages it has are not handled."""
+        if self._mode == "each" and self._loop is not None:
+            self._say(f"{self._who} breaks out of its loop")
+            self._leave_loop()
+
+    def commit(self) -> None:
+        """An explicit commit: of all that was handed out, or up to one message."""
+        if self._mode != "poll" or not self._in_hand:
+            return
+        last, of = self._rng.choice(self._in_hand)
+        only_one = self._rng.random() < 0.5
+        for message, delivery in self._in_hand:
+            if not only_one or (delivery is of and message.offset <= last.offset):
+                self._ledger.handled(delivery, message)
+        if only_one:
+            self._worker.commit_message(last)
+        else:
+            self._worker.commit_handed()
+
+    def _next_runs(self) -> list[Run]:
+        runs = self._worker.hand_out(self._rng.choice((1, 3, 10)))
+        if not runs:
+            self.fetching = True
+            try:
+                self._worker.fetch(lambda: None)
+            finally:
+                self.fetching = False
+            runs = self._worker.hand_out(self._rng.choice((1, 3, 10)))
+        for run in runs:
+            topic_id = run.seat.where.topic_id
+            self._topic_ids[id(run.seat.fence)] = run.seat.fence, topic_id
+            for message in run.messages:
+                self._ledger.handed(self._who, topic_id, message)
+        return runs
+
+    def _each(self) -> None:
+        """`for message in consumer`."""
+        if self._loop is None:
+            self._worker.finish()
+            runs = self._next_runs()
+            if not runs:
+                return
+            self._loop = self._worker.one_by_one(runs)
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        self._in_hand = []
+        message_or_none = next(self._loop, None)
+        if message_or_none is None:
+            self._loop = None
+        else:
+            self._in_hand = [(message_or_none, self._began(message_or_none))]
+
+    def _poll(self) -> None:
+        """`consumer.poll()`."""
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        self._in_hand = []
+        self._worker.finish()
+        for run in self._next_runs():
+            run.seen = len(run.messages)
+            self._in_hand += [(message, self._began(message)) for message in run.messages]
+
+    def _transact(self) -> None:
+        """What `consumer.poll()` returned, or some turns of a loop, in one transaction."""
+        if not self._in_hand or (self._loops and self._rng.random() < 0.6):
+            if self._loops:
+                self._loop_on()
+            else:
+                self._poll()
+            return
+        in_hand, self._in_hand = self._in_hand, []
+        done = False
+        try:
+            done = self._transacting.handle(in_hand, self._say)
+        finally:
+            if not done and self._loop is not None and self._rng.random() < 0.5:
+                self._leave_loop()
+        if done:
+            for message, delivery in in_hand:
+                self._ledger.handled(delivery, message)
+
+    def _loop_on(self) -> None:
+        """`for message in consumer`, one turn."""
+        if self._loop is None:
+            runs = self._next_runs()
+            if not runs:
+                return
+            self._loop = self._worker.one_by_one(runs)
+        message = next(self._loop, None)
+        if message is None:
+            self._loop = None
+        else:
+            self._in_hand.append((message, self._began(message)))
+
+    def _leave_loop(self) -> None:
+        """Its body raised: the next one begins as every loop does."""
+        loop, self._loop = self._loop, None
+        self._in_hand = []
+        loop.close()  # type: ignore[union-attr]
+        self._worker.finish()
+
+    def _by_key(self) -> None:
+        """`px.run` with several workers, in order per key: see `pxrs.runtime.runner`."""
+        desk = self._worker.desk
+        if self._tasks and self._rng.random() < 0.5:
+            lane, task, delivery = self._tasks.pop(self._rng.randrange(len(self._tasks)))
+            if self._rng.random() < 0.9:
+                self._ledger.handled(delivery, task.message)
+                if task.progress is not None:
+                    task.progress.finish(task.message.offset)
+                self._schedule.done(lane)
+            else:
+                self._schedule.park(lane, self._clock.monotonic() + self._rng.random())
+            return
+        taken = self._schedule.take(self._clock.monotonic())
+        if taken is not None:
+            lane, task = taken
+            progress = task.progress
+            with desk.lock:
+                if not self._worker.alive:
+                    self._schedule.park(lane, self._clock.monotonic() + _RETRY)
+                elif (
+                    task.seat.turn != task.turn
+                    or progress is None
+                    or progress.is_done(task.message.offset)
+                ):
+                    self._schedule.done(lane)
+                else:
+                    self._tasks.append((lane, task, self._began(task.message)))
+            return
+        runs = self._next_runs()
+        self._worker.forget_runs()
+        for run in runs:
+            for message in run.messages:
+                self._schedule.put(
+                    (message.topic, message.partition, message.key),
+                    Task(run.seat, run.turn, run.progress, message),
+                )
+
+    def working_on(self, seat: Seat) -> bool:
+        """Whether one of several workers has a message of it."""
+        return any(task.seat is seat for _, task, _ in self._tasks)
+
+    def _began(self, message: Message) -> Delivery:
+        _, topic_id = self._topic_ids[id(message.fence)]
+        return self._ledger.began(self._who, topic_id, message, self._remaining())
