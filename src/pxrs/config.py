@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
 from pxrs.errors import ConfigError, InvalidRequest
 
+Start = Literal["earliest", "latest", "error"]
+OnTrimmed = Literal["error", "earliest", "latest"]
+Strategy = Literal["sticky", "fair", "range"]
+Parallel = Literal["partition", "key"]
 URL_VARIABLE = "PXRS_URL"
 _SQL = ("mysql", "mariadb", "oracle")
 # Some engines keep coordination only, some messages only.
@@ -196,14 +201,14 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
     auto_commit: bool = True
     auto_commit_interval: float = 1.0
-    start: str = "earliest"
-    on_trimmed: str = "error"
+    start: Start = "earliest"
+    on_trimmed: OnTrimmed = "error"
     prefetch_bytes: int = 16 * 2**20
     session_ttl: float = 10.0
     debounce: float = 0.1
     revoke_timeout: float | None = 30.0
     rejoin_timeout: float = 30.0
-    strategy: str = "sticky"
+    strategy: Strategy = "sticky"
 
     def __post_init__(self) -> None:
         check_group_name(self.group)
@@ -228,7 +233,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     workers: int = 1
-    parallel: str = "partition"
+    parallel: Parallel = "partition"
     max_in_flight: int = 1000
     max_handler_time: float | None = None
 

@@ -275,7 +275,7 @@ def test_mistakes_are_told_where_it_joins(store: Store) -> None:
             with pytest.raises(pxrs.TopicNotFound):
                 await px.consumer("nope", "g")
             with pytest.raises(pxrs.ConfigError):
-                async with px.consumer("orders", "g", start="middle"):
+                async with px.consumer("orders", "g", start="middle"):  # type: ignore[arg-type]
                     pass
             assert await px.groups.list() == []
 
@@ -328,5 +328,54 @@ def test_groups(store: Store) -> None:
             await px.groups.delete("g")
             with pytest.raises(pxrs.GroupNotFound):
                 await px.groups.describe("g")
+
+    run(main())
+
+
+def test_seeking_and_committing_in_callbacks(store: Store) -> None:
+    """The thread that waits for messages waits for the callback: neither may wait for it."""
+
+    async def main() -> None:
+        async with opened(store) as px:
+            await send(px, b"a", b"b", b"c")
+            told: list[str] = []
+
+            async def on_assigned(parts: dict[TopicPartition, int | None]) -> None:
+                for part in parts:
+                    await consumer.seek(part.topic, part.partition, 1)
+                told.append("assigned")
+
+            async def on_revoked(parts: set[TopicPartition]) -> None:
+                await consumer.commit()
+                told.append("revoked")
+
+            joining = px.consumer(
+                "orders",
+                "g",
+                debounce=0.0,
+                auto_commit=False,
+                on_assigned=on_assigned,
+                on_revoked=on_revoked,
+            )
+            async with joining as consumer:
+                assert await take(consumer, 2) == [b"b", b"c"]
+                assert await consumer.poll(1, 0) == []
+            assert told == ["assigned", "revoked"]
+            assert await checkpoints(px) == [3]
+
+    run(main())
+
+
+def test_a_second_task_is_refused(store: Store) -> None:
+    async def main() -> None:
+        async with opened(store) as px, px.consumer("orders", "g", debounce=0.0) as consumer:
+            first = asyncio.ensure_future(consumer.poll(timeout=PATIENCE))
+            await asyncio.sleep(0)
+            with pytest.raises(pxrs.InvalidRequest, match="one task"):
+                await consumer.poll(timeout=0)
+            with pytest.raises(pxrs.InvalidRequest, match="one task"):
+                consumer.batches()
+            await send(px, b"a")
+            assert [message.value for message in await first] == [b"a"]
 
     run(main())

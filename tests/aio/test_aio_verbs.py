@@ -25,7 +25,7 @@ ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
 # These return the classes of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
-    "begin", "listen",
+    "begin", "listen", "commit_async",
 }  # fmt: skip
 # What a listener's worker tells `take_many`: who awaits is woken and cancelled otherwise.
 OF_WORKERS = {"watch", "stopping"}

@@ -10,6 +10,7 @@ import pytest
 
 import pxrs
 from pxrs import Backoff, ConfigError, DeadLetter, InvalidRequest, Message, Pxrs, Stop
+from pxrs.testing import GroupLab
 from support.child import PATIENCE
 
 
@@ -81,8 +82,8 @@ def test_a_consumer_that_can_not_be_is_no_member(
     ("kind", "match", "settings"),
     [
         (InvalidRequest, "of type str", {"handler": "handle"}),
-        (InvalidRequest, "one message", {"handler": lambda: None}),
-        (InvalidRequest, "one message", {"handler": lambda message, tx: None}),
+        (InvalidRequest, r"handler\(message\): too many", {"handler": lambda: None}),
+        (InvalidRequest, "missing a required", {"handler": lambda message, tx: None}),
         (ConfigError, "retry=5", {"retry": 5}),
         (ConfigError, r"pxrs\.Backoff", {"retry": None}),
         (ConfigError, r"pxrs\.Stop\(\)", {"on_failure": "stop"}),
@@ -142,3 +143,35 @@ def test_statements_where_there_is_no_sql() -> None:
         with pytest.raises(pxrs.NotAtomic, match="no SQL"):
             tx.execute("SELECT 1")
         tx.put("mail", "it goes on")
+
+
+@pytest.mark.engine("memory")
+def test_a_listener_and_a_lab_refuse_such_handlers_too() -> None:
+    one_too_few: Any = lambda item: None  # noqa: E731
+    with pxrs.connect("memory://") as px:
+        with pytest.raises(InvalidRequest, match=r"handler\(item, tx\)"):
+            px.listen("mail", one_too_few)
+        assert px.queues.list() == []
+    with GroupLab() as lab:
+        with pytest.raises(InvalidRequest, match=r"handler\(message, tx\)"):
+            lab.start("a", one_too_few, transaction=True)
+        lab.start("a", one_too_few)
+
+
+@pytest.mark.parametrize(
+    ("match", "call"),
+    [
+        ("limit = '5'", lambda groups: groups.explain("g", limit="5")),
+        ("list of numbers", lambda groups: groups.reset("g", "orders", to=0, partitions=0)),
+        ("whole number", lambda groups: groups.reset("g", "orders", to=0, partitions=["0"])),
+        (r"\* 1000", lambda groups: groups.reset("g", "orders", timestamp_ms=datetime.min)),
+    ],
+)
+def test_a_group_is_left_as_it_is(orders: Pxrs, match: str, call: Call) -> None:
+    with orders.consumer("orders", "g") as consumer:
+        consumer.poll(timeout=PATIENCE)
+        consumer.commit()
+    with pytest.raises(InvalidRequest, match=match):
+        call(orders.groups)
+    history = orders.groups.explain("g")
+    assert (history.resets, orders.groups.describe("g").lag) == ((), 0)

@@ -136,3 +136,30 @@ def test_closing_tells_on_revoked_which_can_still_commit() -> None:
     assert told == [{TopicPartition("t", 0)}]
     # It has left all the same.
     assert (info.members, info.lag) == ((), 0)
+
+
+class SeekingSerde:
+    """Sends its consumer elsewhere while it decodes, as another thread could."""
+
+    consumer: pxrs.Consumer | None = None
+
+    def encode(self, value: object) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, data: bytes) -> bytes:
+        consumer, self.consumer = self.consumer, None
+        if consumer is not None:
+            consumer.seek("orders", 0, 3)
+        return data
+
+
+@pytest.mark.engine("memory")
+def test_what_was_fetched_for_another_place_is_void() -> None:
+    serde = SeekingSerde()
+    with pxrs.connect("memory://") as px:
+        px.create_topic("orders", 1)
+        with px.producer() as producer:
+            producer.send_many("orders", [("k", str(number)) for number in range(5)])
+        with px.consumer("orders", "g", serde=serde) as consumer:
+            serde.consumer = consumer
+            assert [message.offset for message in consumer.poll(timeout=PATIENCE)] == [3, 4]

@@ -8,6 +8,9 @@ import pytest
 
 import pxrs
 from pxrs.runtime.health import Facts, judge
+from pxrs.testing.clock import VirtualClock
+from pxrs.types import Put
+from support.child import PATIENCE
 
 GOOD = Facts(
     generation=1,
@@ -30,8 +33,11 @@ GOOD = Facts(
         ({"owned": 3}, "joining"),
         ({"generation": 0, "owned": 0, "meant": 0}, "joining"),
         ({"store_lost_since": 50.0, "owned": 3}, "lost the store"),
-        ({"fatal": "displaced", "store_lost_since": 50.0}, "fenced"),
-        ({"closed": True, "owned": 0, "meant": 4}, "closed"),
+        ({"lease": 3.0}, "idle"),
+        ({"lease": -0.5, "waiting": 5}, "lost the store"),
+        ({"fatal": "Displaced", "fenced": True, "store_lost_since": 50.0}, "fenced"),
+        ({"fatal": "SchemaMismatch", "closed": True}, "failed"),
+        ({"closed": True, "owned": 0}, "closed"),
     ],
 )
 def test_the_worst_is_said(change: dict[str, object], state: str) -> None:
@@ -76,3 +82,49 @@ def test_a_displaced_static_member_says_so(px: pxrs.Pxrs) -> None:
         assert older.health().state == "fenced"
         older.close()
         assert len(newer.assignment) == 4
+
+
+@pytest.mark.engine("memory")
+def test_what_will_never_pass_is_named(px: pxrs.Pxrs) -> None:
+    consumer = px.consumer("orders", "g")
+    px.stores.coord.commit((), [Put("group/g", b'{"schema": 99}')])
+    with pytest.raises(pxrs.SchemaMismatch):
+        while True:
+            consumer.poll(timeout=PATIENCE)
+    health = consumer.health()
+    assert (health.state, health.ok) == ("failed", False)
+    assert health.detail.startswith("SchemaMismatch: ")
+    with pytest.raises(pxrs.SchemaMismatch):
+        consumer.close()
+
+
+@pytest.mark.engine("memory")
+def test_a_deleted_topic_is_named_and_a_closed_consumer_says_so(px: pxrs.Pxrs) -> None:
+    with px.consumer("orders", "g") as consumer:
+        while len(consumer.assignment) < 4:
+            consumer.poll(1, timeout=0.05)
+        px.delete_topic("orders")
+        while consumer.assignment or consumer.health().state != "idle":
+            consumer.poll(1, timeout=0.05)
+        assert consumer.health().detail.endswith("deleted: orders")
+    assert consumer.health().state == "closed"
+
+
+@pytest.mark.engine("memory")
+def test_a_loop_that_goes_on_is_not_stuck(px: pxrs.Pxrs) -> None:
+    """Its messages were handed out together long ago, but it comes from one to the next."""
+    clock = VirtualClock()
+    with pxrs.Pxrs(px.stores, clock) as moving:
+        with moving.producer(linger=0) as producer:
+            for _ in range(5):
+                producer.send("orders", "v", partition=0).result()
+        with moving.consumer("orders", "g", session_ttl=3600.0, debounce=0) as consumer:
+            count = 0
+            for _ in consumer:
+                assert consumer.health(stuck_after=60).state == "assigned"
+                clock.advance(50)
+                assert consumer.health(stuck_after=60).state == "assigned"
+                if (count := count + 1) == 5:
+                    break
+                clock.advance(5)
+            clock.advance(20)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import pxrs
+from pxrs.runtime.worker import Worker
+from pxrs.stores.api import Watch
 from pxrs.types import Put
 from support.child import PATIENCE
 
@@ -89,3 +93,78 @@ def test_one_that_fails_to_close_keeps_nobody_open(url: str) -> None:
             closed()
     with pytest.raises(pxrs.Closed):
         px.topics()
+
+
+def test_a_watch_that_could_not_be_armed_is_armed_later(
+    topic: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would wait on nothing, or not at all, for as long as it lives."""
+    coord, armed = topic.stores.coord, threading.Event()
+    watch, failures = coord.watch, [pxrs.StoreUnavailable("away"), pxrs.StoreUnavailable("away")]
+
+    def flaky(*prefixes: str) -> Watch:
+        if prefixes[0] == "group/g" and failures:
+            raise failures.pop()
+        armed.set()
+        return watch(*prefixes)
+
+    monkeypatch.setattr(coord, "watch", flaky)
+    with topic.consumer("orders", "g"):
+        assert armed.wait(PATIENCE)
+
+
+def test_a_surprise_does_not_end_the_renewals(
+    topic: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.consumer("orders", "g", session_ttl=1.0) as consumer:
+        session, again = consumer._membership.session, threading.Event()
+        assert session is not None
+        surprises = [OSError("no such luck")]
+        renew = session.renew
+
+        def surprised() -> None:
+            if surprises:
+                raise surprises.pop()
+            renew()
+            again.set()
+
+        monkeypatch.setattr(session, "renew", surprised)
+        assert again.wait(PATIENCE)
+        assert consumer._membership.session is session
+
+
+def test_who_can_not_go_on_does_not_keep_its_partitions(
+    topic: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody has closed it: it would never hear that it has to give them up."""
+    dead = topic.consumer("orders", "g", session_ttl=0.5)
+    while len(dead.assignment) < 2:
+        dead.poll(1, timeout=0.01)
+
+    def look() -> None:
+        raise pxrs.SchemaMismatch("too new")
+
+    monkeypatch.setattr(dead._membership, "look", look)
+    with pytest.raises(pxrs.SchemaMismatch):
+        while True:
+            dead.poll(1, timeout=PATIENCE)
+    with topic.consumer("orders", "g", revoke_timeout=None) as other:
+        while len(other.assignment) < 2:
+            other.poll(1, timeout=0.05)
+    dead.close()
+
+
+def test_nothing_is_promised_once_the_lease_is_over(
+    topic: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the buffers is not handed out then, so there is nothing to come back for."""
+    with topic.producer() as producer:
+        producer.send_many("orders", [("k", "a"), ("k", "b")])
+    with topic.consumer("orders", "g") as consumer:
+        assert len(consumer.poll(1, timeout=PATIENCE)) == 1
+        assert consumer.desk.has_messages
+        with monkeypatch.context() as over:
+            over.setattr(Worker, "alive", False)
+            assert consumer.wait(0) is False
+            assert consumer.poll(timeout=0) == []
+        assert len(consumer.poll(timeout=PATIENCE)) == 1

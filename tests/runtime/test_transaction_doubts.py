@@ -35,7 +35,7 @@ def test_messages_in_hand_during_a_seek_do_not_undo_it() -> None:
 
 
 def test_messages_of_a_deleted_topic_are_not_those_of_its_namesake() -> None:
-    """Its epochs start anew: the claims of both are at the first one."""
+    """Its claim is another one, and its epochs go on above those of the old one."""
     group = Group()
     worker = group.member("a")
     group.look(worker)
@@ -43,7 +43,7 @@ def test_messages_of_a_deleted_topic_are_not_those_of_its_namesake() -> None:
     group.topics.delete("t")
     group.make_topic()
     group.look(worker)
-    assert (group.claim().owner, group.claim().epoch) == (worker.membership.me.id, 1)
+    assert (group.claim().owner, group.claim().epoch) == (worker.membership.me.id, 2)
     with pytest.raises(Fenced):
         send_one(group.transactions(worker, "a"))
     assert (group.claim().checkpoint, group.sent()) == (None, 0)

@@ -15,11 +15,12 @@ from pxrs.core.group import View
 from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OutcomeUnknown
 from pxrs.runtime.checkpoint import Checkpoint
-from pxrs.runtime.desk import Seat
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
+from pxrs.runtime.runs import Loose, Run
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.transacting import Handed
-from pxrs.runtime.worker import Loose, Run, Worker
+from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Atomic
 from pxrs.testing.faults import Rates
 from pxrs.testing.simulator import Broken, draw, run
@@ -286,8 +287,10 @@ def claims_under_the_name(patch: Patch) -> None:
     inherit: dict[tuple[str, int], Claim] = {}
     properly = claims.take
 
-    def take(part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp) -> Step:
-        step = properly(part, key, found, stamp)
+    def take(
+        part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp, last_epoch: int
+    ) -> Step:
+        step = properly(part, key, found, stamp, last_epoch)
         if found is None and part in inherit:
             claim = msgspec.structs.replace(step.claim, checkpoint=inherit[part].checkpoint)
             return Step(part, step.check, Put(key, encode(claim)), claim)

@@ -17,12 +17,20 @@ from pxrs.aio.producer import Producer
 from pxrs.aio.queue_verbs import QueueVerbs
 from pxrs.aio.reader import Reader
 from pxrs.aio.threads import Threads, outcome, waited_out
-from pxrs.config import ConsumerSettings, ProducerSettings
+from pxrs.config import (
+    ConsumerSettings,
+    OnTrimmed,
+    Parallel,
+    ProducerSettings,
+    Start,
+    Strategy,
+)
 from pxrs.core.retry import Backoff
 from pxrs.runtime import app as blocking
+from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.consumer import Consumer as BlockingConsumer
 from pxrs.runtime.failure import OnFailure
-from pxrs.runtime.job import Job, check_handler
+from pxrs.runtime.job import Job
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
 from pxrs.types import Message, Topic, TopicPartition
@@ -168,14 +176,14 @@ class Pxrs(QueueVerbs):
         instance: str | None = None,
         auto_commit: bool = _CONSUMER.auto_commit,
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: str = _CONSUMER.start,
-        on_trimmed: str = _CONSUMER.on_trimmed,
+        start: Start = _CONSUMER.start,
+        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
         rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: str = _CONSUMER.strategy,
+        strategy: Strategy = _CONSUMER.strategy,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
         on_assigned: Callback[dict[TopicPartition, int | None]] | None = None,
@@ -220,21 +228,21 @@ class Pxrs(QueueVerbs):
         group: str,
         workers: int = 1,
         processes: int = 0,
-        parallel: str = "partition",
+        parallel: Parallel = "partition",
         retry: Backoff = blocking._RETRY,
         on_failure: OnFailure = blocking._DEAD_LETTER,
         max_in_flight: int = 1000,
         max_handler_time: float | None = None,
         instance: str | None = None,
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: str = _CONSUMER.start,
-        on_trimmed: str = _CONSUMER.on_trimmed,
+        start: Start = _CONSUMER.start,
+        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
         rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: str = _CONSUMER.strategy,
+        strategy: Strategy = _CONSUMER.strategy,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> None:
@@ -246,7 +254,7 @@ class Pxrs(QueueVerbs):
         are being awaited: their messages come again. Signals are the application's:
         `loop.add_signal_handler(signal.SIGTERM, px.stop)`.
         """
-        check_handler(handler)
+        check_handler(handler, "message")
         on_loop = OnThisLoop(handler, asyncio.get_running_loop())
         job = Job(
             handler=OnOwnLoop(handler) if processes else on_loop,

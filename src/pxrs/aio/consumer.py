@@ -7,19 +7,20 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from pxrs.aio.threads import Threads, outcome
 from pxrs.aio.transaction import Transaction
-from pxrs.errors import InsideTransaction, PxrsError, TransactionConflict
+from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
 from pxrs.runtime import consumer as blocking
 from pxrs.runtime.arguments import check_timeout, check_whole
 from pxrs.runtime.callbacks import Parts
 from pxrs.runtime.consumer import RUN
 from pxrs.runtime.health import Health
-from pxrs.runtime.worker import Run
+from pxrs.runtime.runs import Run
 from pxrs.stores.on_loop import lend
 from pxrs.types import Message, TopicPartition
 
@@ -53,9 +54,10 @@ class Joining:
             await self._joined.close()
 
     async def _open(self) -> Consumer:
-        joining = self._threads.start(partial(self._join, OnLoop(asyncio.get_running_loop())))
+        on_loop = OnLoop(asyncio.get_running_loop())
+        joining = self._threads.start(partial(self._join, on_loop))
         try:
-            return Consumer(await outcome(joining), self._threads)
+            return Consumer(await outcome(joining), self._threads, on_loop)
         except asyncio.CancelledError:
             joining.add_done_callback(_leave_unwanted)
             raise
@@ -68,9 +70,11 @@ class Consumer:
     last thing that a call does. So a task that is cancelled has either got them or left them.
     """
 
-    def __init__(self, consumer: blocking.Consumer, threads: Threads) -> None:
+    def __init__(self, consumer: blocking.Consumer, threads: Threads, on_loop: OnLoop) -> None:
         self._consumer = consumer
         self._threads = threads
+        self._on_loop = on_loop
+        self._in_use = False
         self._waiting: Future[bool] | None = None
         self._in_transaction = False
 
@@ -96,17 +100,20 @@ class Consumer:
         check_whole("max_records", max_records, least=1)
         check_timeout(timeout)
         self._refuse_inside()
+        self._refuse_another()
         self._consumer.finish()
         return self._consumer.all_at_once(await self._next(max_records, timeout))
 
     def __aiter__(self) -> Arriving[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
+        self._refuse_another()
         self._consumer.finish()
         return Arriving(self._one_by_one)
 
     def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
         check_whole("max_records", max_records, least=1)
+        self._refuse_another()
         self._consumer.finish()
         return Arriving(partial(self._by_partition, max_records))
 
@@ -205,8 +212,24 @@ class Consumer:
         if self._in_transaction:
             raise InsideTransaction("leave the block of the consumer's transaction first")
 
+    def _refuse_another(self) -> None:
+        """Two who ask for messages would each count as handled what the other works on."""
+        if self._in_use:
+            raise InvalidRequest(
+                "somebody awaits messages of this consumer already: another task, or the call "
+                "that called this callback; a consumer is for one task"
+            )
+
     async def _next(self, most: int, timeout: float | None) -> list[Run]:
         self._refuse_inside()
+        self._refuse_another()
+        self._in_use = True
+        try:
+            return await self._arrived(most, timeout)
+        finally:
+            self._in_use = False
+
+    async def _arrived(self, most: int, timeout: float | None) -> list[Run]:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         await asyncio.sleep(0)  # full buffers must not keep other tasks from their turn
@@ -233,8 +256,11 @@ class Consumer:
         return found
 
     async def _calm(self) -> None:
-        """Let the thread come back that a cancelled call has left waiting."""
-        if self._waiting is None:
+        """Let the thread come back that a cancelled call has left waiting.
+
+        Not from inside a callback: the thread waits for that one.
+        """
+        if self._waiting is None or _callback_of.get() is self._on_loop:
             return
         left = self._waiting
         self._consumer.wake()
@@ -284,15 +310,18 @@ class OnLoop:
             return None
 
         def call(parts: T) -> None:
-            asyncio.run_coroutine_threadsafe(_called(callback, parts), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._called(callback, parts), self._loop).result()
 
         return call
 
+    async def _called(self, callback: Callback[T], parts: T) -> None:
+        _callback_of.set(self)  # for this call alone: it is a task
+        found = callback(parts)
+        if inspect.isawaitable(found):
+            await found
 
-async def _called(callback: Callback[T], parts: T) -> None:
-    found = callback(parts)
-    if inspect.isawaitable(found):
-        await found
+
+_callback_of: ContextVar[OnLoop | None] = ContextVar("pxrs_callback_of", default=None)
 
 
 def _leave_unwanted(joining: Future[blocking.Consumer]) -> None:

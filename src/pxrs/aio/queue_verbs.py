@@ -13,6 +13,7 @@ from pxrs.aio.threads import Threads
 from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.core.delivery import Policy
 from pxrs.runtime import app as blocking
+from pxrs.runtime.arguments import check_handler
 from pxrs.serde import Serde
 from pxrs.stores.on_loop import lend
 from pxrs.types import Header, Queue
@@ -97,6 +98,7 @@ class QueueVerbs:
         `async with px.listen(…)` stops it and waits for what is in hand; stop it before the loop
         ends.
         """
+        check_handler(handler, "item", "tx")
         on_loop = OnThisLoop(handler, asyncio.get_running_loop(), self._ears)
         called: Any = handler
         if is_coroutine_function(handler):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -52,7 +52,7 @@ def consume(
     topics: tuple[str, ...],
     group: str,
     instance: str | None,
-    start: str,
+    start: Literal["earliest", "latest"],
     most: int | None,
     timeout: float | None,
     values_only: bool,

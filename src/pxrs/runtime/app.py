@@ -16,14 +16,19 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
     MOST_BYTES,
     ConsumerSettings,
+    OnTrimmed,
+    Parallel,
     ProducerSettings,
+    Start,
+    Strategy,
     check_member_name,
 )
 from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest
+from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
-from pxrs.runtime.job import Job, Running, check_handler
+from pxrs.runtime.job import Job, Running
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
@@ -37,9 +42,9 @@ from pxrs.types import Message, Topic, TopicPartition
 if TYPE_CHECKING:
     from pxrs.runtime.callbacks import Callbacks
     from pxrs.runtime.consumer import Consumer
-    from pxrs.runtime.desk import Seat
     from pxrs.runtime.groups import Groups
     from pxrs.runtime.runner import Runner
+    from pxrs.runtime.seat import Seat
     from pxrs.runtime.subscription import Subscription
 
 _DEFAULTS = ProducerSettings()
@@ -160,14 +165,14 @@ class Pxrs(QueueVerbs):
         instance: str | None = None,
         auto_commit: bool = _CONSUMER.auto_commit,
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: str = _CONSUMER.start,
-        on_trimmed: str = _CONSUMER.on_trimmed,
+        start: Start = _CONSUMER.start,
+        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
         rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: str = _CONSUMER.strategy,
+        strategy: Strategy = _CONSUMER.strategy,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
         on_assigned: Callable[[dict[TopicPartition, int | None]], None] | None = None,
@@ -209,21 +214,21 @@ class Pxrs(QueueVerbs):
         group: str,
         workers: int = 1,
         processes: int = 0,
-        parallel: str = "partition",
+        parallel: Parallel = "partition",
         retry: Backoff = _RETRY,
         on_failure: OnFailure = _DEAD_LETTER,
         max_in_flight: int = 1000,
         max_handler_time: float | None = None,
         instance: str | None = None,
         auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: str = _CONSUMER.start,
-        on_trimmed: str = _CONSUMER.on_trimmed,
+        start: Start = _CONSUMER.start,
+        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
         rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: str = _CONSUMER.strategy,
+        strategy: Strategy = _CONSUMER.strategy,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> None:
@@ -242,7 +247,7 @@ class Pxrs(QueueVerbs):
 
         if iscoroutinefunction(handler):
             raise InvalidRequest("the handler is a coroutine function; for those is pxrs.aio's run")
-        check_handler(handler)
+        check_handler(handler, "message")
         job = Job(
             handler=handler,
             topic=topic,

@@ -52,3 +52,35 @@ def check_parts(parts: Iterable[object]) -> list[TopicPartition]:
                     "or several of them"
                 )
     return checked
+
+
+def check_numbers(partitions: object) -> list[int]:
+    """The partitions' numbers, in order."""
+    if not isinstance(partitions, Iterable) or isinstance(partitions, str):
+        raise InvalidRequest(f"partitions = {partitions!r}; a list of numbers is needed")
+    numbers = set(partitions)
+    for number in numbers:
+        check_whole("a partition", number)
+    return sorted(numbers)
+
+
+def check_handler(handler: object, *takes: str) -> None:
+    """Refuse what can't be called with these: everything would fail, and end as a dead letter."""
+    if not callable(handler):
+        raise InvalidRequest(
+            f"the handler is of type {type(handler).__name__}; "
+            f"a function that takes ({', '.join(takes)}) is needed"
+        )
+    from inspect import signature
+
+    try:
+        parameters = signature(handler)
+    except (TypeError, ValueError):
+        # Some that are written in C do not tell.
+        return
+    try:
+        parameters.bind(*takes)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"the handler can't be called as handler({', '.join(takes)}): {error}"
+        ) from None

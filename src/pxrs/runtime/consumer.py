@@ -10,16 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from pxrs.config import ConsumerSettings
-from pxrs.errors import (
-    Closed,
-    PxrsError,
-    StoreError,
-)
+from pxrs.errors import Closed, PxrsError, StoreError
 from pxrs.runtime.arguments import (
     check_message,
     check_parts,
@@ -29,19 +25,24 @@ from pxrs.runtime.arguments import (
 )
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
-from pxrs.runtime.health import Facts, Health, judge
+from pxrs.runtime.health import Health, judge
+from pxrs.runtime.health_facts import facts_of
 from pxrs.runtime.hold import Desk
+from pxrs.runtime.log_watch import LogWatch
+from pxrs.runtime.one_user import OneUser
 from pxrs.runtime.outage import Outage
+from pxrs.runtime.runs import Run
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Run, Worker
-from pxrs.stores.api import Watch
+from pxrs.runtime.worker import Worker
 from pxrs.types import Message, TopicPartition
 
+T = TypeVar("T")
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
 RUN = 500
@@ -60,14 +61,14 @@ class Consumer:
         in_hand: Callable[[Seat], bool] | None = None,
         most_out: int | None = None,
     ) -> None:
-        self._stores, self._topics, self._clock = stores, topics, clock = shared[:3]
+        self._keeper = shared.keeper
+        stores, topics, self._clock = shared.stores, shared.topics, shared.clock
         self._settings = settings
-        self._decoder = decoder
         self._callbacks = callbacks
         self._worker = Worker(
             stores,
             topics,
-            clock,
+            self._clock,
             subscription.names,
             settings,
             decoder,
@@ -77,14 +78,14 @@ class Consumer:
         )
         self._desk = self._worker.desk
         self._membership = self._worker.membership
-        self._log_watch: Watch | None = None
-        self._watched_version = -1
-        self._closed = False
+        self._log_watch = LogWatch(stores.log, self._desk)
         self._woken = False
-        # Ends a wait for a store that does not answer: there may be no watch then.
-        self._nudge = threading.Event()
-        self._log_outage = Outage(f"group {settings.group!r}, reading the log", clock)
-        self._steward = Steward(stores.coord, clock, settings, self._worker, self._wake_consumer)
+        self._closed = self._left = False
+        self._closing, self._one_user = threading.RLock(), OneUser()
+        self._log_outage = Outage(f"group {settings.group!r}, reading the log", self._clock)
+        self._steward = Steward(
+            stores.coord, self._clock, settings, self._worker, self._log_watch.wake
+        )
         self._transactions = Transactions(shared, self._worker, self._steward.wake)
         try:
             self._membership.join()
@@ -112,20 +113,7 @@ class Consumer:
 
         `stuck_after`: how many seconds a handler may be at what it was given.
         """
-        with self._desk.lock:
-            seats = [seat for seat in self._desk.seats.values() if seat.state == "owned"]
-            facts = Facts(
-                generation=self._membership.generation,
-                owned=len(seats),
-                meant=self._membership.meant,
-                waiting=sum(seat.lag for seat in seats),
-                in_hand_since=self._worker.handed_at if self._worker.runs else None,
-                store_lost_since=min(
-                    filter(None, (self._steward.outage.since, self._log_outage.since)), default=None
-                ),
-                fatal=str(fatal) if (fatal := self._steward.fatal) is not None else None,
-                closed=self._closed,
-            )
+        facts = facts_of(self._worker, self._steward, self._log_outage, closed=self._closed)
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
@@ -135,14 +123,18 @@ class Consumer:
         """
         check_whole("max_records", max_records, least=1)
         check_timeout(timeout)
-        self.finish()
-        return self.all_at_once(self._next(max_records, timeout))
+        with self._alone():
+            self.finish()
+            return self.all_at_once(self._next(max_records, timeout))
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
-        self.finish()
+        with self._alone():
+            self.finish()
         while True:
-            yield from self.one_by_one(self._next(RUN, None))
+            with self._alone():
+                runs = self._next(RUN, None)
+            yield from self.one_by_one(runs)
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
@@ -150,9 +142,12 @@ class Consumer:
         return self._batches(max_records)
 
     def _batches(self, max_records: int) -> Iterator[list[Message]]:
-        self.finish()
+        with self._alone():
+            self.finish()
         while True:
-            yield from self.by_partition(self._next(max_records, None))
+            with self._alone():
+                runs = self._next(max_records, None)
+            yield from self.by_partition(runs)
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -160,6 +155,7 @@ class Consumer:
         Partitions that were lost are told by `Fenced`; the others are committed all the same. A
         checkpoint never goes back, and never past what was handed out.
         """
+        self._require_open()
         if message is None:
             lost = self._worker.commit_handed()
         else:
@@ -174,6 +170,7 @@ class Consumer:
 
         Its `result()` is that of `commit`. Nobody has to ask: what was lost is told by `on_lost`.
         """
+        self._require_open()
         return self._steward.commit_soon()
 
     def transaction(self, connection: Any = None) -> Transaction:
@@ -185,32 +182,33 @@ class Consumer:
         messages are handed out again. `Fenced` if somebody else owns a partition now;
         `NotAtomic` where the store can't do it.
         """
+        self._require_open()
         return self._transactions.begin(connection)
 
     def run_transaction(
-        self, work: Callable[[Transaction], Any], *, connection: Any = None, attempts: int = 5
-    ) -> Any:
+        self, work: Callable[[Transaction], T], *, connection: Any = None, attempts: int = 5
+    ) -> T:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
+        self._require_open()
         return self._transactions.run(work, connection, attempts)
 
     def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
         """Transactions over the same messages, one after the other; the last one gives them up."""
+        self._require_open()
         return self._transactions.attempts(connection, most)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
         check_whole("offset", offset)
+        self._require_open()
         self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
         check_time("timestamp", timestamp)
+        self._require_open()
         for part in self.assignment if parts is None else check_parts(parts):
-            seat = self._worker.owned_seat(*part)
-            offset = self._decoder.offset_at(self._stores.log, seat.where, seat.fence, timestamp)
-            if offset is None:
-                offset = self._topics.bounds(self._topics.find(part.topic))[part.partition].end
-            self.seek(part.topic, part.partition, offset)
+            self._worker.seek(*part, self._worker.offset_at(part, timestamp))
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
@@ -219,34 +217,38 @@ class Consumer:
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
         self._desk.pause(check_parts(parts), paused=False)
-        self._wake_consumer()
+        self._log_watch.wake()
 
     def close(self) -> None:
         """Finish: commit what was handled, release everything and leave the group at once.
 
-        `on_revoked` is told of what is owned first; it can still commit.
+        `on_revoked` is told of what is owned first; it can still commit what was handled. One
+        that was interrupted can be called again.
         """
-        if self._closed:
+        if self._keeper.is_forked:
             return
-        self._closed = True
-        try:
-            owned = self.assignment
-            if self._callbacks.revoked and owned and self.alive:
-                self._callbacks.revoked(owned)
-        finally:
-            self._leave()
+        with self._closing:
+            if self._left:
+                return
+            try:
+                if not self._closed:
+                    # A commit in the callback must not count the message that a loop has left.
+                    self._worker.leave_loop()
+                    self._callbacks.tell_the_end(self._desk, alive=self.alive)
+            finally:
+                self._leave()
 
     def _leave(self) -> None:
+        self._closed = True
         self._steward.stop()
-        self._worker.sync()
         try:
             with suppress(PxrsError):
                 self._steward.commit_what_was_asked()
             self._membership.leave()
         finally:
             self._steward.close()
-            if self._log_watch is not None:
-                self._log_watch.close()
+            self._log_watch.close()
+            self._left = True
 
     def __enter__(self) -> Consumer:
         return self
@@ -272,14 +274,15 @@ class Consumer:
 
     def take_away(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
-        runs = self._next(most, timeout)
-        self._worker.forget_runs()
-        return runs
+        with self._alone():
+            runs = self._next(most, timeout)
+            self._worker.forget_runs()
+            return runs
 
     def came_back(self, seat: Seat) -> None:
         """A message that was taken away is handled, or was given up."""
         if self._desk.came_back(seat):
-            self._wake_consumer()
+            self._log_watch.wake()
 
     def wake_steward(self) -> None:
         """Let the group be looked at now."""
@@ -290,7 +293,7 @@ class Consumer:
     def wake(self) -> None:
         """End the wait of `poll`, or the next one: it returns with nothing. From any thread."""
         self._woken = True
-        self._wake_consumer()
+        self._log_watch.wake()
 
     def _next(self, most: int, timeout: float | None) -> list[Run]:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -319,9 +322,9 @@ class Consumer:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            if self._desk.has_messages:
+            # Once the lease is over nothing is handed out, until the steward has joined anew.
+            if self.alive and self._desk.has_messages:
                 return True
-            self._nudge.clear()
             trouble = None
             try:
                 if self._fetch():
@@ -340,22 +343,16 @@ class Consumer:
                     if trouble is not None:
                         raise trouble
                     return False
-            if trouble is not None or self._log_watch is None:
-                self._nudge.wait(left)
+            if trouble is not None:
+                self._log_watch.wait_for_store(left)
             else:
                 self._log_watch.wait(left)
 
     def _fetch(self) -> bool:
         """Fill the buffers; true if there may be something to take."""
-        try:
-            self._arm_watch()
-            came = self._worker.fetch(self._steward.wake)
-        except StoreError as error:
-            if error.retryable:
-                self._log_outage.began(error)
-            raise
-        self._log_outage.over()
-        return came
+        with self._log_outage.noticed():
+            self._log_watch.arm()
+            return self.alive and self._worker.fetch(self._steward.wake)
 
     def all_at_once(self, runs: list[Run]) -> list[Message]:
         """The runs' messages; they are handled when `finish` is called."""
@@ -375,42 +372,29 @@ class Consumer:
 
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
+        self._require_open()
+        if self._desk.has_changes:
+            self._tell()
         if self._steward.fatal is not None:
             raise self._steward.fatal
+
+    def _require_open(self) -> None:
+        self._keeper.refuse_after_fork()
         if self._closed:
             raise Closed("the consumer was closed")
-        if not self._desk.has_changes:
-            return
-        for change in self._desk.changes():
-            parts = set(change.parts)
-            if change.kind == "assigned" and self._callbacks.assigned:
-                self._callbacks.assigned(change.parts)
-            elif change.kind == "leaving":
-                if self._callbacks.revoked:
-                    self._callbacks.revoked(parts)
-                self._desk.said_goodbye(parts)
-            elif change.kind == "lost" and self._callbacks.lost:
-                self._callbacks.lost(parts)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        self._require_open()
+        return self._one_user()
+
+    def _tell(self) -> None:
+        try:
+            self._callbacks.tell(self._desk)
+        except BaseException:
+            self._steward.wake()
+            raise
         try:
             self._membership.release_what_is_finished()
         except StoreError:
             # Not the caller's trouble: the steward tries again.
             self._steward.wake()
-
-    # Fetching
-
-    def _arm_watch(self) -> None:
-        """A watch on the logs of what is owned; armed before they are looked at."""
-        with self._desk.lock:
-            if self._log_watch is None or self._watched_version != self._desk.version:
-                version = self._desk.version
-                watch = self._stores.log.watch(*(seat.where for seat in self._desk.owned()))
-                if self._log_watch is not None:
-                    self._log_watch.close()
-                self._log_watch, self._watched_version = watch, version
-
-    def _wake_consumer(self) -> None:
-        self._nudge.set()
-        watch = self._log_watch
-        if watch is not None:
-            watch.wake()

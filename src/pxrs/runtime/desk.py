@@ -1,9 +1,7 @@
 """The partitions a consumer works on: what to fetch, what was handed out, what was handled.
 
-Three numbers per partition, never going back but by a seek: `position` (fetched up to here),
-`handed` (given to the handler) and the progress (handled). A checkpoint comes from the progress
-alone. The group's thread and the consumer's share the desk under one lock; reading the log
-happens outside of it.
+Each has a `Seat`. The group's thread and the consumer's share the desk under one lock; reading
+the log happens outside of it.
 """
 
 from __future__ import annotations
@@ -13,150 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pxrs.core.claims import Holding
-from pxrs.core.group import PartState, move
-from pxrs.core.progress import Progress
+from pxrs.core.group import move
 from pxrs.core.records import GroupTopic
 from pxrs.runtime.holdings import Mark
-from pxrs.types import Fence, LogPartition, Message, TopicPartition
-
-
-class Seat:
-    """One partition at the desk."""
-
-    __slots__ = (
-        "at",
-        "buffer",
-        "checkpoint",
-        "done",
-        "end",
-        "epoch",
-        "fence",
-        "full",
-        "goodbye",
-        "handed",
-        "key",
-        "origin",
-        "out",
-        "part",
-        "paused",
-        "position",
-        "progress",
-        "siblings",
-        "state",
-        "turn",
-        "where",
-    )  # fmt: skip
-
-    def __init__(self, holding: Holding, topic: GroupTopic) -> None:
-        self.part = holding.part
-        self.where = LogPartition(topic.id, holding.part.partition)
-        # How many partitions the topic has.
-        self.siblings = topic.partitions
-        # The claim's: epochs of a topic that was made again start anew.
-        self.key = holding.key
-        self.epoch = holding.epoch
-        self.fence = Fence(holding.part.topic, holding.part.partition, holding.epoch)
-        self.state: PartState = "owned"
-        self.checkpoint = holding.claim.checkpoint
-        self.done = holding.claim.done
-        self.paused = False
-        # Raised whenever what was handed out before is not to be worked on any more.
-        self.turn = 0
-        # Whether the caller has been told that it goes, or need not be.
-        self.goodbye = True
-        # Known once the start is: a claim without a checkpoint has to ask the log first.
-        self.progress: Progress | None = None
-        self.origin = -1
-        # The end of the partition when it was last looked at.
-        self.end = -1
-        self.position = -1
-        self.handed = -1
-        self.buffer: list[Message] = []
-        self.at = 0
-        # How many messages are with others, where that is counted, and whether those are enough.
-        self.out = 0
-        self.full = False
-
-    @property
-    def lag(self) -> int:
-        """How many messages wait here, as far as is known."""
-        return max(0, self.end - self.progress.checkpoint) if self.progress is not None else 0
-
-    @property
-    def window_is_full(self) -> bool:
-        """Whether no more gaps can be remembered: the oldest has to close first.
-
-        If that was not handed out, nobody is about to close it: an owner that begins with a full
-        window has to go on.
-        """
-        progress = self.progress
-        return progress is not None and progress.full and self.handed > progress.checkpoint
-
-    @property
-    def started(self) -> bool:
-        return self.progress is not None
-
-    def start(self, offset: int) -> None:
-        """Begin at this offset."""
-        self.progress = Progress(offset, self.done)
-        self.origin = offset
-        self.go_to(offset)
-
-    def go_to(self, offset: int) -> None:
-        """Fetch from this offset next; what was fetched or handed out before is void."""
-        self.position = self.handed = offset
-        self.buffer, self.at = [], 0
-        self.turn += 1
-
-    def fill(self, messages: list[Message], position: int) -> None:
-        """Put fetched messages into the buffer, without those that are done already."""
-        progress = self.progress
-        if (
-            messages
-            and progress is not None
-            and (progress.runs or messages[0].offset < progress.checkpoint)
-        ):
-            messages = [message for message in messages if not progress.is_done(message.offset)]
-        self.buffer = messages
-        self.at = 0
-        self.position = position
-
-    @property
-    def waiting(self) -> int:
-        """How many messages lie in the buffer."""
-        return len(self.buffer) - self.at
-
-    def hand_out(self, most: int) -> list[Message]:
-        """Take messages from the buffer."""
-        if self.at == 0 and most >= len(self.buffer):
-            messages, self.buffer = self.buffer, []
-        else:
-            messages = self.buffer[self.at : self.at + most]
-            self.at += len(messages)
-        if messages:
-            self.handed = messages[-1].offset + 1
-        return messages
-
-    def finish(self, start: int, end: int) -> None:
-        """The messages from `start` up to `end` were handled."""
-        if self.progress is not None:
-            self.progress.finish(start, end)
-
-    def mark(self) -> Mark | None:
-        """How far it was handled; None before it has started."""
-        if self.progress is None:
-            return None
-        return Mark(self.progress.checkpoint, self.progress.runs)
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether more was handled than is committed."""
-        mark = self.mark()
-        return mark is not None and (mark.checkpoint, mark.done) != (self.checkpoint, self.done)
+from pxrs.runtime.seat import Seat
+from pxrs.types import Message, TopicPartition
 
 
 class Change(NamedTuple):
-    """What happened to the assignment, for the callbacks."""
+    """What the caller has to be told of its assignment: "assigned", "leaving" or "lost"."""
 
     kind: str
     parts: dict[TopicPartition, int | None]
@@ -185,7 +48,10 @@ class ConsumerDesk:
         # whose messages do not come back must not keep the others from theirs.
         self._most_out = most_out
         self._order: list[Seat] = []
-        self._changes: list[Change] = []
+        # What the caller believes to own. It is told the difference, not what has happened: it
+        # need not hear of what came and went, and is never asked to tidy up what it has lost.
+        self._told: dict[TopicPartition, Seat] = {}
+        self.has_changes = False
         # Raised with every change: whoever waits for messages looks again.
         self.version = 0
 
@@ -197,26 +63,24 @@ class ConsumerDesk:
                 seat = Seat(holding, topics[holding.part.topic])
                 seat.paused = holding.part in self.paused
                 self.seats[holding.part] = seat
-            self._changed(
-                "assigned", {holding.part: holding.claim.checkpoint for holding in holdings}
-            )
+            self._changed()
 
     def leaving(self, parts: frozenset[TopicPartition]) -> None:
         with self.lock:
-            going: dict[TopicPartition, int | None] = {}
+            changed = False
             for part, seat in self.seats.items():
                 if part in parts and seat.state == "owned":
                     seat.state = move(seat.state, "given up")
                     seat.goodbye = not self._asks
                     seat.go_to(seat.handed)
-                    going[part] = None
+                    changed = True
                 elif part not in parts and seat.state == "leaving":
                     seat.state = move(seat.state, "gained")
                     if seat.progress is not None:
                         seat.go_to(seat.progress.checkpoint)
-                    self.version += 1
-            if going:
-                self._changed("leaving", going)
+                    changed = True
+            if changed:
+                self._changed()
 
     def releasable(self) -> dict[TopicPartition, Mark | None]:
         with self.lock:
@@ -232,34 +96,60 @@ class ConsumerDesk:
 
     def gone(self, parts: Iterable[TopicPartition], *, lost: bool) -> None:
         with self.lock:
-            gone: dict[TopicPartition, int | None] = {}
-            for part in parts:
-                seat = self.seats.pop(part, None)
-                if seat is not None:
-                    seat.turn += 1
-                    gone[part] = None
+            gone = [seat for part in parts if (seat := self.seats.pop(part, None)) is not None]
+            for seat in gone:
+                seat.turn += 1
+                seat.released = not lost
+                if not lost:
+                    self._told.pop(seat.part, None)
             if gone:
-                self._changed("lost" if lost else "revoked", gone)
+                self._changed()
 
     def _final(self, seat: Seat) -> Mark | None:
-        return seat.mark() if self._commits_handled else None
+        return seat.mark() if self._commits_handled else seat.asked
 
-    def _changed(self, kind: str, parts: dict[TopicPartition, int | None]) -> None:
+    def _changed(self) -> None:
         self._order = list(self.seats.values())
-        self._changes.append(Change(kind, parts))
+        self.has_changes = True
         self.version += 1
 
     # For the consumer
 
-    @property
-    def has_changes(self) -> bool:
-        return bool(self._changes)
-
-    def changes(self) -> list[Change]:
-        """What has happened since the last call, in order."""
+    def next_change(self) -> Change | None:
+        """What the caller has to be told next; from now on it counts as told."""
         with self.lock:
-            changes, self._changes = self._changes, []
-            return changes
+            told = self._told
+            if lost := [part for part, seat in told.items() if self.seats.get(part) is not seat]:
+                return self._change("lost", lost)
+            for part, seat in self.seats.items():
+                if part not in told and seat.state == "leaving":
+                    seat.goodbye = True
+            if going := [part for part, seat in told.items() if not seat.goodbye]:
+                return self._change("leaving", going)
+            new = [part for part, seat in self.seats.items() if self._is_news(part, seat)]
+            if new:
+                return self._change("assigned", new)
+            self.has_changes = False
+            return None
+
+    def forget_told(self) -> tuple[set[TopicPartition], set[TopicPartition]]:
+        """What the caller believes to own and does, and what it has lost; that ends here."""
+        with self.lock:
+            told, self._told = self._told, {}
+            kept = {part for part, seat in told.items() if self.seats.get(part) is seat}
+            return kept, told.keys() - kept
+
+    def _is_news(self, part: TopicPartition, seat: Seat) -> bool:
+        return seat.state == "owned" and part not in self._told
+
+    def _change(self, kind: str, parts: list[TopicPartition]) -> Change:
+        for part in parts:
+            if kind == "assigned":
+                self._told[part] = self.seats[part]
+            else:
+                del self._told[part]
+        checkpoints = {part: self.seats[part].checkpoint for part in parts if part in self.seats}
+        return Change(kind, {part: checkpoints.get(part) for part in parts})
 
     def said_goodbye(self, parts: Iterable[TopicPartition]) -> None:
         """The caller knows that these go."""
@@ -282,10 +172,12 @@ class ConsumerDesk:
                 seat.start(offset)
                 self.version += 1
 
-    def fill(self, seat: Seat, messages: list[Message], position: int) -> bool:
-        """Put fetched messages at a seat, unless it went in the meantime."""
+    def fill(self, seat: Seat, turn: int, messages: list[Message], position: int) -> bool:
+        """Put fetched messages at a seat, unless it went, or was sent elsewhere, meanwhile."""
         with self.lock:
             if self.seats.get(seat.part) is not seat or seat.state != "owned":
+                return False
+            if seat.turn != turn:
                 return False
             seat.fill(messages, position)
             return seat.waiting > 0
@@ -328,6 +220,14 @@ class ConsumerDesk:
                 seat = self.seats.get(part)
                 if seat is not None:
                     seat.checkpoint, seat.done = mark.checkpoint, mark.done
+                    if seat.asked is not None and mark.checkpoint >= seat.asked.checkpoint:
+                        seat.asked = None
+
+    def ask(self, marks: Mapping[TopicPartition, Mark]) -> None:
+        """These shall be committed, at the latest when the partitions are given away."""
+        with self.lock:
+            for part, mark in marks.items():
+                self.seats[part].asked = mark
 
     def owned(self) -> list[Seat]:
         """Seats that may be worked on, the one served last at the end."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from functools import partial
+from typing import NamedTuple
 
 from pxrs.config import ConsumerSettings
 from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
 from pxrs.log.batches import decode
 from pxrs.runtime.decoding import Decoder, cut
-from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.reader import FETCH_BYTES
+from pxrs.runtime.seat import Seat
 from pxrs.stores.api import LogStore
 from pxrs.stores.optional import FetchesMany
 from pxrs.types import Bounds, Fetched, Message, StoredBatch
@@ -27,6 +29,13 @@ from pxrs.types import Bounds, Fetched, Message, StoredBatch
 _ASK_TOGETHER = 32
 # So many partitions are fetched from in one go, where the store can do that.
 _TOGETHER = 16
+
+
+class _Place(NamedTuple):
+    """Where a seat stood when it was fetched for: what came is void if it was moved since."""
+
+    turn: int
+    position: int
 
 
 class Fetcher:
@@ -88,8 +97,8 @@ class Fetcher:
         ]
         room = self._settings.prefetch_bytes
         with closing(self._fetched(behind)) as coming:
-            for seat, position, fetched in coming:
-                came = attempt(seat, partial(self._fill, seat, position, fetched)) or came
+            for seat, place, fetched in coming:
+                came = attempt(seat, partial(self._fill, seat, place, fetched)) or came
                 room -= _size(fetched)
                 if room <= 0 and came:
                     # The others come next time: those that were served stand behind them then.
@@ -130,42 +139,50 @@ class Fetcher:
                     new[seat] = self._bounds(seat, ends).end
         self._pin(new)
 
-    def _fetched(self, seats: list[Seat]) -> Generator[tuple[Seat, int, Fetched | Exception]]:
+    def _fetched(self, seats: list[Seat]) -> Generator[tuple[Seat, _Place, Fetched | Exception]]:
         """What each seat's partition has from where on. The rest comes while it is looked at."""
         if len(seats) > 1 and isinstance(self._log, FetchesMany):
             for few in (seats[at : at + _TOGETHER] for at in range(0, len(seats), _TOGETHER)):
-                places = [(seat.where, seat.position) for seat in few]
-                with closing(self._log.fetch_many(places, self._most)) as coming:
-                    for seat, (_, position), fetched in zip(few, places, coming, strict=True):
-                        yield seat, position, fetched
+                places = [self._place(seat) for seat in few]
+                where = [seat.where for seat in few]
+                asked = list(zip(where, (place.position for place in places), strict=True))
+                with closing(self._log.fetch_many(asked, self._most)) as coming:
+                    yield from zip(few, places, coming, strict=True)
             return
         for seat in seats:
-            position = seat.position
+            place = self._place(seat)
             try:
-                yield seat, position, self._log.fetch(seat.where, position, self._most)
+                yield seat, place, self._log.fetch(seat.where, place.position, self._most)
             except Exception as error:  # noqa: BLE001 - told when it is its turn
-                yield seat, position, error
+                yield seat, place, error
 
-    def _fill(self, seat: Seat, asked: int, fetched: Fetched | Exception) -> bool:
-        if isinstance(fetched, OffsetOutOfRange) and seat.position == asked:
+    def _place(self, seat: Seat) -> _Place:
+        with self._desk.lock:
+            return _Place(seat.turn, seat.position)
+
+    def _fill(self, seat: Seat, place: _Place, fetched: Fetched | Exception) -> bool:
+        if seat.turn != place.turn:
+            return False
+        if isinstance(fetched, OffsetOutOfRange):
             return self._out_of_range(seat, fetched)
         if isinstance(fetched, Exception):
             raise fetched
         seat.end = fetched.end
-        if not fetched.batches or seat.position != asked:
+        if not fetched.batches:
             return False
         messages: list[Message] = []
         try:
-            position = self._decode(seat, fetched.batches, messages)
+            position = self._decode(seat, place.position, fetched.batches, messages)
         except Exception:
             if not messages:
                 raise
             position = messages[-1].offset + 1
-        return self._desk.fill(seat, messages, position)
+        return self._desk.fill(seat, place.turn, messages, position)
 
-    def _decode(self, seat: Seat, batches: list[StoredBatch], messages: list[Message]) -> int:
-        """Add the batches' messages; where to go on."""
-        position = seat.position
+    def _decode(
+        self, seat: Seat, position: int, batches: list[StoredBatch], messages: list[Message]
+    ) -> int:
+        """Add the batches' messages from a position on; where to go on."""
         for batch in batches:
             self._decoder.deserialize_into(messages, cut(decode(batch, seat.fence), position))
             position = batch.next

@@ -7,7 +7,15 @@ from typing import Literal
 import msgspec
 
 HealthState = Literal[
-    "joining", "assigned", "idle", "lagging", "stuck", "fenced", "lost the store", "closed"
+    "joining",
+    "assigned",
+    "idle",
+    "lagging",
+    "stuck",
+    "fenced",
+    "failed",
+    "lost the store",
+    "closed",
 ]
 
 
@@ -23,7 +31,12 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the verdict is made of. Times are seconds of the monotonic clock."""
+    """What the verdict is made of. Times are seconds of the monotonic clock.
+
+    `fatal` ended the member's part in its group, `fenced` if somebody else has its place.
+    `lease`: for how many seconds nobody can take what it owns; None while it joins. `missing`:
+    topics that it is subscribed to and that were deleted.
+    """
 
     generation: int
     owned: int
@@ -32,18 +45,24 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     in_hand_since: float | None
     store_lost_since: float | None
     fatal: str | None
+    fenced: bool = False
     closed: bool = False
+    lease: float | None = None
+    missing: tuple[str, ...] = ()
 
 
 def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> Health:
     """The worst that can be said. `waiting`: messages not handled yet in what is owned."""
     if facts.fatal is not None:
-        return Health("fenced", facts.fatal)
+        return Health("fenced" if facts.fenced else "failed", facts.fatal)
     if facts.closed:
         return Health("closed", "it has left the group")
     if facts.store_lost_since is not None:
         lost = now - facts.store_lost_since
         return Health("lost the store", f"no answer from the store for {lost:.1f} s")
+    if facts.lease is not None and facts.lease <= 0:
+        over = -facts.lease
+        return Health("lost the store", f"the session could not be renewed; over for {over:.1f} s")
     if facts.generation == 0:
         return Health("joining", "the group has not given it partitions yet")
     if facts.owned < facts.meant:
@@ -54,5 +73,6 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
     if facts.waiting > lag_limit:
         return Health("lagging", f"{facts.waiting} messages wait")
     if facts.waiting == 0:
-        return Health("idle", f"{facts.owned} partitions, nothing waits")
+        gone = f"; deleted: {', '.join(facts.missing)}" if facts.missing else ""
+        return Health("idle", f"{facts.owned} partitions, nothing waits{gone}")
     return Health("assigned", f"{facts.owned} partitions, {facts.waiting} messages wait")

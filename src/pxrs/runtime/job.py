@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pxrs.config import ConsumerSettings, RunnerSettings
+from pxrs.config import ConsumerSettings, OnTrimmed, Parallel, RunnerSettings, Start, Strategy
 from pxrs.core.retry import Backoff
-from pxrs.errors import ConfigError, InvalidRequest
+from pxrs.errors import ConfigError
 from pxrs.runtime.failure import DeadLetter, OnFailure, Stop
 from pxrs.serde import Serde, check_serde
 from pxrs.types import Message
@@ -38,21 +38,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     workers: int
     processes: int
-    parallel: str
+    parallel: Parallel
     retry: Backoff
     on_failure: OnFailure
     max_in_flight: int
     max_handler_time: float | None
     instance: str | None
     auto_commit_interval: float
-    start: str
-    on_trimmed: str
+    start: Start
+    on_trimmed: OnTrimmed
     prefetch_bytes: int
     session_ttl: float
     debounce: float
     revoke_timeout: float | None
     rejoin_timeout: float
-    strategy: str
+    strategy: Strategy
     serde: Serde | None
     key_serde: Serde | None
 
@@ -105,25 +105,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             rejoin_timeout=self.rejoin_timeout,
             strategy=self.strategy,
         )
-
-
-def check_handler(handler: object) -> None:
-    """Refuse what can't be called with a message: all messages would end as dead letters."""
-    if not callable(handler):
-        raise InvalidRequest(
-            f"the handler is of type {type(handler).__name__}; a function of a message is needed"
-        )
-    from inspect import signature
-
-    try:
-        parameters = signature(handler)
-    except (TypeError, ValueError):
-        # Some that are written in C do not tell.
-        return
-    try:
-        parameters.bind("message")
-    except TypeError as error:
-        raise InvalidRequest(f"the handler can't be called with one message: {error}") from None
 
 
 def _instance_of(name: str, value: object, kinds: type | tuple[type, ...], example: str) -> None:

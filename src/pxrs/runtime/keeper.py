@@ -110,9 +110,14 @@ class Keeper:
             self._given_up.append(self._session)
             self._session = None
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that opened this."""
+        return _forks != self._made_after
+
     def refuse_after_fork(self) -> None:
         """Raise in a child of the process that opened this: its locks are the parent's."""
-        if _forks != self._made_after:
+        if self.is_forked:
             raise Closed("this store was opened before a fork; open it again in the child")
 
     def pause(self, failures: int) -> None:

@@ -105,6 +105,8 @@ class Membership:
         self.generation = 0
         # How many partitions the target gives to this member.
         self.meant = 0
+        # Topics that it subscribes to and that are not there any more.
+        self.missing: tuple[str, ...] = ()
         self._verified = 0
         # Whether the group has heard of this process, and under which ids.
         self._joined = False
@@ -251,6 +253,9 @@ class Membership:
         self._joined = True
         self.generation = seen.view.head.generation
         self.meant = len(seen.view.head.target_of(self.me.name))
+        self.missing = tuple(
+            name for name in self._subscribed or () if name not in seen.view.topics
+        )
         if seen.head_version != self._verified:
             dropped = self._drop_what_others_have(seen.view)
             self._verified = seen.head_version

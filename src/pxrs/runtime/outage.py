@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pxrs.clock import Clock
+from pxrs.errors import StoreError
 
 _LOG = logging.getLogger("pxrs.groups")
 
@@ -30,3 +33,14 @@ class Outage:
                 "%s: it works again, after %.1f s", self._who, self._clock.monotonic() - self.since
             )
             self.since = None
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """A block that calls the store: how it ends tells whether the store answers."""
+        try:
+            yield
+        except StoreError as error:
+            if error.retryable:
+                self.began(error)
+            raise
+        self.over()

@@ -119,6 +119,7 @@ class QueueVerbs:
         """
         from inspect import iscoroutinefunction
 
+        from pxrs.runtime.arguments import check_handler
         from pxrs.runtime.listener import DEFAULT_POLICY, Listener, ListenerSettings
 
         if iscoroutinefunction(handler):
@@ -126,6 +127,7 @@ class QueueVerbs:
             raise InvalidRequest(
                 "the handler is a coroutine function; for those is pxrs.aio's listen"
             )
+        check_handler(handler, "item", "tx")
         settings = ListenerSettings(
             queue=queue,
             workers=workers,

@@ -23,10 +23,10 @@ from pxrs.core.schedule import Schedule
 from pxrs.errors import HandlerFailed, PxrsError
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import Seat
 from pxrs.runtime.failure import DeadLetters, words_of
 from pxrs.runtime.job import Job
-from pxrs.runtime.worker import Run
+from pxrs.runtime.runs import Run
+from pxrs.runtime.seat import Seat
 from pxrs.types import Message
 
 _LOOK = 0.5
@@ -95,11 +95,12 @@ class Runner:
         ]
         for worker in workers:
             worker.start()
-        try:
-            with stop_on_signals(self.stop):
+        with stop_on_signals(self.stop):
+            try:
                 self._dispatch(consumer)
-        finally:
-            self._end_run(consumer, workers)
+            finally:
+                # Still under these signals: a second one must not cut the workers off.
+                self._end_run(consumer, workers)
         if self._failure is not None:
             raise self._failure
 
@@ -291,12 +292,19 @@ class Runner:
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT mean: finish. Only the main thread can listen to signals."""
+    """SIGTERM and SIGINT mean: finish. Only the main thread can listen to signals.
+
+    A second SIGINT does what it always does: somebody at a terminal will not wait. A second
+    SIGTERM, or one after the other, changes nothing: one signal to a group of processes reaches
+    workers twice, as their parent tells them too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def heard(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
         stop()
 
     before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -24,9 +24,9 @@ from pxrs.errors import (
     StoreFull,
     StoreReadOnly,
 )
-from pxrs.runtime.desk import Seat
 from pxrs.runtime.fencing import fenced, names_of
 from pxrs.runtime.outage import Outage
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.types import TopicPartition
@@ -140,11 +140,14 @@ class Steward:
             session = self._membership.session
             if session is None:
                 continue
+            if self.fatal is not None:
+                # Nobody looks at the group any more: others must not wait for this member.
+                return
             try:
                 session.renew()
             except SessionLost:
                 self.wake()
-            except PxrsError:
+            except Exception:  # noqa: BLE001 - a thread that dies in silence is worse
                 # The store may come back; the session's own deadline decides.
                 continue
 
@@ -154,8 +157,9 @@ class Steward:
         while not self._stop.is_set():
             try:
                 if watched != self._membership.waiting_for:
-                    watched = self._membership.waiting_for
-                    self._watch_group(watched)
+                    wanted = self._membership.waiting_for
+                    self._watch_group(wanted)
+                    watched = wanted
                 look_at = self._look()
                 commit_at = self._commit_when_due(commit_at)
                 self.outage.over()
@@ -164,7 +168,9 @@ class Steward:
                     self._give_up(error)
                     return
                 self.outage.began(error)
-                look_at = self._clock.monotonic() + _RETRY_PAUSE
+                # Not on the watch: it may not be armed, and what is due would not wait either.
+                self._stop.wait(_RETRY_PAUSE)
+                continue
             if watched == self._membership.waiting_for and self._watch is not None:
                 now = self._clock.monotonic()
                 times = [now + _CAREFUL_WAIT, commit_at]

@@ -132,7 +132,7 @@ class Topics:
     def describe(self, name: str) -> TopicInfo:
         """The topic and what its partitions hold."""
         topic = self.find(name)
-        with _named(topic):
+        with named(topic.name):
             return TopicInfo(
                 topic,
                 [
@@ -143,7 +143,7 @@ class Topics:
 
     def bounds(self, topic: Topic) -> dict[int, Bounds]:
         """First and next offset of each partition."""
-        with _named(topic):
+        with named(topic.name):
             return self._log.bounds(topic.id)
 
     def delete(self, name: str) -> None:
@@ -165,7 +165,7 @@ class Topics:
         before = None
         if topic.retention_ms is not None:
             before = self._clock.wall_ms() - topic.retention_ms
-        with _named(topic):
+        with named(topic.name):
             for number in range(topic.partitions) if partitions is None else partitions:
                 self._log.expire(LogPartition(topic.id, number), before, topic.retention_bytes)
 
@@ -175,12 +175,12 @@ class Topics:
 
 
 @contextmanager
-def _named(topic: Topic) -> Iterator[None]:
+def named(topic: str) -> Iterator[None]:
     """The log knows topics by their id only; people know them by their name."""
     try:
         yield
     except TopicNotFound:
-        raise TopicNotFound(topic.name) from None
+        raise TopicNotFound(topic) from None
 
 
 def _encode(topic: Topic) -> bytes:

@@ -6,18 +6,21 @@ Nothing in here waits and no thread is started: the simulator drives this very c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pxrs.core.progress import Progress
 from pxrs.errors import InvalidRequest, TransactionConflict
 from pxrs.runtime.checkpoint import Checkpoint
-from pxrs.runtime.desk import Seat
 from pxrs.runtime.fencing import fenced
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.holdings import Mark
+from pxrs.runtime.runs import Run
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.worker import Run, Worker
+from pxrs.runtime.worker import Worker
 from pxrs.types import TopicPartition
+
+T = TypeVar("T")
 
 
 class Transactions:
@@ -45,7 +48,7 @@ class Transactions:
         for left in reversed(range(most)):
             yield self.begin(connection, keep_on_conflict=left > 0)
 
-    def run(self, work: Callable[[Transaction], Any], connection: Any, attempts: int) -> Any:
+    def run(self, work: Callable[[Transaction], T], connection: Any, attempts: int) -> T:
         """`work(tx)`, again on a conflict that may pass; what it returns."""
         for begun in self.attempts(connection, attempts):
             try:

@@ -12,83 +12,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
+from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
 from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
+from pxrs.runtime.runs import Loose, Run
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.seeking import forget_old_resets, record_of_seek
-from pxrs.runtime.topics import Topics
+from pxrs.runtime.topics import Topics, named
 from pxrs.stores.api import Stores
 from pxrs.types import Message, TopicPartition
 
 _HAIR = 1e-6
-
-
-class Run:
-    """Messages of one partition on their way to the caller: how many it has seen and handled.
-
-    The caller's loop counts up without a lock; whoever reads takes the desk's. What it handles
-    counts for the progress under which it was handed out: after a seek that is another one.
-    """
-
-    __slots__ = ("handled", "messages", "progress", "seat", "seen", "turn")
-
-    def __init__(self, seat: Seat, messages: list[Message]) -> None:
-        self.seat = seat
-        self.turn = seat.turn
-        self.messages = messages
-        self.seen = 0
-        self.handled = 0
-        self.progress = seat.progress
-
-    def count(self, done: int) -> None:
-        """Tell the progress that the first `done` messages are done."""
-        if done and self.progress is not None:
-            self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether somebody has yet to commit what was handled of its partition."""
-        return self.progress is not self.seat.progress or self.seat.has_moved
-
-
-class Loose:
-    """Partitions of which a loop has handled messages that nobody has committed.
-
-    A loop goes on to the next partition's messages by itself, so the one who commits after some
-    turns of it means all of these. Under the desk's lock.
-    """
-
-    __slots__ = ("_lost", "_seats")
-
-    def __init__(self) -> None:
-        self._seats: dict[TopicPartition, Seat] = {}
-        self._lost: set[TopicPartition] = set()
-
-    @property
-    def seats(self) -> list[Seat]:
-        return list(self._seats.values())
-
-    def add(self, seat: Seat) -> None:
-        """One more. If it was lost and claimed again, what was handled before is lost still."""
-        if self._seats.setdefault(seat.part, seat) is not seat:
-            self._seats[seat.part] = seat
-            self._lost.add(seat.part)
-
-    def drop(self, lost: Callable[[Seat], bool]) -> set[TopicPartition]:
-        """Forget those that were lost; which they are."""
-        gone = self._lost | {part for part, seat in self._seats.items() if lost(seat)}
-        self._seats = {part: seat for part, seat in self._seats.items() if part not in gone}
-        self._lost = set()
-        return gone
-
-    def clear(self) -> None:
-        """All of it was committed, or is to be handled again."""
-        self._seats, self._lost = {}, set()
 
 
 class Worker:
@@ -125,6 +65,7 @@ class Worker:
             asks_before_release=asks_before_release,
             most_out=most_out,
         )
+        self._decoder = decoder
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
@@ -185,6 +126,7 @@ class Worker:
         """
         now, until = self._clock.monotonic, 0.0
         try:
+            self._show(runs)
             for run in runs:
                 seat, turn, number = run.seat, run.turn, 0
                 for message in run.messages:
@@ -192,8 +134,9 @@ class Worker:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
                     # a process can be stopped. Asking the session each time is too slow.
-                    if now() >= until and (until := self._safe_until()) <= now():
+                    if (at := now()) >= until and (until := self._safe_until()) <= now():
                         break
+                    self.handed_at = at
                     number += 1  # noqa: SIM113 - enumerate() is slower
                     run.seen = number
                     yield message
@@ -205,8 +148,10 @@ class Worker:
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
         """Each run whole; one is handled when the next one is asked for."""
         try:
+            self._show(runs)
             for run in runs:
                 if run.seat.turn == run.turn and self.alive:
+                    self.handed_at = self._clock.monotonic()
                     run.seen = len(run.messages)
                     yield run.messages
                     run.handled = len(run.messages)
@@ -236,6 +181,15 @@ class Worker:
                     self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
+
+    def leave_loop(self) -> None:
+        """The loop goes no further: the message that it shows is not handled."""
+        with self.desk.lock:
+            self._end([run for run in self.runs if run.in_loop])
+
+    def _show(self, runs: list[Run]) -> None:
+        for run in runs:
+            run.in_loop = True
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
@@ -323,20 +277,24 @@ class Worker:
             return frozenset()
         with self.holdings.lock:
             applied = self.holdings.commit(marks)
-            self.desk.committed({holding.part: marks[holding.part] for holding in applied.written})
+            # What stands in the claim now: a mark behind it has changed nothing.
+            self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
             self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
     def count_handed(self) -> list[Seat]:
-        """What the caller has seen is handled, as it says; the seats that this is about."""
+        """What the caller has seen is handled, as it says; the seats that this is about.
+
+        It is committed at the latest when they are given away.
+        """
         with self.desk.lock:
-            self.marks_handed()
+            self.desk.ask(self.marks_handed())
             return [run.seat for run in self.runs if run.seen]
 
     def commit_counted(self, seats: Iterable[Seat]) -> frozenset[TopicPartition]:
         """Commit what was handled by now; what was lost of it, and of these seats since."""
         with self.holdings.lock:
-            lost = frozenset(seat.part for seat in seats if not self._holds(seat))
+            lost = {seat.part for seat in seats if not seat.released and not self._holds(seat)}
             return self.commit_handled() | lost
 
     def marks_handed(self) -> dict[TopicPartition, Mark]:
@@ -365,14 +323,29 @@ class Worker:
                 f"offset {message.offset} of {message.topic!r} partition {message.partition} was "
                 f"not handed out; the next one will be {seat.handed}"
             )
-        return {part: Mark(message.offset + 1)}
+        with self.desk.lock:
+            before = seat.mark()
+            if before is None or before.checkpoint > message.offset:
+                return {part: Mark(message.offset + 1)}
+            seat.finish(before.checkpoint, message.offset + 1)
+            return {part: seat.mark() or Mark(message.offset + 1)}
+
+    def offset_at(self, part: TopicPartition, timestamp: int) -> int:
+        """Offset of the first message of that time (ms) or later, else the end."""
+        seat = self.owned_seat(*part)
+        with named(part.topic):
+            found = self._decoder.offset_at(self._log, seat.where, seat.fence, timestamp)
+            if found is None:
+                found = self._log.bounds(seat.where.topic_id)[part.partition].end
+            return found
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
         self._seek(self.owned_seat(topic, partition), offset)
 
     def _seek(self, seat: Seat, offset: int, why: str = "") -> None:
-        held = self._log.bounds(seat.where.topic_id)[seat.part.partition]
+        with named(seat.part.topic):
+            held = self._log.bounds(seat.where.topic_id)[seat.part.partition]
         if not held.start <= offset <= held.end:
             raise OffsetOutOfRange(*seat.part, offset, *held)
         record = record_of_seek(
@@ -399,3 +372,8 @@ class Worker:
                 raise fenced(applied.lost)
             self.desk.restart(seat.part, offset)
         forget_old_resets(self._coord, self._settings.group)
+
+
+def _mark(holding: Holding) -> Mark:
+    claim = holding.claim
+    return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)

@@ -29,6 +29,7 @@ import msgspec
 from pxrs.config import ConsumerSettings, check_member_name
 from pxrs.errors import InvalidRequest, PxrsError
 from pxrs.runtime.app import Pxrs
+from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.outgoing import Outgoing
 from pxrs.runtime.topics import Topics
@@ -133,6 +134,7 @@ class GroupLab:
         with what `tx` sends. A name can be used again when its member was killed or stopped.
         """
         check_member_name(name)
+        check_handler(handler, *(("message", "tx") if transaction else ("message",)))
         if name in self._members and self._members[name].state in ("running", "frozen"):
             raise InvalidRequest(f"member {name!r} is {self._members[name].state} already")
         place = Place(

@@ -18,12 +18,13 @@ from pxrs.core.progress import Progress
 from pxrs.errors import Fenced, SessionLost
 from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.decoding import Decoder, cut
-from pxrs.runtime.desk import ConsumerDesk, Seat
+from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.keeper import Keeper
 from pxrs.runtime.membership import MemberSettings, Membership
 from pxrs.runtime.reader import FETCH_BYTES
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.transaction import Transaction
 from pxrs.stores.api import Stores
@@ -183,7 +184,8 @@ class LabMember:
     def _let_go(self) -> None:
         """Drop what is not to be worked on any more, and release what has to go."""
         self._hands = [hand for hand in self._hands if not hand.over]
-        self._desk.changes()
+        while self._desk.next_change() is not None:
+            pass
         self._membership.release_what_is_finished()
 
     def _commit(self) -> None:
@@ -211,7 +213,7 @@ class LabMember:
             for batch in log.fetch(seat.where, position, FETCH_BYTES).batches:
                 messages += cut(self._place.decoder.decode(batch, seat.fence), position)
                 position = batch.next
-            self._desk.fill(seat, messages, position)
+            self._desk.fill(seat, seat.turn, messages, position)
         self._hands = [_Hand(*handed) for handed in self._desk.hand_out(self._most)]
 
     def _handle_next(self) -> None:

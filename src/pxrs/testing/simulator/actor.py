@@ -26,7 +26,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import Seat
+from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Stores, Watch
@@ -224,7 +224,7 @@ class Actor:
         """Between messages: hear what has changed, let go of what has to go."""
         desk = self.worker.desk
         with self._tolerating("attend"):
-            for change in desk.changes():
+            while (change := desk.next_change()) is not None:
                 if change.kind == "leaving":
                     desk.said_goodbye(change.parts)
             self.worker.membership.release_what_is_finished()

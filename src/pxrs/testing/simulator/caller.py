@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
-from pxrs.runtime.desk import Seat
-from pxrs.runtime.worker import Run, Worker
+from pxrs.runtime.runs import Run
+from pxrs.runtime.seat import Seat
+from pxrs.runtime.worker import Worker
 from pxrs.testing.simulator.account import Delivery
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.locks import Blocked
@@ -57,7 +58,7 @@ class Caller:
         # How long its lease lasts, by its own clock.
         self._remaining = remaining
         # How many messages it takes at most.
-        self.sizes = (1, 3, 10)
+        self.sizes: tuple[int, ...] = (1, 3, 10)
         self._loop: Iterator[Message] | None = None
         self._loops = rng.random() < 0.5
         self._in_hand: list[tuple[Message, Delivery]] = []

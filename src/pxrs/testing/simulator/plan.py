@@ -6,10 +6,12 @@ from random import Random
 
 import msgspec
 
+from pxrs.config import Strategy
 from pxrs.testing.faults import NOTHING, Rates
 
 GROUP = "g"
 OPERATOR = "operator"
+_STRATEGIES: tuple[Strategy, ...] = ("sticky", "sticky", "sticky", "fair", "range")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     debounce: float
     revoke_timeout: float | None
     rejoin_timeout: float
-    strategy: str
+    strategy: Strategy
     rates: Rates
     interleave: float
     trouble: float
@@ -53,7 +55,7 @@ def draw(seed: int, members: int | None = None) -> Plan:
         debounce=rng.choice((0.0, 0.1, 0.5)),
         revoke_timeout=rng.choice((None, None, 1.0, 4.0)),
         rejoin_timeout=rng.choice((1.0, 5.0)),
-        strategy=rng.choice(("sticky", "sticky", "sticky", "fair", "range")),
+        strategy=rng.choice(_STRATEGIES),
         rates=draw_rates(rng),
         interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
         trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),

@@ -1,0 +1,30 @@
+"""What a consumer's health is judged by, gathered from its parts."""
+
+from __future__ import annotations
+
+from pxrs.errors import Fenced
+from pxrs.runtime.health import Facts
+from pxrs.runtime.outage import Outage
+from pxrs.runtime.steward import Steward
+from pxrs.runtime.worker import Worker
+
+
+def facts_of(worker: Worker, steward: Steward, log: Outage, *, closed: bool) -> Facts:
+    """As of now. From any thread."""
+    membership, fatal = worker.membership, steward.fatal
+    session = membership.session
+    with worker.desk.lock:
+        seats = [seat for seat in worker.desk.seats.values() if seat.state == "owned"]
+        return Facts(
+            generation=membership.generation,
+            owned=len(seats),
+            meant=membership.meant,
+            waiting=sum(seat.lag for seat in seats),
+            in_hand_since=worker.handed_at if worker.runs else None,
+            store_lost_since=min(filter(None, (steward.outage.since, log.since)), default=None),
+            fatal=None if fatal is None else f"{type(fatal).__name__}: {fatal}",
+            fenced=isinstance(fatal, Fenced),
+            closed=closed,
+            lease=None if session is None else session.remaining(),
+            missing=membership.missing,
+        )

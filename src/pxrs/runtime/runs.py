@@ -1,0 +1,73 @@
+"""What is with a consumer's caller: messages in hand, and what its loop has left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pxrs.runtime.seat import Seat
+from pxrs.types import Message, TopicPartition
+
+
+class Run:
+    """Messages of one partition on their way to the caller: how many it has seen and handled.
+
+    The caller's loop counts up without a lock; whoever reads takes the desk's. What it handles
+    counts for the progress under which it was handed out: after a seek that is another one.
+    """
+
+    __slots__ = ("handled", "in_loop", "messages", "progress", "seat", "seen", "turn")
+
+    def __init__(self, seat: Seat, messages: list[Message]) -> None:
+        self.seat = seat
+        self.turn = seat.turn
+        self.messages = messages
+        self.seen = 0
+        self.handled = 0
+        # Whether a loop shows it message by message, so that the current one is not handled.
+        self.in_loop = False
+        self.progress = seat.progress
+
+    def count(self, done: int) -> None:
+        """Tell the progress that the first `done` messages are done."""
+        if done and self.progress is not None:
+            self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether somebody has yet to commit what was handled of its partition."""
+        return self.progress is not self.seat.progress or self.seat.has_moved
+
+
+class Loose:
+    """Partitions of which a loop has handled messages that nobody has committed.
+
+    A loop goes on to the next partition's messages by itself, so the one who commits after some
+    turns of it means all of these. Under the desk's lock.
+    """
+
+    __slots__ = ("_lost", "_seats")
+
+    def __init__(self) -> None:
+        self._seats: dict[TopicPartition, Seat] = {}
+        self._lost: set[TopicPartition] = set()
+
+    @property
+    def seats(self) -> list[Seat]:
+        return list(self._seats.values())
+
+    def add(self, seat: Seat) -> None:
+        """One more. If it was lost and claimed again, what was handled before is lost still."""
+        if self._seats.setdefault(seat.part, seat) is not seat:
+            self._seats[seat.part] = seat
+            self._lost.add(seat.part)
+
+    def drop(self, lost: Callable[[Seat], bool]) -> set[TopicPartition]:
+        """Forget those that were lost; which they are."""
+        gone = self._lost | {part for part, seat in self._seats.items() if lost(seat)}
+        self._seats = {part: seat for part, seat in self._seats.items() if part not in gone}
+        self._lost = set()
+        return gone
+
+    def clear(self) -> None:
+        """All of it was committed, or is to be handled again."""
+        self._seats, self._lost = {}, set()
