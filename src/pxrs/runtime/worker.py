@@ -215,13 +215,19 @@ class Worker:
     def _pin(self, offsets: Mapping[Seat, int]) -> None:
         """Make these offsets the first checkpoints of seats that have none."""
         with self.holdings.lock:
-            self.commit(
-                {
-                    seat.part: Mark(offset)
-                    for seat, offset in offsets.items()
-                    if self._is_current(seat)
-                }
-            )
+            current = {
+                seat.part: offset for seat, offset in offsets.items() if self._is_current(seat)
+            }
+            if current:
+                applied = self.holdings.pin(current)
+                self.desk.committed(
+                    {
+                        holding.part: Mark(holding.claim.checkpoint, holding.claim.done)
+                        for holding in applied.written
+                        if holding.claim.checkpoint is not None
+                    }
+                )
+                self.desk.gone(sorted(applied.lost), lost=True)
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, or `Fenced`."""
