@@ -13,8 +13,9 @@ from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
 from pxrs.core.group import View
 from pxrs.core.records import Claim, Head, decode, encode
-from pxrs.errors import OutcomeUnknown
+from pxrs.errors import OffsetOutOfRange, OutcomeUnknown
 from pxrs.runtime.checkpoint import Checkpoint
+from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.runs import Loose, Run
@@ -300,6 +301,46 @@ def claims_under_the_name(patch: Patch) -> None:
     patch.setattr(claims, "take", take)
 
 
+def trimmed_is_passed_over_in_silence(patch: Patch) -> None:
+    """What retention has removed is not recorded."""
+
+    def pass_over(self: Fetcher, seat: Seat, error: OffsetOutOfRange) -> bool:
+        self._desk.restart(seat.part, error.start)
+        return True
+
+    patch.setattr(Fetcher, "_out_of_range", pass_over)
+
+
+def trimmed_is_no_error(patch: Patch) -> None:
+    """It is passed over and recorded, though somebody wants to be told."""
+
+    def pass_over(self: Fetcher, seat: Seat, error: OffsetOutOfRange) -> bool:
+        self._skip(seat, error.start, "gone")
+        return True
+
+    patch.setattr(Fetcher, "_out_of_range", pass_over)
+
+
+def latest_begins_without_a_checkpoint(patch: Patch) -> None:
+    """Whoever takes over before the first commit begins at a later end."""
+
+    def start(self: Fetcher, seats: Sequence[Seat], ends: Any) -> None:
+        for seat in seats:
+            if not seat.started and seat.checkpoint is None:
+                self._desk.start(seat, self._bounds(seat, ends).end)
+
+    patch.setattr(Fetcher, "_pin_the_end", start)
+
+
+def latest_begins_twice(patch: Patch) -> None:
+    """A first checkpoint that had no answer is set again, to a later end."""
+
+    def pin(self: Holdings, checkpoints: Mapping[TopicPartition, int]) -> Applied:
+        return self.commit({part: Mark(offset) for part, offset in checkpoints.items()})
+
+    patch.setattr(Holdings, "pin", pin)
+
+
 class Mutant(NamedTuple):
     """How to break it, what the simulator shall say, and what a run has to have in it for that."""
 
@@ -364,6 +405,18 @@ MUTANTS = [
     Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
     Mutant(reset_is_not_recorded, r"without a record", RESETS),
     Mutant(topic_is_its_name, r"no rest", {**RESETS, "pattern": False}),
+    Mutant(
+        trimmed_is_passed_over_in_silence,
+        r"was not handled|handed out before|no rest",
+        {**RESETS, "on_trimmed": "earliest"},
+    ),
+    Mutant(trimmed_is_no_error, r"that is to be an error", {**RESETS, "on_trimmed": "error"}),
+    Mutant(
+        latest_begins_without_a_checkpoint,
+        r"was not handled|handed out before",
+        {"start": "latest"},
+    ),
+    Mutant(latest_begins_twice, r"was not handled", {"start": "latest", "rates": NO_ANSWERS}),
     Mutant(claims_under_the_name, r"changed the checkpoint .* while claiming", RESETS),
 ]
 

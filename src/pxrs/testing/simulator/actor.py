@@ -103,6 +103,8 @@ class Actor:
                 revoke_timeout=plan.revoke_timeout,
                 rejoin_timeout=plan.rejoin_timeout,
                 strategy=plan.strategy,
+                start=plan.start,
+                on_trimmed=plan.on_trimmed,
                 auto_commit=mode != "transactions",
             ),
             Decoder(),
@@ -209,7 +211,12 @@ class Actor:
     def work(self) -> None:
         """Go on with the messages: finish one, take the next."""
         with self._tolerating("work"):
-            self._caller.work()
+            try:
+                self._caller.work()
+            except OffsetOutOfRange as error:
+                self._say(f"{self.who} work: {error}")
+                if self._rng.random() < 0.5:
+                    self.seek(TopicPartition(error.topic, error.partition), error.start)
 
     @property
     def busy(self) -> bool:

@@ -83,12 +83,14 @@ def _unrest(world: World) -> str | None:
         if holding is None or holding.epoch != claim.epoch:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
         end = world.topics.end_of(part)
-        if account.prefix < end:
+        first = account.first_to_handle(claim)
+        if first < end and account.prefix < end:
             return f"{account} was handled up to {account.prefix} of {end}"
-        if world.plan.transactions and (missing := account.without_effect(end)):
-            return f"{account} has no effects of {missing}"
-        if (claim.checkpoint or 0) < end:
+        if first < end:
             return f"{account} was committed up to {claim.checkpoint} of {end}"
+        since = first if claim.checkpoint is None else 0
+        if world.plan.transactions and (missing := account.without_effect(since, end)):
+            return f"{account} has no effects of {missing}"
     return None
 
 

@@ -32,7 +32,7 @@ class World:
         self.clock = VirtualClock()
         self.stores = MemoryStores(clock=self.clock)
         self._trace = trace
-        self.ledger = Ledger(self.stores.coord, self.clock.monotonic, plan.revoke_timeout)
+        self.ledger = Ledger(self.stores.coord, self.clock.monotonic, plan)
         self.faults = Faults(
             self.rng, self.clock, plan.rates, before_call=self._called, no_answer=self._no_answer
         )
@@ -132,6 +132,7 @@ class World:
             (self._new_topic, 0.2 if self.plan.pattern else 0.0),
             (self._delete_topic, 0.3 * self.plan.operator),
             (self._make_again, 0.5 * self.plan.operator),
+            (self._trim, 0.5 * self.plan.operator),
         ]
         return [event for event, _ in events], [weight for _, weight in events]
 
@@ -268,6 +269,11 @@ class World:
     def _delete_topic(self) -> None:
         if self.topics.there:
             self._operate(lambda: self._operator.delete(self.topics))
+
+    def _trim(self) -> None:
+        """Retention removes what is old."""
+        if self.topics.there:
+            self.say(self.topics.trim())
 
     def _make_again(self) -> None:
         gone = sorted(self.topics.names - self.topics.there.keys())
