@@ -210,8 +210,7 @@ class ConsumerDesk:
             return {
                 part: mark
                 for part, seat in self.seats.items()
-                if (mark := seat.mark()) is not None
-                and (mark.checkpoint, mark.done) != (seat.checkpoint, seat.done)
+                if seat.has_moved and (mark := seat.mark()) is not None
             }
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:

@@ -33,6 +33,11 @@ class Run:
         if done and self.progress is not None:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether somebody has yet to commit what was handled of its partition."""
+        return self.progress is not self.seat.progress or self.seat.has_moved
+
 
 class Elsewhere(NamedTuple):
     """Who handles what a consumer takes away, and keeps the account of it: `Runner`.

@@ -148,3 +148,9 @@ class Seat:
         if self.progress is None:
             return None
         return Mark(self.progress.checkpoint, self.progress.runs)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more was handled than is committed."""
+        mark = self.mark()
+        return mark is not None and (mark.checkpoint, mark.done) != (self.checkpoint, self.done)

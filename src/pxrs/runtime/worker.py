@@ -178,7 +178,7 @@ class Worker:
             self.runs = [run for run in self.runs if run not in ended]
             for run in ended:
                 run.count(run.handled)
-                if run.handled and not self._settings.auto_commit:
+                if run.handled and not self._settings.auto_commit and run.is_loose:
                     self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)

@@ -56,6 +56,10 @@ class Account:
                 f"and {new.owner}"
             )
 
+    def last_owned(self) -> int:
+        """The last epoch at which somebody owned it."""
+        return max((epoch for epoch, owner in self.owners.items() if owner is not None), default=0)
+
     def begin(self, claim: Claim) -> None:
         """A member claimed it, to go on from the checkpoint."""
         self.deliveries[claim.epoch] = Delivery(self, claim)

@@ -34,6 +34,7 @@ from pxrs.stores.api import Stores, Watch
 from pxrs.testing.simulator.caller import Caller, Mode
 from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
+from pxrs.testing.simulator.locks import Blocked, StepLock
 from pxrs.testing.simulator.plan import GROUP, Plan
 from pxrs.testing.simulator.transacting import Transacting
 from pxrs.types import TopicPartition
@@ -110,6 +111,8 @@ class Actor:
             asks_before_release=rng.random() < 0.3,
             new_id=lambda: f"{who}-{next(numbers)}",
         )
+        self.lock = StepLock()
+        self.worker.holdings.lock = self.lock  # type: ignore[assignment]
         self._caller = Caller(
             who,
             mode,
@@ -148,11 +151,6 @@ class Actor:
             self._renewing = False
 
     # The steward's thread
-
-    @property
-    def steward_free(self) -> bool:
-        """Whether the steward could run now: no lock is held while the log is read."""
-        return not self.stewarding and (not self.calling or self._caller.fetching)
 
     @property
     def due(self) -> bool:
@@ -219,6 +217,10 @@ class Actor:
         """Whether it has messages that it was given and has not handled."""
         return self._caller.busy
 
+    def hurry(self) -> None:
+        """Take many messages at a time from now on."""
+        self._caller.sizes = (10, 100)
+
     def attend(self) -> None:
         """Between messages: hear what has changed, let go of what has to go."""
         desk = self.worker.desk
@@ -276,5 +278,7 @@ class Actor:
         except Died:
             self._say(f"{self.who} died in {what}")
             self.end()
+        except Blocked as blocked:
+            self._say(f"{self.who} {what}: {blocked}")
         except PxrsError as error:
             raise AssertionError(f"{self.who} {what}: {type(error).__name__}: {error}") from error

@@ -20,6 +20,7 @@ def settle(world: World) -> None:
     world.faults.heal()
     for actor in world.living:
         actor.frozen, actor.thaw_at = False, 0.0
+        actor.hurry()
     plan = world.plan
     patience = _PATIENCE + 2 * plan.ttl + 2 * plan.rejoin_timeout + (plan.revoke_timeout or 0.0)
     end = world.clock.monotonic() + patience

@@ -181,6 +181,8 @@ class Ledger:
             raise Broken(f"{who} changed the checkpoint of {account} while claiming it")
         if _meant(self._head)(account) != new.name:
             raise Broken(f"{who} claimed {account}, which the target does not give it")
+        if any(each.last_owned() >= new.epoch for each in self._namesakes(account)):
+            raise Broken(f"{account} epoch {new.epoch} was there, of a topic of the same name")
         if old.owner is not None and self._lives(old):
             if old.name == new.name:
                 self._must_move(who, key, account, old)
@@ -189,6 +191,13 @@ class Ledger:
         account.generation = self._head.generation
         self._doubtful = {doubt for doubt in self._doubtful if doubt[1] != key or doubt[0] == who}
         account.begin(new)
+
+    def _namesakes(self, account: Account) -> list[Account]:
+        return [
+            each
+            for each in self._keys.values()
+            if each.part == account.part and each is not account
+        ]
 
     def _must_move(self, who: str, key: str, account: Account, old: Claim) -> None:
         """Promise 6: a partition that stays with a member that lives does not stop."""

@@ -44,7 +44,7 @@ class World:
         self._operating = False
         self.topics = WorldTopics(self.stores, self.clock, self.ledger, self.rng)
         self._starts = 0
-        self._depth = 0
+        self._depth = self._steps = 0
         self._quiet = False
         self._broken: Broken | None = None
         self._renew_at: dict[str, float] = {}
@@ -90,12 +90,13 @@ class World:
     # Steps
 
     def run(self) -> None:
-        """All random steps."""
-        for _ in range(self.plan.steps):
+        """All random steps, those in the middle of others included."""
+        while self._steps < self.plan.steps:
             self.step()
         self._quiet = True
 
     def step(self) -> None:
+        self._steps += 1
         events, weights = self._events
         with self.judged():
             self.rng.choices(events, weights)[0]()
@@ -135,14 +136,14 @@ class World:
         return [event for event, _ in events], [weight for _, weight in events]
 
     def _steward(self) -> None:
-        actor = self._pick(lambda each: each.steward_free)
+        actor = self._pick(lambda each: not each.stewarding)
         if actor is not None and (actor.due or self.rng.random() < 0.5):
             with self._at(actor, "stewarding"):
                 self.say(f"{actor.who} looks")
                 actor.steward()
 
     def _commit(self) -> None:
-        actor = self._pick(lambda each: each.steward_free)
+        actor = self._pick(lambda each: not each.stewarding)
         if actor is not None:
             with self._at(actor, "stewarding"):
                 self.say(f"{actor.who} commits")
@@ -155,13 +156,13 @@ class World:
                 actor.work()
 
     def _attend(self) -> None:
-        actor = self._pick(lambda each: not each.calling and not each.stewarding)
+        actor = self._pick(lambda each: not each.calling)
         if actor is not None:
             with self._at(actor, "calling"):
                 actor.attend()
 
     def _commit_seen(self) -> None:
-        actor = self._pick(lambda each: not each.calling and not each.stewarding)
+        actor = self._pick(lambda each: not each.calling)
         if actor is not None:
             with self._at(actor, "calling"):
                 actor.commit_seen()
@@ -172,7 +173,7 @@ class World:
             actor.give_up()
 
     def _seek(self) -> None:
-        actor = self._pick(lambda each: not each.calling and not each.stewarding)
+        actor = self._pick(lambda each: not each.calling)
         if actor is None:
             return
         parts = sorted(actor.worker.desk.seats)
@@ -316,10 +317,12 @@ class World:
     @contextmanager
     def _at(self, actor: Actor, what: str) -> Iterator[None]:
         setattr(actor, what, True)
+        actor.lock.steps.append(what)
         try:
             yield
         finally:
             setattr(actor, what, False)
+            actor.lock.steps.pop()
 
     def _pick(self, can: Callable[[Actor], bool]) -> Actor | None:
         able = [actor for actor in self._awake() if can(actor)]
