@@ -126,6 +126,18 @@ class TestCommittingInTheBackground:
             assert told.value.parts == {pxrs.TopicPartition("t", 0)}
             assert checkpoint(topic) == 0
 
+    def test_in_a_loop_it_is_about_all_that_the_loop_has_left_behind(self, topic: Pxrs) -> None:
+        send(topic, 1, partition=0)
+        send(topic, 1, partition=1)
+        with join(topic, auto_commit=False) as consumer:
+            messages = iter(consumer)
+            first, _ = next(messages), next(messages)
+            topic.groups.reset("g", "t", to="earliest", partitions=[first.partition], force=True)
+            with pytest.raises(pxrs.Fenced) as told:
+                consumer.commit_async().result(PATIENCE)
+            assert told.value.parts == {pxrs.TopicPartition("t", first.partition)}
+            assert checkpoint(topic, 1 - first.partition) == 1
+
     def test_closing_does_not_forget_it(self, topic: Pxrs) -> None:
         send(topic, 3)
         for number in range(3):

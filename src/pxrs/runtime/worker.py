@@ -293,7 +293,9 @@ class Worker:
         """
         with self.desk.lock:
             self.desk.ask(self.marks_handed())
-            return [run.seat for run in self.runs if run.seen]
+            seats = (*self.loose.seats, *(run.seat for run in self.runs if run.seen))
+            self.loose.clear()
+            return list(dict.fromkeys(seats))
 
     def commit_counted(self, seats: Iterable[Seat]) -> frozenset[TopicPartition]:
         """Commit what was handled by now; what was lost of it, and of these seats since."""
