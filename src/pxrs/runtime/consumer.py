@@ -33,7 +33,7 @@ from pxrs.runtime.hold import Desk
 from pxrs.runtime.log_watch import LogWatch
 from pxrs.runtime.one_user import OneUser
 from pxrs.runtime.outage import Outage
-from pxrs.runtime.runs import Run
+from pxrs.runtime.runs import Elsewhere, Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
@@ -58,8 +58,7 @@ class Consumer:
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
-        in_hand: Callable[[Seat], bool] | None = None,
-        most_out: int | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._keeper = shared.keeper
         stores, topics, self._clock = shared.stores, shared.topics, shared.clock
@@ -72,9 +71,8 @@ class Consumer:
             subscription.names,
             settings,
             decoder,
-            in_hand=in_hand,
+            elsewhere=elsewhere,
             asks_before_release=callbacks.revoked is not None,
-            most_out=most_out,
         )
         self._desk = self._worker.desk
         self._membership = self._worker.membership
@@ -108,11 +106,14 @@ class Consumer:
         """The partitions owned now."""
         return {seat.part for seat in list(self._desk.seats.values()) if seat.state == "owned"}
 
-    def health(self, *, stuck_after: float = 60.0, lag_limit: int = 10_000) -> Health:
+    def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
         """How this consumer is doing. From any thread; for probes, `health().ok`.
 
-        `stuck_after`: how many seconds a handler may be at what it was given.
+        `stuck_after`: how many seconds a handler may be at what it was given; as the consumer was
+        made, unless another number is given.
         """
+        if stuck_after is None:
+            stuck_after = self._settings.stuck_after
         facts = facts_of(self._worker, self._steward, self._log_outage, closed=self._closed)
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
@@ -260,6 +261,13 @@ class Consumer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    # For `Pxrs`
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was closed, and is in no group any more."""
+        return self._left
 
     # For `Runner`, which keeps its own account of what is in hand
 

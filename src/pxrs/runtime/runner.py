@@ -79,6 +79,10 @@ class Runner:
         """Whether a worker is at a message of this partition. For the consumer's desk."""
         return self._working[id(seat)] > 0
 
+    def since(self) -> float | None:
+        """Since when a worker has been at the same message. For the consumer's health."""
+        return min(list(self._since.values()), default=None)
+
     def stop(self) -> None:
         """Stop fetching, let the workers finish, commit and leave. From any thread or signal."""
         self._stopping = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pxrs.runtime.seat import Seat
 from pxrs.types import Message, TopicPartition
@@ -36,6 +37,18 @@ class Run:
     def is_loose(self) -> bool:
         """Whether somebody has yet to commit what was handled of its partition."""
         return self.progress is not self.seat.progress or self.seat.has_moved
+
+
+class Elsewhere(NamedTuple):
+    """Who handles what a consumer takes away, and keeps the account of it: `Runner`.
+
+    `in_hand`: whether somebody is at a message of this partition. `since`: since when somebody
+    has been at the same one. `most`: how many messages may be out.
+    """
+
+    in_hand: Callable[[Seat], bool]
+    since: Callable[[], float | None]
+    most: int | None = None
 
 
 class Loose:

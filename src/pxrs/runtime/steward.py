@@ -72,6 +72,7 @@ class Steward:
         # What ended it.
         self.fatal: Exception | None = None
         self.outage = Outage(self._who, clock)
+        self._warned_of: float | None = None
         self._threads = [
             threading.Thread(target=target, name=f"pxrs-{name}", daemon=True)
             for name, target in (("session", self._keep_session), ("steward", self._attend))
@@ -163,6 +164,7 @@ class Steward:
                 look_at = self._look()
                 commit_at = self._commit_when_due(commit_at)
                 self.outage.over()
+                self._watch_progress()
             except Exception as error:  # noqa: BLE001 - a thread that dies in silence is worse
                 if not _may_pass(error):
                     self._give_up(error)
@@ -198,6 +200,16 @@ class Steward:
         return now + self._settings.auto_commit_interval
 
     # What operators read
+
+    def _watch_progress(self) -> None:
+        """Warn once of messages that somebody has been at for too long."""
+        since = self._worker.in_hand_since()
+        if since is None or since == self._warned_of:
+            return
+        held = self._clock.monotonic() - since
+        if held > self._settings.stuck_after:
+            self._warned_of = since
+            _LOG.warning("%s: the handler has been at it for %.0f s", self._who, held)
 
     def _tell_moves(
         self, before: frozenset[TopicPartition], now: frozenset[TopicPartition]

@@ -26,6 +26,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.runs import Elsewhere
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.worker import Worker
@@ -108,7 +109,7 @@ class Actor:
                 auto_commit=mode != "transactions",
             ),
             Decoder(),
-            in_hand=self._working_on if mode == "keys" else None,
+            elsewhere=Elsewhere(self._working_on, lambda: None) if mode == "keys" else None,
             asks_before_release=rng.random() < 0.3,
             new_id=lambda: f"{who}-{next(numbers)}",
         )
