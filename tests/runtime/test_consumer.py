@@ -307,6 +307,21 @@ class TestPrefetching:
                 waiting = sum(seat.waiting for seat in consumer.desk.seats.values())
                 assert waiting <= 3, "two of one partition, and the one that came over the limit"
 
+    def test_is_bounded_over_what_is_paused_too(self, px: Pxrs) -> None:
+        px.create_topic("t", 8)
+        for number in range(8):
+            send(px, 3, partition=number, size=10_000)
+        with join(px, prefetch_bytes=25_000) as consumer:
+            for _ in range(8):
+                (message,) = take(consumer, 1)
+                consumer.pause(pxrs.TopicPartition("t", message.partition))
+                waiting = sum(seat.waiting for seat in consumer.desk.seats.values())
+                assert waiting <= 6, "what is ready, and as much of what is paused"
+            consumer.resume(*consumer.assignment)
+            rest = take(consumer, 16)
+        found = sorted((message.partition, message.offset) for message in rest)
+        assert found == [(number, offset) for number in range(8) for offset in (1, 2)]
+
     def test_everybody_has_a_turn(self, px: Pxrs) -> None:
         px.create_topic("t", 4)
         for number in range(4):

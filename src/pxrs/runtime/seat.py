@@ -38,6 +38,7 @@ class Seat:
         "progress",
         "released",
         "siblings",
+        "size",
         "state",
         "turn",
         "where",
@@ -73,6 +74,8 @@ class Seat:
         self.handed = -1
         self.buffer: list[Message] = []
         self.at = 0
+        # How many bytes were fetched for the buffer.
+        self.size = 0
         # How many messages are with others, where that is counted, and whether those are enough.
         self.out = 0
         self.full = False
@@ -121,6 +124,11 @@ class Seat:
         self.buffer = messages
         self.at = 0
         self.position = position
+
+    def forget_buffer(self) -> None:
+        """What was fetched and not handed out will be fetched again."""
+        self.buffer, self.at = [], 0
+        self.position = self.handed
 
     @property
     def waiting(self) -> int:
