@@ -8,6 +8,7 @@ never waits for either.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
@@ -93,6 +94,8 @@ class Consumer:
                 self._membership.leave()
             raise
         self._steward.start()
+        self._dropped = weakref.finalize(self, self._steward.abandon, self._log_watch.close)
+        self._dropped.atexit = False
 
     # What the caller sees
 
@@ -241,6 +244,7 @@ class Consumer:
 
     def _leave(self) -> None:
         self._closed = True
+        self._dropped.detach()
         self._steward.stop()
         try:
             with suppress(PxrsError):
