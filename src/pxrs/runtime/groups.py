@@ -46,6 +46,7 @@ from pxrs.errors import (
 )
 from pxrs.runtime.arguments import check_numbers, check_time, check_whole
 from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.forgetting import forget, is_blank, stop_claims
 from pxrs.runtime.group_history import rebalance, together
 from pxrs.runtime.group_info import (
     CheckpointChange,
@@ -61,15 +62,12 @@ from pxrs.stores.api import CoordStore, LogStore
 from pxrs.types import (
     Check,
     Committed,
-    Conflict,
-    Delete,
     Fence,
     LogPartition,
     Put,
     Topic,
     TopicPartition,
     Versioned,
-    Write,
 )
 
 Target = int | Literal["earliest", "latest"]
@@ -92,13 +90,6 @@ class _Group(NamedTuple):
         }
         there = {topic.name: GroupTopic(topic.id, topic.partitions) for topic in topics}
         return group_state(self.head, self.members, held, there)
-
-
-class _Change(NamedTuple):
-    """A write, and the check that has to hold for it."""
-
-    checks: tuple[Check, ...]
-    write: Write
 
 
 class Groups:
@@ -224,31 +215,12 @@ class Groups:
         `GroupNotEmpty` if it has members, unless it is forced: then they are fenced, and those
         that live on join a new group of the same name, which has no checkpoints.
         """
-        while not self._delete(group, self._look(group, force=force)):
-            pass
-
-    def _delete(self, group: str, seen: _Group) -> bool:
-        """Remove all that was seen, the head last; false if something has changed meanwhile."""
-        stamp = self._stamp()
-        changes = [
-            _Change((step.check,), step.put)
-            for where, record in seen.claims.items()
-            if not _blank(decode(record, Claim))
-            for step in [_rewound(where, record, stamp)]
-        ]
-        for prefix in (history_prefix(group), resets_prefix(group), members_prefix(group)):
-            changes += [_Change((), Delete(each.key)) for each in self._coord.list(prefix)]
-        guard = Check(head_key(group), seen.version)
-        room = self._coord.limits.operations - 2
         while True:
-            now, changes = _fitting(changes, room)
-            checks = [guard, *(check for change in now for check in change.checks)]
-            writes = [change.write for change in now]
-            writes += [] if changes else [Delete(head_key(group))]
-            if isinstance(self._coord.commit(checks, writes), Conflict):
-                return False
-            if not changes:
-                return True
+            seen = self._look(group, force=force)
+            if seen.members and seen.head.target:
+                stop_claims(self._coord, group, seen.head, seen.version)
+            elif forget(self._coord, group, seen.version, seen.claims, self._stamp()):
+                return
 
     def _reset(
         self,
@@ -362,7 +334,7 @@ class Groups:
         ids = {
             where.topic_id
             for where, record in seen.claims.items()
-            if not _blank(decode(record, Claim))
+            if not is_blank(decode(record, Claim))
         }
         return [topic for topic in self._topics.list() if topic.name in names or topic.id in ids]
 
@@ -371,28 +343,9 @@ class Groups:
         return Stamp("", client, secrets.token_hex(8), self._clock.wall_ms())
 
 
-def _rewound(where: LogPartition, record: Versioned, stamp: Stamp) -> Step:
-    """The claim without owner and checkpoint, at a higher epoch."""
-    return claims.rewind(TopicPartition(*where), record.key, record, None, stamp)
-
-
-def _blank(claim: Claim) -> bool:
-    """Whether the claim holds nothing but its epoch."""
-    return claim.owner is None and claim.checkpoint is None and not claim.metadata
-
-
 def _change(topic: str, number: int, step: Step, seen: _Group, found: Topic) -> CheckpointChange:
     record = seen.claims.get(LogPartition(found.id, number))
     before = decode(record, Claim).checkpoint if record is not None else None
     return CheckpointChange(
         topic=topic, partition=number, before=before, after=step.claim.checkpoint
     )
-
-
-def _fitting(changes: list[_Change], room: int) -> tuple[list[_Change], list[_Change]]:
-    """As many changes as one commit can carry, and the rest."""
-    for count, change in enumerate(changes):
-        room -= 1 + len(change.checks)
-        if room < 0:
-            return changes[:count], changes[count:]
-    return changes, []
