@@ -8,7 +8,8 @@ from pxrs.core.assign import sticky
 from pxrs.core.group import Me, Memory, Rules, View, decide
 from pxrs.core.records import Claim, GroupTopic, Head, MemberRecord, resets_prefix
 from pxrs.errors import Displaced, Fenced, OutcomeUnknown
-from pxrs.testing.faults import NOTHING, Rates
+from pxrs.runtime.groups import Groups
+from pxrs.testing.faults import NOTHING, FaultyStores, Rates
 from pxrs.types import TopicPartition
 from support.stepping import TTL, Group
 
@@ -152,6 +153,24 @@ def test_leaving_a_loop_loses_nothing() -> None:
     assert group.claim().checkpoint == 1
 
 
+def test_a_batch_in_hand_can_be_committed_if_its_partition_stays_after_all() -> None:
+    """It was to go to somebody who has left again."""
+    group = Group()
+    worker = group.member("b")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    messages = worker.all_at_once(worker.hand_out(3))
+    a = group.member("a")
+    group.look(a, worker)
+    assert worker.desk.seats[PART].state == "leaving"
+    a.membership.leave()
+    group.look(worker)
+    assert worker.desk.seats[PART].state == "owned"
+    worker.commit_message(messages[1])
+    assert group.claim().checkpoint == 2
+    assert group.poll(worker) == [3, 4]
+
+
 def test_pausing_stops_a_loop_that_is_in_the_middle() -> None:
     group = Group()
     worker = group.member("a")
@@ -214,3 +233,26 @@ def test_deadline_starts_anew_after_a_generation_that_was_missed() -> None:
     missed = decide(view(7), first.memory, me, frozenset(), 11.0, rules)
     assert missed.force == frozenset()
     assert missed.look_again_at == 21.0
+
+
+def test_a_group_that_is_deleted_by_force_leaves_no_checkpoint_that_came_meanwhile() -> None:
+    """Between the operator's look and his commit a member claims, handles and commits."""
+    group = Group()
+    worker = group.member("a")
+    worker.membership.look()
+    stores = FaultyStores(group.stores, group.faults, "operator")
+    groups = Groups(stores.coord, stores.log, group.topics, group.clock)
+
+    def before_call(who: str, what: str) -> None:
+        if (who, what) == ("operator", "commit"):
+            group.faults.before_call = None
+            group.look(worker)
+            group.poll(worker)
+            worker.finish()
+            worker.commit_handled()
+
+    group.faults.before_call = before_call
+    groups.delete("g", force=True)
+    assert group.claim().checkpoint is None
+    group.look(worker)
+    assert group.poll(worker) == [0, 1, 2, 3, 4]

@@ -76,8 +76,7 @@ class ConsumerDesk:
                     changed = True
                 elif part not in parts and seat.state == "leaving":
                     seat.state = move(seat.state, "gained")
-                    if seat.progress is not None:
-                        seat.go_to(seat.progress.checkpoint)
+                    seat.stay()
                     changed = True
             if changed:
                 self._changed()

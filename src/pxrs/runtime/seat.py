@@ -37,6 +37,7 @@ class Seat:
         "position",
         "progress",
         "released",
+        "shown",
         "siblings",
         "size",
         "state",
@@ -72,6 +73,8 @@ class Seat:
         self.end = -1
         self.position = -1
         self.handed = -1
+        # Handed out up to here before it was to go and stayed after all: with the caller still.
+        self.shown = -1
         self.buffer: list[Message] = []
         self.at = 0
         # How many bytes were fetched for the buffer.
@@ -105,12 +108,19 @@ class Seat:
         self.asked = None
         self.origin = offset
         self.go_to(offset)
+        self.shown = -1
 
     def go_to(self, offset: int) -> None:
         """Fetch from this offset next; what was fetched or handed out before is void."""
         self.position = self.handed = offset
         self.buffer, self.at = [], 0
         self.turn += 1
+
+    def stay(self) -> None:
+        """It was to go, and stays after all: what a loop has not shown is fetched again."""
+        if self.progress is not None:
+            self.shown = max(self.shown, self.handed)
+            self.go_to(self.progress.checkpoint)
 
     def fill(self, messages: list[Message], position: int) -> None:
         """Put fetched messages into the buffer, without those that are done already."""

@@ -336,7 +336,7 @@ class Worker:
         seat = self.desk.seats.get(part)
         if seat is None or seat.epoch != message.fence.epoch or not self._holds(seat):
             raise fenced([part])
-        if message.offset >= seat.handed:
+        if message.offset >= max(seat.handed, seat.shown):
             raise InvalidRequest(
                 f"offset {message.offset} of {message.topic!r} partition {message.partition} was "
                 f"not handed out; the next one will be {seat.handed}"
