@@ -13,6 +13,7 @@ from pxrs.core.claims import Stamp, Step
 from pxrs.core.group import View
 from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OffsetOutOfRange
+from pxrs.runtime import forgetting
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
@@ -131,12 +132,18 @@ def latest_begins_twice(patch: Patch) -> None:
     patch.setattr(Holdings, "pin", pin)
 
 
+def deleted_group_leaves_its_checkpoints(patch: Patch) -> None:
+    """Those of partitions that nobody owns at the moment."""
+    patch.setattr(forgetting, "is_blank", lambda claim: claim.owner is None)
+
+
 RESETS = {"operator": 3.0}
 
 MUTANTS = [
     Mutant(reset_fences_nobody, r"without fencing anybody", RESETS),
     Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
     Mutant(reset_is_not_recorded, r"without a record", RESETS),
+    Mutant(deleted_group_leaves_its_checkpoints, r"has its checkpoint still", RESETS),
     Mutant(topic_is_its_name, r"no rest", {**RESETS, "pattern": False}),
     Mutant(
         trimmed_is_passed_over_in_silence,

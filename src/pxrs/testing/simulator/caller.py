@@ -104,7 +104,8 @@ class Caller:
         if self._mode != "poll" or not self._in_hand:
             return
         last, of = self._rng.choice(self._in_hand)
-        only_one = self._rng.random() < 0.5
+        # After a seek it was not handed out, for all that the consumer knows.
+        only_one = self._rng.random() < 0.5 and of.segment == of.account.segment
         for message, delivery in self._in_hand:
             if not only_one or (delivery is of and message.offset <= last.offset):
                 self._ledger.handled(delivery, message)

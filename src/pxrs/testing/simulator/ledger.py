@@ -127,8 +127,23 @@ class Ledger:
             elif put.key.startswith(members_prefix(GROUP)):
                 self._member_written(who, put.key, before[put.key])
         for write in writes:
-            if not isinstance(write, Put) and write.key.startswith(claims_prefix(GROUP)):
+            if isinstance(write, Put):
+                continue
+            if write.key.startswith(claims_prefix(GROUP)):
                 raise Broken(f"{who} deleted the claim {write.key}: its epochs would start again")
+            if write.key == head_key(GROUP):
+                self._forgotten(who)
+
+    def _forgotten(self, who: str) -> None:
+        """The group was deleted; one of the same name begins anew."""
+        if who != OPERATOR:
+            raise Broken(f"{who} deleted the group")
+        self._head = Head()
+        for key, account in self._keys.items():
+            account.generation = account.retargeted = 0
+            found = self._coord.get(key)
+            if found is not None and decode(found, Claim).checkpoint is not None:
+                raise Broken(f"the group was deleted, and {account} has its checkpoint still")
 
     def _account_of(self, effect: Effect) -> Account:
         return self._keys[claim_key(GROUP, effect.topic_id, effect.partition)]
@@ -153,7 +168,8 @@ class Ledger:
             raise Broken(f"{who} wrote {key}, which is a claim of no topic")
         account.note_owner(old, new)
         if who == OPERATOR:
-            if new.epoch == old.epoch or account.part not in resets:
+            is_forgotten = (new.owner, new.checkpoint, new.done) == (None, None, ())
+            if new.epoch == old.epoch or not (account.part in resets or is_forgotten):
                 raise Broken(
                     f"{who} changed {account} without a record, or without fencing anybody"
                 )
@@ -171,6 +187,8 @@ class Ledger:
                 raise Broken(f"{account} was set to {new.checkpoint}, not to what was recorded")
             if resets[account.part].why:
                 account.passed_over(old, new, self._on_trimmed)
+            account.sought(new)
+        elif who == OPERATOR:
             account.sought(new)
         elif account.begins(old, new, self._start):
             account.pinned(new)

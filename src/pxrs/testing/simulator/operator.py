@@ -63,3 +63,12 @@ class Operator:
             self._topics.delete(topic)
         except (*_REFUSED, StoreError) as error:
             self._say(f"{OPERATOR}: {type(error).__name__}: {error}")
+
+    def forget_group(self) -> None:
+        """Delete the group; members that live begin a new one of the same name."""
+        force = self._rng.random() < 0.9
+        self._say(f"{OPERATOR} deletes the group{' by force' if force else ''}")
+        try:
+            self._groups.delete(GROUP, force=force)
+        except (*_REFUSED, StoreError) as error:
+            self._say(f"{OPERATOR}: {type(error).__name__}: {error}")

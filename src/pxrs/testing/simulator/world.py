@@ -133,6 +133,7 @@ class World:
             (self._new_topic, 0.2 if self.plan.pattern else 0.0),
             (self._delete_topic, 0.3 * self.plan.operator),
             (self._make_again, 0.5 * self.plan.operator),
+            (self._forget_group, 0.2 * self.plan.operator),
             (self._trim, 0.5 * self.plan.operator),
         ]
         return [event for event, _ in events], [weight for _, weight in events]
@@ -275,6 +276,9 @@ class World:
     def _delete_topic(self) -> None:
         if self.topics.there:
             self._operate(lambda: self._operator.delete(self.topics))
+
+    def _forget_group(self) -> None:
+        self._operate(self._operator.forget_group)
 
     def _trim(self) -> None:
         """Retention removes what is old."""
