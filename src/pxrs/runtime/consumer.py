@@ -216,7 +216,7 @@ class Consumer:
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        self._desk.pause(check_parts(parts), paused=True)
+        self._worker.pause(check_parts(parts))
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""

@@ -7,7 +7,7 @@ those of the membership and the commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
@@ -192,6 +192,15 @@ class Worker:
         for run in runs:
             run.in_loop = True
 
+    def pause(self, parts: Collection[TopicPartition]) -> None:
+        """Hand out nothing of these; what a loop has not shown yet waits for `resume`, too."""
+        with self.desk.lock:
+            self.desk.pause(parts, paused=True)
+            for run in self.runs:
+                seat = run.seat
+                if seat.part in parts and seat.turn == run.turn and run.seen < len(run.messages):
+                    self.desk.give_back(seat, run.messages[run.seen].offset)
+
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
         with self.desk.lock:
@@ -224,12 +233,9 @@ class Worker:
             }
             if current:
                 applied = self.holdings.pin(current)
+                found = {holding.part: holding.claim for holding in applied.written}
                 self.desk.committed(
-                    {
-                        holding.part: Mark(holding.claim.checkpoint, holding.claim.done)
-                        for holding in applied.written
-                        if holding.claim.checkpoint is not None
-                    }
+                    {part: Mark(claim.checkpoint or 0, claim.done) for part, claim in found.items()}
                 )
                 self.desk.gone(sorted(applied.lost), lost=True)
 
