@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -123,18 +123,20 @@ class Consumer:
         """
         check_whole("max_records", max_records, least=1)
         check_timeout(timeout)
-        with self._alone():
-            self.finish()
-            return self.all_at_once(self._next(max_records, timeout))
+        self._require_open()
+        try:
+            with self._one_user:
+                self._worker.finish()
+                return self._worker.all_at_once(self._next(max_records, timeout))
+        except BaseException as error:
+            self._worker.did_not_arrive(error)
+            raise
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
-        with self._alone():
-            self.finish()
+        self._begin_loop()
         while True:
-            with self._alone():
-                runs = self._next(RUN, None)
-            yield from self.one_by_one(runs)
+            yield from self._worker.one_by_one(self._take_runs(RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
@@ -142,12 +144,14 @@ class Consumer:
         return self._batches(max_records)
 
     def _batches(self, max_records: int) -> Iterator[list[Message]]:
-        with self._alone():
-            self.finish()
+        self._begin_loop()
         while True:
-            with self._alone():
-                runs = self._next(max_records, None)
-            yield from self.by_partition(runs)
+            yield from self._worker.by_partition(self._take_runs(max_records, None))
+
+    def _begin_loop(self) -> None:
+        self._require_open()
+        with self._one_user:
+            self._worker.finish()
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -268,16 +272,19 @@ class Consumer:
         return self._desk
 
     @property
+    def worker(self) -> Worker:
+        return self._worker
+
+    @property
     def alive(self) -> bool:
         """Whether messages that were taken may still be begun with."""
         return self._worker.alive
 
     def take_away(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
-        with self._alone():
-            runs = self._next(most, timeout)
-            self._worker.forget_runs()
-            return runs
+        runs = self._take_runs(most, timeout)
+        self._worker.forget_runs()
+        return runs
 
     def came_back(self, seat: Seat) -> None:
         """A message that was taken away is handled, or was given up."""
@@ -294,6 +301,15 @@ class Consumer:
         """End the wait of `poll`, or the next one: it returns with nothing. From any thread."""
         self._woken = True
         self._log_watch.wake()
+
+    def _take_runs(self, most: int, timeout: float | None) -> list[Run]:
+        self._require_open()
+        try:
+            with self._one_user:
+                return self._next(most, timeout)
+        except BaseException as error:
+            self._worker.did_not_arrive(error)
+            raise
 
     def _next(self, most: int, timeout: float | None) -> list[Run]:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -354,22 +370,6 @@ class Consumer:
             self._log_watch.arm()
             return self.alive and self._worker.fetch(self._steward.wake)
 
-    def all_at_once(self, runs: list[Run]) -> list[Message]:
-        """The runs' messages; they are handled when `finish` is called."""
-        return self._worker.all_at_once(runs)
-
-    def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
-        """The runs' messages, each handled when the next one is asked for."""
-        return self._worker.one_by_one(runs)
-
-    def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
-        """The messages run by run, each run handled when the next one is asked for."""
-        return self._worker.by_partition(runs)
-
-    def finish(self) -> None:
-        """All that the caller has seen is handled."""
-        self._worker.finish()
-
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
         self._require_open()
@@ -383,16 +383,15 @@ class Consumer:
         if self._closed:
             raise Closed("the consumer was closed")
 
-    def _alone(self) -> AbstractContextManager[None]:
-        self._require_open()
-        return self._one_user()
-
     def _tell(self) -> None:
         try:
+            self._one_user.in_callback = True
             self._callbacks.tell(self._desk)
         except BaseException:
+            self._one_user.in_callback = False
             self._steward.wake()
             raise
+        self._one_user.in_callback = False
         try:
             self._membership.release_what_is_finished()
         except StoreError:
