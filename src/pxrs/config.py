@@ -192,7 +192,8 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
     the checkpoint points to messages that retention has removed. `prefetch_bytes`: how much is
-    fetched ahead, of all partitions together.
+    fetched ahead, of all partitions together. `stuck_after`: how long a handler may be at the
+    same messages before that is told.
     """
 
     group: str
@@ -204,6 +205,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = "earliest"
     on_trimmed: OnTrimmed = "error"
     prefetch_bytes: int = 16 * 2**20
+    stuck_after: float = 60.0
     session_ttl: float = 10.0
     debounce: float = 0.1
     revoke_timeout: float | None = 30.0
@@ -217,6 +219,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("start", self.start, ("earliest", "latest", "error"))
         _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
         _bytes("prefetch_bytes", self.prefetch_bytes)
+        _seconds("stuck_after", self.stuck_after)
         _seconds("session_ttl", self.session_ttl, 0.2)
         _seconds("debounce", self.debounce)
         _seconds("rejoin_timeout", self.rejoin_timeout)

@@ -12,8 +12,8 @@ from pxrs import aio
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
     "Consumer": {
-        "alive", "attempts", "came_back", "desk", "settled", "take", "take_away", "wait", "wake",
-        "wake_steward", "worker",
+        "alive", "attempts", "came_back", "desk", "has_left", "settled", "take", "take_away",
+        "wait", "wake", "wake_steward", "worker",
     },
     "Pxrs": {"new_run"},
     "Producer": {"deliver", "hurry", "sending"},

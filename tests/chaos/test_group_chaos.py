@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -15,19 +15,16 @@ import psycopg
 import pytest
 
 import pxrs
-from pxrs.core.records import Claim, Head, MemberRecord, decode
-from support.child import PATIENCE, Child
+from pxrs.core.records import Head, MemberRecord, decode
+from support.child import Child
 from support.inside import say, wait_for_parent
+from support.loaded import GROUP, PARTITIONS, TOPIC, Loaded
 
-TOPIC = "orders"
-GROUP = "ledger"
-PARTITIONS = 8
-KEYS = 40
 ROUNDS = 10
 TTL = 1.0
 
 
-def consume(url: str, name: str) -> None:
+def consume(url: str) -> None:
     """Write every message into the ledger, in the transaction that commits the checkpoint.
 
     On SIGUSR1: say so with a batch in hand, and wait; the parent freezes the process there.
@@ -68,46 +65,21 @@ def _insert(messages: list[pxrs.Message]) -> str:
     return f"INSERT INTO ledger (part, place, key, number, epoch) VALUES {rows}"
 
 
-class World:
+class World(Loaded):
     """The store, the load and the members of one test. `ledger` runs SQL in the same database."""
 
     def __init__(self, url: str, ledger: Any, id_type: str) -> None:
-        self.url = url
-        self.px = pxrs.connect(self.url)
-        self.px.create_topic(TOPIC, partitions=PARTITIONS)
-        self.ledger = ledger
-        self.ledger.execute(
+        ledger.execute(
             f"CREATE TABLE ledger (id {id_type} PRIMARY KEY, part BIGINT, place BIGINT, "
             "key TEXT, number BIGINT, epoch BIGINT)"
         )
+        self.ledger = ledger
         self.members: dict[str, Child] = {}
-        self._stop = threading.Event()
-        self.sent = 0
-        self._load = threading.Thread(target=self._send)
-        self._load.start()
-
-    def _send(self) -> None:
-        with self.px.producer() as producer:
-            while not self._stop.wait(0.005):
-                pairs = [(f"key-{n % KEYS}", str(n)) for n in range(self.sent, self.sent + 40)]
-                producer.send_many(TOPIC, pairs).result()
-                self.sent += 40
+        super().__init__(url)
 
     def start(self) -> None:
-        child = Child(consume, self.url, "")
+        child = Child(consume, self.url)
         self.members[child.read()] = child
-
-    def claims(self) -> list[Claim]:
-        return [decode(record, Claim) for record in self.px.stores.coord.list(f"claims/{GROUP}/")]
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Until the condition holds, looking whenever the group's records change."""
-        watch = self.px.stores.coord.watch(
-            f"claims/{GROUP}/", f"members/{GROUP}/", f"group/{GROUP}"
-        )
-        while not condition():
-            assert watch.wait(PATIENCE), "the group came to a halt"
-        watch.close()
 
     def settled(self) -> bool:
         """All partitions are owned by those who are there."""
@@ -122,11 +94,11 @@ class World:
     def owned_by(self, name: str) -> int:
         return sum(claim.name == name for claim in self.claims())
 
-    def finish(self) -> None:
-        """End the load and wait until everything is handled."""
-        self._stop.set()
-        self._load.join()
-        self.wait(lambda: sum(claim.checkpoint or 0 for claim in self.claims()) == self.sent)
+    def close(self) -> None:
+        for child in self.members.values():
+            child.kill()
+        super().close()
+        self.ledger.close()
 
 
 def _sqlite_world(request: pytest.FixtureRequest) -> World:
@@ -149,12 +121,7 @@ def _postgres_world(request: pytest.FixtureRequest) -> World:
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     world: World = request.param(request)
     yield world
-    for child in world.members.values():
-        child.kill()
-    world._stop.set()
-    world._load.join()
-    world.ledger.close()
-    world.px.close()
+    world.close()
 
 
 def test_nothing_is_lost_doubled_or_disordered(world: World) -> None:

@@ -10,21 +10,18 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import pxrs
-from pxrs.core.records import Claim, decode
-from support.child import PATIENCE, Child
+from support.child import Child
 from support.inside import say
+from support.loaded import GROUP, KEYS, TOPIC, Loaded
 
-TOPIC, GROUP = "orders", "shipping"
-PARTITIONS, KEYS = 8, 40
 ROUNDS = 10
 TTL = 1.0
 
@@ -64,44 +61,20 @@ class Handled(NamedTuple):
     number: int
 
 
-class World:
-    """The store, the load and the processes."""
+class World(Loaded):
+    """The store, the load and the processes, each with a journal of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.url = f"sqlite:///{folder}/chaos.db"
-        self.px = pxrs.connect(self.url)
-        self.px.create_topic(TOPIC, partitions=PARTITIONS)
         self.processes: list[Child] = []
         self.started = 0
-        self.sent = 0
-        self._stop = threading.Event()
-        self._load = threading.Thread(target=self._send)
-        self._load.start()
+        super().__init__(f"sqlite:///{folder}/chaos.db")
 
     def start(self) -> None:
         self.started += 1
         child = Child(ship, self.url, str(self._folder / f"journal-{self.started}"))
         assert child.read() == "ready"
         self.processes.append(child)
-
-    def _send(self) -> None:
-        with self.px.producer() as producer:
-            while not self._stop.wait(0.005):
-                pairs = [(f"key-{n % KEYS}", str(n)) for n in range(self.sent, self.sent + 40)]
-                producer.send_many(TOPIC, pairs).result()
-                self.sent += 40
-
-    def claims(self) -> list[Claim]:
-        return [decode(record, Claim) for record in self.px.stores.coord.list(f"claims/{GROUP}/")]
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        watch = self.px.stores.coord.watch(
-            f"claims/{GROUP}/", f"members/{GROUP}/", f"group/{GROUP}"
-        )
-        while not condition():
-            assert watch.wait(PATIENCE), "the group came to a halt"
-        watch.close()
 
     def settled(self) -> bool:
         info = self.px.groups.describe(GROUP, lag_seconds=False)
@@ -111,20 +84,16 @@ class World:
             and all(member.owned for member in info.members)
         )
 
-    def owned_by(self, child: Child) -> set[str]:
-        """Under which names this process owns anything."""
+    def is_owner(self, child: Child) -> bool:
+        """Whether this process owns anything."""
         info = self.px.groups.describe(GROUP, lag_seconds=False)
-        return {
-            member.name
-            for member in info.members
-            if member.owned and member.client.endswith(f":{child.pid}")
-        }
+        return any(
+            member.owned and member.client.endswith(f":{child.pid}") for member in info.members
+        )
 
     def finish(self) -> None:
-        """End the load, wait until all of it is handled and committed, and stop the processes."""
-        self._stop.set()
-        self._load.join()
-        self.wait(lambda: sum(claim.checkpoint or 0 for claim in self.claims()) == self.sent)
+        """Let everything be handled and committed, and the processes end by themselves."""
+        super().finish()
         for child in self.processes:
             child.signal(signal.SIGTERM)
         assert [child.join() for child in self.processes] == [0] * len(self.processes)
@@ -138,11 +107,9 @@ class World:
         return [Handled(*map(int, line.split())) for line in lines]
 
     def close(self) -> None:
-        self._stop.set()
-        self._load.join()
         for child in self.processes:
             child.kill()
-        self.px.close()
+        super().close()
 
 
 @pytest.fixture
@@ -165,7 +132,7 @@ def test_nothing_is_lost_and_each_key_is_in_order(world: World) -> None:
             world.start()
         else:
             victim.signal(signal.SIGSTOP)
-            world.wait(lambda victim=victim: not world.owned_by(victim))  # type: ignore[misc]
+            world.wait(lambda victim=victim: not world.is_owner(victim))  # type: ignore[misc]
             victim.signal(signal.SIGCONT)
     world.finish()
     handled = world.handled()

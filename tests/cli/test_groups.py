@@ -61,7 +61,7 @@ def test_describe_an_empty_group(run: Run) -> None:
     assert shown[1].startswith("generation 1, ")
     assert shown[1].endswith(": a joined")
     assert shown[2].split() == [
-        "topic", "partition", "owner", "epoch", "checkpoint", "end", "lag", "time",
+        "topic", "partition", "owner", "epoch", "checkpoint", "end", "lag", "age",
     ]  # fmt: skip
     assert shown[3].split()[:7] == ["orders", "0", "-", "2", "3", "4", "1"]
     assert shown[4].split()[:7] == ["orders", "1", "-", "2", "none", "1", "1"]

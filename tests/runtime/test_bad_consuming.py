@@ -156,3 +156,22 @@ def test_a_listener_and_a_lab_refuse_such_handlers_too() -> None:
         with pytest.raises(InvalidRequest, match=r"handler\(message, tx\)"):
             lab.start("a", one_too_few, transaction=True)
         lab.start("a", one_too_few)
+
+
+@pytest.mark.parametrize(
+    ("match", "call"),
+    [
+        ("limit = '5'", lambda groups: groups.explain("g", limit="5")),
+        ("list of numbers", lambda groups: groups.reset("g", "orders", to=0, partitions=0)),
+        ("whole number", lambda groups: groups.reset("g", "orders", to=0, partitions=["0"])),
+        (r"\* 1000", lambda groups: groups.reset("g", "orders", timestamp_ms=datetime.min)),
+    ],
+)
+def test_a_group_is_left_as_it_is(orders: Pxrs, match: str, call: Call) -> None:
+    with orders.consumer("orders", "g") as consumer:
+        consumer.poll(timeout=PATIENCE)
+        consumer.commit()
+    with pytest.raises(InvalidRequest, match=match):
+        call(orders.groups)
+    history = orders.groups.explain("g")
+    assert (history.resets, orders.groups.describe("g").lag) == ((), 0)

@@ -126,6 +126,18 @@ class TestCommittingInTheBackground:
             assert told.value.parts == {pxrs.TopicPartition("t", 0)}
             assert checkpoint(topic) == 0
 
+    def test_in_a_loop_it_is_about_all_that_the_loop_has_left_behind(self, topic: Pxrs) -> None:
+        send(topic, 1, partition=0)
+        send(topic, 1, partition=1)
+        with join(topic, auto_commit=False) as consumer:
+            messages = iter(consumer)
+            first, _ = next(messages), next(messages)
+            topic.groups.reset("g", "t", to="earliest", partitions=[first.partition], force=True)
+            with pytest.raises(pxrs.Fenced) as told:
+                consumer.commit_async().result(PATIENCE)
+            assert told.value.parts == {pxrs.TopicPartition("t", first.partition)}
+            assert checkpoint(topic, 1 - first.partition) == 1
+
     def test_closing_does_not_forget_it(self, topic: Pxrs) -> None:
         send(topic, 3)
         for number in range(3):
@@ -294,6 +306,21 @@ class TestPrefetching:
                 take(consumer, 1)
                 waiting = sum(seat.waiting for seat in consumer.desk.seats.values())
                 assert waiting <= 3, "two of one partition, and the one that came over the limit"
+
+    def test_is_bounded_over_what_is_paused_too(self, px: Pxrs) -> None:
+        px.create_topic("t", 8)
+        for number in range(8):
+            send(px, 3, partition=number, size=10_000)
+        with join(px, prefetch_bytes=25_000) as consumer:
+            for _ in range(8):
+                (message,) = take(consumer, 1)
+                consumer.pause(pxrs.TopicPartition("t", message.partition))
+                waiting = sum(seat.waiting for seat in consumer.desk.seats.values())
+                assert waiting <= 6, "what is ready, and as much of what is paused"
+            consumer.resume(*consumer.assignment)
+            rest = take(consumer, 16)
+        found = sorted((message.partition, message.offset) for message in rest)
+        assert found == [(number, offset) for number in range(8) for offset in (1, 2)]
 
     def test_everybody_has_a_turn(self, px: Pxrs) -> None:
         px.create_topic("t", 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,3 +164,30 @@ def test_what_was_fetched_for_another_place_is_void() -> None:
         with px.consumer("orders", "g", serde=serde) as consumer:
             serde.consumer = consumer
             assert [message.offset for message in consumer.poll(timeout=PATIENCE)] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param("memory://", marks=pytest.mark.engine("memory")),
+        pytest.param("sqlite:///{}/dropped.db", marks=pytest.mark.engine("sqlite")),
+    ],
+)
+def test_a_consumer_that_is_dropped_leaves_its_partitions_to_others(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def first_of(px: pxrs.Pxrs) -> bytes:
+        for message in px.consumer("t", "g", debounce=0.0):
+            return bytes(message.value)
+        raise AssertionError("unreachable: a consumer has no end")
+
+    with pxrs.connect(url.format(tmp_path)) as px:
+        px.create_topic("t", 1)
+        with px.producer() as producer:
+            producer.send_many("t", [("k", "a"), ("k", "b")])
+        assert first_of(px) == b"a"
+        gc.collect()
+        with px.consumer("t", "g", debounce=0.0) as other:
+            # What was shown was not handled.
+            assert [message.value for message in other.poll(timeout=PATIENCE)] == [b"a", b"b"]
+    assert [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from pxrs.runtime.health import Facts, judge
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import Put
 from support.child import PATIENCE
+from support.running import Running
 
 GOOD = Facts(
     generation=1,
@@ -128,3 +131,54 @@ def test_a_loop_that_goes_on_is_not_stuck(px: pxrs.Pxrs) -> None:
                     break
                 clock.advance(5)
             clock.advance(20)
+
+
+class Heard(logging.Handler):
+    """Waits for a line of the log."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self._words = words
+        self.lines: list[str] = []
+        self.event = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._words in record.getMessage():
+            self.lines.append(record.getMessage())
+            self.event.set()
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler = Heard("the handler has been at it")
+    logging.getLogger("pxrs.groups").addHandler(handler)
+    yield handler
+    logging.getLogger("pxrs.groups").removeHandler(handler)
+
+
+@pytest.mark.engine("memory")
+def test_a_run_that_hangs_is_told_without_being_asked(px: pxrs.Pxrs, heard: Heard) -> None:
+    with px.producer() as producer:
+        producer.send("orders", "v").result()
+    go_on = threading.Event()
+    running = Running(px, lambda message: go_on.wait(), topic="orders", stuck_after=0.01)
+    assert heard.event.wait(PATIENCE)
+    (health,) = px.health().values()
+    assert (health.state, health.ok) == ("stuck", False)
+    go_on.set()
+    px.stop()
+    running.join()
+    assert (running.error, px.health()) == (None, {})
+    assert len(heard.lines) == 1
+
+
+@pytest.mark.engine("memory")
+def test_a_loop_that_hangs_is_told_without_being_asked(px: pxrs.Pxrs, heard: Heard) -> None:
+    with px.producer() as producer:
+        producer.send("orders", "v").result()
+    with px.consumer("orders", "g", stuck_after=0.01) as consumer:
+        assert len(consumer.poll(timeout=PATIENCE)) == 1
+        assert heard.event.wait(PATIENCE)
+        assert px.health()[consumer.member].state == "stuck"
+        assert consumer.poll(timeout=0) == []
+        assert px.health()[consumer.member].state == "idle"

@@ -95,6 +95,20 @@ def test_topics_announced_without_an_answer_are_announced_again() -> None:
     assert worker.holdings.parts == {PART}
 
 
+def test_a_beginning_at_the_end_without_an_answer_is_not_put_off() -> None:
+    """What has come since belongs to the group."""
+    group = Group()
+    worker = group.member("a", start="latest")
+    group.look(worker)
+    group.faults.rates = Rates(unknown_applied=1)
+    with pytest.raises(OutcomeUnknown):
+        group.poll(worker)
+    group.faults.rates = NOTHING
+    group.send()
+    assert group.poll(worker) == [5, 6, 7, 8, 9]
+    assert group.claim().checkpoint == 5
+
+
 def test_seek_without_an_answer_starts_where_the_store_says() -> None:
     group = Group()
     worker = group.member("a")

@@ -1,34 +1,24 @@
-"""Break the code under test in one place: the simulator has to notice, and to say what broke."""
+"""Break groups in one place: the simulator has to notice, and to say what broke."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
-from pxrs.core.group import View
-from pxrs.core.records import Claim, Head, decode, encode
+from pxrs.core.records import Claim, decode, encode
 from pxrs.errors import OutcomeUnknown
-from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
-from pxrs.runtime.runs import Loose, Run
+from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
-from pxrs.runtime.transacting import Handed
 from pxrs.runtime.worker import Worker
-from pxrs.stores.api import Atomic
-from pxrs.testing.faults import Rates
-from pxrs.testing.simulator import Broken, draw, run
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
-
-SEEDS = 300
-
-Patch = pytest.MonkeyPatch
+from support.mutants import NO_ANSWERS, Mutant, Patch, catch
 
 
 def no_fence(patch: Patch) -> None:
@@ -153,167 +143,6 @@ def seek_keeps_what_came_before(patch: Patch) -> None:
     patch.setattr(Run, "count", count)
 
 
-def checkpoint_beside_the_transaction(patch: Patch) -> None:
-    """It is committed after the effects, in a commit of its own."""
-    succeeded = Checkpoint.succeeded
-
-    def late(self: Checkpoint, versions: Mapping[str, int]) -> None:
-        outcome = self._coord.commit(
-            [step.check for step in self._steps], [step.put for step in self._steps]
-        )
-        if isinstance(outcome, Committed):
-            succeeded(self, outcome.versions)
-
-    def stage(self: Checkpoint, atomic: Atomic) -> None:
-        self._steps = self._holdings.steps_to_commit(self._marks)
-
-    patch.setattr(Checkpoint, "stage", stage)
-    patch.setattr(Checkpoint, "succeeded", late)
-
-
-def transaction_is_not_fenced(patch: Patch) -> None:
-    """The claims are written in it, whatever version the store has."""
-
-    def stage(self: Checkpoint, atomic: Atomic) -> None:
-        self._steps = self._holdings.steps_to_commit(self._marks)
-        atomic.write(*(step.put for step in self._steps))
-
-    patch.setattr(Checkpoint, "stage", stage)
-
-
-def no_rewind_after_a_rollback(patch: Patch) -> None:
-    patch.setattr(Handed, "rolled_back", lambda self: None)
-
-
-def no_answer_means_not_committed(patch: Patch) -> None:
-    patch.setattr(Checkpoint, "happened", lambda self, doubt: False)
-
-
-def no_answer_means_committed(patch: Patch) -> None:
-    def happened(self: Checkpoint, doubt: BaseException) -> bool:
-        self._work.committed(self._marks)
-        return True
-
-    patch.setattr(Checkpoint, "happened", happened)
-
-
-def transaction_takes_the_next_epoch_for_its_own(patch: Patch) -> None:
-    """What was handed out before a partition was lost is committed after it was claimed again."""
-    patch.setattr(Worker, "drop_stale_runs", lambda self: frozenset())
-
-
-def transaction_undoes_a_seek(patch: Patch) -> None:
-    """What was in hand before the seek counts after it."""
-    properly = Handed.marks
-
-    def marks(self: Handed) -> dict[TopicPartition, Mark]:
-        ends = {run.seat.part: run.messages[run.seen - 1].offset + 1 for run in self._worker.runs}
-        marks = properly(self)
-        return marks | {part: Mark(end) for part, end in ends.items() if part in marks}
-
-    patch.setattr(Handed, "marks", marks)
-
-
-def loop_forgets_what_it_has_left(patch: Patch) -> None:
-    """A transaction is about the partition that the loop is at, and no other."""
-    patch.setattr(Loose, "add", lambda self, seat: None)
-
-
-def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
-    """A transaction landed while its claim was let go, and nobody looks at that claim again."""
-
-    def let_go(self: Holdings, part: TopicPartition, found: Versioned) -> Applied:
-        holding = Holding(part, found.key, found.version, decode(found, Claim))
-        return self._apply([claims.release(holding, None, (), self._stamp())], None)
-
-    patch.setattr(Holdings, "let_go", let_go)
-    patch.setattr(Holdings, "_is_mine", lambda self, verdict: False)
-
-
-def reset_fences_nobody(patch: Patch) -> None:
-    """The epoch stays, and the owner."""
-
-    def rewind(
-        part: TopicPartition,
-        key: str,
-        found: Versioned | None,
-        checkpoint: int,
-        stamp: Stamp,
-        last_epoch: int,
-    ) -> Step:
-        before = decode(found, Claim) if found is not None else Claim()
-        claim = msgspec.structs.replace(before, checkpoint=checkpoint, done=(), write=stamp.write)
-        check = Check(key, found.version if found is not None else 0)
-        return Step(part, check, Put(key, encode(claim)), claim)
-
-    patch.setattr(claims, "rewind", rewind)
-
-
-def nobody_hears_of_a_reset(patch: Patch) -> None:
-    """Members that have nothing to commit hold on to what they had."""
-    patch.setattr(Membership, "_drop_what_others_have", lambda self, view: False)
-
-
-def reset_is_not_recorded(patch: Patch) -> None:
-    def elsewhere(group: str, by: str, part: TopicPartition, *_: Any) -> Put:
-        return Put(f"resets/other/{part.partition}", encode(Head()))
-
-    patch.setattr("pxrs.runtime.groups.record_of_reset", elsewhere)
-
-
-def topic_is_its_name(patch: Patch) -> None:
-    """What is held of a deleted topic counts as held of the one that was made again."""
-
-    def by_name(self: Membership, view: View) -> bool:
-        gone = [
-            part
-            for part in sorted(self._holdings.parts)
-            if (holding := self._holdings.get(part))
-            and (
-                part.topic not in view.topics
-                or (found := self._coord.get(holding.key)) is None
-                or decode(found, Claim).owner != self.me.id
-            )
-        ]
-        self._holdings.drop(gone)
-        self._desk.gone(gone, lost=True)
-        return bool(gone)
-
-    patch.setattr(Membership, "_drop_what_others_have", by_name)
-
-
-def claims_under_the_name(patch: Patch) -> None:
-    """A topic that was made again goes on at the checkpoint of the one before."""
-    inherit: dict[tuple[str, int], Claim] = {}
-    properly = claims.take
-
-    def take(
-        part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp, last_epoch: int
-    ) -> Step:
-        step = properly(part, key, found, stamp, last_epoch)
-        if found is None and part in inherit:
-            claim = msgspec.structs.replace(step.claim, checkpoint=inherit[part].checkpoint)
-            return Step(part, step.check, Put(key, encode(claim)), claim)
-        inherit[part] = step.claim
-        return step
-
-    patch.setattr(claims, "take", take)
-
-
-class Mutant(NamedTuple):
-    """How to break it, what the simulator shall say, and what a run has to have in it for that."""
-
-    apply: Callable[[Patch], None]
-    words: str
-    plan: Mapping[str, Any] = MappingProxyType({})
-
-
-# A commit is sent three times before its outcome counts as unknown.
-NO_ANSWERS = Rates(unknown_applied=0.3, unknown_lost=0.3, unknown_late=0.3, longest_delay=1.0)
-
-RESETS = {"operator": 3.0}
-TRANSACTIONS = {"transactions": True}
-
 MUTANTS = [
     Mutant(no_fence, r"wrote|epoch|went back|released|need not have"),
     Mutant(released_before_the_final_commit, r"wrote .* owned by None"),
@@ -335,43 +164,10 @@ MUTANTS = [
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
-    Mutant(checkpoint_beside_the_transaction, r"without moving its checkpoint", TRANSACTIONS),
-    Mutant(transaction_is_not_fenced, r"wrote|epoch|went back|twice", TRANSACTIONS),
-    Mutant(no_rewind_after_a_rollback, r"was not handled", TRANSACTIONS),
-    Mutant(
-        no_answer_means_not_committed,
-        r"was committed.* told|twice",
-        {**TRANSACTIONS, "rates": NO_ANSWERS},
-    ),
-    Mutant(
-        no_answer_means_committed,
-        r"left no effect",
-        {**TRANSACTIONS, "rates": NO_ANSWERS},
-    ),
-    Mutant(
-        transaction_takes_the_next_epoch_for_its_own,
-        r"handed out before|was not handled|and has the effects|without moving|twice",
-        {**TRANSACTIONS, "trouble": 1.0, "members": 3, "interleave": 0.2, "steps": 250},
-    ),
-    Mutant(loop_forgets_what_it_has_left, r"was not handled|without moving", TRANSACTIONS),
-    Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
-    Mutant(
-        claims_found_after_a_doubt_are_forgotten,
-        r"no rest",
-        {**TRANSACTIONS, "rates": NO_ANSWERS, "revoke_timeout": None, "interleave": 0.1},
-    ),
-    Mutant(reset_fences_nobody, r"without fencing anybody", RESETS),
-    Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
-    Mutant(reset_is_not_recorded, r"without a record", RESETS),
-    Mutant(topic_is_its_name, r"no rest", {**RESETS, "pattern": False}),
-    Mutant(claims_under_the_name, r"changed the checkpoint .* while claiming", RESETS),
 ]
 
 
 @pytest.mark.engine("memory")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.apply.__name__)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant.apply(monkeypatch)
-    with pytest.raises(Broken, match=mutant.words):
-        for seed in range(SEEDS):
-            run(msgspec.structs.replace(draw(seed), **mutant.plan))
+    catch(mutant, monkeypatch)

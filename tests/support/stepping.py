@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from random import Random
 
-from pxrs.config import ConsumerSettings
+from pxrs.config import ConsumerSettings, Start
 from pxrs.core.records import Claim, claim_key, decode
 from pxrs.log.batches import encode
 from pxrs.runtime.decoding import Decoder
@@ -37,6 +37,10 @@ class Group:
     def make_topic(self) -> None:
         """The topic, with its messages."""
         self.topic = self.topics.create("t", 1)
+        self.send()
+
+    def send(self) -> None:
+        """Five messages more."""
         batch = encode((b"k", b"%d" % number, [], 0) for number in range(5))
         self.stores.log.append([Append(LogPartition(self.topic.id, 0), batch)])
 
@@ -47,6 +51,7 @@ class Group:
         *,
         static: bool = False,
         names: Callable[[], tuple[str, ...]] = lambda: ("t",),
+        start: Start = "earliest",
     ) -> Worker:
         stores = FaultyStores(self.stores, self.faults, name)
         numbers = count()
@@ -59,6 +64,7 @@ class Group:
             revoke_timeout=None,
             rejoin_timeout=0.0,
             strategy="fair",
+            start=start,
         )
         worker = Worker(
             stores,

@@ -30,6 +30,7 @@ from pxrs.runtime import app as blocking
 from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.consumer import Consumer as BlockingConsumer
 from pxrs.runtime.failure import OnFailure
+from pxrs.runtime.health import Health
 from pxrs.runtime.job import Job
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
@@ -179,6 +180,7 @@ class Pxrs(QueueVerbs):
         start: Start = _CONSUMER.start,
         on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
+        stuck_after: float = _CONSUMER.stuck_after,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
@@ -206,6 +208,7 @@ class Pxrs(QueueVerbs):
                 start=start,
                 on_trimmed=on_trimmed,
                 prefetch_bytes=prefetch_bytes,
+                stuck_after=stuck_after,
                 session_ttl=session_ttl,
                 debounce=debounce,
                 revoke_timeout=revoke_timeout,
@@ -238,6 +241,7 @@ class Pxrs(QueueVerbs):
         start: Start = _CONSUMER.start,
         on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
+        stuck_after: float = _CONSUMER.stuck_after,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
@@ -272,6 +276,7 @@ class Pxrs(QueueVerbs):
             start=start,
             on_trimmed=on_trimmed,
             prefetch_bytes=prefetch_bytes,
+            stuck_after=stuck_after,
             session_ttl=session_ttl,
             debounce=debounce,
             revoke_timeout=revoke_timeout,
@@ -291,6 +296,10 @@ class Pxrs(QueueVerbs):
     def stop(self) -> None:
         """End every `run` of this object: they drain, commit and leave. Not awaited."""
         self._px.stop()
+
+    def health(self) -> dict[str, Health]:
+        """How the consumers and runs of this object are doing, by member. Does not wait."""
+        return self._px.health()
 
     @property
     def groups(self) -> Groups:

@@ -88,7 +88,7 @@ class Consumer:
         """The partitions owned now."""
         return self._consumer.assignment
 
-    def health(self, *, stuck_after: float = 60.0, lag_limit: int = 10_000) -> Health:
+    def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
         """How this consumer is doing. Does not wait."""
         return self._consumer.health(stuck_after=stuck_after, lag_limit=lag_limit)
 

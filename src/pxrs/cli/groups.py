@@ -94,7 +94,7 @@ def _print_partitions(out: Console, info: GroupInfo) -> None:
         return
     noted = any(part.metadata for part in info.partitions)
     rows = table(
-        "topic", "partition", "owner", "epoch", "checkpoint", "end", "lag", "time",
+        "topic", "partition", "owner", "epoch", "checkpoint", "end", "lag", "age",
         *(["metadata"] if noted else []),
         left=("topic", "owner", "metadata"),
     )  # fmt: skip

@@ -131,6 +131,14 @@ def seek(holding: Holding, checkpoint: int, stamp: Stamp) -> Step:
     return _step(holding.part, holding.key, holding.version, claim)
 
 
+def pin(holding: Holding, checkpoint: int, stamp: Stamp) -> Step:
+    """Set the first checkpoint. One that is there already stays, whoever has set it."""
+    claim = msgspec.structs.replace(holding.claim, write=stamp.write, at_ms=stamp.at_ms)
+    if claim.checkpoint is None:
+        claim = msgspec.structs.replace(claim, checkpoint=checkpoint)
+    return _step(holding.part, holding.key, holding.version, claim)
+
+
 def touch(holding: Holding, stamp: Stamp) -> Step:
     """Write the claim again as it is: no earlier write can be applied any more."""
     claim = msgspec.structs.replace(holding.claim, write=stamp.write, at_ms=stamp.at_ms)

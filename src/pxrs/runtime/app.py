@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from pxrs.runtime.callbacks import Callbacks
     from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.groups import Groups
+    from pxrs.runtime.health import Health
     from pxrs.runtime.runner import Runner
-    from pxrs.runtime.seat import Seat
+    from pxrs.runtime.runs import Elsewhere
     from pxrs.runtime.subscription import Subscription
 
 _DEFAULTS = ProducerSettings()
@@ -168,6 +169,7 @@ class Pxrs(QueueVerbs):
         start: Start = _CONSUMER.start,
         on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
+        stuck_after: float = _CONSUMER.stuck_after,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
@@ -193,6 +195,7 @@ class Pxrs(QueueVerbs):
             start=start,
             on_trimmed=on_trimmed,
             prefetch_bytes=prefetch_bytes,
+            stuck_after=stuck_after,
             session_ttl=session_ttl,
             debounce=debounce,
             revoke_timeout=revoke_timeout,
@@ -224,6 +227,7 @@ class Pxrs(QueueVerbs):
         start: Start = _CONSUMER.start,
         on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
         prefetch_bytes: int = _CONSUMER.prefetch_bytes,
+        stuck_after: float = _CONSUMER.stuck_after,
         session_ttl: float = _CONSUMER.session_ttl,
         debounce: float = _CONSUMER.debounce,
         revoke_timeout: float | None = _CONSUMER.revoke_timeout,
@@ -264,6 +268,7 @@ class Pxrs(QueueVerbs):
             start=start,
             on_trimmed=on_trimmed,
             prefetch_bytes=prefetch_bytes,
+            stuck_after=stuck_after,
             session_ttl=session_ttl,
             debounce=debounce,
             revoke_timeout=revoke_timeout,
@@ -290,6 +295,7 @@ class Pxrs(QueueVerbs):
     def _new_runner(self, job: Job) -> Runner:
         from pxrs.runtime.callbacks import Callbacks
         from pxrs.runtime.runner import Runner
+        from pxrs.runtime.runs import Elsewhere
         from pxrs.runtime.subscription import Subscription
 
         letters = None
@@ -306,8 +312,7 @@ class Pxrs(QueueVerbs):
                 consuming,
                 Decoder(),
                 nothing,
-                runner.in_hand,
-                job.max_in_flight,
+                Elsewhere(runner.in_hand, runner.since, job.max_in_flight),
             )
 
         return Runner(job, self._clock, letters, join)
@@ -323,14 +328,21 @@ class Pxrs(QueueVerbs):
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
-        in_hand: Callable[[Seat], bool] | None = None,
-        most_out: int | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> Consumer:
         from pxrs.runtime.consumer import Consumer
 
-        consumer = Consumer(self._desk(), wanted, settings, decoder, callbacks, in_hand, most_out)
+        consumer = Consumer(self._desk(), wanted, settings, decoder, callbacks, elsewhere)
         self._consumers.add(consumer)
         return consumer
+
+    def health(self) -> dict[str, Health]:
+        """How the consumers and runs of this object are doing, by member. From any thread.
+
+        For probes: `all(each.ok for each in px.health().values())`. Worker processes have theirs.
+        """
+        here = [consumer for consumer in list(self._consumers) if not consumer.has_left]
+        return {each.member: each.health() for each in sorted(here, key=lambda each: each.member)}
 
     @property
     def groups(self) -> Groups:

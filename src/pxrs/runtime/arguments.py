@@ -54,6 +54,16 @@ def check_parts(parts: Iterable[object]) -> list[TopicPartition]:
     return checked
 
 
+def check_numbers(partitions: object) -> list[int]:
+    """The partitions' numbers, in order."""
+    if not isinstance(partitions, Iterable) or isinstance(partitions, str):
+        raise InvalidRequest(f"partitions = {partitions!r}; a list of numbers is needed")
+    numbers = set(partitions)
+    for number in numbers:
+        check_whole("a partition", number)
+    return sorted(numbers)
+
+
 def check_handler(handler: object, *takes: str) -> None:
     """Refuse what can't be called with these: everything would fail, and end as a dead letter."""
     if not callable(handler):

@@ -8,6 +8,7 @@ never waits for either.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,13 +17,7 @@ from typing import Any, TypeVar
 
 from pxrs.config import ConsumerSettings
 from pxrs.errors import Closed, PxrsError, StoreError
-from pxrs.runtime.arguments import (
-    check_message,
-    check_parts,
-    check_time,
-    check_timeout,
-    check_whole,
-)
+from pxrs.runtime import arguments
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
@@ -33,7 +28,7 @@ from pxrs.runtime.hold import Desk
 from pxrs.runtime.log_watch import LogWatch
 from pxrs.runtime.one_user import OneUser
 from pxrs.runtime.outage import Outage
-from pxrs.runtime.runs import Run
+from pxrs.runtime.runs import Elsewhere, Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.steward import Steward
 from pxrs.runtime.subscription import Subscription
@@ -58,8 +53,7 @@ class Consumer:
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
-        in_hand: Callable[[Seat], bool] | None = None,
-        most_out: int | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._keeper = shared.keeper
         stores, topics, self._clock = shared.stores, shared.topics, shared.clock
@@ -72,9 +66,8 @@ class Consumer:
             subscription.names,
             settings,
             decoder,
-            in_hand=in_hand,
+            elsewhere=elsewhere,
             asks_before_release=callbacks.revoked is not None,
-            most_out=most_out,
         )
         self._desk = self._worker.desk
         self._membership = self._worker.membership
@@ -95,6 +88,8 @@ class Consumer:
                 self._membership.leave()
             raise
         self._steward.start()
+        self._dropped = weakref.finalize(self, self._steward.abandon, self._log_watch.close)
+        self._dropped.atexit = False
 
     # What the caller sees
 
@@ -108,11 +103,14 @@ class Consumer:
         """The partitions owned now."""
         return {seat.part for seat in list(self._desk.seats.values()) if seat.state == "owned"}
 
-    def health(self, *, stuck_after: float = 60.0, lag_limit: int = 10_000) -> Health:
+    def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
         """How this consumer is doing. From any thread; for probes, `health().ok`.
 
-        `stuck_after`: how many seconds a handler may be at what it was given.
+        `stuck_after`: how many seconds a handler may be at what it was given; as the consumer was
+        made, unless another number is given.
         """
+        if stuck_after is None:
+            stuck_after = self._settings.stuck_after
         facts = facts_of(self._worker, self._steward, self._log_outage, closed=self._closed)
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
@@ -121,8 +119,8 @@ class Consumer:
 
         What the last call returned counts as handled now.
         """
-        check_whole("max_records", max_records, least=1)
-        check_timeout(timeout)
+        arguments.check_whole("max_records", max_records, least=1)
+        arguments.check_timeout(timeout)
         self._require_open()
         try:
             with self._one_user:
@@ -140,7 +138,7 @@ class Consumer:
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        check_whole("max_records", max_records, least=1)
+        arguments.check_whole("max_records", max_records, least=1)
         return self._batches(max_records)
 
     def _batches(self, max_records: int) -> Iterator[list[Message]]:
@@ -163,7 +161,7 @@ class Consumer:
         if message is None:
             lost = self._worker.commit_handed()
         else:
-            check_message(message)
+            arguments.check_message(message)
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
@@ -203,24 +201,24 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        check_whole("offset", offset)
+        arguments.check_whole("offset", offset)
         self._require_open()
         self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
-        check_time("timestamp", timestamp)
+        arguments.check_time("timestamp", timestamp)
         self._require_open()
-        for part in self.assignment if parts is None else check_parts(parts):
+        for part in self.assignment if parts is None else arguments.check_parts(parts):
             self._worker.seek(*part, self._worker.offset_at(part, timestamp))
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        self._desk.pause(check_parts(parts), paused=True)
+        self._desk.pause(arguments.check_parts(parts), paused=True)
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
-        self._desk.pause(check_parts(parts), paused=False)
+        self._desk.pause(arguments.check_parts(parts), paused=False)
         self._log_watch.wake()
 
     def close(self) -> None:
@@ -244,6 +242,7 @@ class Consumer:
 
     def _leave(self) -> None:
         self._closed = True
+        self._dropped.detach()
         self._steward.stop()
         try:
             with suppress(PxrsError):
@@ -264,6 +263,11 @@ class Consumer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was closed, and is in no group any more."""
+        return self._left
 
     # For `Runner`, which keeps its own account of what is in hand
 
@@ -385,13 +389,10 @@ class Consumer:
 
     def _tell(self) -> None:
         try:
-            self._one_user.in_callback = True
-            self._callbacks.tell(self._desk)
+            self._callbacks.tell(self._desk, self._one_user)
         except BaseException:
-            self._one_user.in_callback = False
             self._steward.wake()
             raise
-        self._one_user.in_callback = False
         try:
             self._membership.release_what_is_finished()
         except StoreError:

@@ -217,8 +217,7 @@ class ConsumerDesk:
             return {
                 part: mark
                 for part, seat in self.seats.items()
-                if (mark := seat.mark()) is not None
-                and (mark.checkpoint, mark.done) != (seat.checkpoint, seat.done)
+                if seat.has_moved and (mark := seat.mark()) is not None
             }
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
@@ -249,6 +248,15 @@ class ConsumerDesk:
             for seat in self.owned()
             if not seat.waiting and not seat.full and not seat.window_is_full
         ]
+
+    def forget_idle(self, most_bytes: int) -> None:
+        """Drop what lies ready for seats that can't be served now, if it is more than so much."""
+        with self.lock:
+            idle = [seat for seat in self.seats.values() if seat.waiting]
+            idle = [seat for seat in idle if seat.full or seat.paused]
+            if sum(seat.size for seat in idle) > most_bytes:
+                for seat in idle:
+                    seat.forget_buffer()
 
     @property
     def has_messages(self) -> bool:

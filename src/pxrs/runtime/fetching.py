@@ -65,6 +65,7 @@ class Fetcher:
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers, as far as the settings go; true if anything came."""
         came = False
+        self._desk.forget_idle(self._settings.prefetch_bytes)
         ends: dict[str, Mapping[int, Bounds]] = {}
         hungry = self._desk.hungry()
         first, self._put_off = self._put_off, None
@@ -177,6 +178,7 @@ class Fetcher:
             if not messages:
                 raise
             position = messages[-1].offset + 1
+        seat.size = _size(fetched)
         return self._desk.fill(seat, place.turn, messages, position)
 
     def _decode(

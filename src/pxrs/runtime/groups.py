@@ -44,6 +44,7 @@ from pxrs.errors import (
     OffsetOutOfRange,
     PartitionNotFound,
 )
+from pxrs.runtime.arguments import check_numbers, check_time, check_whole
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.group_history import rebalance, together
 from pxrs.runtime.group_info import (
@@ -167,8 +168,7 @@ class Groups:
 
     def explain(self, group: str, limit: int = 20) -> GroupHistory:
         """What happened to the group: its last generations, and its last resets and seeks."""
-        if limit < 1:
-            raise InvalidRequest(f"limit = {limit}; at least 1 is needed")
+        check_whole("limit", limit, least=1)
         self._find(group)
         moves = [decode(each, Move) for each in self._coord.list(history_prefix(group))]
         resets = together(self._coord.list(resets_prefix(group)))
@@ -298,7 +298,9 @@ class Groups:
         """Where each partition shall go on; an error if one of them can't."""
         if (to is None) == (timestamp_ms is None):
             raise InvalidRequest("a reset goes either `to` an offset or to a `timestamp_ms`")
-        numbers = range(topic.partitions) if partitions is None else sorted(set(partitions))
+        if timestamp_ms is not None:
+            check_time("timestamp_ms", timestamp_ms)
+        numbers = range(topic.partitions) if partitions is None else check_numbers(partitions)
         if not numbers:
             raise InvalidRequest("a reset of no partitions")
         bounds = self._topics.bounds(topic)

@@ -157,6 +157,19 @@ class Holdings:
 
             return self._change(marks, advance)
 
+    def pin(self, checkpoints: Mapping[TopicPartition, int]) -> Applied:
+        """Set first checkpoints, all in one commit.
+
+        Also if an earlier try had no answer and was done: then it is the first one that counts.
+        """
+        with self.lock:
+            stamp = self._stamp()
+
+            def pin(holding: Holding) -> Step:
+                return claims.pin(holding, checkpoints[holding.part], stamp)
+
+            return self._change(checkpoints, pin)
+
     def release(
         self,
         marks: Mapping[TopicPartition, Mark | None],

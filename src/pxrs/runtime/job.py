@@ -48,6 +48,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     start: Start
     on_trimmed: OnTrimmed
     prefetch_bytes: int
+    stuck_after: float
     session_ttl: float
     debounce: float
     revoke_timeout: float | None
@@ -99,6 +100,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             start=self.start,
             on_trimmed=self.on_trimmed,
             prefetch_bytes=self.prefetch_bytes,
+            stuck_after=self.stuck_after,
             session_ttl=self.session_ttl,
             debounce=self.debounce,
             revoke_timeout=self.revoke_timeout,

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -81,21 +82,21 @@ class Worker(NamedTuple):
     def why_it_gave_up(self) -> BaseException | None:
         """What it has ended of, unless another one in its place may do better."""
         begun = False
-        with self.reports:
-            try:
-                while (report := self.reports.recv()) == _BEGUN:
-                    begun = True
-            except EOFError:
-                # Killed, or it lost the store; or nothing of ours has run in it.
-                if begun or (self.process.exitcode or 0) < 0:
-                    return None
-                return InvalidRequest(
-                    f"worker process {self.process.name} could not start, for the reason that it "
-                    "has printed. It imports the program's main module: what starts the workers "
-                    "has to stand under `if __name__ == '__main__':` there"
-                )
-            assert isinstance(report, BaseException)
-            return report
+        with self.reports, suppress(EOFError):
+            # Not until its end comes: what the worker has forked may outlive it.
+            while self.reports.poll():
+                report = self.reports.recv()
+                if isinstance(report, BaseException):
+                    return report
+                begun = True
+        if begun or (self.process.exitcode or 0) < 0:
+            # It lost the store, or was killed.
+            return None
+        return InvalidRequest(
+            f"worker process {self.process.name} could not start, for the reason that it has "
+            "printed. It imports the program's main module: what starts the workers has to stand "
+            "under `if __name__ == '__main__':` there"
+        )
 
 
 class Workers:

@@ -79,6 +79,10 @@ class Runner:
         """Whether a worker is at a message of this partition. For the consumer's desk."""
         return self._working[id(seat)] > 0
 
+    def since(self) -> float | None:
+        """Since when a worker has been at the same message. For the consumer's health."""
+        return min(list(self._since.values()), default=None)
+
     def stop(self) -> None:
         """Stop fetching, let the workers finish, commit and leave. From any thread or signal."""
         self._stopping = True
@@ -95,11 +99,12 @@ class Runner:
         ]
         for worker in workers:
             worker.start()
-        try:
-            with stop_on_signals(self.stop):
+        with stop_on_signals(self.stop):
+            try:
                 self._dispatch(consumer)
-        finally:
-            self._end_run(consumer, workers)
+            finally:
+                # Still under these signals: a second one must not cut the workers off.
+                self._end_run(consumer, workers)
         if self._failure is not None:
             raise self._failure
 
@@ -291,12 +296,19 @@ class Runner:
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT mean: finish. Only the main thread can listen to signals."""
+    """SIGTERM and SIGINT mean: finish. Only the main thread can listen to signals.
+
+    A second SIGINT does what it always does: somebody at a terminal will not wait. A second
+    SIGTERM, or one after the other, changes nothing: one signal to a group of processes reaches
+    workers twice, as their parent tells them too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def heard(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
         stop()
 
     before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pxrs.runtime.seat import Seat
 from pxrs.types import Message, TopicPartition
@@ -31,6 +32,23 @@ class Run:
         """Tell the progress that the first `done` messages are done."""
         if done and self.progress is not None:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether somebody has yet to commit what was handled of its partition."""
+        return self.progress is not self.seat.progress or self.seat.has_moved
+
+
+class Elsewhere(NamedTuple):
+    """Who handles what a consumer takes away, and keeps the account of it: `Runner`.
+
+    `in_hand`: whether somebody is at a message of this partition. `since`: since when somebody
+    has been at the same one. `most`: how many messages may be out.
+    """
+
+    in_hand: Callable[[Seat], bool]
+    since: Callable[[], float | None]
+    most: int | None = None
 
 
 class Loose:

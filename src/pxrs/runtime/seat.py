@@ -38,6 +38,7 @@ class Seat:
         "progress",
         "released",
         "siblings",
+        "size",
         "state",
         "turn",
         "where",
@@ -73,6 +74,8 @@ class Seat:
         self.handed = -1
         self.buffer: list[Message] = []
         self.at = 0
+        # How many bytes were fetched for the buffer.
+        self.size = 0
         # How many messages are with others, where that is counted, and whether those are enough.
         self.out = 0
         self.full = False
@@ -122,6 +125,11 @@ class Seat:
         self.at = 0
         self.position = position
 
+    def forget_buffer(self) -> None:
+        """What was fetched and not handed out will be fetched again."""
+        self.buffer, self.at = [], 0
+        self.position = self.handed
+
     @property
     def waiting(self) -> int:
         """How many messages lie in the buffer."""
@@ -148,3 +156,9 @@ class Seat:
         if self.progress is None:
             return None
         return Mark(self.progress.checkpoint, self.progress.runs)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more was handled than is committed."""
+        mark = self.mark()
+        return mark is not None and (mark.checkpoint, mark.done) != (self.checkpoint, self.done)

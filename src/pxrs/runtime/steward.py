@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple
 
 from pxrs.clock import Clock
@@ -72,6 +73,8 @@ class Steward:
         # What ended it.
         self.fatal: Exception | None = None
         self.outage = Outage(self._who, clock)
+        self._warned_of: float | None = None
+        self._abandoned: tuple[Callable[[], None], ...] | None = None
         self._threads = [
             threading.Thread(target=target, name=f"pxrs-{name}", daemon=True)
             for name, target in (("session", self._keep_session), ("steward", self._attend))
@@ -88,6 +91,13 @@ class Steward:
         self.wake()
         for thread in self._threads:
             thread.join()
+
+    def abandon(self, *closing: Callable[[], None]) -> None:
+        """Nobody has the consumer any more: leave with the next look, then call these.
+
+        For a finalizer, which may interrupt anything, so it takes no lock and wakes nobody.
+        """
+        self._abandoned = closing
 
     def close(self) -> None:
         """Let go of the watch."""
@@ -155,6 +165,9 @@ class Steward:
         watched: frozenset[str] | None = None
         commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
         while not self._stop.is_set():
+            if self._abandoned is not None:
+                self._leave_for_good(self._abandoned)
+                return
             try:
                 if watched != self._membership.waiting_for:
                     wanted = self._membership.waiting_for
@@ -163,6 +176,7 @@ class Steward:
                 look_at = self._look()
                 commit_at = self._commit_when_due(commit_at)
                 self.outage.over()
+                self._watch_progress()
             except Exception as error:  # noqa: BLE001 - a thread that dies in silence is worse
                 if not _may_pass(error):
                     self._give_up(error)
@@ -176,6 +190,20 @@ class Steward:
                 times = [now + _CAREFUL_WAIT, commit_at]
                 times += [look_at] if look_at is not None else []
                 self._watch.wait(max(0.0, min(times) - now))
+
+    def _leave_for_good(self, closing: tuple[Callable[[], None], ...]) -> None:
+        """Otherwise its partitions would be a member's of which nobody takes messages."""
+        _LOG.warning("%s: was dropped without close(), and leaves the group", self._who)
+        self._stop.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        with suppress(PxrsError):
+            self._worker.leave_loop()
+            self._membership.leave()
+        self.close()
+        for close in closing:
+            close()
 
     def _look(self) -> float | None:
         """Look at the group; the consumer hears of whatever has changed, even if a look fails."""
@@ -198,6 +226,16 @@ class Steward:
         return now + self._settings.auto_commit_interval
 
     # What operators read
+
+    def _watch_progress(self) -> None:
+        """Warn once of messages that somebody has been at for too long."""
+        since = self._worker.in_hand_since()
+        if since is None or since == self._warned_of:
+            return
+        held = self._clock.monotonic() - since
+        if held > self._settings.stuck_after:
+            self._warned_of = since
+            _LOG.warning("%s: the handler has been at it for %.0f s", self._who, held)
 
     def _tell_moves(
         self, before: frozenset[TopicPartition], now: frozenset[TopicPartition]

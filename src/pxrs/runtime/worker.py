@@ -21,7 +21,7 @@ from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.runs import Loose, Run
+from pxrs.runtime.runs import Elsewhere, Loose, Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics, named
@@ -43,9 +43,8 @@ class Worker:
         settings: ConsumerSettings,
         decoder: Decoder,
         *,
-        in_hand: Callable[[Seat], bool] | None = None,
+        elsewhere: Elsewhere | None = None,
         asks_before_release: bool = False,
-        most_out: int | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._coord = stores.coord
@@ -59,11 +58,13 @@ class Worker:
         self.loose = Loose()
         # When the caller was last given messages; None once it has asked for more.
         self.handed_at: float | None = None
+        handling = elsewhere or Elsewhere(self._in_hand, self._in_hand_since)
+        self.in_hand_since = handling.since
         self.desk = ConsumerDesk(
-            in_hand=in_hand or self._in_hand,
+            in_hand=handling.in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
-            most_out=most_out,
+            most_out=handling.most,
         )
         self._decoder = decoder
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
@@ -179,7 +180,7 @@ class Worker:
                 # done once more, and counts no more than this.
                 run.seen = run.handled
                 run.count(run.handled)
-                if run.handled and not self._settings.auto_commit:
+                if run.handled and not self._settings.auto_commit and run.is_loose:
                     self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
@@ -216,6 +217,9 @@ class Worker:
             for run in self.runs:
                 run.count(run.handled)
 
+    def _in_hand_since(self) -> float | None:
+        return self.handed_at if self.runs else None
+
     def _in_hand(self, seat: Seat) -> bool:
         """Whether the caller works on messages of this partition."""
         return any(run.seat is seat for run in self.runs)
@@ -229,13 +233,13 @@ class Worker:
     def _pin(self, offsets: Mapping[Seat, int]) -> None:
         """Make these offsets the first checkpoints of seats that have none."""
         with self.holdings.lock:
-            self.commit(
-                {
-                    seat.part: Mark(offset)
-                    for seat, offset in offsets.items()
-                    if self._is_current(seat)
-                }
-            )
+            current = {
+                seat.part: offset for seat, offset in offsets.items() if self._is_current(seat)
+            }
+            if current:
+                applied = self.holdings.pin(current)
+                self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
+                self.desk.gone(sorted(applied.lost), lost=True)
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, or `Fenced`."""
@@ -303,7 +307,9 @@ class Worker:
         """
         with self.desk.lock:
             self.desk.ask(self.marks_handed())
-            return [run.seat for run in self.runs if run.seen]
+            seats = (*self.loose.seats, *(run.seat for run in self.runs if run.seen))
+            self.loose.clear()
+            return list(dict.fromkeys(seats))
 
     def commit_counted(self, seats: Iterable[Seat]) -> frozenset[TopicPartition]:
         """Commit what was handled by now; what was lost of it, and of these seats since."""

@@ -18,6 +18,8 @@ class Account:
         self.topic_id = topic_id
         # Its topic was deleted.
         self.gone = False
+        # Retention has removed what was before this.
+        self.log_start = 0
         self.owners: dict[int, str | None] = {}
         self.deliveries: dict[int, Delivery] = {}
         # The generations in which it was claimed last, and in which its target changed last.
@@ -56,6 +58,10 @@ class Account:
                 f"and {new.owner}"
             )
 
+    def last_owned(self) -> int:
+        """The last epoch at which somebody owned it."""
+        return max((epoch for epoch, owner in self.owners.items() if owner is not None), default=0)
+
     def begin(self, claim: Claim) -> None:
         """A member claimed it, to go on from the checkpoint."""
         self.deliveries[claim.epoch] = Delivery(self, claim)
@@ -68,6 +74,39 @@ class Account:
         self.effects = set()
         self._effects_up_to = {}
         self.begin(claim)
+
+    def begun_at(self, offset: int) -> None:
+        """Without a checkpoint: the first one to work on it begins here."""
+        self._start = self._prefix = max(self._prefix, offset)
+
+    def pinned(self, claim: Claim) -> None:
+        """Its first checkpoint was set before anything was handed out."""
+        self.begun_at(claim.checkpoint or 0)
+        self.begin(claim)
+
+    def begins(self, old: Claim, new: Claim, start: str) -> bool:
+        """Whether it gets its first checkpoint before anything was handed out, where it may."""
+        delivery = self.deliveries.get(old.epoch)
+        return (
+            old.checkpoint is None
+            and new.checkpoint is not None
+            and delivery is not None
+            and delivery.is_untouched
+            and (start == "latest" or new.checkpoint <= self.log_start)
+        )
+
+    def first_to_handle(self, claim: Claim) -> int:
+        """Where the group begins, or goes on, as things are now."""
+        return self.log_start if claim.checkpoint is None else claim.checkpoint
+
+    def passed_over(self, old: Claim, new: Claim, policy: str) -> None:
+        """What retention has removed is passed over, as the group's policy says."""
+        if policy == "error":
+            raise Broken(f"{self} was set to {new.checkpoint} by itself; that is to be an error")
+        if old.checkpoint is not None and old.checkpoint >= self.log_start:
+            raise Broken(f"{self} was set to {new.checkpoint}, and {old.checkpoint} is not gone")
+        if policy == "earliest" and new.checkpoint is not None and new.checkpoint > self.log_start:
+            raise Broken(f"{self} was set to {new.checkpoint}, past what is there")
 
     def moved(self, old: Claim, new: Claim) -> None:
         """Promises 3 and 5: a checkpoint goes forward, over what was handled and nothing else."""
@@ -101,13 +140,13 @@ class Account:
         self._effects_up_to[key] = offset
         self._handled.add(offset)
 
-    def without_effect(self, end: int) -> list[int]:
+    def without_effect(self, first: int, end: int) -> list[int]:
         """The offsets up to `end` of which no transaction has left an effect."""
-        return sorted(set(range(self._start, end)) - self.effects)
+        return sorted(set(range(max(self._start, first), end)) - self.effects)
 
     def moved_by_transaction(self, old: Claim, new: Claim, effects: set[int]) -> None:
         """Promise 3: effects and checkpoint are one."""
-        counted = _done(new) - _done(old)
+        counted = {offset for offset in _done(new) - _done(old) if offset >= self._start}
         if counted != effects:
             raise Broken(
                 f"a transaction counts {sorted(counted)} of {self} as done, and has the effects "
@@ -136,6 +175,8 @@ class Delivery:
         self._start = claim.checkpoint or 0
         self._done = frozenset(offset for start, end in claim.done for offset in range(start, end))
         self._next = self._start
+        self._is_fresh = claim.checkpoint is None
+        self.is_untouched = True
         self._handled: set[int] = set()
         self._last: dict[bytes, int] = {}
         self._skip()
@@ -145,6 +186,10 @@ class Delivery:
 
     def hand_out(self, offset: int) -> None:
         """Nothing before the checkpoint, no gap, nothing that the claim calls done."""
+        if self._is_fresh and self.is_untouched and offset <= self.account.log_start:
+            self.account.begun_at(offset)
+            self._start = self._next = offset
+        self.is_untouched = False
         if offset < self._start or offset in self._done:
             raise Broken(f"{self}: offset {offset} was handed out, and it was done before")
         if offset > self._next:

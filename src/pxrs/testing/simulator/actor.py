@@ -26,6 +26,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.runs import Elsewhere
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.worker import Worker
@@ -33,6 +34,7 @@ from pxrs.stores.api import Stores, Watch
 from pxrs.testing.simulator.caller import Caller, Mode
 from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
+from pxrs.testing.simulator.locks import Blocked, StepLock
 from pxrs.testing.simulator.plan import GROUP, Plan
 from pxrs.testing.simulator.transacting import Transacting
 from pxrs.types import TopicPartition
@@ -102,13 +104,17 @@ class Actor:
                 revoke_timeout=plan.revoke_timeout,
                 rejoin_timeout=plan.rejoin_timeout,
                 strategy=plan.strategy,
+                start=plan.start,
+                on_trimmed=plan.on_trimmed,
                 auto_commit=mode != "transactions",
             ),
             Decoder(),
-            in_hand=self._working_on if mode == "keys" else None,
+            elsewhere=Elsewhere(self._working_on, lambda: None) if mode == "keys" else None,
             asks_before_release=rng.random() < 0.3,
             new_id=lambda: f"{who}-{next(numbers)}",
         )
+        self.lock = StepLock()
+        self.worker.holdings.lock = self.lock  # type: ignore[assignment]
         self._caller = Caller(
             who,
             mode,
@@ -147,11 +153,6 @@ class Actor:
             self._renewing = False
 
     # The steward's thread
-
-    @property
-    def steward_free(self) -> bool:
-        """Whether the steward could run now: no lock is held while the log is read."""
-        return not self.stewarding and (not self.calling or self._caller.fetching)
 
     @property
     def due(self) -> bool:
@@ -211,12 +212,21 @@ class Actor:
     def work(self) -> None:
         """Go on with the messages: finish one, take the next."""
         with self._tolerating("work"):
-            self._caller.work()
+            try:
+                self._caller.work()
+            except OffsetOutOfRange as error:
+                self._say(f"{self.who} work: {error}")
+                if self._rng.random() < 0.5:
+                    self.seek(TopicPartition(error.topic, error.partition), error.start)
 
     @property
     def busy(self) -> bool:
         """Whether it has messages that it was given and has not handled."""
         return self._caller.busy
+
+    def hurry(self) -> None:
+        """Take many messages at a time from now on."""
+        self._caller.sizes = (10, 100)
 
     def attend(self) -> None:
         """Between messages: hear what has changed, let go of what has to go."""
@@ -275,5 +285,7 @@ class Actor:
         except Died:
             self._say(f"{self.who} died in {what}")
             self.end()
+        except Blocked as blocked:
+            self._say(f"{self.who} {what}: {blocked}")
         except PxrsError as error:
             raise AssertionError(f"{self.who} {what}: {type(error).__name__}: {error}") from error

@@ -14,6 +14,7 @@ from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Worker
 from pxrs.testing.simulator.account import Delivery
 from pxrs.testing.simulator.ledger import Ledger
+from pxrs.testing.simulator.locks import Blocked
 from pxrs.testing.simulator.transacting import Transacting
 from pxrs.types import Fence, Message
 
@@ -56,8 +57,8 @@ class Caller:
         self._say = say
         # How long its lease lasts, by its own clock.
         self._remaining = remaining
-        # Whether it reads the log right now, further down the stack.
-        self.fetching = False
+        # How many messages it takes at most.
+        self.sizes: tuple[int, ...] = (1, 3, 10)
         self._loop: Iterator[Message] | None = None
         self._loops = rng.random() < 0.5
         self._in_hand: list[tuple[Message, Delivery]] = []
@@ -103,14 +104,10 @@ class Caller:
             self._worker.commit_handed()
 
     def _next_runs(self) -> list[Run]:
-        runs = self._worker.hand_out(self._rng.choice((1, 3, 10)))
+        runs = self._worker.hand_out(self._rng.choice(self.sizes))
         if not runs:
-            self.fetching = True
-            try:
-                self._worker.fetch(lambda: None)
-            finally:
-                self.fetching = False
-            runs = self._worker.hand_out(self._rng.choice((1, 3, 10)))
+            self._worker.fetch(lambda: None)
+            runs = self._worker.hand_out(self._rng.choice(self.sizes))
         for run in runs:
             topic_id = run.seat.where.topic_id
             self._topic_ids[id(run.seat.fence)] = run.seat.fence, topic_id
@@ -157,8 +154,11 @@ class Caller:
         done = False
         try:
             done = self._transacting.handle(in_hand, self._say)
+        except Blocked:
+            self._in_hand = in_hand
+            raise
         finally:
-            if not done and self._loop is not None and self._rng.random() < 0.5:
+            if not done and not self._in_hand and self._loop and self._rng.random() < 0.5:
                 self._leave_loop()
         if done:
             for message, delivery in in_hand:

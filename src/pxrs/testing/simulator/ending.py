@@ -20,6 +20,7 @@ def settle(world: World) -> None:
     world.faults.heal()
     for actor in world.living:
         actor.frozen, actor.thaw_at = False, 0.0
+        actor.hurry()
     plan = world.plan
     patience = _PATIENCE + 2 * plan.ttl + 2 * plan.rejoin_timeout + (plan.revoke_timeout or 0.0)
     end = world.clock.monotonic() + patience
@@ -82,12 +83,14 @@ def _unrest(world: World) -> str | None:
         if holding is None or holding.epoch != claim.epoch:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
         end = world.topics.end_of(part)
-        if account.prefix < end:
+        first = account.first_to_handle(claim)
+        if first < end and account.prefix < end:
             return f"{account} was handled up to {account.prefix} of {end}"
-        if world.plan.transactions and (missing := account.without_effect(end)):
-            return f"{account} has no effects of {missing}"
-        if (claim.checkpoint or 0) < end:
+        if first < end:
             return f"{account} was committed up to {claim.checkpoint} of {end}"
+        since = first if claim.checkpoint is None else 0
+        if world.plan.transactions and (missing := account.without_effect(since, end)):
+            return f"{account} has no effects of {missing}"
     return None
 
 

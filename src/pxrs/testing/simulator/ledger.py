@@ -24,7 +24,7 @@ from pxrs.runtime.seeking import Reset
 from pxrs.stores.api import CoordStore
 from pxrs.testing.simulator.account import Account, Broken, Delivery
 from pxrs.testing.simulator.effects import Effect, Told, effects_in
-from pxrs.testing.simulator.plan import GROUP, OPERATOR
+from pxrs.testing.simulator.plan import GROUP, OPERATOR, Plan
 from pxrs.types import Append, Message, Put, TopicPartition, Versioned, Write
 
 _EPSILON = 1e-6
@@ -43,12 +43,12 @@ def _number(who: str) -> int:
 class Ledger:
     """What has happened to every partition, and whether it may have."""
 
-    def __init__(
-        self, coord: CoordStore, now: Callable[[], float], revoke_timeout: float | None
-    ) -> None:
+    def __init__(self, coord: CoordStore, now: Callable[[], float], plan: Plan) -> None:
         self._coord = coord
         self._now = now
-        self._revoke_timeout = revoke_timeout
+        self._revoke_timeout = plan.revoke_timeout
+        self._start = plan.start
+        self._on_trimmed = plan.on_trimmed
         self._head = Head()
         self._keys: dict[str, Account] = {}
         self.accounts: dict[TopicPartition, Account] = {}
@@ -99,7 +99,7 @@ class Ledger:
             account.leave_effect(effect.segment, effect.offset, effect.key)
         puts = [write for write in writes if isinstance(write, Put)]
         resets = {
-            TopicPartition(reset.topic, reset.partition): reset.after
+            TopicPartition(reset.topic, reset.partition): reset
             for put in puts
             if put.key.startswith(resets_prefix(GROUP))
             for reset in [decode(Versioned(put.key, put.value, 0), Reset)]
@@ -146,7 +146,7 @@ class Ledger:
         key: str,
         old: Claim,
         new: Claim,
-        resets: Mapping[TopicPartition, int | None],
+        resets: Mapping[TopicPartition, Reset],
     ) -> None:
         account = self._keys.get(key)
         if account is None:
@@ -167,9 +167,13 @@ class Ledger:
         else:
             self._must_move(who, key, account, old)
         if account.part in resets:
-            if resets[account.part] != new.checkpoint:
+            if resets[account.part].after != new.checkpoint:
                 raise Broken(f"{account} was set to {new.checkpoint}, not to what was recorded")
+            if resets[account.part].why:
+                account.passed_over(old, new, self._on_trimmed)
             account.sought(new)
+        elif account.begins(old, new, self._start):
+            account.pinned(new)
         else:
             account.moved(old, new)
 
@@ -181,6 +185,8 @@ class Ledger:
             raise Broken(f"{who} changed the checkpoint of {account} while claiming it")
         if _meant(self._head)(account) != new.name:
             raise Broken(f"{who} claimed {account}, which the target does not give it")
+        if any(each.last_owned() >= new.epoch for each in self._namesakes(account)):
+            raise Broken(f"{account} epoch {new.epoch} was there, of a topic of the same name")
         if old.owner is not None and self._lives(old):
             if old.name == new.name:
                 self._must_move(who, key, account, old)
@@ -189,6 +195,13 @@ class Ledger:
         account.generation = self._head.generation
         self._doubtful = {doubt for doubt in self._doubtful if doubt[1] != key or doubt[0] == who}
         account.begin(new)
+
+    def _namesakes(self, account: Account) -> list[Account]:
+        return [
+            each
+            for each in self._keys.values()
+            if each.part == account.part and each is not account
+        ]
 
     def _must_move(self, who: str, key: str, account: Account, old: Claim) -> None:
         """Promise 6: a partition that stays with a member that lives does not stop."""

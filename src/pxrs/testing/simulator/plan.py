@@ -6,11 +6,13 @@ from random import Random
 
 import msgspec
 
-from pxrs.config import Strategy
+from pxrs.config import OnTrimmed, Start, Strategy
 from pxrs.testing.faults import NOTHING, Rates
 
 GROUP = "g"
 OPERATOR = "operator"
+_STARTS: tuple[Start, ...] = ("earliest", "earliest", "earliest", "latest")
+_ON_TRIMMED: tuple[OnTrimmed, ...] = ("error", "earliest", "latest")
 _STRATEGIES: tuple[Strategy, ...] = ("sticky", "sticky", "sticky", "fair", "range")
 
 
@@ -33,6 +35,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     revoke_timeout: float | None
     rejoin_timeout: float
     strategy: Strategy
+    start: Start
+    on_trimmed: OnTrimmed
     rates: Rates
     interleave: float
     trouble: float
@@ -50,12 +54,14 @@ def draw(seed: int, members: int | None = None) -> Plan:
         topics={f"t{number}": rng.randint(1, 8) for number in range(rng.choice((1, 1, 2, 3)))},
         pattern=rng.random() < 0.3,
         transactions=rng.random() < 0.3,
-        steps=rng.choice((80, 150, 150, 250, 400)),
+        steps=rng.choice((100, 200, 300, 500)),
         ttl=rng.choice((2.0, 3.0, 6.0)),
         debounce=rng.choice((0.0, 0.1, 0.5)),
         revoke_timeout=rng.choice((None, None, 1.0, 4.0)),
         rejoin_timeout=rng.choice((1.0, 5.0)),
         strategy=rng.choice(_STRATEGIES),
+        start=rng.choice(_STARTS),
+        on_trimmed=rng.choice(_ON_TRIMMED),
         rates=draw_rates(rng),
         interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
         trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),

@@ -65,3 +65,13 @@ class WorldTopics:
             self._messages += len(keys)
             batch = encode((key, b"%d" % self._messages, [], 0) for key in keys)
             self._log.append([Append(LogPartition(topic.id, partition), batch)])
+
+    def trim(self) -> str:
+        """Remove the first messages of a partition; says of which, and where it begins now."""
+        topic = self.there[self._rng.choice(sorted(self.there))]
+        part = TopicPartition(topic.name, self._rng.randrange(topic.partitions))
+        start, end = self._log.bounds(topic.id)[part.partition]
+        before = self._rng.randint(start, end)
+        start = self._log.trim(LogPartition(topic.id, part.partition), before)
+        self._ledger.accounts[part].log_start = start
+        return f"{part.topic}/{part.partition} begins at {start} of {end} now"

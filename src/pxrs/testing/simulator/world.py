@@ -32,7 +32,7 @@ class World:
         self.clock = VirtualClock()
         self.stores = MemoryStores(clock=self.clock)
         self._trace = trace
-        self.ledger = Ledger(self.stores.coord, self.clock.monotonic, plan.revoke_timeout)
+        self.ledger = Ledger(self.stores.coord, self.clock.monotonic, plan)
         self.faults = Faults(
             self.rng, self.clock, plan.rates, before_call=self._called, no_answer=self._no_answer
         )
@@ -44,7 +44,7 @@ class World:
         self._operating = False
         self.topics = WorldTopics(self.stores, self.clock, self.ledger, self.rng)
         self._starts = 0
-        self._depth = 0
+        self._depth = self._steps = 0
         self._quiet = False
         self._broken: Broken | None = None
         self._renew_at: dict[str, float] = {}
@@ -90,12 +90,13 @@ class World:
     # Steps
 
     def run(self) -> None:
-        """All random steps."""
-        for _ in range(self.plan.steps):
+        """All random steps, those in the middle of others included."""
+        while self._steps < self.plan.steps:
             self.step()
         self._quiet = True
 
     def step(self) -> None:
+        self._steps += 1
         events, weights = self._events
         with self.judged():
             self.rng.choices(events, weights)[0]()
@@ -131,18 +132,19 @@ class World:
             (self._new_topic, 0.2 if self.plan.pattern else 0.0),
             (self._delete_topic, 0.3 * self.plan.operator),
             (self._make_again, 0.5 * self.plan.operator),
+            (self._trim, 0.5 * self.plan.operator),
         ]
         return [event for event, _ in events], [weight for _, weight in events]
 
     def _steward(self) -> None:
-        actor = self._pick(lambda each: each.steward_free)
+        actor = self._pick(lambda each: not each.stewarding)
         if actor is not None and (actor.due or self.rng.random() < 0.5):
             with self._at(actor, "stewarding"):
                 self.say(f"{actor.who} looks")
                 actor.steward()
 
     def _commit(self) -> None:
-        actor = self._pick(lambda each: each.steward_free)
+        actor = self._pick(lambda each: not each.stewarding)
         if actor is not None:
             with self._at(actor, "stewarding"):
                 self.say(f"{actor.who} commits")
@@ -155,13 +157,13 @@ class World:
                 actor.work()
 
     def _attend(self) -> None:
-        actor = self._pick(lambda each: not each.calling and not each.stewarding)
+        actor = self._pick(lambda each: not each.calling)
         if actor is not None:
             with self._at(actor, "calling"):
                 actor.attend()
 
     def _commit_seen(self) -> None:
-        actor = self._pick(lambda each: not each.calling and not each.stewarding)
+        actor = self._pick(lambda each: not each.calling)
         if actor is not None:
             with self._at(actor, "calling"):
                 actor.commit_seen()
@@ -172,7 +174,7 @@ class World:
             actor.give_up()
 
     def _seek(self) -> None:
-        actor = self._pick(lambda each: not each.calling and not each.stewarding)
+        actor = self._pick(lambda each: not each.calling)
         if actor is None:
             return
         parts = sorted(actor.worker.desk.seats)
@@ -268,6 +270,11 @@ class World:
         if self.topics.there:
             self._operate(lambda: self._operator.delete(self.topics))
 
+    def _trim(self) -> None:
+        """Retention removes what is old."""
+        if self.topics.there:
+            self.say(self.topics.trim())
+
     def _make_again(self) -> None:
         gone = sorted(self.topics.names - self.topics.there.keys())
         if gone:
@@ -316,10 +323,12 @@ class World:
     @contextmanager
     def _at(self, actor: Actor, what: str) -> Iterator[None]:
         setattr(actor, what, True)
+        actor.lock.steps.append(what)
         try:
             yield
         finally:
             setattr(actor, what, False)
+            actor.lock.steps.pop()
 
     def _pick(self, can: Callable[[Actor], bool]) -> Actor | None:
         able = [actor for actor in self._awake() if can(actor)]

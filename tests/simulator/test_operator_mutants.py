@@ -1,0 +1,160 @@
+"""Break what operators and retention do: the simulator has to notice, and to say what broke."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from pxrs.core import claims
+from pxrs.core.claims import Stamp, Step
+from pxrs.core.group import View
+from pxrs.core.records import Claim, Head, decode, encode
+from pxrs.errors import OffsetOutOfRange
+from pxrs.runtime.fetching import Fetcher
+from pxrs.runtime.holdings import Applied, Holdings, Mark
+from pxrs.runtime.membership import Membership
+from pxrs.runtime.seat import Seat
+from pxrs.types import Check, Put, TopicPartition, Versioned
+from support.mutants import NO_ANSWERS, Mutant, Patch, catch
+
+
+def reset_fences_nobody(patch: Patch) -> None:
+    """The epoch stays, and the owner."""
+
+    def rewind(
+        part: TopicPartition,
+        key: str,
+        found: Versioned | None,
+        checkpoint: int,
+        stamp: Stamp,
+        last_epoch: int,
+    ) -> Step:
+        before = decode(found, Claim) if found is not None else Claim()
+        claim = msgspec.structs.replace(before, checkpoint=checkpoint, done=(), write=stamp.write)
+        check = Check(key, found.version if found is not None else 0)
+        return Step(part, check, Put(key, encode(claim)), claim)
+
+    patch.setattr(claims, "rewind", rewind)
+
+
+def nobody_hears_of_a_reset(patch: Patch) -> None:
+    """Members that have nothing to commit hold on to what they had."""
+    patch.setattr(Membership, "_drop_what_others_have", lambda self, view: False)
+
+
+def reset_is_not_recorded(patch: Patch) -> None:
+    def elsewhere(group: str, by: str, part: TopicPartition, *_: Any) -> Put:
+        return Put(f"resets/other/{part.partition}", encode(Head()))
+
+    patch.setattr("pxrs.runtime.groups.record_of_reset", elsewhere)
+
+
+def topic_is_its_name(patch: Patch) -> None:
+    """What is held of a deleted topic counts as held of the one that was made again."""
+
+    def by_name(self: Membership, view: View) -> bool:
+        gone = [
+            part
+            for part in sorted(self._holdings.parts)
+            if (holding := self._holdings.get(part))
+            and (
+                part.topic not in view.topics
+                or (found := self._coord.get(holding.key)) is None
+                or decode(found, Claim).owner != self.me.id
+            )
+        ]
+        self._holdings.drop(gone)
+        self._desk.gone(gone, lost=True)
+        return bool(gone)
+
+    patch.setattr(Membership, "_drop_what_others_have", by_name)
+
+
+def claims_under_the_name(patch: Patch) -> None:
+    """A topic that was made again goes on at the checkpoint of the one before."""
+    inherit: dict[tuple[str, int], Claim] = {}
+    properly = claims.take
+
+    def take(
+        part: TopicPartition, key: str, found: Versioned | None, stamp: Stamp, last_epoch: int
+    ) -> Step:
+        step = properly(part, key, found, stamp, last_epoch)
+        if found is None and part in inherit:
+            claim = msgspec.structs.replace(step.claim, checkpoint=inherit[part].checkpoint)
+            return Step(part, step.check, Put(key, encode(claim)), claim)
+        inherit[part] = step.claim
+        return step
+
+    patch.setattr(claims, "take", take)
+
+
+def trimmed_is_passed_over_in_silence(patch: Patch) -> None:
+    """What retention has removed is not recorded."""
+
+    def pass_over(self: Fetcher, seat: Seat, error: OffsetOutOfRange) -> bool:
+        self._desk.restart(seat.part, error.start)
+        return True
+
+    patch.setattr(Fetcher, "_out_of_range", pass_over)
+
+
+def trimmed_is_no_error(patch: Patch) -> None:
+    """It is passed over and recorded, though somebody wants to be told."""
+
+    def pass_over(self: Fetcher, seat: Seat, error: OffsetOutOfRange) -> bool:
+        self._skip(seat, error.start, "gone")
+        return True
+
+    patch.setattr(Fetcher, "_out_of_range", pass_over)
+
+
+def latest_begins_without_a_checkpoint(patch: Patch) -> None:
+    """Whoever takes over before the first commit begins at a later end."""
+
+    def start(self: Fetcher, seats: Sequence[Seat], ends: Any) -> None:
+        for seat in seats:
+            if not seat.started and seat.checkpoint is None:
+                self._desk.start(seat, self._bounds(seat, ends).end)
+
+    patch.setattr(Fetcher, "_pin_the_end", start)
+
+
+def latest_begins_twice(patch: Patch) -> None:
+    """A first checkpoint that had no answer is set again, to a later end."""
+
+    def pin(self: Holdings, checkpoints: Mapping[TopicPartition, int]) -> Applied:
+        return self.commit({part: Mark(offset) for part, offset in checkpoints.items()})
+
+    patch.setattr(Holdings, "pin", pin)
+
+
+RESETS = {"operator": 3.0}
+
+MUTANTS = [
+    Mutant(reset_fences_nobody, r"without fencing anybody", RESETS),
+    Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
+    Mutant(reset_is_not_recorded, r"without a record", RESETS),
+    Mutant(topic_is_its_name, r"no rest", {**RESETS, "pattern": False}),
+    Mutant(
+        trimmed_is_passed_over_in_silence,
+        r"was not handled|handed out before|no rest",
+        {**RESETS, "on_trimmed": "earliest"},
+    ),
+    Mutant(trimmed_is_no_error, r"that is to be an error", {**RESETS, "on_trimmed": "error"}),
+    Mutant(
+        latest_begins_without_a_checkpoint,
+        r"was not handled|handed out before",
+        {"start": "latest"},
+    ),
+    Mutant(latest_begins_twice, r"was not handled", {"start": "latest", "rates": NO_ANSWERS}),
+    Mutant(claims_under_the_name, r"changed the checkpoint .* while claiming", RESETS),
+]
+
+
+@pytest.mark.engine("memory")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(mutant, monkeypatch)

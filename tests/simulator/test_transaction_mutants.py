@@ -1,0 +1,133 @@
+"""Break transactions in one place: the simulator has to notice, and to say what broke."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from pxrs.core import claims
+from pxrs.core.claims import Holding
+from pxrs.core.records import Claim, decode
+from pxrs.runtime.checkpoint import Checkpoint
+from pxrs.runtime.holdings import Applied, Holdings, Mark
+from pxrs.runtime.runs import Loose
+from pxrs.runtime.transacting import Handed
+from pxrs.runtime.worker import Worker
+from pxrs.stores.api import Atomic
+from pxrs.types import Committed, TopicPartition, Versioned
+from support.mutants import NO_ANSWERS, Mutant, Patch, catch
+
+
+def checkpoint_beside_the_transaction(patch: Patch) -> None:
+    """It is committed after the effects, in a commit of its own."""
+    succeeded = Checkpoint.succeeded
+
+    def late(self: Checkpoint, versions: Mapping[str, int]) -> None:
+        outcome = self._coord.commit(
+            [step.check for step in self._steps], [step.put for step in self._steps]
+        )
+        if isinstance(outcome, Committed):
+            succeeded(self, outcome.versions)
+
+    def stage(self: Checkpoint, atomic: Atomic) -> None:
+        self._steps = self._holdings.steps_to_commit(self._marks)
+
+    patch.setattr(Checkpoint, "stage", stage)
+    patch.setattr(Checkpoint, "succeeded", late)
+
+
+def transaction_is_not_fenced(patch: Patch) -> None:
+    """The claims are written in it, whatever version the store has."""
+
+    def stage(self: Checkpoint, atomic: Atomic) -> None:
+        self._steps = self._holdings.steps_to_commit(self._marks)
+        atomic.write(*(step.put for step in self._steps))
+
+    patch.setattr(Checkpoint, "stage", stage)
+
+
+def no_rewind_after_a_rollback(patch: Patch) -> None:
+    patch.setattr(Handed, "rolled_back", lambda self: None)
+
+
+def no_answer_means_not_committed(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "happened", lambda self, doubt: False)
+
+
+def no_answer_means_committed(patch: Patch) -> None:
+    def happened(self: Checkpoint, doubt: BaseException) -> bool:
+        self._work.committed(self._marks)
+        return True
+
+    patch.setattr(Checkpoint, "happened", happened)
+
+
+def transaction_takes_the_next_epoch_for_its_own(patch: Patch) -> None:
+    """What was handed out before a partition was lost is committed after it was claimed again."""
+    patch.setattr(Worker, "drop_stale_runs", lambda self: frozenset())
+
+
+def transaction_undoes_a_seek(patch: Patch) -> None:
+    """What was in hand before the seek counts after it."""
+    properly = Handed.marks
+
+    def marks(self: Handed) -> dict[TopicPartition, Mark]:
+        ends = {run.seat.part: run.messages[run.seen - 1].offset + 1 for run in self._worker.runs}
+        marks = properly(self)
+        return marks | {part: Mark(end) for part, end in ends.items() if part in marks}
+
+    patch.setattr(Handed, "marks", marks)
+
+
+def loop_forgets_what_it_has_left(patch: Patch) -> None:
+    """A transaction is about the partition that the loop is at, and no other."""
+    patch.setattr(Loose, "add", lambda self, seat: None)
+
+
+def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
+    """A transaction landed while its claim was let go, and nobody looks at that claim again."""
+
+    def let_go(self: Holdings, part: TopicPartition, found: Versioned) -> Applied:
+        holding = Holding(part, found.key, found.version, decode(found, Claim))
+        return self._apply([claims.release(holding, None, (), self._stamp())], None)
+
+    patch.setattr(Holdings, "let_go", let_go)
+    patch.setattr(Holdings, "_is_mine", lambda self, verdict: False)
+
+
+TRANSACTIONS = {"transactions": True}
+
+MUTANTS = [
+    Mutant(checkpoint_beside_the_transaction, r"without moving its checkpoint", TRANSACTIONS),
+    Mutant(transaction_is_not_fenced, r"wrote|epoch|went back|twice", TRANSACTIONS),
+    Mutant(no_rewind_after_a_rollback, r"was not handled", TRANSACTIONS),
+    Mutant(
+        no_answer_means_not_committed,
+        r"was committed.* told|twice",
+        {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        no_answer_means_committed,
+        r"left no effect",
+        {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        transaction_takes_the_next_epoch_for_its_own,
+        r"handed out before|was not handled|and has the effects|without moving|twice",
+        {**TRANSACTIONS, "trouble": 1.0, "members": 3, "interleave": 0.2, "steps": 250},
+    ),
+    Mutant(loop_forgets_what_it_has_left, r"was not handled|without moving", TRANSACTIONS),
+    Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
+    Mutant(
+        claims_found_after_a_doubt_are_forgotten,
+        r"no rest",
+        {**TRANSACTIONS, "rates": NO_ANSWERS, "revoke_timeout": None, "interleave": 0.1},
+    ),
+]
+
+
+@pytest.mark.engine("memory")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(mutant, monkeypatch)

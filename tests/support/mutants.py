@@ -1,0 +1,38 @@
+"""Code that is broken in one place, and a simulation of groups that has to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from pxrs.testing.faults import Rates
+from pxrs.testing.simulator import Broken, draw, run
+
+SEEDS = 300
+# A commit is sent three times before its outcome counts as unknown.
+NO_ANSWERS = Rates(unknown_applied=0.3, unknown_lost=0.3, unknown_late=0.3, longest_delay=1.0)
+
+Patch = pytest.MonkeyPatch
+
+
+class Mutant(NamedTuple):
+    """How to break it, what the simulator shall say, and what a run has to have in it for that."""
+
+    apply: Callable[[Patch], None]
+    words: str
+    plan: Mapping[str, Any] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        return self.apply.__name__
+
+
+def catch(mutant: Mutant, patch: Patch) -> None:
+    """Break it; one of the seeds has to show it, in these words."""
+    mutant.apply(patch)
+    with pytest.raises(Broken, match=mutant.words):
+        for seed in range(SEEDS):
+            run(msgspec.structs.replace(draw(seed), **mutant.plan))
