@@ -235,6 +235,11 @@ class Worker:
 
     # Fetching
 
+    @property
+    def trouble(self) -> Exception | None:
+        """What keeps a partition from being read, as of the last fetch."""
+        return self._fetcher.trouble
+
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers; true if anything came."""
         return self._fetcher.fetch(topic_gone)
