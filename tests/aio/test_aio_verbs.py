@@ -12,9 +12,8 @@ from pxrs import aio
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
     "Consumer": {
-        "alive", "all_at_once", "attempts", "by_partition", "desk", "finish", "has_left",
-        "one_by_one",
-        "came_back", "settled", "take", "take_away", "wait", "wake", "wake_steward",
+        "alive", "attempts", "came_back", "desk", "has_left", "settled", "take", "take_away",
+        "wait", "wake", "wake_steward", "worker",
     },
     "Pxrs": {"new_run"},
     "Producer": {"deliver", "hurry", "sending"},

@@ -21,7 +21,7 @@ def interrupted_at(
     """Run `work`; `strike` at its `point`-th such place in the folder. Whether it got so far."""
     passed = 0
     struck = False
-    last: dict[FrameType, str] = {}
+    last: dict[FrameType, tuple[str, int]] = {}
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal passed, struck
@@ -29,15 +29,16 @@ def interrupted_at(
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            if last.get(frame) in _POINTS:
+            name, at = last.get(frame, ("", 0))
+            if name in _POINTS:
                 passed += 1
-                if passed > point:
+                if passed > point and _handler(frame, at) == _handler(frame, frame.f_lasti):
                     struck = True
                     sys.settrace(None)
                     strike()
             name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if name != "CACHE":
-                last[frame] = name
+                last[frame] = name, frame.f_lasti
         elif event == "return":
             last.pop(frame, None)
         return trace
@@ -49,3 +50,16 @@ def interrupted_at(
     finally:
         sys.settrace(before)
     return struck
+
+
+def _handler(frame: FrameType, at: int) -> int | None:
+    """Where an exception of this instruction is handled in its function.
+
+    The trace is told of the next instruction, but what comes from outside comes up at the one
+    that was done: where those differ, as at the end of a `with`, it would come too late.
+    """
+    code: Any = dis.Bytecode(frame.f_code)
+    for entry in code.exception_entries:
+        if entry.start <= at < entry.end:
+            return int(entry.target)
+    return None

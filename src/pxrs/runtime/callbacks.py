@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.desk import Change, ConsumerDesk
+from pxrs.runtime.one_user import OneUser
 from pxrs.types import TopicPartition
 
 Parts = set[TopicPartition]
@@ -33,12 +34,14 @@ class Callbacks:
         self.revoked = revoked
         self.lost = lost
 
-    def tell(self, desk: ConsumerDesk) -> None:
+    def tell(self, desk: ConsumerDesk, user: OneUser) -> None:
         """All that has changed since the last time."""
         while (change := desk.next_change()) is not None:
             try:
+                user.in_callback = True
                 self._tell(change)
             finally:
+                user.in_callback = False
                 if change.kind == "leaving":
                     desk.said_goodbye(change.parts)
 

@@ -11,19 +11,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from pxrs.config import ConsumerSettings
 from pxrs.errors import Closed, PxrsError, StoreError
-from pxrs.runtime.arguments import (
-    check_message,
-    check_parts,
-    check_time,
-    check_timeout,
-    check_whole,
-)
+from pxrs.runtime import arguments
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
@@ -125,33 +119,37 @@ class Consumer:
 
         What the last call returned counts as handled now.
         """
-        check_whole("max_records", max_records, least=1)
-        check_timeout(timeout)
-        with self._alone():
-            self.finish()
-            return self.all_at_once(self._next(max_records, timeout))
+        arguments.check_whole("max_records", max_records, least=1)
+        arguments.check_timeout(timeout)
+        self._require_open()
+        try:
+            with self._one_user:
+                self._worker.finish()
+                return self._worker.all_at_once(self._next(max_records, timeout))
+        except BaseException as error:
+            self._worker.did_not_arrive(error)
+            raise
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
-        with self._alone():
-            self.finish()
+        self._begin_loop()
         while True:
-            with self._alone():
-                runs = self._next(RUN, None)
-            yield from self.one_by_one(runs)
+            yield from self._worker.one_by_one(self._take_runs(RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
-        check_whole("max_records", max_records, least=1)
+        arguments.check_whole("max_records", max_records, least=1)
         return self._batches(max_records)
 
     def _batches(self, max_records: int) -> Iterator[list[Message]]:
-        with self._alone():
-            self.finish()
+        self._begin_loop()
         while True:
-            with self._alone():
-                runs = self._next(max_records, None)
-            yield from self.by_partition(runs)
+            yield from self._worker.by_partition(self._take_runs(max_records, None))
+
+    def _begin_loop(self) -> None:
+        self._require_open()
+        with self._one_user:
+            self._worker.finish()
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -163,7 +161,7 @@ class Consumer:
         if message is None:
             lost = self._worker.commit_handed()
         else:
-            check_message(message)
+            arguments.check_message(message)
             lost = self._worker.commit_message(message)
         if lost:
             self._steward.wake()
@@ -203,24 +201,24 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        check_whole("offset", offset)
+        arguments.check_whole("offset", offset)
         self._require_open()
         self._worker.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
-        check_time("timestamp", timestamp)
+        arguments.check_time("timestamp", timestamp)
         self._require_open()
-        for part in self.assignment if parts is None else check_parts(parts):
+        for part in self.assignment if parts is None else arguments.check_parts(parts):
             self._worker.seek(*part, self._worker.offset_at(part, timestamp))
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        self._worker.pause(check_parts(parts))
+        self._worker.pause(arguments.check_parts(parts))
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
-        self._desk.pause(check_parts(parts), paused=False)
+        self._desk.pause(arguments.check_parts(parts), paused=False)
         self._log_watch.wake()
 
     def close(self) -> None:
@@ -266,8 +264,6 @@ class Consumer:
     ) -> None:
         self.close()
 
-    # For `Pxrs`
-
     @property
     def has_left(self) -> bool:
         """Whether it was closed, and is in no group any more."""
@@ -280,16 +276,19 @@ class Consumer:
         return self._desk
 
     @property
+    def worker(self) -> Worker:
+        return self._worker
+
+    @property
     def alive(self) -> bool:
         """Whether messages that were taken may still be begun with."""
         return self._worker.alive
 
     def take_away(self, most: int, timeout: float) -> list[Run]:
         """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
-        with self._alone():
-            runs = self._next(most, timeout)
-            self._worker.forget_runs()
-            return runs
+        runs = self._take_runs(most, timeout)
+        self._worker.forget_runs()
+        return runs
 
     def came_back(self, seat: Seat) -> None:
         """A message that was taken away is handled, or was given up."""
@@ -306,6 +305,15 @@ class Consumer:
         """End the wait of `poll`, or the next one: it returns with nothing. From any thread."""
         self._woken = True
         self._log_watch.wake()
+
+    def _take_runs(self, most: int, timeout: float | None) -> list[Run]:
+        self._require_open()
+        try:
+            with self._one_user:
+                return self._next(most, timeout)
+        except BaseException as error:
+            self._worker.did_not_arrive(error)
+            raise
 
     def _next(self, most: int, timeout: float | None) -> list[Run]:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -366,22 +374,6 @@ class Consumer:
             self._log_watch.arm()
             return self.alive and self._worker.fetch(self._steward.wake)
 
-    def all_at_once(self, runs: list[Run]) -> list[Message]:
-        """The runs' messages; they are handled when `finish` is called."""
-        return self._worker.all_at_once(runs)
-
-    def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
-        """The runs' messages, each handled when the next one is asked for."""
-        return self._worker.one_by_one(runs)
-
-    def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
-        """The messages run by run, each run handled when the next one is asked for."""
-        return self._worker.by_partition(runs)
-
-    def finish(self) -> None:
-        """All that the caller has seen is handled."""
-        self._worker.finish()
-
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
         self._require_open()
@@ -395,13 +387,9 @@ class Consumer:
         if self._closed:
             raise Closed("the consumer was closed")
 
-    def _alone(self) -> AbstractContextManager[None]:
-        self._require_open()
-        return self._one_user()
-
     def _tell(self) -> None:
         try:
-            self._callbacks.tell(self._desk)
+            self._callbacks.tell(self._desk, self._one_user)
         except BaseException:
             self._steward.wake()
             raise

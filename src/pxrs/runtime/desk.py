@@ -186,6 +186,13 @@ class ConsumerDesk:
         with self.lock:
             seat.go_to(min(seat.handed, handed))
 
+    def hand_out_again(self) -> None:
+        """Go back to what was handled, everywhere; nothing of it is taken back."""
+        with self.lock:
+            for seat in self.seats.values():
+                if seat.progress is not None:
+                    seat.go_to(seat.progress.checkpoint)
+
     def rewind(self, seats: Iterable[Seat]) -> None:
         """Go back to what was committed: what was handed out since has to be handled again."""
         with self.lock:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from pxrs.errors import InvalidRequest
 
 
 class OneUser:
-    """Two who ask a consumer for messages would each count as handled what the other works on."""
+    """Two who ask a consumer for messages would each count as handled what the other works on.
+
+    A block is noted by its thread, not locked: an interrupt may come before or after any line of
+    this, and the thread that was interrupted has to be able to go on.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._user: int | None = None
+        # Whether a callback runs, from which nobody may ask for messages.
+        self.in_callback = False
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """The block is for one. Not for the same thread again either, as in a callback."""
-        if not self._lock.acquire(blocking=False):
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._user not in (None, me) or self.in_callback:
             raise InvalidRequest(
                 "somebody waits for messages of this consumer already: another thread, or the "
                 "call that called this callback; a consumer is for one thread"
             )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        self._user = me
+
+    def __exit__(self, *_: object) -> None:
+        self._user = None

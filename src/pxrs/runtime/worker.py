@@ -14,7 +14,7 @@ from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
-from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown
+from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown, PxrsError
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
@@ -175,13 +175,27 @@ class Worker:
         """Nobody works on the runs any more: count what was handled, give back the rest."""
         with self.desk.lock:
             ended = [run for run in self.runs if run in runs]
-            self.runs = [run for run in self.runs if run not in ended]
             for run in ended:
+                # An interrupt may come anywhere here: until they are forgotten, all of it can be
+                # done once more, and counts no more than this.
+                run.seen = run.handled
                 run.count(run.handled)
                 if run.handled and not self._settings.auto_commit and run.is_loose:
                     self.loose.add(run.seat)
                 if run.handled < len(run.messages) and run.seat.turn == run.turn:
                     self.desk.give_back(run.seat, run.messages[run.handled].offset)
+            self.runs = [run for run in self.runs if run not in ended]
+
+    def did_not_arrive(self, error: BaseException) -> None:
+        """The caller gets this instead of messages: all that is not handled comes again.
+
+        After Ctrl-C nobody knows what was handed out; errors of our own come before that.
+        """
+        if isinstance(error, PxrsError):
+            return
+        with self.desk.lock:
+            self.runs = []
+            self.desk.hand_out_again()
 
     def leave_loop(self) -> None:
         """The loop goes no further: the message that it shows is not handled."""
@@ -221,6 +235,11 @@ class Worker:
 
     # Fetching
 
+    @property
+    def trouble(self) -> Exception | None:
+        """What keeps a partition from being read, as of the last fetch."""
+        return self._fetcher.trouble
+
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers; true if anything came."""
         return self._fetcher.fetch(topic_gone)
@@ -233,10 +252,7 @@ class Worker:
             }
             if current:
                 applied = self.holdings.pin(current)
-                found = {holding.part: holding.claim for holding in applied.written}
-                self.desk.committed(
-                    {part: Mark(claim.checkpoint or 0, claim.done) for part, claim in found.items()}
-                )
+                self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
                 self.desk.gone(sorted(applied.lost), lost=True)
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
