@@ -214,6 +214,9 @@ class Worker:
                 seat = run.seat
                 if seat.part in parts and seat.turn == run.turn and run.seen < len(run.messages):
                     self.desk.give_back(seat, run.messages[run.seen].offset)
+                    if run.seen:
+                        # What is in hand may have to be given back, too.
+                        run.turn = seat.turn
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
