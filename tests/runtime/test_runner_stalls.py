@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, NoReturn
 
 import pytest
@@ -248,3 +249,63 @@ def test_what_was_rolled_back_under_a_full_window_comes_again(px: pxrs.Pxrs) -> 
         assert [message.offset for message in again] == [message.offset for message in first]
         assert again[0].offset == 0
         assert len(again) <= count // 2 + 1
+
+
+def test_closing_the_store_lets_a_run_finish_what_is_in_hand(url: str) -> None:
+    at_work, may_end, stopping = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        at_work.set()
+        assert may_end.wait(PATIENCE)
+
+    with pxrs.connect("memory://closing" if url == "memory://" else url) as px:
+        make(px, ["a", "b"])
+        with pxrs.connect(px.url) as another:
+            running = Running(another, handle, topic="orders")
+            assert at_work.wait(PATIENCE)
+            stop = another.stop
+
+            def noticed() -> None:
+                stop()
+                stopping.set()
+
+            another.stop = noticed  # type: ignore[method-assign]
+            closer = threading.Thread(target=another.close, daemon=True)
+            closer.start()
+            assert stopping.wait(PATIENCE)
+            may_end.set()
+            closer.join(PATIENCE)
+        running.join()
+        assert running.error is None
+        assert checkpoints(px) == 1
+
+
+def test_a_handler_may_close_the_store(px: pxrs.Pxrs) -> None:
+    make(px, ["a"])
+    running = Running(px, lambda message: px.close(), topic="orders", retry=QUICK)
+    running.join()
+
+
+def test_a_static_member_that_runs_is_told_that_it_was_displaced(px: pxrs.Pxrs) -> None:
+    make(px, ["a"])
+    at_work = threading.Event()
+    running = Running(px, lambda message: at_work.set(), topic="orders", instance="billing-1")
+    assert at_work.wait(PATIENCE)
+    with px.consumer("orders", "g", instance="billing-1") as newer:
+        running.join()
+        assert isinstance(running.error, pxrs.Displaced)
+        while not newer.assignment:
+            newer.poll(timeout=0.05)
+
+
+def test_a_pattern_that_matches_nothing_waits_for_a_topic(px: pxrs.Pxrs) -> None:
+    handled = threading.Event()
+    running = Running(px, lambda message: handled.set(), topic=re.compile("orders"))
+    with closing(px.stores.coord.watch("group/g")) as watch:
+        while not px.stores.coord.list("members/g/"):
+            watch.wait(0.05)
+    make(px, ["a"])
+    assert handled.wait(PATIENCE)
+    px.stop()
+    running.join()
+    assert running.error is None

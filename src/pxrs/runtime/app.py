@@ -28,7 +28,7 @@ from pxrs.errors import InvalidRequest
 from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
-from pxrs.runtime.job import Job, Running
+from pxrs.runtime.job import Begun, Job, Running
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
 from pxrs.runtime.reader import Reader
@@ -81,7 +81,7 @@ class Pxrs(QueueVerbs):
         super().__init__(stores, topics, clock, session_ttl)
         self._groups: Groups | None = None
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        self._running: weakref.WeakSet[Running] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Begun] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @property
@@ -289,8 +289,9 @@ class Pxrs(QueueVerbs):
             running = ProcessRun(self.stores.url, job)
         else:
             running = self._new_runner(job)
-        self._running.add(running)
-        return running
+        begun = Begun(running)
+        self._running.add(begun)
+        return begun
 
     def _new_runner(self, job: Job) -> Runner:
         from pxrs.runtime.callbacks import Callbacks
@@ -354,8 +355,12 @@ class Pxrs(QueueVerbs):
         return self._groups
 
     def close(self) -> None:
-        """Stop every listener, close every consumer, flush every producer, close the store."""
+        """Stop every listener and run, close every consumer, flush every producer, close the store.
+
+        Runs finish what is in hand and commit it, as with `stop`; for 30 seconds at most.
+        """
         self._tell_listeners_to_stop()
+        self.stop()
         # Last in, first out. One that fails to close must not keep the others, and the store, open.
         with ExitStack() as closing:
             closing.callback(self.stores.close)
@@ -365,6 +370,8 @@ class Pxrs(QueueVerbs):
             for consumer in list(self._consumers):
                 closing.callback(consumer.close)
             closing.callback(self._join_listeners)
+            for running in list(self._running):
+                closing.callback(running.join)
 
     def __enter__(self) -> Pxrs:
         return self

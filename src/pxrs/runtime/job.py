@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from pxrs.serde import Serde, check_serde
 from pxrs.types import Message
 
 Handler = Callable[[Message], Any]
+# How long closing a store waits for handlers.
+_PATIENCE = 30.0
 
 
 class Running(Protocol):
@@ -28,6 +31,44 @@ class Running(Protocol):
     def stop(self) -> None:
         """Finish what is in hand and end. From any thread or signal; before `run`, too."""
         ...
+
+
+class Begun:
+    """A run, and its end: whoever closes the store waits until what is in hand was committed."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        self._thread = threading.current_thread()
+        try:
+            self._running.run()
+        finally:
+            self._ended.set()
+
+    def stop(self) -> None:
+        self._running.stop()
+
+    def join(self) -> None:
+        """Wait for its end, for a while. Not from inside of it: that would wait for itself."""
+        inside = self._thread is threading.current_thread() or is_worker()
+        if self._thread is not None and not inside:
+            self._ended.wait(_PATIENCE)
+
+
+_here = threading.local()
+
+
+def become_worker() -> None:
+    """This thread calls handlers from now on."""
+    _here.is_worker = True
+
+
+def is_worker() -> bool:
+    """Whether this thread calls handlers, and may be in one."""
+    return getattr(_here, "is_worker", False)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
