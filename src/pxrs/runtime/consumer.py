@@ -178,9 +178,9 @@ class Consumer:
     def transaction(self, connection: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
 
-        In a loop: of everything up to the current message. On a connection of the caller's, if
-        one is given: the driver's own, or an SQLAlchemy Session or Connection. pxrs commits it,
-        with what it had begun before. A block left by an exception is rolled back, and its
+        In a loop: of the current message; without auto-commit of all since the last commit. On a
+        connection of the caller's, if one is given: the driver's own, or an SQLAlchemy Session or
+        Connection. pxrs commits it, with what it had begun before. A block left by an exception is rolled back, and its
         messages are handed out again. `Fenced` if somebody else owns a partition now;
         `NotAtomic` where the store can't do it.
         """
