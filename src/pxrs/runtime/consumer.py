@@ -180,9 +180,9 @@ class Consumer:
 
         In a loop: of the current message; without auto-commit of all since the last commit. On a
         connection of the caller's, if one is given: the driver's own, or an SQLAlchemy Session or
-        Connection. pxrs commits it, with what it had begun before. A block left by an exception is rolled back, and its
-        messages are handed out again. `Fenced` if somebody else owns a partition now;
-        `NotAtomic` where the store can't do it.
+        Connection. pxrs commits it, with what it had begun before. A block left by an exception
+        is rolled back, and its messages are handed out again. `Fenced` if somebody else owns a
+        partition now; `NotAtomic` where the store can't do it.
         """
         self._require_open()
         return self._transactions.begin(connection)
