@@ -73,6 +73,7 @@ class Actor:
         ledger: Ledger,
         rng: Random,
         say: Callable[[str], None],
+        switch: Callable[[str, str], None],
         *,
         static: bool,
         mode: Mode,
@@ -113,7 +114,7 @@ class Actor:
             asks_before_release=rng.random() < 0.3,
             new_id=lambda: f"{who}-{next(numbers)}",
         )
-        self.lock = StepLock()
+        self.lock = StepLock(lambda: switch(who, "taking its lock"))
         self.worker.holdings.lock = self.lock  # type: ignore[assignment]
         self._caller = Caller(
             who,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -10,15 +11,21 @@ class Blocked(Exception):  # noqa: N818 - what happened, not an error
 
 
 class StepLock:
-    """Held by one kind of steps at a time, as often as they like."""
+    """Held by one kind of steps at a time, as often as they like.
 
-    def __init__(self) -> None:
+    `before` is called by whoever is about to take it: other threads may be faster.
+    """
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before
         # Which kinds of steps are under way, each inside a store call of the one before.
         self.steps: list[str] = []
         self._holder: str | None = None
         self._depth = 0
 
     def acquire(self) -> None:
+        if not self._depth:
+            self._before()
         current = self.steps[-1] if self.steps else ""
         if self._depth and self._holder != current:
             raise Blocked(f"{current} waits for {self._holder}")

@@ -73,6 +73,7 @@ class World:
             self.ledger,
             self.rng,
             self.say,
+            self._called,
             static=static,
             mode="transactions" if self.plan.transactions else self.rng.choice(MODES),
         )
@@ -295,7 +296,7 @@ class World:
     # In the middle of a store call
 
     def _called(self, who: str, what: str) -> None:
-        """Before a call to the store: other steps may come first, and the caller may die."""
+        """Before a call to the store, or a lock: others may come first, and the caller may die."""
         actor = next((each for each in self.actors if each.who == who), None)
         if actor is not None and not actor.alive:
             # What it does about its own death reaches nobody.
