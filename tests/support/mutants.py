@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,8 +32,14 @@ class Mutant(NamedTuple):
 
 
 def catch(mutant: Mutant, patch: Patch) -> None:
-    """Break it; one of the seeds has to show it, in these words."""
+    """Break it; one of the seeds has to show it, in these words. Others may see other signs."""
     mutant.apply(patch)
-    with pytest.raises(Broken, match=mutant.words):
-        for seed in range(SEEDS):
+    heard: list[str] = []
+    for seed in range(SEEDS):
+        try:
             run(msgspec.structs.replace(draw(seed), **mutant.plan))
+        except Broken as broken:
+            if re.search(mutant.words, str(broken)):
+                return
+            heard.append(str(broken))
+    pytest.fail(f"not caught in {SEEDS} seeds; what was said: {heard[:5]}")
