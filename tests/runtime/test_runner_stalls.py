@@ -309,3 +309,60 @@ def test_a_pattern_that_matches_nothing_waits_for_a_topic(px: pxrs.Pxrs) -> None
     px.stop()
     running.join()
     assert running.error is None
+
+
+def test_what_waits_for_another_attempt_is_handed_over_at_once(px: pxrs.Pxrs) -> None:
+    """With what was handled behind it: the next owner does only what is left."""
+    px.create_topic("orders", partitions=1)
+    with px.producer() as producer:
+        for key in ("poison", "a", "b", "poison", "c"):
+            producer.send("orders", key, key=key)
+    failed, handled = threading.Event(), threading.Semaphore(0)
+    first: list[int] = []
+
+    def fail(message: Message) -> None:
+        if message.key == b"poison":
+            failed.set()
+            raise RuntimeError("not here")
+        first.append(message.offset)
+        handled.release()
+
+    options = {"topic": "orders", "parallel": "key", "revoke_timeout": None, "strategy": "fair"}
+    older = Running(px, fail, retry=NEVER_AGAIN, instance="b", **options)
+    assert failed.wait(PATIENCE)
+    for _ in range(3):
+        assert handled.acquire(timeout=PATIENCE)
+    second: list[int] = []
+    newer = Running(px, lambda message: second.append(message.offset), instance="a", **options)
+    wait_for_checkpoints(px, 5)
+    px.stop()
+    for running in (older, newer):
+        running.join()
+        assert running.error is None
+    assert (sorted(first), second) == ([1, 2, 4], [0, 3])
+
+
+def test_a_handler_that_fails_because_it_was_fenced_stops_nobody(px: pxrs.Pxrs) -> None:
+    make(px, ["a"])
+    at_work, fenced, again = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if at_work.is_set():
+            again.set()
+            return
+        at_work.set()
+        assert fenced.wait(PATIENCE)
+        raise RuntimeError("somebody else has written a higher fence")
+
+    running = Running(px, handle, topic="orders", retry=Backoff(attempts=1), on_failure=pxrs.Stop())
+    assert at_work.wait(PATIENCE)
+    [member] = px.health()
+    px.groups.reset("g", "orders", to=0, force=True)
+    with closing(px.stores.coord.watch("claims/g/")) as watch:
+        while px.groups.describe("g").partitions[0].owner != member:
+            watch.wait(0.05)
+    fenced.set()
+    assert again.wait(PATIENCE)
+    px.stop()
+    running.join()
+    assert running.error is None

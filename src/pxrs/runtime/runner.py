@@ -163,6 +163,7 @@ class Runner:
                     self._schedule.park(lane, self._clock.monotonic() + delay)
                 self._turn.notify_all()
             if delay is None and self._consumer is not None:
+                self._attempts.pop(_place(task.message), None)
                 self._consumer.came_back(task.seat)
 
     def _next_task(self) -> tuple[Hashable, Task] | None:
@@ -188,10 +189,12 @@ class Runner:
         try:
             self._handler(self._decoder.deserialize(message))
             done = True
-            self._attempts.pop(_place(message), None)
         except Abandoned:
             return _LOOK
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            if task.seat.turn != task.turn:
+                # It is somebody else's, or about to be: whoever is fenced fails for that reason.
+                return None
             delay = self._failed(task, error)
             done = delay is None and self._failure is None
             return delay
@@ -236,7 +239,6 @@ class Runner:
         if delay is not None:
             _LOG.warning("%s; again in %.2g s", what, delay)
             return delay
-        del self._attempts[place]
         if self._dead_letters is None:
             failure = HandlerFailed(what)
             failure.__cause__ = error

@@ -14,7 +14,13 @@ from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
-from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown, PxrsError
+from pxrs.errors import (
+    Fenced,
+    InvalidRequest,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    PxrsError,
+)
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
