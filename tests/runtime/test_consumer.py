@@ -203,6 +203,7 @@ class TestWithoutACheckpoint:
             for _ in range(2):
                 with pytest.raises(pxrs.NoCheckpoint, match="no checkpoint in 't' partition"):
                     consumer.poll(timeout=PATIENCE)
+                assert consumer.health().state == "stuck"
             consumer.seek("t", 0, 1)
             consumer.seek("t", 1, 0)
             assert offsets(take(consumer, 1)) == [1]

@@ -33,6 +33,7 @@ GOOD = Facts(
         ({"waiting": 5}, "assigned"),
         ({"waiting": 5_000}, "lagging"),
         ({"waiting": 5_000, "in_hand_since": 10.0}, "stuck"),
+        ({"unreadable": "a batch is damaged"}, "stuck"),
         ({"owned": 3}, "joining"),
         ({"generation": 0, "owned": 0, "meant": 0}, "joining"),
         ({"store_lost_since": 50.0, "owned": 3}, "lost the store"),

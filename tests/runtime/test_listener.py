@@ -481,3 +481,16 @@ def test_process_that_is_killed_is_replaced_and_its_item_comes_again(
 def test_processes_do_not_share_memory() -> None:
     with pxrs.connect("memory://") as px, pytest.raises(ConfigError, match="memory"):
         px.listen("in", note_and_die_once, processes=2)
+
+
+def test_what_is_not_handled_is_logged(px: Pxrs, caplog: pytest.LogCaptureFixture) -> None:
+    px.put("inbox", "x")
+
+    def fail(item: Item, tx: UnitOfWork) -> None:
+        raise ValueError("no such account")
+
+    with px.listen("inbox", fail, policy=ConsumeTimes(1)):
+        wait_until(px, "inbox", lambda: px.queues.describe("inbox").dead == 1)
+    (record,) = [each for each in caplog.records if each.name == "pxrs.listen"]
+    assert "of 'inbox' was not handled, delivery 1: ValueError: no such account" in record.message
+    assert record.exc_info is not None

@@ -152,6 +152,22 @@ def test_leaving_a_loop_loses_nothing() -> None:
     assert group.claim().checkpoint == 1
 
 
+def test_pausing_stops_a_loop_that_is_in_the_middle() -> None:
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    loop = worker.one_by_one(worker.hand_out(100))
+    assert next(loop).offset == 0
+    worker.pause({PART})
+    assert list(loop) == []
+    assert group.poll(worker) == []
+    worker.desk.pause([PART], paused=False)
+    assert group.poll(worker) == [1, 2, 3, 4]
+    worker.commit_handled()
+    assert group.claim().checkpoint == 1
+
+
 def test_batch_that_was_left_is_not_handled() -> None:
     group = Group()
     worker = group.member("a")

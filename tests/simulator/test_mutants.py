@@ -12,6 +12,7 @@ from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
 from pxrs.core.records import Claim, decode, encode
 from pxrs.errors import OutcomeUnknown
+from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.runs import Run
@@ -143,6 +144,20 @@ def seek_keeps_what_came_before(patch: Patch) -> None:
     patch.setattr(Run, "count", count)
 
 
+def pause_ends_with_a_rebalance(patch: Patch) -> None:
+    claimed = ConsumerDesk.claimed
+
+    def anew(self: ConsumerDesk, holdings: list[Holding], topics: Any) -> None:
+        self.paused = set()
+        claimed(self, holdings, topics)
+
+    patch.setattr(ConsumerDesk, "claimed", anew)
+
+
+def loop_goes_on_with_what_is_paused(patch: Patch) -> None:
+    patch.setattr(Worker, "pause", lambda self, parts: self.desk.pause(parts, paused=True))
+
+
 MUTANTS = [
     Mutant(no_fence, r"wrote|epoch|went back|released|need not have"),
     Mutant(released_before_the_final_commit, r"wrote .* owned by None"),
@@ -163,6 +178,8 @@ MUTANTS = [
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
+    Mutant(pause_ends_with_a_rebalance, r"paused"),
+    Mutant(loop_goes_on_with_what_is_paused, r"paused"),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
 ]
 

@@ -213,7 +213,7 @@ class Consumer:
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        self.desk.pause(arguments.check_parts(parts), paused=True)
+        self._worker.pause(arguments.check_parts(parts))
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""

@@ -88,11 +88,21 @@ class DeadLetters:
 
 
 def words_of(error: BaseException) -> str:
-    """What the error says, if it can be made to speak."""
+    """What the error says, if it can be made to speak, in letters that can be written."""
     try:
-        return f"{type(error).__name__}: {error}"
+        words = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error's own words may raise anything
         return type(error).__name__
+    return _bytes(words).decode()
+
+
+def printable(error: Exception) -> Exception | None:
+    """The error for a log that shows its traceback; None if that could not be written."""
+    try:
+        str(error).encode()
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    return error
 
 
 def _bytes(text: str) -> bytes:

@@ -20,6 +20,7 @@ from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.reader import FETCH_BYTES
 from pxrs.runtime.seat import Seat
+from pxrs.runtime.topics import named
 from pxrs.stores.api import LogStore
 from pxrs.stores.optional import FetchesMany
 from pxrs.types import Bounds, Fetched, Message, StoredBatch
@@ -36,6 +37,33 @@ class _Place(NamedTuple):
 
     turn: int
     position: int
+
+
+class _Troubles:
+    """What went wrong in one round. The seat whose turn it is to tell, `first`, raises at once."""
+
+    def __init__(self, first: Seat | None, topic_gone: Callable[[], None]) -> None:
+        self.first = first
+        self._topic_gone = topic_gone
+        self.seat: Seat | None = None
+        self.error: Exception | None = None
+
+    def attempt(self, seat: Seat, work: Callable[[], bool]) -> bool:
+        """What the work returns; false if it failed."""
+        try:
+            return work()
+        except TopicNotFound:
+            # The topic was deleted under us; the next look will notice and drop the seat.
+            self._topic_gone()
+        except Fenced:
+            # Lost while its checkpoint was moved: it has left the desk.
+            return False
+        except Exception as error:
+            if self.error is None:
+                self.seat, self.error = seat, error
+            if seat is self.first:
+                raise
+        return False
 
 
 class Fetcher:
@@ -61,55 +89,51 @@ class Fetcher:
         self._skip = skip
         # The seat whose error was put off because others had messages: it is told next.
         self._put_off: Seat | None = None
+        # What keeps a partition from being read, as of the last time. For the consumer's health.
+        self.trouble: Exception | None = None
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers, as far as the settings go; true if anything came."""
-        came = False
         self._desk.forget_idle(self._settings.prefetch_bytes)
+        troubles = _Troubles(self._put_off, topic_gone)
+        self._put_off = None
+        try:
+            came = self._fill_all(self._desk.hungry(), troubles)
+        finally:
+            self.trouble = troubles.error
+        if troubles.error is not None:
+            if not came:
+                raise troubles.error
+            self._put_off = troubles.seat
+        return came
+
+    def _fill_all(self, hungry: list[Seat], troubles: _Troubles) -> bool:
+        hungry.sort(key=lambda seat: seat is not troubles.first)
         ends: dict[str, Mapping[int, Bounds]] = {}
-        hungry = self._desk.hungry()
-        first, self._put_off = self._put_off, None
-        if first is not None:
-            hungry.sort(key=lambda seat: seat is not first)
-        trouble: tuple[Seat, Exception] | None = None
-
-        def attempt(seat: Seat, work: Callable[[], bool]) -> bool:
-            nonlocal trouble
-            try:
-                return work()
-            except TopicNotFound:
-                # The topic was deleted under us; the next look will notice and drop the seat.
-                topic_gone()
-            except Fenced:
-                # Lost while its checkpoint was moved: it has left the desk.
-                return False
-            except Exception as error:
-                if seat is first:
-                    raise
-                trouble = trouble or (seat, error)
-            return False
-
         if self._settings.start == "latest":
             self._pin_the_end(hungry, ends)
         behind = [
             seat
             for seat in hungry
-            if attempt(seat, partial(self._has_more, seat, len(hungry), ends))
+            if troubles.attempt(seat, partial(self._has_more, seat, len(hungry), ends))
         ]
-        room = self._settings.prefetch_bytes
+        came, room = False, self._settings.prefetch_bytes
         with closing(self._fetched(behind)) as coming:
             for seat, place, fetched in coming:
-                came = attempt(seat, partial(self._fill, seat, place, fetched)) or came
+                came = troubles.attempt(seat, partial(self._fill, seat, place, fetched)) or came
                 room -= _size(fetched)
                 if room <= 0 and came:
                     # The others come next time: those that were served stand behind them then.
                     break
-        if trouble is not None:
-            seat, raised = trouble
-            if not came:
-                raise raised
-            self._put_off = seat
         return came
+
+    def offset_at(self, seat: Seat, timestamp: int) -> int:
+        """Offset of the first message of that time (ms) or later, else the end."""
+        with named(seat.part.topic):
+            found = self._decoder.offset_at(self._log, seat.where, seat.fence, timestamp)
+            if found is None:
+                found = self._log.bounds(seat.where.topic_id)[seat.part.partition].end
+            return found
 
     def _has_more(self, seat: Seat, hungry: int, ends: dict[str, Mapping[int, Bounds]]) -> bool:
         """Whether it is worth a fetch. One that has not started does."""

@@ -35,7 +35,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `fatal` ended the member's part in its group, `fenced` if somebody else has its place.
     `lease`: for how many seconds nobody can take what it owns; None while it joins. `missing`:
-    topics that it is subscribed to and that were deleted.
+    topics that it is subscribed to and that were deleted. `unreadable`: what keeps a partition from
+    being read.
     """
 
     generation: int
@@ -49,6 +50,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     closed: bool = False
     lease: float | None = None
     missing: tuple[str, ...] = ()
+    unreadable: str | None = None
 
 
 def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> Health:
@@ -61,8 +63,7 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
         lost = now - facts.store_lost_since
         return Health("lost the store", f"no answer from the store for {lost:.1f} s")
     if facts.lease is not None and facts.lease <= 0:
-        over = -facts.lease
-        return Health("lost the store", f"the session could not be renewed; over for {over:.1f} s")
+        return Health("lost the store", "the session could not be renewed in time")
     if facts.generation == 0:
         return Health("joining", "the group has not given it partitions yet")
     if facts.owned < facts.meant:
@@ -70,6 +71,8 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
     if facts.in_hand_since is not None and now - facts.in_hand_since > stuck_after:
         held = now - facts.in_hand_since
         return Health("stuck", f"the handler has been at the same messages for {held:.0f} s")
+    if facts.unreadable is not None:
+        return Health("stuck", facts.unreadable)
     if facts.waiting > lag_limit:
         return Health("lagging", f"{facts.waiting} messages wait")
     if facts.waiting == 0:

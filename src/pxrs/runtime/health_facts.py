@@ -27,4 +27,5 @@ def facts_of(worker: Worker, steward: Steward, log: Outage, *, closed: bool) -> 
             closed=closed,
             lease=None if session is None else session.remaining(),
             missing=membership.missing,
+            unreadable=None if worker.trouble is None else str(worker.trouble),
         )

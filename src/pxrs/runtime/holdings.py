@@ -40,6 +40,12 @@ class Mark(NamedTuple):
     metadata: str | None = None
 
 
+def mark_of(holding: Holding) -> Mark:
+    """How far the group has come, as the claim has it."""
+    claim = holding.claim
+    return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
+
+
 class Applied(NamedTuple):
     """How a change of several claims went: what was written, what was lost.
 

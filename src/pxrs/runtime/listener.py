@@ -7,6 +7,7 @@ for a while is waited for.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable
@@ -30,12 +31,14 @@ from pxrs.errors import (
     SessionLost,
     StoreError,
 )
+from pxrs.runtime.failure import printable, words_of
 from pxrs.runtime.item import Item
 from pxrs.runtime.runner import stop_on_signals
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
 
 Handler = Callable[[Item, UnitOfWork], Any]
+_LOG = logging.getLogger("pxrs.listen")
 DEFAULT_POLICY = ConsumeTimes(5, Backoff(first=0.5, longest=60.0))
 _STORE_AWAY = Backoff(first=0.05, longest=5.0)
 _EXTENSIONS_PER_DEADLINE = 3
@@ -196,9 +199,10 @@ class Listener:
                     watch=watch,
                     stopping=self._stopping.is_set,
                 )
-            except Exception:
+            except Exception as error:
                 if not work.unread:
                     raise
+                _LOG.warning("an item of %r: %s", self._settings.queue, words_of(error))
                 # It was given back already, the way of one that can't be handled.
                 self._count(failed=1)
                 return
@@ -210,14 +214,14 @@ class Listener:
         try:
             self._handler(item, work)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            self._give_back(work, error)
+            self._give_back(item, work, error)
             return
         finally:
             del self._running[work]
         try:
             self._commit(work)
         except PxrsError as error:
-            self._give_back(work, error)
+            self._give_back(item, work, error)
             if isinstance(error, (StoreError, Closed)):
                 raise
         else:
@@ -234,7 +238,15 @@ class Listener:
                     raise
                 threading.Event().wait(_STORE_AWAY.delay(failures, self._random))
 
-    def _give_back(self, work: UnitOfWork, error: Exception) -> None:
+    def _give_back(self, item: Item, work: UnitOfWork, error: Exception) -> None:
+        _LOG.warning(
+            "item %s of %r was not handled, delivery %s: %s",
+            item.id,
+            item.queue,
+            item.deliveries,
+            words_of(error),
+            exc_info=printable(error),
+        )
         work.rollback(describe(error))
         self._count(failed=1)
 

@@ -23,7 +23,7 @@ from pxrs.core.schedule import Schedule
 from pxrs.errors import HandlerFailed, PxrsError
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.failure import DeadLetters, words_of
+from pxrs.runtime.failure import DeadLetters, printable, words_of
 from pxrs.runtime.job import Job, become_worker
 from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
@@ -254,7 +254,7 @@ class Runner:
             try:
                 grave = letters.bury(message, self._settings.group, attempts, error)
                 what = _describe(message, attempts, error)
-                _LOG.error("%s; it is in %r now", what, grave, exc_info=_printable(error))
+                _LOG.error("%s; it is in %r now", what, grave, exc_info=printable(error))
                 return None
             except PxrsError as failure:
                 if not failure.retryable:
@@ -336,19 +336,9 @@ def _gave_up(message: Message, error: BaseException) -> HandlerFailed:
     return failure
 
 
-def _printable(error: Exception) -> Exception | None:
-    """The error for a log; None if that could not be written. Its dead letter tells all."""
-    try:
-        words_of(error).encode()
-    except UnicodeEncodeError:
-        return None
-    return error
-
-
 def _describe(message: Message, attempts: int, error: Exception) -> str:
-    words = words_of(error).encode(errors="backslashreplace").decode()
     times = "once" if attempts == 1 else f"{attempts} times"
     return (
         f"the handler failed {times} on {message.topic!r} partition {message.partition} "
-        f"offset {message.offset}: {words}"
+        f"offset {message.offset}: {words_of(error)}"
     )

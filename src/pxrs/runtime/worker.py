@@ -7,12 +7,11 @@ those of the membership and the commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
-from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
 from pxrs.errors import (
     Fenced,
@@ -25,7 +24,7 @@ from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
-from pxrs.runtime.holdings import Holdings, Mark
+from pxrs.runtime.holdings import Holdings, Mark, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
 from pxrs.runtime.runs import Elsewhere, Loose, Run
 from pxrs.runtime.seat import Seat
@@ -33,8 +32,6 @@ from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics, named
 from pxrs.stores.api import Stores
 from pxrs.types import Message, TopicPartition
-
-_HAIR = 1e-6
 
 
 class Worker:
@@ -72,7 +69,6 @@ class Worker:
             asks_before_release=asks_before_release,
             most_out=handling.most,
         )
-        self._decoder = decoder
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
@@ -102,13 +98,6 @@ class Worker:
         """Whether nobody else can have taken this member's place, by its own clock."""
         session = self.membership.session
         return session is not None and session.remaining() > 0
-
-    def _safe_until(self) -> float:
-        """Until when it is alive even if no renewal succeeds any more."""
-        session = self.membership.session
-        left = session.remaining() if session is not None else 0.0
-        # A sum of floats may come out a hair too late.
-        return self._clock.monotonic() + left - _HAIR
 
     def hand_out(self, most: int) -> list[Run]:
         """Fetched messages for the caller, at most so many; none once the lease may be over."""
@@ -141,7 +130,7 @@ class Worker:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
                     # a process can be stopped. Asking the session each time is too slow.
-                    if (at := now()) >= until and (until := self._safe_until()) <= now():
+                    if (at := now()) >= until and (until := self.membership.safe_until()) <= now():
                         break
                     self.handed_at = at
                     number += 1  # noqa: SIM113 - enumerate() is slower
@@ -212,6 +201,15 @@ class Worker:
         for run in runs:
             run.in_loop = True
 
+    def pause(self, parts: Collection[TopicPartition]) -> None:
+        """Hand out nothing of these; what a loop has not shown yet waits for `resume`, too."""
+        with self.desk.lock:
+            self.desk.pause(parts, paused=True)
+            for run in self.runs:
+                seat = run.seat
+                if seat.part in parts and seat.turn == run.turn and run.seen < len(run.messages):
+                    self.desk.give_back(seat, run.messages[run.seen].offset)
+
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
         with self.desk.lock:
@@ -232,6 +230,11 @@ class Worker:
 
     # Fetching
 
+    @property
+    def trouble(self) -> Exception | None:
+        """What keeps a partition from being read, as of the last fetch."""
+        return self._fetcher.trouble
+
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers; true if anything came."""
         return self._fetcher.fetch(topic_gone)
@@ -244,7 +247,7 @@ class Worker:
             }
             if current:
                 applied = self.holdings.pin(current)
-                self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
+                self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
                 self.desk.gone(sorted(applied.lost), lost=True)
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
@@ -302,7 +305,7 @@ class Worker:
         with self.holdings.lock:
             applied = self.holdings.commit(marks)
             # What stands in the claim now: a mark behind it has changed nothing.
-            self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
+            self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
             self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
@@ -358,12 +361,7 @@ class Worker:
 
     def offset_at(self, part: TopicPartition, timestamp: int) -> int:
         """Offset of the first message of that time (ms) or later, else the end."""
-        seat = self.owned_seat(*part)
-        with named(part.topic):
-            found = self._decoder.offset_at(self._log, seat.where, seat.fence, timestamp)
-            if found is None:
-                found = self._log.bounds(seat.where.topic_id)[part.partition].end
-            return found
+        return self._fetcher.offset_at(self.owned_seat(*part), timestamp)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
@@ -398,8 +396,3 @@ class Worker:
                 raise fenced(applied.lost)
             self.desk.restart(seat.part, offset)
         forget_old_resets(self._coord, self._settings.group)
-
-
-def _mark(holding: Holding) -> Mark:
-    claim = holding.claim
-    return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)

@@ -225,8 +225,23 @@ class Actor:
         return self._caller.busy
 
     def hurry(self) -> None:
-        """Take many messages at a time from now on."""
+        """Take many messages at a time from now on, of everything."""
         self._caller.sizes = (10, 100)
+        for part in sorted(self._caller.paused):
+            self._caller.resume(part)
+
+    def pause_or_resume(self) -> None:
+        """Pause one of the partitions that it has, or go on with one of those that are paused."""
+        paused = sorted(self._caller.paused)
+        owned = sorted(self.worker.desk.seats)
+        if paused and self._rng.random() < 0.7:
+            part = self._rng.choice(paused)
+            self._say(f"{self.who} resumes {part.topic}/{part.partition}")
+            self._caller.resume(part)
+        elif owned:
+            part = self._rng.choice(owned)
+            self._say(f"{self.who} pauses {part.topic}/{part.partition}")
+            self._caller.pause(part)
 
     def attend(self) -> None:
         """Between messages: hear what has changed, let go of what has to go."""

@@ -12,11 +12,11 @@ from pxrs.core.schedule import Schedule
 from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Worker
-from pxrs.testing.simulator.account import Delivery
+from pxrs.testing.simulator.account import Broken, Delivery
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.locks import Blocked
 from pxrs.testing.simulator.transacting import Transacting
-from pxrs.types import Fence, Message
+from pxrs.types import Fence, Message, TopicPartition
 
 Mode = Literal["each", "poll", "keys", "transactions"]
 MODES: tuple[Mode, ...] = ("each", "poll", "keys", "transactions")
@@ -57,6 +57,7 @@ class Caller:
         self._say = say
         # How long its lease lasts, by its own clock.
         self._remaining = remaining
+        self.paused: set[TopicPartition] = set()
         # How many messages it takes at most.
         self.sizes: tuple[int, ...] = (1, 3, 10)
         self._loop: Iterator[Message] | None = None
@@ -89,6 +90,15 @@ class Caller:
             self._say(f"{self._who} breaks out of its loop")
             self._leave_loop()
 
+    def pause(self, part: TopicPartition) -> None:
+        """Hand out nothing of it until further notice."""
+        self.paused.add(part)
+        self._worker.pause({part})
+
+    def resume(self, part: TopicPartition) -> None:
+        self.paused.discard(part)
+        self._worker.desk.pause([part], paused=False)
+
     def commit(self) -> None:
         """An explicit commit: of all that was handed out, or up to one message."""
         if self._mode != "poll" or not self._in_hand:
@@ -111,6 +121,7 @@ class Caller:
         for run in runs:
             topic_id = run.seat.where.topic_id
             self._topic_ids[id(run.seat.fence)] = run.seat.fence, topic_id
+            self._refuse_if_paused(run.seat.part)
             for message in run.messages:
                 self._ledger.handed(self._who, topic_id, message)
         return runs
@@ -126,11 +137,7 @@ class Caller:
         for message, delivery in self._in_hand:
             self._ledger.handled(delivery, message)
         self._in_hand = []
-        message_or_none = next(self._loop, None)
-        if message_or_none is None:
-            self._loop = None
-        else:
-            self._in_hand = [(message_or_none, self._began(message_or_none))]
+        self._turn()
 
     def _poll(self) -> None:
         """`consumer.poll()`."""
@@ -171,11 +178,21 @@ class Caller:
             if not runs:
                 return
             self._loop = self._worker.one_by_one(runs)
+        self._turn()
+
+    def _turn(self) -> None:
+        """The loop's next message, if there is one."""
+        assert self._loop is not None
         message = next(self._loop, None)
         if message is None:
             self._loop = None
         else:
+            self._refuse_if_paused(TopicPartition(message.topic, message.partition))
             self._in_hand.append((message, self._began(message)))
+
+    def _refuse_if_paused(self, part: TopicPartition) -> None:
+        if part in self.paused:
+            raise Broken(f"{self._who} got messages of {part.topic}/{part.partition}, paused")
 
     def _leave_loop(self) -> None:
         """Its body raised: the next one begins as every loop does."""

@@ -122,6 +122,7 @@ class World:
             (self._pass_time, 12),
             (self._break_loop, 1),
             (self._seek, 1),
+            (self._pause_or_resume, 1),
             (self._reset, self.plan.operator),
             (self._freeze, 1.0 * trouble),
             (self._crash, 0.6 * trouble),
@@ -172,6 +173,11 @@ class World:
         actor = self._pick(lambda each: not each.calling)
         if actor is not None:
             actor.give_up()
+
+    def _pause_or_resume(self) -> None:
+        actor = self._pick(lambda each: not each.calling)
+        if actor is not None:
+            actor.pause_or_resume()
 
     def _seek(self) -> None:
         actor = self._pick(lambda each: not each.calling)
