@@ -59,8 +59,9 @@ class Worker:
         self.runs: list[Run] = []
         # With auto-commit they are committed soon, and nobody has to mean them.
         self.loose = Loose()
-        # When the caller was last given messages; None once it has asked for more.
+        # When the caller was last given messages, None once it has asked for more; when it asked.
         self.handed_at: float | None = None
+        self.asked_at = clock.monotonic()
         handling = elsewhere or Elsewhere(self._in_hand, self._in_hand_since)
         self.in_hand_since = handling.since
         self.desk = ConsumerDesk(
@@ -104,7 +105,8 @@ class Worker:
         with self.desk.lock:
             out = self.desk.hand_out(most) if self.alive else []
             self.runs = [Run(seat, messages) for seat, messages in out]
-            self.handed_at = self._clock.monotonic() if self.runs else None
+            self.asked_at = self._clock.monotonic()
+            self.handed_at = self.asked_at if self.runs else None
             return list(self.runs)
 
     def all_at_once(self, runs: list[Run]) -> list[Message]:
@@ -122,7 +124,8 @@ class Worker:
         """
         now, until = self._clock.monotonic, 0.0
         try:
-            self._show(runs)
+            for run in runs:
+                run.in_loop = True
             for run in runs:
                 seat, turn, number = run.seat, run.turn, 0
                 for message in run.messages:
@@ -144,7 +147,8 @@ class Worker:
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
         """Each run whole; one is handled when the next one is asked for."""
         try:
-            self._show(runs)
+            for run in runs:
+                run.in_loop = True
             for run in runs:
                 if run.seat.turn == run.turn and self.alive:
                     self.handed_at = self._clock.monotonic()
@@ -197,10 +201,6 @@ class Worker:
         with self.desk.lock:
             self._end([run for run in self.runs if run.in_loop])
 
-    def _show(self, runs: list[Run]) -> None:
-        for run in runs:
-            run.in_loop = True
-
     def pause(self, parts: Collection[TopicPartition]) -> None:
         """Hand out nothing of these; what a loop has not shown yet waits for `resume`, too."""
         with self.desk.lock:
@@ -237,6 +237,7 @@ class Worker:
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers; true if anything came."""
+        self.asked_at = self._clock.monotonic()
         return self._fetcher.fetch(topic_gone)
 
     def _pin(self, offsets: Mapping[Seat, int]) -> None:
