@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 import pxrs
 from pxrs import Backoff, DeadLetter, Message
-from pxrs.core.progress import Progress
-from pxrs.core.records import Claim, claim_key, encode
+from pxrs.core.progress import MOST_BYTES, Progress
+from pxrs.core.records import Claim, claim_key, decode, encode
 from pxrs.types import Put
 from support.child import PATIENCE
 from support.faults import FaultyLog
@@ -366,3 +367,32 @@ def test_a_handler_that_fails_because_it_was_fenced_stops_nobody(px: pxrs.Pxrs) 
     px.stop()
     running.join()
     assert running.error is None
+
+
+def test_a_claim_tells_of_no_more_gaps_than_fit(px: pxrs.Pxrs) -> None:
+    """Every second message waits behind one that failed: each of them is a gap."""
+    px.create_topic("orders", partitions=2)
+    with px.producer() as producer:
+        for number in range(1200):
+            key = "poison" if number % 2 == 0 else str(number)
+            producer.send("orders", "v", key=key, partition=0)
+    begun, last = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.key == b"poison":
+            raise RuntimeError("not now")
+        (last if message.partition else begun).set()
+
+    running = Running(
+        px, handle, topic="orders", parallel="key", retry=NEVER_AGAIN, max_in_flight=4000
+    )
+    assert begun.wait(PATIENCE)
+    with px.producer() as producer:
+        # One worker takes what is ready in its order: before this, it has been at all the others.
+        producer.send("orders", "v", key="last", partition=1)
+    assert last.wait(PATIENCE)
+    px.stop()
+    running.join()
+    claims = [decode(record, Claim) for record in px.stores.coord.list("claims/g/")]
+    sizes = [len(msgspec.json.encode(claim.done)) for claim in claims]
+    assert MOST_BYTES // 2 < max(sizes) <= MOST_BYTES
