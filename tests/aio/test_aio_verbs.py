@@ -12,7 +12,7 @@ from pxrs import aio
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
     "Consumer": {
-        "alive", "attempts", "came_back", "desk", "has_left", "settled", "take", "take_away",
+        "alive", "attempts", "came_back", "has_left", "settled", "take", "take_away",
         "wait", "wake", "wake_steward", "worker",
     },
     "Pxrs": {"new_run"},

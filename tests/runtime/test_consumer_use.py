@@ -103,6 +103,18 @@ def test_closing_from_a_callback(topic: pxrs.Pxrs) -> None:
     assert topic.stores.coord.list("members/g/") == []
 
 
+def test_closing_inside_its_own_transaction_is_refused(topic: pxrs.Pxrs) -> None:
+    """The thread beside it may wait for the block's end, and closing waits for that thread."""
+    send(topic, 1)
+    with topic.consumer("orders", "g") as consumer:
+        consumer.poll(timeout=PATIENCE)
+        with consumer.transaction():
+            with pytest.raises(pxrs.InsideTransaction):
+                consumer.close()
+            assert consumer.assignment
+        assert topic.groups.describe("g").lag == 0
+
+
 CALLS: dict[str, Callable[[Consumer], Any]] = {
     "poll": lambda consumer: consumer.poll(timeout=0),
     "iterate": lambda consumer: next(iter(consumer)),

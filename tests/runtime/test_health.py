@@ -21,6 +21,7 @@ GOOD = Facts(
     meant=4,
     waiting=0,
     in_hand_since=None,
+    asked_at=99.0,
     store_lost_since=None,
     fatal=None,
 )
@@ -37,6 +38,9 @@ GOOD = Facts(
         ({"owned": 3}, "joining"),
         ({"generation": 0, "owned": 0, "meant": 0}, "joining"),
         ({"store_lost_since": 50.0, "owned": 3}, "lost the store"),
+        ({"asked_at": 20.0}, "stuck"),
+        ({"asked_at": 20.0, "in_hand_since": 80.0}, "idle"),
+        ({"asked_at": 20.0, "owned": 0, "meant": 0}, "idle"),
         ({"lease": 3.0}, "idle"),
         ({"lease": -0.5, "waiting": 5}, "lost the store"),
         ({"fatal": "Displaced", "fenced": True, "store_lost_since": 50.0}, "fenced"),
@@ -183,3 +187,21 @@ def test_a_loop_that_hangs_is_told_without_being_asked(px: pxrs.Pxrs, heard: Hea
         assert px.health()[consumer.member].state == "stuck"
         assert consumer.poll(timeout=0) == []
         assert px.health()[consumer.member].state == "idle"
+
+
+@pytest.mark.engine("memory")
+def test_a_consumer_that_nobody_asks_is_stuck(px: pxrs.Pxrs) -> None:
+    """Its thread may have died: its partitions are kept, and nothing of them is handled."""
+    clock = VirtualClock()
+    moving = pxrs.Pxrs(px.stores, clock)
+    with moving, moving.consumer("orders", "g", session_ttl=3600.0, debounce=0) as consumer:
+        while len(consumer.assignment) < 4:
+            consumer.poll(timeout=0)
+        clock.advance(50)
+        assert consumer.health(stuck_after=60).state == "idle"
+        clock.advance(50)
+        health = consumer.health(stuck_after=60)
+        assert (health.state, health.ok) == ("stuck", False)
+        assert "asked" in health.detail
+        consumer.poll(timeout=0)
+        assert consumer.health(stuck_after=60).state == "idle"

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 import pxrs
 from pxrs import Backoff, DeadLetter, Message
-from pxrs.core.progress import Progress
-from pxrs.core.records import Claim, claim_key, encode
+from pxrs.core.progress import MOST_BYTES, Progress
+from pxrs.core.records import Claim, claim_key, decode, encode
 from pxrs.types import Put
 from support.child import PATIENCE
 from support.faults import FaultyLog
@@ -309,3 +310,89 @@ def test_a_pattern_that_matches_nothing_waits_for_a_topic(px: pxrs.Pxrs) -> None
     px.stop()
     running.join()
     assert running.error is None
+
+
+def test_what_waits_for_another_attempt_is_handed_over_at_once(px: pxrs.Pxrs) -> None:
+    """With what was handled behind it: the next owner does only what is left."""
+    px.create_topic("orders", partitions=1)
+    with px.producer() as producer:
+        for key in ("poison", "a", "b", "poison", "c"):
+            producer.send("orders", key, key=key)
+    failed, handled = threading.Event(), threading.Semaphore(0)
+    first: list[int] = []
+
+    def fail(message: Message) -> None:
+        if message.key == b"poison":
+            failed.set()
+            raise RuntimeError("not here")
+        first.append(message.offset)
+        handled.release()
+
+    options = {"topic": "orders", "parallel": "key", "revoke_timeout": None, "strategy": "fair"}
+    older = Running(px, fail, retry=NEVER_AGAIN, instance="b", **options)
+    assert failed.wait(PATIENCE)
+    for _ in range(3):
+        assert handled.acquire(timeout=PATIENCE)
+    second: list[int] = []
+    newer = Running(px, lambda message: second.append(message.offset), instance="a", **options)
+    wait_for_checkpoints(px, 5)
+    px.stop()
+    for running in (older, newer):
+        running.join()
+        assert running.error is None
+    assert (sorted(first), second) == ([1, 2, 4], [0, 3])
+
+
+def test_a_handler_that_fails_because_it_was_fenced_stops_nobody(px: pxrs.Pxrs) -> None:
+    make(px, ["a"])
+    at_work, fenced, again = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if at_work.is_set():
+            again.set()
+            return
+        at_work.set()
+        assert fenced.wait(PATIENCE)
+        raise RuntimeError("somebody else has written a higher fence")
+
+    running = Running(px, handle, topic="orders", retry=Backoff(attempts=1), on_failure=pxrs.Stop())
+    assert at_work.wait(PATIENCE)
+    [member] = px.health()
+    px.groups.reset("g", "orders", to=0, force=True)
+    with closing(px.stores.coord.watch("claims/g/")) as watch:
+        while px.groups.describe("g").partitions[0].owner != member:
+            watch.wait(0.05)
+    fenced.set()
+    assert again.wait(PATIENCE)
+    px.stop()
+    running.join()
+    assert running.error is None
+
+
+def test_a_claim_tells_of_no_more_gaps_than_fit(px: pxrs.Pxrs) -> None:
+    """Every second message waits behind one that failed: each of them is a gap."""
+    px.create_topic("orders", partitions=2)
+    with px.producer() as producer:
+        for number in range(1200):
+            key = "poison" if number % 2 == 0 else str(number)
+            producer.send("orders", "v", key=key, partition=0)
+    begun, last = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.key == b"poison":
+            raise RuntimeError("not now")
+        (last if message.partition else begun).set()
+
+    running = Running(
+        px, handle, topic="orders", parallel="key", retry=NEVER_AGAIN, max_in_flight=4000
+    )
+    assert begun.wait(PATIENCE)
+    with px.producer() as producer:
+        # One worker takes what is ready in its order: before this, it has been at all the others.
+        producer.send("orders", "v", key="last", partition=1)
+    assert last.wait(PATIENCE)
+    px.stop()
+    running.join()
+    claims = [decode(record, Claim) for record in px.stores.coord.list("claims/g/")]
+    sizes = [len(msgspec.json.encode(claim.done)) for claim in claims]
+    assert MOST_BYTES // 2 < max(sizes) <= MOST_BYTES

@@ -7,6 +7,7 @@ whole, the caller's own statements included.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -56,12 +57,14 @@ class Checkpoint:
         self._holdings.lock.acquire()
         try:
             self._marks = self._work.marks()
+            self._holdings.transacting = threading.get_ident()
         except BaseException:
             self._holdings.lock.release()
             raise
 
     def end(self) -> None:
         """The end of what `begin` began."""
+        self._holdings.transacting = None
         self._holdings.lock.release()
 
     @property

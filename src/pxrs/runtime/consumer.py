@@ -20,7 +20,6 @@ from pxrs.errors import Closed, PxrsError, StoreError
 from pxrs.runtime import arguments
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
 from pxrs.runtime.health import Health, judge
 from pxrs.runtime.health_facts import facts_of
@@ -69,9 +68,9 @@ class Consumer:
             elsewhere=elsewhere,
             asks_before_release=callbacks.revoked is not None,
         )
-        self._desk = self._worker.desk
+        self.desk = self._worker.desk
         self._membership = self._worker.membership
-        self._log_watch = LogWatch(stores.log, self._desk)
+        self._log_watch = LogWatch(stores.log, self.desk)
         self._woken = False
         self._closed = self._left = False
         self._closing, self._one_user = threading.RLock(), OneUser()
@@ -101,7 +100,7 @@ class Consumer:
     @property
     def assignment(self) -> set[TopicPartition]:
         """The partitions owned now."""
-        return {seat.part for seat in list(self._desk.seats.values()) if seat.state == "owned"}
+        return {seat.part for seat in list(self.desk.seats.values()) if seat.state == "owned"}
 
     def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
         """How this consumer is doing. From any thread; for probes, `health().ok`.
@@ -218,7 +217,7 @@ class Consumer:
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
-        self._desk.pause(arguments.check_parts(parts), paused=False)
+        self.desk.pause(arguments.check_parts(parts), paused=False)
         self._log_watch.wake()
 
     def close(self) -> None:
@@ -229,6 +228,7 @@ class Consumer:
         """
         if self._keeper.is_forked:
             return
+        self._worker.holdings.refuse_inside_transaction()
         with self._closing:
             if self._left:
                 return
@@ -236,7 +236,7 @@ class Consumer:
                 if not self._closed:
                     # A commit in the callback must not count the message that a loop has left.
                     self._worker.leave_loop()
-                    self._callbacks.tell_the_end(self._desk, alive=self.alive)
+                    self._callbacks.tell_the_end(self.desk, alive=self.alive)
             finally:
                 self._leave()
 
@@ -272,10 +272,6 @@ class Consumer:
     # For `Runner`, which keeps its own account of what is in hand
 
     @property
-    def desk(self) -> ConsumerDesk:
-        return self._desk
-
-    @property
     def worker(self) -> Worker:
         return self._worker
 
@@ -292,7 +288,7 @@ class Consumer:
 
     def came_back(self, seat: Seat) -> None:
         """A message that was taken away is handled, or was given up."""
-        if self._desk.came_back(seat):
+        if self.desk.came_back(seat):
             self._log_watch.wake()
 
     def wake_steward(self) -> None:
@@ -328,7 +324,7 @@ class Consumer:
     @property
     def settled(self) -> bool:
         """Whether there is nothing to tell the caller before it takes more messages."""
-        return self._steward.fatal is None and not self._closed and not self._desk.has_changes
+        return self._steward.fatal is None and not self._closed and not self.desk.has_changes
 
     def take(self, most: int) -> list[Run]:
         """What lies in the buffers, at most so many messages. Does not wait."""
@@ -343,7 +339,7 @@ class Consumer:
         while True:
             self._attend()
             # Once the lease is over nothing is handed out, until the steward has joined anew.
-            if self.alive and self._desk.has_messages:
+            if self.alive and self.desk.has_messages:
                 return True
             trouble = None
             try:
@@ -377,7 +373,7 @@ class Consumer:
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
         self._require_open()
-        if self._desk.has_changes:
+        if self.desk.has_changes:
             self._tell()
         if self._steward.fatal is not None:
             raise self._steward.fatal
@@ -389,7 +385,7 @@ class Consumer:
 
     def _tell(self) -> None:
         try:
-            self._callbacks.tell(self._desk, self._one_user)
+            self._callbacks.tell(self.desk, self._one_user)
         except BaseException:
             self._steward.wake()
             raise

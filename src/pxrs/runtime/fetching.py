@@ -20,6 +20,7 @@ from pxrs.runtime.decoding import Decoder, cut
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.reader import FETCH_BYTES
 from pxrs.runtime.seat import Seat
+from pxrs.runtime.topics import named
 from pxrs.stores.api import LogStore
 from pxrs.stores.optional import FetchesMany
 from pxrs.types import Bounds, Fetched, Message, StoredBatch
@@ -125,6 +126,14 @@ class Fetcher:
                     # The others come next time: those that were served stand behind them then.
                     break
         return came
+
+    def offset_at(self, seat: Seat, timestamp: int) -> int:
+        """Offset of the first message of that time (ms) or later, else the end."""
+        with named(seat.part.topic):
+            found = self._decoder.offset_at(self._log, seat.where, seat.fence, timestamp)
+            if found is None:
+                found = self._log.bounds(seat.where.topic_id)[seat.part.partition].end
+            return found
 
     def _has_more(self, seat: Seat, hungry: int, ends: dict[str, Mapping[int, Bounds]]) -> bool:
         """Whether it is worth a fetch. One that has not started does."""

@@ -33,6 +33,7 @@ class Health(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the verdict is made of. Times are seconds of the monotonic clock.
 
+    `asked_at`: when the caller has last asked for messages; one that waits for them asks on.
     `fatal` ended the member's part in its group, `fenced` if somebody else has its place.
     `lease`: for how many seconds nobody can take what it owns; None while it joins. `missing`:
     topics that it is subscribed to and that were deleted. `unreadable`: what keeps a partition from
@@ -44,6 +45,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     meant: int
     waiting: int
     in_hand_since: float | None
+    asked_at: float
     store_lost_since: float | None
     fatal: str | None
     fenced: bool = False
@@ -63,8 +65,7 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
         lost = now - facts.store_lost_since
         return Health("lost the store", f"no answer from the store for {lost:.1f} s")
     if facts.lease is not None and facts.lease <= 0:
-        over = -facts.lease
-        return Health("lost the store", f"the session could not be renewed; over for {over:.1f} s")
+        return Health("lost the store", "the session could not be renewed in time")
     if facts.generation == 0:
         return Health("joining", "the group has not given it partitions yet")
     if facts.owned < facts.meant:
@@ -72,6 +73,9 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
     if facts.in_hand_since is not None and now - facts.in_hand_since > stuck_after:
         held = now - facts.in_hand_since
         return Health("stuck", f"the handler has been at the same messages for {held:.0f} s")
+    if facts.owned and facts.in_hand_since is None and now - facts.asked_at > stuck_after:
+        silent = now - facts.asked_at
+        return Health("stuck", f"nobody has asked for messages for {silent:.0f} s")
     if facts.unreadable is not None:
         return Health("stuck", facts.unreadable)
     if facts.waiting > lag_limit:

@@ -21,6 +21,7 @@ def facts_of(worker: Worker, steward: Steward, log: Outage, *, closed: bool) -> 
             meant=membership.meant,
             waiting=sum(seat.lag for seat in seats),
             in_hand_since=worker.in_hand_since(),
+            asked_at=worker.asked_at,
             store_lost_since=min(filter(None, (steward.outage.since, log.since)), default=None),
             fatal=None if fatal is None else f"{type(fatal).__name__}: {fatal}",
             fenced=isinstance(fatal, Fenced),

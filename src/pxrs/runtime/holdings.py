@@ -19,7 +19,13 @@ from pxrs.core import claims
 from pxrs.core.claims import Behind, Happened, Holding, Lost, Stamp, Step
 from pxrs.core.group import Me
 from pxrs.core.records import Claim, Runs, decode
-from pxrs.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
+from pxrs.errors import (
+    InsideTransaction,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
 from pxrs.stores.api import CoordStore
 from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
 
@@ -32,6 +38,12 @@ class Mark(NamedTuple):
     checkpoint: int
     done: Runs = ()
     metadata: str | None = None
+
+
+def mark_of(holding: Holding) -> Mark:
+    """How far the group has come, as the claim has it."""
+    claim = holding.claim
+    return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
 
 
 class Applied(NamedTuple):
@@ -69,6 +81,8 @@ class Holdings:
         self._clock = clock
         self._new_id = new_id or (lambda: secrets.token_hex(8))
         self.lock = threading.RLock()
+        # The thread whose transaction holds the lock.
+        self.transacting: int | None = None
         self._held: dict[TopicPartition, Holding] = {}
         self._doubts: dict[TopicPartition, Doubt] = {}
         self._me = Me("", "")
@@ -79,6 +93,11 @@ class Holdings:
             self._me = me
             self._held = {}
             self._doubts = {}
+
+    def refuse_inside_transaction(self) -> None:
+        """Raise where the end of a thread would be waited for that waits for this block's end."""
+        if self.transacting == threading.get_ident():
+            raise InsideTransaction("leave the block of the consumer's transaction first")
 
     @property
     def owner(self) -> str:

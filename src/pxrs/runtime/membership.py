@@ -38,6 +38,8 @@ from pxrs.runtime.topics import Topics
 from pxrs.stores.api import CoordStore, Session
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
 
+_HAIR = 1e-6
+
 
 class Desk(Protocol):
     """Where the partitions are worked on."""
@@ -229,6 +231,13 @@ class Membership:
             f"another process joined group {self._group!r} as {self.me.name!r}; "
             "a static name belongs to one process at a time"
         )
+
+    def safe_until(self) -> float:
+        """Until when nobody can take its place, even if no renewal succeeds any more."""
+        session = self.session
+        left = session.remaining() if session is not None else 0.0
+        # A sum of floats may come out a hair too late.
+        return self._clock.monotonic() + left - _HAIR
 
     # Looking
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core.progress import Progress
@@ -163,6 +163,7 @@ class Runner:
                     self._schedule.park(lane, self._clock.monotonic() + delay)
                 self._turn.notify_all()
             if delay is None and self._consumer is not None:
+                self._attempts.pop(_place(task.message), None)
                 self._consumer.came_back(task.seat)
 
     def _next_task(self) -> tuple[Hashable, Task] | None:
@@ -182,16 +183,18 @@ class Runner:
         if not self._consumer.alive:
             # Renewed in time after all, or lost: then its turn is over too.
             return _LOOK
-        if not self._begin(task):
-            return None
+        if (first := self._begin(task)) != "begun":
+            return _LOOK if first == "waits" else None
         done = False
         try:
             self._handler(self._decoder.deserialize(message))
             done = True
-            self._attempts.pop(_place(message), None)
         except Abandoned:
             return _LOOK
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            if task.seat.turn != task.turn:
+                # It is somebody else's, or about to be: whoever is fenced fails for that reason.
+                return None
             delay = self._failed(task, error)
             done = delay is None and self._failure is None
             return delay
@@ -199,16 +202,22 @@ class Runner:
             self._end(task, done=done)
         return None
 
-    def _begin(self, task: Task) -> bool:
+    def _begin(self, task: Task) -> Literal["begun", "void", "waits"]:
+        """Note that a worker is at it; not if it is not ours or done, or can't be noted as done.
+
+        A claim has room for so many gaps: once they are too many, only the message that closes
+        the first one is begun.
+        """
         assert self._consumer is not None
+        progress, offset = task.progress, task.message.offset
         with self._consumer.desk.lock:
-            if task.seat.turn != task.turn or task.progress is None:
-                return False
-            if task.progress.is_done(task.message.offset):
-                return False
+            if task.seat.turn != task.turn or progress is None or progress.is_done(offset):
+                return "void"
+            if progress.full and offset > progress.checkpoint:
+                return "waits"
             self._working[id(task.seat)] += 1
             self._since[threading.get_ident()] = self._clock.monotonic()
-            return True
+            return "begun"
 
     def _end(self, task: Task, *, done: bool) -> None:
         assert self._consumer is not None
@@ -236,7 +245,6 @@ class Runner:
         if delay is not None:
             _LOG.warning("%s; again in %.2g s", what, delay)
             return delay
-        del self._attempts[place]
         if self._dead_letters is None:
             failure = HandlerFailed(what)
             failure.__cause__ = error

@@ -12,14 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
-from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
-from pxrs.errors import Fenced, InvalidRequest, OffsetOutOfRange, OutcomeUnknown, PxrsError
+from pxrs.errors import (
+    Fenced,
+    InvalidRequest,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    PxrsError,
+)
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
-from pxrs.runtime.holdings import Holdings, Mark
+from pxrs.runtime.holdings import Holdings, Mark, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
 from pxrs.runtime.runs import Elsewhere, Loose, Run
 from pxrs.runtime.seat import Seat
@@ -27,8 +32,6 @@ from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics, named
 from pxrs.stores.api import Stores
 from pxrs.types import Message, TopicPartition
-
-_HAIR = 1e-6
 
 
 class Worker:
@@ -56,8 +59,9 @@ class Worker:
         self.runs: list[Run] = []
         # With auto-commit they are committed soon, and nobody has to mean them.
         self.loose = Loose()
-        # When the caller was last given messages; None once it has asked for more.
+        # When the caller was last given messages, None once it has asked for more; when it asked.
         self.handed_at: float | None = None
+        self.asked_at = clock.monotonic()
         handling = elsewhere or Elsewhere(self._in_hand, self._in_hand_since)
         self.in_hand_since = handling.since
         self.desk = ConsumerDesk(
@@ -66,7 +70,6 @@ class Worker:
             asks_before_release=asks_before_release,
             most_out=handling.most,
         )
-        self._decoder = decoder
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
         self.holdings = Holdings(stores.coord, clock, new_id)
         self.membership = Membership(
@@ -97,19 +100,13 @@ class Worker:
         session = self.membership.session
         return session is not None and session.remaining() > 0
 
-    def _safe_until(self) -> float:
-        """Until when it is alive even if no renewal succeeds any more."""
-        session = self.membership.session
-        left = session.remaining() if session is not None else 0.0
-        # A sum of floats may come out a hair too late.
-        return self._clock.monotonic() + left - _HAIR
-
     def hand_out(self, most: int) -> list[Run]:
         """Fetched messages for the caller, at most so many; none once the lease may be over."""
         with self.desk.lock:
             out = self.desk.hand_out(most) if self.alive else []
             self.runs = [Run(seat, messages) for seat, messages in out]
-            self.handed_at = self._clock.monotonic() if self.runs else None
+            self.asked_at = self._clock.monotonic()
+            self.handed_at = self.asked_at if self.runs else None
             return list(self.runs)
 
     def all_at_once(self, runs: list[Run]) -> list[Message]:
@@ -127,7 +124,8 @@ class Worker:
         """
         now, until = self._clock.monotonic, 0.0
         try:
-            self._show(runs)
+            for run in runs:
+                run.in_loop = True
             for run in runs:
                 seat, turn, number = run.seat, run.turn, 0
                 for message in run.messages:
@@ -135,7 +133,7 @@ class Worker:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
                     # a process can be stopped. Asking the session each time is too slow.
-                    if (at := now()) >= until and (until := self._safe_until()) <= now():
+                    if (at := now()) >= until and (until := self.membership.safe_until()) <= now():
                         break
                     self.handed_at = at
                     number += 1  # noqa: SIM113 - enumerate() is slower
@@ -149,7 +147,8 @@ class Worker:
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
         """Each run whole; one is handled when the next one is asked for."""
         try:
-            self._show(runs)
+            for run in runs:
+                run.in_loop = True
             for run in runs:
                 if run.seat.turn == run.turn and self.alive:
                     self.handed_at = self._clock.monotonic()
@@ -202,10 +201,6 @@ class Worker:
         with self.desk.lock:
             self._end([run for run in self.runs if run.in_loop])
 
-    def _show(self, runs: list[Run]) -> None:
-        for run in runs:
-            run.in_loop = True
-
     def pause(self, parts: Collection[TopicPartition]) -> None:
         """Hand out nothing of these; what a loop has not shown yet waits for `resume`, too."""
         with self.desk.lock:
@@ -245,6 +240,7 @@ class Worker:
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers; true if anything came."""
+        self.asked_at = self._clock.monotonic()
         return self._fetcher.fetch(topic_gone)
 
     def _pin(self, offsets: Mapping[Seat, int]) -> None:
@@ -255,7 +251,7 @@ class Worker:
             }
             if current:
                 applied = self.holdings.pin(current)
-                self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
+                self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
                 self.desk.gone(sorted(applied.lost), lost=True)
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
@@ -313,7 +309,7 @@ class Worker:
         with self.holdings.lock:
             applied = self.holdings.commit(marks)
             # What stands in the claim now: a mark behind it has changed nothing.
-            self.desk.committed({holding.part: _mark(holding) for holding in applied.written})
+            self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
             self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
@@ -369,12 +365,7 @@ class Worker:
 
     def offset_at(self, part: TopicPartition, timestamp: int) -> int:
         """Offset of the first message of that time (ms) or later, else the end."""
-        seat = self.owned_seat(*part)
-        with named(part.topic):
-            found = self._decoder.offset_at(self._log, seat.where, seat.fence, timestamp)
-            if found is None:
-                found = self._log.bounds(seat.where.topic_id)[part.partition].end
-            return found
+        return self._fetcher.offset_at(self.owned_seat(*part), timestamp)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
@@ -409,8 +400,3 @@ class Worker:
                 raise fenced(applied.lost)
             self.desk.restart(seat.part, offset)
         forget_old_resets(self._coord, self._settings.group)
-
-
-def _mark(holding: Holding) -> Mark:
-    claim = holding.claim
-    return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
