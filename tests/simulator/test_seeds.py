@@ -15,7 +15,7 @@ CHUNK = 50
 
 
 @pytest.mark.engine("memory")
-@pytest.mark.parametrize("start", range(0, 300, CHUNK))
+@pytest.mark.parametrize("start", range(0, 500, CHUNK))
 def test_seeds(start: int) -> None:
     assert failures(range(start, start + CHUNK)) == []
 
