@@ -33,6 +33,15 @@ class Run:
         if done and self.progress is not None:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
+    def hold_back(self) -> None:
+        """What the caller has not seen is handed out again, later."""
+        seat = self.seat
+        if seat.turn == self.turn and self.seen < len(self.messages):
+            seat.go_to(min(seat.handed, self.messages[self.seen].offset))
+            if self.seen:
+                # What it is at may have to be given back, too.
+                self.turn = seat.turn
+
     @property
     def is_loose(self) -> bool:
         """Whether somebody has yet to commit what was handled of its partition."""

@@ -206,12 +206,8 @@ class Worker:
         with self.desk.lock:
             self.desk.pause(parts, paused=True)
             for run in self.runs:
-                seat = run.seat
-                if seat.part in parts and seat.turn == run.turn and run.seen < len(run.messages):
-                    self.desk.give_back(seat, run.messages[run.seen].offset)
-                    if run.seen:
-                        # What is in hand may have to be given back, too.
-                        run.turn = seat.turn
+                if run.seat.part in parts:
+                    run.hold_back()
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
