@@ -296,6 +296,19 @@ class TestSeeking:
         with join(topic, on_assigned=go_to_the_second) as consumer:
             assert offsets(take(consumer, 2)) == [1, 2]
 
+    def test_what_was_fetched_meanwhile_is_void(self, faulty: Pxrs, log: FaultyLog) -> None:
+        faulty.create_topic("t", 1)
+        send(faulty, 5)
+        with join(faulty, prefetch_bytes=1) as consumer:
+            assert offsets(take(consumer, 1)) == [0]
+
+            def seek() -> None:
+                log.fetching = lambda: None
+                consumer.seek("t", 0, 3)
+
+            log.fetching = seek
+            assert offsets(take(consumer, 2)) == [3, 4]
+
 
 class TestPrefetching:
     def test_is_bounded_over_all_partitions(self, px: Pxrs) -> None:

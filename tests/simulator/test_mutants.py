@@ -174,12 +174,13 @@ MUTANTS = [
         zombie_pushes_its_successor_out,
         r"came back and pushed",
         {"members": 3, "static": 3, "trouble": 4.0, "ttl": 2.0, "steps": 400},
+        first=30,
     ),
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
-    Mutant(pause_ends_with_a_rebalance, r"paused"),
-    Mutant(loop_goes_on_with_what_is_paused, r"paused"),
+    Mutant(pause_ends_with_a_rebalance, r"paused", first=120),
+    Mutant(loop_goes_on_with_what_is_paused, r"paused", first=30),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
 ]
 

@@ -116,6 +116,7 @@ MUTANTS = [
         transaction_takes_the_next_epoch_for_its_own,
         r"handed out before|was not handled|and has the effects|without moving|twice",
         {**TRANSACTIONS, "trouble": 1.0, "members": 3, "interleave": 0.2, "steps": 250},
+        first=60,
     ),
     Mutant(loop_forgets_what_it_has_left, r"was not handled|without moving", TRANSACTIONS),
     Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
@@ -123,6 +124,7 @@ MUTANTS = [
         claims_found_after_a_doubt_are_forgotten,
         r"no rest",
         {**TRANSACTIONS, "rates": NO_ANSWERS, "revoke_timeout": None, "interleave": 0.1},
+        first=60,
     ),
 ]
 
