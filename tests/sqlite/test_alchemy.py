@@ -85,7 +85,9 @@ def keeps_one_open(path: Path) -> Engine:
         begins_itself,
         pytest.param(
             keeps_one_open,
-            marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="since Python 3.12"),
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 12), reason="sqlite3 has autocommit=False since Python 3.12"
+            ),
         ),
     ]
 )

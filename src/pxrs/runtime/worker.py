@@ -24,7 +24,7 @@ from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
-from pxrs.runtime.holdings import Holdings, Mark, mark_of
+from pxrs.runtime.holdings import Applied, Holdings, Mark, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
 from pxrs.runtime.runs import Elsewhere, Loose, Run
 from pxrs.runtime.seat import Seat
@@ -52,7 +52,6 @@ class Worker:
     ) -> None:
         self._coord = stores.coord
         self._log = stores.log
-        self._topics = topics
         self._clock = clock
         self._settings = settings
         self._new_id = new_id
@@ -246,9 +245,7 @@ class Worker:
                 seat.part: offset for seat, offset in offsets.items() if self._is_current(seat)
             }
             if current:
-                applied = self.holdings.pin(current)
-                self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
-                self.desk.gone(sorted(applied.lost), lost=True)
+                self._note(self.holdings.pin(current))
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, or `Fenced`."""
@@ -303,10 +300,15 @@ class Worker:
         if not marks:
             return frozenset()
         with self.holdings.lock:
-            applied = self.holdings.commit(marks)
-            # What stands in the claim now: a mark behind it has changed nothing.
-            self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
-            self.desk.gone(sorted(applied.lost), lost=True)
+            return self._note(self.holdings.commit(marks))
+
+    def _note(self, applied: Applied) -> frozenset[TopicPartition]:
+        """Let the desk know what stands in the claims now; the partitions that were lost.
+
+        A mark behind its claim has changed nothing.
+        """
+        self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
+        self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
     def count_handed(self) -> list[Seat]:
