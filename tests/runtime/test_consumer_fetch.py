@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 import pxrs
 from pxrs.types import TopicPartition
 
 LARGE = 64
-
-
-@pytest.fixture(params=["memory://", "sqlite:///"])
-def px(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Pxrs]:
-    url = request.param
-    store = pxrs.connect(url if url == "memory://" else f"{url}{tmp_path / 'app.db'}")
-    with store:
-        yield store
 
 
 def test_few_partitions_of_a_large_topic(px: pxrs.Pxrs) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,10 @@ from pxrs.types import Check, Committed, Conflict, LogPartition, TopicPartition,
 PATIENCE = 30.0
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("memory", marks=pytest.mark.engine("memory")),
-        pytest.param("sqlite", marks=pytest.mark.engine("sqlite")),
-    ]
-)
-def px(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Pxrs]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/groups.db"
-    with pxrs.connect(url) as px:
-        px.create_topic("orders", 4)
-        yield px
+@pytest.fixture
+def px(px: pxrs.Pxrs) -> pxrs.Pxrs:
+    px.create_topic("orders", 4)
+    return px
 
 
 def produce(px: pxrs.Pxrs, each: int = 10, topic: str = "orders", partitions: int = 4) -> None:

@@ -448,6 +448,17 @@ def test_unknown_topic_rolls_back_all_of_it(px: Pxrs) -> None:
     assert px.stores.queues.peek("out") == []
 
 
+@pytest.mark.parametrize("headers", ["ab", {"a": b"x"}, [("a", "text")], [("a",)], [(b"a", b"x")]])
+def test_bad_headers_are_told_where_they_are_given(px: Pxrs, headers: Any) -> None:
+    px.create_topic("t", 1)
+    with px.transaction() as tx:
+        tx.send("t", "good", headers=(("trace", b"7"),))
+        with pytest.raises(InvalidRequest, match="header"):
+            tx.send("t", "bad", headers=headers)
+    [message] = px.reader("t").read(0, 0)
+    assert (message.value, message.headers) == (b"good", (("trace", b"7"),))
+
+
 @pytest.mark.engine("sqlite")
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 def test_put_and_take_inside_the_callers_transaction(app: Pxrs, path: Path, outcome: str) -> None:

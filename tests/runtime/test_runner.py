@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,6 @@ from support.inside import say
 from support.running import Running, checkpoints, wait_for_checkpoints
 
 QUICK = Backoff(first=0.001, longest=0.002, attempts=3)
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("memory", marks=pytest.mark.engine("memory")),
-        pytest.param("sqlite", marks=pytest.mark.engine("sqlite")),
-    ]
-)
-def px(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Pxrs]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/run.db"
-    with pxrs.connect(url) as px:
-        yield px
 
 
 def _send(px: pxrs.Pxrs, count: int, keys: int) -> None:

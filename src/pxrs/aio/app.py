@@ -131,6 +131,10 @@ class Pxrs(QueueVerbs):
         """Drop now what the topic's retention no longer keeps; producers do it as they go."""
         await self._threads.call(partial(self._px.apply_retention, name))
 
+    async def redrive(self, topic: str, *, to: str | None = None) -> dict[str, int]:
+        """Send dead letters back to where they came from. See `pxrs.Pxrs.redrive`."""
+        return await self._threads.call(partial(self._px.redrive, topic, to=to))
+
     def producer(
         self,
         *,

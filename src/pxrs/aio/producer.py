@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -34,7 +34,7 @@ class Producer:
         key: Any = None,
         *,
         partition: int | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
         timestamp: int | None = None,
     ) -> Sent:
         """Hand a message over; `await` the `Sent` to wait until it is durable.

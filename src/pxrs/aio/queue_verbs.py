@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -58,7 +59,7 @@ class QueueVerbs:
         priority: int = 0,
         delay: float = 0.0,
         key: str | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
         dedupe: str | None = None,
         dedupe_window: float = 300.0,
         serde: Serde | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -147,7 +147,7 @@ class UnitOfWork:
         priority: int = 0,
         delay: float = 0.0,
         key: str | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
         dedupe: str | None = None,
         dedupe_window: float = 300.0,
     ) -> None:
@@ -181,7 +181,7 @@ class UnitOfWork:
         key: Any = None,
         *,
         partition: int | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
     ) -> None:
         """Send a message when, and only if, this transaction commits."""
         await self._call(

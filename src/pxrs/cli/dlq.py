@@ -56,7 +56,8 @@ def dlq() -> None:
     """Dead letters of queues: items that used up their deliveries.
 
     Every queue has its own. They stay until they are put back or dropped. Messages that `px.run`
-    gave up are in a topic of their own instead: pxrs read orders.dlq
+    gave up are in a topic of their own instead: pxrs read orders.dlq shows them, and
+    pxrs topics redrive orders.dlq sends them back.
     """
 
 

@@ -318,6 +318,23 @@ class Pxrs(QueueVerbs):
 
         return Runner(job, self._clock, letters, join)
 
+    def redrive(self, topic: str, *, to: str | None = None) -> dict[str, int]:
+        """Send the dead letters of `topic` back to where they came from, or all to topic `to`.
+
+        How many went where. Each letter is sent back once: what was is the checkpoint of the
+        group `<topic>.redrive`; letters that come meanwhile are left for the next time.
+        """
+        from pxrs.runtime.redriving import Redriving
+
+        redriving = Redriving(self._topics, self.groups, topic, to)
+        if not redriving.is_finished():
+            with (
+                self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES) as producer,
+                self.consumer(topic, redriving.group, auto_commit=False) as letters,
+            ):
+                redriving.run(letters, producer)
+        return dict(redriving.sent)
+
     def stop(self) -> None:
         """End every `run` of this object, from another thread: they drain, commit and leave."""
         for running in list(self._running):

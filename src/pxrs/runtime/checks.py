@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -60,7 +60,7 @@ class Checks:
         return key, encoded(self._value_serde, value, "value")
 
     def size(
-        self, key: bytes | None, value: bytes | None, headers: list[Header] | None
+        self, key: bytes | None, value: bytes | None, headers: Sequence[Header] | None
     ) -> tuple[int, list[Header]]:
         """What the message takes in the buffer, and its headers, if it is not too large."""
         checked = checked_headers(headers) if headers else NO_HEADERS

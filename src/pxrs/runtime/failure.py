@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,6 +46,39 @@ class Stop(msgspec.Struct, frozen=True):
 
 OnFailure = DeadLetter | Stop
 
+_PREFIX = "pxrs-dlq-"
+_TOPIC = f"{_PREFIX}topic"
+_PARTITION = f"{_PREFIX}partition"
+
+
+class Origin(NamedTuple):
+    """Where a dead letter came from."""
+
+    topic: str
+    partition: int
+
+    @classmethod
+    def of(cls, letter: Message) -> Origin | None:
+        """What the letter's headers say; None if it is no dead letter."""
+        headers = dict(_added(letter))  # of a letter that died once more: the last ones
+        topic, partition = headers.get(_TOPIC), headers.get(_PARTITION)
+        if topic is None or partition is None or not partition.isdigit():
+            return None
+        return cls(topic.decode(errors="backslashreplace"), int(partition))
+
+
+def without_origin(letter: Message) -> list[Header]:
+    """The headers that the message had before it became this letter."""
+    added = _added(letter)
+    own = letter.headers[: len(letter.headers) - len(added)]
+    return [*own, *(header for header in added if not header[0].startswith(_PREFIX))]
+
+
+def _added(letter: Message) -> Sequence[Header]:
+    """The headers from the last that names a topic on."""
+    names = [name for name, _ in letter.headers]
+    return letter.headers[len(names) - 1 - names[::-1].index(_TOPIC) :] if _TOPIC in names else ()
+
 
 class DeadLetters:
     """Writes dead letters, durably, before their offset counts as handled."""
@@ -62,14 +97,14 @@ class DeadLetters:
         self._make(name, message.topic)
         headers: list[Header] = [
             *message.headers,
-            ("pxrs-dlq-topic", message.topic.encode()),
-            ("pxrs-dlq-partition", str(message.partition).encode()),
-            ("pxrs-dlq-offset", str(message.offset).encode()),
-            ("pxrs-dlq-timestamp", str(message.timestamp).encode()),
-            ("pxrs-dlq-group", group.encode()),
-            ("pxrs-dlq-attempts", str(attempts).encode()),
-            ("pxrs-dlq-error", _bytes(words_of(error))),
-            ("pxrs-dlq-traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
+            (_TOPIC, message.topic.encode()),
+            (_PARTITION, str(message.partition).encode()),
+            (f"{_PREFIX}offset", str(message.offset).encode()),
+            (f"{_PREFIX}timestamp", str(message.timestamp).encode()),
+            (f"{_PREFIX}group", group.encode()),
+            (f"{_PREFIX}attempts", str(attempts).encode()),
+            (f"{_PREFIX}error", _bytes(words_of(error))),
+            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
         ]
         self._producer.send(name, message.value, message.key, headers=headers).result()
         return name

@@ -6,6 +6,7 @@ two. An operator who looks into the table can read it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
-def encode_body(value: Any, headers: list[Header] | None, serde: Serde | None) -> bytes:
+def encode_body(value: Any, headers: Sequence[Header] | None, serde: Serde | None) -> bytes:
     """What an item is stored as."""
     if serde is not None:
         body = b"b" + encoded(serde, value, "value")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.core.routing import hasher
 from pxrs.errors import MessageTooLarge, PartitionNotFound
 from pxrs.log.batches import encode
+from pxrs.runtime.checks import NO_HEADERS, checked_headers
 from pxrs.runtime.topics import Topics
 from pxrs.serde import to_bytes
 from pxrs.types import Append, Header, LogPartition, Topic
@@ -28,7 +30,12 @@ class Outgoing:
         self._loose = 0
 
     def send(
-        self, topic: str, value: Any, key: Any, partition: int | None, headers: list[Header] | None
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        headers: Sequence[Header] | None,
     ) -> None:
         """Add a message; bad input raises here, not at the end."""
         if topic not in self._known:
@@ -42,7 +49,12 @@ class Outgoing:
             partition = self._route(found, name)
         elif not 0 <= partition < found.partitions:
             raise PartitionNotFound(topic, partition, found.partitions)
-        record = (name, body, list(headers or ()), self._clock.wall_ms())
+        record = (
+            name,
+            body,
+            checked_headers(headers) if headers else NO_HEADERS,
+            self._clock.wall_ms(),
+        )
         self._records[LogPartition(found.id, partition)].append(record)
 
     def appends(self) -> list[Append]:

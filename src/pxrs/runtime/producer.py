@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from time import sleep, time, time_ns
 from types import TracebackType
 from typing import Any
@@ -96,7 +96,7 @@ class Producer:
         key: Any = None,
         *,
         partition: int | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
         timestamp: int | None = None,
     ) -> Sent:
         """Hand a message over; `Sent.result()` waits until it is durable.

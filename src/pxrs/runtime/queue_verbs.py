@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ class QueueVerbs:
         priority: int = 0,
         delay: float = 0.0,
         key: str | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
         dedupe: str | None = None,
         dedupe_window: float = 300.0,
         serde: Serde | None = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -204,7 +204,7 @@ class UnitOfWork:
         priority: int = 0,
         delay: float = 0.0,
         key: str | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
         dedupe: str | None = None,
         dedupe_window: float = 300.0,
     ) -> None:
@@ -243,7 +243,7 @@ class UnitOfWork:
         key: Any = None,
         *,
         partition: int | None = None,
-        headers: list[Header] | None = None,
+        headers: Sequence[Header] | None = None,
     ) -> None:
         """Send a message when, and only if, this transaction commits."""
         with self._locked():
