@@ -13,9 +13,10 @@ from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.runs import Loose
 from pxrs.runtime.transacting import Handed
+from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Atomic
-from pxrs.types import Committed, TopicPartition, Versioned
+from pxrs.types import Committed, Holder, QueueChange, TopicPartition, Versioned
 from support.mutants import NO_ANSWERS, Mutant, Patch, catch
 
 
@@ -96,7 +97,40 @@ def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
     patch.setattr(Holdings, "_is_mine", lambda self, verdict: False)
 
 
+def items_are_put_beside_the_transaction(patch: Patch) -> None:
+    """They are there, whatever becomes of it."""
+    put = UnitOfWork.put
+
+    def at_once(self: UnitOfWork, queue: str, value: bytes) -> None:
+        put(self, queue, value)
+        change = QueueChange(Holder("", "beside"), put=(self._put.pop(),))
+        with self._desk.stores.atomic() as atomic:
+            atomic.queue(change)
+
+    patch.setattr(UnitOfWork, "put", at_once)
+
+
+def taken_items_stay(patch: Patch) -> None:
+    """They are free again after the commit, and handled twice."""
+
+    def change(self: UnitOfWork) -> QueueChange:
+        return QueueChange(self._hold.holder, put=tuple(self._put))
+
+    patch.setattr(UnitOfWork, "_change", change)
+
+
+def only_those_who_take_put(patch: Patch) -> None:
+    """A transaction that holds nothing has no items to commit."""
+    stage = UnitOfWork._stage
+
+    def taken_only(self: UnitOfWork, atomic: Atomic, change: QueueChange | None) -> None:
+        stage(self, atomic, change if self._hold.taken else None)
+
+    patch.setattr(UnitOfWork, "_stage", taken_only)
+
+
 TRANSACTIONS = {"transactions": True}
+QUEUES = {"transactions": True, "queues": True}
 
 MUTANTS = [
     Mutant(checkpoint_beside_the_transaction, r"without moving its checkpoint", TRANSACTIONS),
@@ -120,6 +154,9 @@ MUTANTS = [
     ),
     Mutant(loop_forgets_what_it_has_left, r"was not handled|without moving", TRANSACTIONS),
     Mutant(transaction_undoes_a_seek, r"was not handled", TRANSACTIONS),
+    Mutant(items_are_put_beside_the_transaction, r"without moving its checkpoint", QUEUES),
+    Mutant(taken_items_stay, r"took tasks \[\d+\], removed \[\]", QUEUES),
+    Mutant(only_those_who_take_put, r"was not handled|and has the effects", QUEUES),
     Mutant(
         claims_found_after_a_doubt_are_forgotten,
         r"no rest",

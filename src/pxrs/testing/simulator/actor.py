@@ -74,6 +74,7 @@ class Actor:
         rng: Random,
         say: Callable[[str], None],
         switch: Callable[[str, str], None],
+        wait: Callable[[Actor], None],
         *,
         static: bool,
         mode: Mode,
@@ -116,11 +117,22 @@ class Actor:
         )
         self.lock = StepLock(lambda: switch(who, "taking its lock"))
         self.worker.holdings.lock = self.lock  # type: ignore[assignment]
+        self._transacting = Transacting(
+            who,
+            stores,
+            topics,
+            self._clock,
+            self.worker,
+            ledger.told,
+            rng,
+            plan,
+            lambda: wait(self),
+        )
         self._caller = Caller(
             who,
             mode,
             self.worker,
-            Transacting(who, stores, topics, self._clock, self.worker, ledger.told, rng, plan.ttl),
+            self._transacting,
             self._clock,
             ledger,
             rng,
@@ -151,6 +163,8 @@ class Actor:
             self._renewing = True
             with self._tolerating("renew"):
                 session.renew()
+            with self._tolerating("renew what holds its items"):
+                self._transacting.keeper.renew()
             self._renewing = False
 
     # The steward's thread

@@ -1,16 +1,26 @@
-"""What transactions have left behind: one message in another topic for each one they handled."""
+"""What transactions have left behind: a message or an item for each message they handled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pxrs.log.batches import decode, set_base_offset
+from pxrs.runtime.item import decode_body
 from pxrs.testing.simulator.account import Broken, Delivery
-from pxrs.types import Append, Fence, Message, StoredBatch
+from pxrs.types import Append, Fence, Message, QueueChange, StoredBatch
 
-# Where the effects go. The members read topics that begin with another letter.
+# The topic and the queue where the effects go. The members read other topics.
 OUTPUT = "effects"
+# A queue of which transactions take something, besides their messages.
+TASKS = "tasks"
+
+
+class Landed(NamedTuple):
+    """What a transaction has done beside its writes, in the same commit."""
+
+    appends: Sequence[Append]
+    change: QueueChange | None
 
 
 class Effect(NamedTuple):
@@ -24,8 +34,15 @@ class Effect(NamedTuple):
     key: bytes
 
     def encode(self) -> bytes:
-        """For the value of a message; its key is the effect's."""
-        return " ".join(map(str, self[:5])).encode()
+        """For the value of a message or an item."""
+        return " ".join([*map(str, self[:5]), self.key.hex()]).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Effect:
+        """From such a value."""
+        transaction, topic_id, *numbers, key = value.decode().split()
+        partition, segment, offset = map(int, numbers)
+        return cls(transaction, topic_id, partition, segment, offset, bytes.fromhex(key))
 
 
 def effect_of(transaction: str, message: Message, delivery: Delivery) -> Effect:
@@ -34,17 +51,17 @@ def effect_of(transaction: str, message: Message, delivery: Delivery) -> Effect:
     return Effect(transaction, *where, delivery.segment, message.offset, message.key)
 
 
-def effects_in(appends: Iterable[Append]) -> list[Effect]:
-    """The effects in what was appended."""
-    found = []
-    for _, batch in appends:
+def effects_in(landed: Landed) -> list[Effect]:
+    """The effects in what was appended and put."""
+    values = []
+    for _, batch in landed.appends:
         data = bytearray(batch.data)
         set_base_offset(data, 0)
-        for message in decode(StoredBatch(0, batch.count, bytes(data)), Fence(OUTPUT, 0, 0)):
-            transaction, topic_id, *numbers = message.value.decode().split()
-            partition, segment, offset = map(int, numbers)
-            found.append(Effect(transaction, topic_id, partition, segment, offset, message.key))
-    return found
+        messages = decode(StoredBatch(0, batch.count, bytes(data)), Fence(OUTPUT, 0, 0))
+        values += [message.value for message in messages]
+    if landed.change is not None:
+        values += [decode_body(item.body)[0] for item in landed.change.put]
+    return [Effect.decode(value) for value in values]
 
 
 class Told:
@@ -53,6 +70,28 @@ class Told:
     def __init__(self) -> None:
         self._applied: set[str] = set()
         self._failed: set[str] = set()
+        self._took: dict[str, set[int]] = {}
+        self._removed: set[int] = set()
+
+    def took(self, transaction: str, task: int) -> None:
+        """It was given this task; whether it has done it, its commit tells."""
+        self._took.setdefault(transaction, set()).add(task)
+
+    def removed(self, transactions: Iterable[str], tasks: set[int]) -> None:
+        """A commit has removed these tasks: those that its transaction took, and nobody before."""
+        taken = {task for each in transactions for task in self._took.get(each, ())}
+        if tasks != taken:
+            raise Broken(
+                f"{sorted(transactions)} took tasks {sorted(taken)}, removed {sorted(tasks)}"
+            )
+        if twice := tasks & self._removed:
+            raise Broken(f"{sorted(transactions)} removed tasks {sorted(twice)} once more")
+        self._removed |= tasks
+
+    def tasks_left(self, tasks: set[int], ever: int) -> None:
+        """These are in the queue at the end, of so many that ever were."""
+        if tasks & self._removed or len(tasks) + len(self._removed) != ever:
+            raise Broken(f"{ever} tasks were put, {len(self._removed)} removed, {len(tasks)} left")
 
     def applied(self, transactions: Iterable[str]) -> None:
         """They are in the store now."""

@@ -7,9 +7,10 @@ from collections import Counter
 from pxrs.core.group import group_state
 from pxrs.core.records import Claim, Head, MemberRecord, claim_key, decode, head_key, members_prefix
 from pxrs.testing.simulator.account import Broken
+from pxrs.testing.simulator.effects import TASKS
 from pxrs.testing.simulator.plan import GROUP
 from pxrs.testing.simulator.world import World
-from pxrs.types import TopicPartition
+from pxrs.types import ItemState, TopicPartition
 
 _ROUND = 0.1
 _PATIENCE = 30.0
@@ -29,6 +30,7 @@ def settle(world: World) -> None:
         if world.clock.monotonic() > end:
             raise Broken(f"no rest {patience:g} s after the last fault: {unrest}")
     _check_shares(world)
+    _check_tasks(world)
 
 
 def _round(world: World) -> str | None:
@@ -110,3 +112,9 @@ def _check_shares(world: World) -> None:
         counts = [shares[actor.name] for actor in world.living]
         if max(counts) - min(counts) > 1:
             raise Broken(f"unfair: {dict(sorted(shares.items()))} of {len(world.living)} members")
+
+
+def _check_tasks(world: World) -> None:
+    if world.plan.queues:
+        left = world.stores.queues.peek(TASKS, tuple(ItemState), limit=world.plan.tasks)
+        world.ledger.told.tasks_left({item.id for item in left}, world.plan.tasks)

@@ -23,9 +23,9 @@ from pxrs.core.records import (
 from pxrs.runtime.seeking import Reset
 from pxrs.stores.api import CoordStore
 from pxrs.testing.simulator.account import Account, Broken, Delivery
-from pxrs.testing.simulator.effects import Effect, Told, effects_in
+from pxrs.testing.simulator.effects import Effect, Landed, Told, effects_in
 from pxrs.testing.simulator.plan import GROUP, OPERATOR, Plan
-from pxrs.types import Append, Message, Put, TopicPartition, Versioned, Write
+from pxrs.types import Message, Put, TopicPartition, Versioned, Write
 
 _EPSILON = 1e-6
 
@@ -89,11 +89,14 @@ class Ledger:
         who: str,
         before: Mapping[str, Versioned | None],
         writes: Sequence[Write],
-        appends: Sequence[Append] | None = None,
+        landed: Landed | None = None,
     ) -> None:
-        """A commit was applied; `appends` if it was a transaction's."""
-        effects = effects_in(appends or ())
-        self.told.applied({effect.transaction for effect in effects})
+        """A commit was applied; `landed` if it was a transaction's."""
+        effects = [] if landed is None else effects_in(landed)
+        transactions = {effect.transaction for effect in effects}
+        self.told.applied(transactions)
+        if landed is not None and landed.change is not None:
+            self.told.removed(transactions, {held.id for held in landed.change.remove})
         for effect in effects:
             account = self._account_of(effect)
             account.leave_effect(effect.segment, effect.offset, effect.key)
@@ -110,7 +113,7 @@ class Ledger:
                 old = decode(found, Claim) if found is not None else Claim()
                 new = decode(Versioned(put.key, put.value, 0), Claim)
                 self._claim_written(who, put.key, old, new, resets)
-                if appends is not None:
+                if landed is not None:
                     account = self._keys[put.key]
                     mine = {
                         each.offset

@@ -9,12 +9,11 @@ from typing import Any
 
 from pxrs.stores.api import Atomic, LogStore, QueueStore, Session, Watch
 from pxrs.stores.memory import MemoryStores
-from pxrs.types import Append, Check, Committed, Conflict, Limits, Versioned, Write
+from pxrs.testing.simulator.effects import Landed
+from pxrs.types import Check, Committed, Conflict, Limits, Versioned, Write
 
-# Who has committed what on top of what, and what a transaction has appended in the same commit.
-Heard = Callable[
-    [str, Mapping[str, Versioned | None], Sequence[Write], Sequence[Append] | None], None
-]
+# Who has committed what on top of what; `Landed` if it was a transaction.
+Heard = Callable[[str, Mapping[str, Versioned | None], Sequence[Write], Landed | None], None]
 
 
 class ObservedStores:
@@ -46,9 +45,9 @@ class ObservedStores:
     def atomic(self, connection: Any = None) -> Iterator[Atomic]:
         with self._stores.atomic(connection) as block:
             yield block
-            writes, appends = block._writes, block._appends
+            writes, landed = block._writes, Landed(block._appends, block._change)
             before = {write.key: self._stores.coord.get(write.key) for write in writes}
-        self._heard(self._who, before, writes, appends)
+        self._heard(self._who, before, writes, landed)
 
     def close(self) -> None:
         """The stores outlive their members."""

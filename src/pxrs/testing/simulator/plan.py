@@ -19,8 +19,9 @@ _STRATEGIES: tuple[Strategy, ...] = ("sticky", "sticky", "sticky", "fair", "rang
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A run's size, the group's patience, and how much goes wrong. Seconds.
 
-    `transactions`: every member handles messages in transactions, and nowhere else. `trouble` and
-    `operator`: how often processes come and go, and how often somebody meddles with the group.
+    `transactions`: every member handles messages in transactions, and nowhere else. `queues`: these
+    take and put items, too. `trouble` and `operator`: how often processes come and go, and how
+    often somebody meddles with the group.
     """
 
     seed: int
@@ -29,6 +30,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, int]
     pattern: bool
     transactions: bool
+    queues: bool
+    tasks: int = 50
     steps: int
     ttl: float
     debounce: float
@@ -54,6 +57,7 @@ def draw(seed: int, members: int | None = None) -> Plan:
         topics={f"t{number}": rng.randint(1, 8) for number in range(rng.choice((1, 1, 2, 3)))},
         pattern=rng.random() < 0.3,
         transactions=rng.random() < 0.3,
+        queues=Random(f"queues {seed}").random() < 0.3,
         steps=rng.choice((100, 200, 300, 500)),
         ttl=rng.choice((2.0, 3.0, 6.0)),
         debounce=rng.choice((0.0, 0.1, 0.5)),

@@ -9,14 +9,15 @@ from random import Random
 from pxrs.clock import Clock
 from pxrs.errors import OutcomeUnknown, PxrsError
 from pxrs.runtime.hold import Desk
-from pxrs.runtime.keeper import Keeper
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Stores
 from pxrs.testing.simulator.account import Delivery
-from pxrs.testing.simulator.effects import OUTPUT, Told, effect_of
+from pxrs.testing.simulator.effects import OUTPUT, TASKS, Told, effect_of
+from pxrs.testing.simulator.plan import Plan
+from pxrs.testing.simulator.stepped import SteppedKeeper
 from pxrs.types import Message
 
 _ATTEMPTS = 3
@@ -38,14 +39,16 @@ class Transacting:
         worker: Worker,
         told: Told,
         rng: Random,
-        ttl: float,
+        plan: Plan,
+        wait: Callable[[], None],
     ) -> None:
         self._who = who
         self._told = told
         self._rng = rng
         self._numbers = count(1)
-        keeper = Keeper(stores, clock, ttl, threads=False)
-        shared = Desk(stores, topics, clock, keeper, Random(rng.random()))
+        self._with_queues = plan.queues
+        self.keeper = SteppedKeeper(stores, clock, plan.ttl, wait)
+        shared = Desk(stores, topics, clock, self.keeper, Random(rng.random()))
         self._transactions = Transactions(shared, worker, lambda: None)
 
     def handle(
@@ -60,9 +63,16 @@ class Transacting:
                 self._told.failed(tries[-1], "to try again")
             tries.append(f"{self._who}:{next(self._numbers)}")
             say(f"{self._who} begins transaction {tries[-1]}")
+            if self._with_queues and self._rng.random() < 0.5:
+                self._take_task(tx, tries[-1])
+            # One way for each key, so that the order of its effects can be told.
+            to_queue = self._rng.randrange(2) if self._with_queues else None
             for message, delivery in messages:
                 effect = effect_of(tries[-1], message, delivery)
-                tx.send(OUTPUT, effect.encode(), message.key)
+                if message.key[-1] % 2 == to_queue:
+                    tx.put(OUTPUT, effect.encode())
+                else:
+                    tx.send(OUTPUT, effect.encode(), message.key)
             if gives_up:
                 raise GaveUp
 
@@ -84,3 +94,12 @@ class Transacting:
             raise
         self._told.committed(tries[-1])
         return True
+
+    def _take_task(self, tx: Transaction, name: str) -> None:
+        try:
+            item = tx.take(TASKS, 0)
+        except OutcomeUnknown as unknown:
+            # Of the take. What leaves the block by an exception is rolled back for sure.
+            raise GaveUp from unknown
+        if item is not None:
+            self._told.took(name, item.id)

@@ -12,13 +12,14 @@ from pxrs.testing.faults import Faults, FaultyStores
 from pxrs.testing.simulator.account import Broken
 from pxrs.testing.simulator.actor import Actor, Died
 from pxrs.testing.simulator.caller import MODES
+from pxrs.testing.simulator.effects import TASKS, Landed
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.observed import ObservedStores
 from pxrs.testing.simulator.operator import Operator
 from pxrs.testing.simulator.plan import OPERATOR, Plan
 from pxrs.testing.simulator.topics import WorldTopics
 from pxrs.testing.simulator.trace import describe
-from pxrs.types import Append, Versioned, Write
+from pxrs.types import Holder, NewItem, QueueChange, Versioned, Write
 
 _DEEPEST = 2
 
@@ -50,6 +51,9 @@ class World:
         self._renew_at: dict[str, float] = {}
         for name, partitions in plan.topics.items():
             self.topics.create(name, partitions)
+        if plan.queues:
+            tasks = tuple(NewItem(queue=TASKS, body=b"btask") for _ in range(plan.tasks))
+            self.stores.queues.apply(QueueChange(Holder("", "world"), put=tasks))
         for number in range(plan.members):
             self.start(f"m{number}", static=number < plan.static)
         self._events = self._weigh()
@@ -74,6 +78,7 @@ class World:
             self.rng,
             self.say,
             self._called,
+            self._wait,
             static=static,
             mode="transactions" if self.plan.transactions else self.rng.choice(MODES),
         )
@@ -226,6 +231,12 @@ class World:
                     self._renew_at[actor.who] = now + self.plan.ttl / 3
                     actor.renew()
 
+    def _wait(self, actor: Actor) -> None:
+        """A transaction waits for a store that is away."""
+        self.advance(self.rng.choice((0.05, 0.2, 0.5)))
+        if not actor.alive:
+            raise Died(actor.who)
+
     # Trouble
 
     def _freeze(self) -> None:
@@ -350,7 +361,7 @@ class World:
         who: str,
         before: Mapping[str, Versioned | None],
         writes: Sequence[Write],
-        appends: Sequence[Append] | None,
+        landed: Landed | None,
     ) -> None:
         if self._trace is not None:
             for line in describe(before, writes):
@@ -358,7 +369,7 @@ class World:
         if who == OPERATOR:
             self.topics.look()
         try:
-            self.ledger.heard(who, before, writes, appends)
+            self.ledger.heard(who, before, writes, landed)
         except Broken as broken:
             self._broken = self._broken or broken
             raise

@@ -17,26 +17,15 @@ from pxrs.errors import (
 )
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.item import Item
-from pxrs.runtime.keeper import Keeper
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import Stores
 from pxrs.testing.simulator.actor import Died, ShiftedClock
 from pxrs.testing.simulator.queues.judge import Judge
 from pxrs.testing.simulator.queues.plan import Plan
+from pxrs.testing.simulator.stepped import SteppedKeeper
 
 _MOST_OPEN = 3
-
-
-class SteppedKeeper(Keeper):
-    """A keeper whose chores are steps, and whose pauses let the world go on."""
-
-    def __init__(self, stores: Stores, clock: Clock, ttl: float, wait: Callable[[], None]) -> None:
-        super().__init__(stores, clock, ttl, threads=False)
-        self._wait = wait
-
-    def pause(self, failures: int) -> None:
-        self._wait()
 
 
 class Job:
