@@ -67,6 +67,16 @@ def test_as_many_are_awaited_as_there_are_workers(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_handler_may_close_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pxrs.runtime.job._PATIENCE", 3600.0)
+
+    async def main() -> None:
+        async with sent(tmp_path, 1) as px:
+            await px.run(lambda message: px.close(), topic="orders", group="g")
+
+    run(main())
+
+
 def test_a_plain_function_is_called_by_threads(tmp_path: Path) -> None:
     async def main() -> None:
         async with sent(tmp_path, 5) as px:

@@ -61,6 +61,31 @@ def test_a_bug_in_a_callers_subscription_is_told(topic: pxrs.Pxrs) -> None:
                 consumer.poll(timeout=PATIENCE)
 
 
+def test_a_store_that_is_away_is_left_alone_between_two_tries(topic: pxrs.Pxrs) -> None:
+    said: list[str] = []
+    works_again = threading.Event()
+    with topic.consumer("orders", "g") as consumer:
+        look, wait = consumer._membership.look, consumer._steward._stop.wait
+
+        def fail_thrice() -> float | None:
+            said.append("look")
+            if said.count("look") <= 3:
+                raise pxrs.StoreUnavailable("away")
+            works_again.set()
+            return look()
+
+        def pause(timeout: float | None = None) -> bool:
+            if threading.current_thread().name == "pxrs-steward":
+                said.append("pause" if timeout else "no pause")
+            return wait(timeout)
+
+        consumer._steward._stop.wait = pause  # type: ignore[method-assign]
+        consumer._membership.look = fail_thrice  # type: ignore[method-assign]
+        consumer._steward.wake()
+        assert works_again.wait(PATIENCE)
+    assert said[:7] == ["look", "pause"] * 3 + ["look"]
+
+
 def test_a_failed_goodbye_ends_the_session(topic: pxrs.Pxrs) -> None:
     """Others must not wait for the session of one that has gone."""
     consumer = topic.consumer("orders", "g", session_ttl=3600.0)

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -311,12 +312,13 @@ class Pxrs(QueueVerbs):
         return Groups(self._px.groups, self._threads)
 
     async def close(self) -> None:
-        """Stop every listener, close every consumer, flush every producer, close the store.
+        """Stop every listener and run, close every consumer, flush every producer, close the store.
 
         Whoever follows, polls or takes gets a `Closed`.
         """
         if self._closing is None:
-            self._closing = self._threads.start(self._px.close)
+            # In this context: a handler that closes the store must not wait for itself.
+            self._closing = self._threads.start(partial(copy_context().run, self._px.close))
             self._threads.close()
             self._ears.close()
         await outcome(self._closing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import msgspec
@@ -58,17 +59,18 @@ class Begun:
             self._ended.wait(_PATIENCE)
 
 
-_here = threading.local()
+# A context, not a thread: what a coroutine awaits on its loop is inside of the handler, too.
+_is_worker: ContextVar[bool] = ContextVar("pxrs_is_worker", default=False)
 
 
 def become_worker() -> None:
     """This thread calls handlers from now on."""
-    _here.is_worker = True
+    _is_worker.set(True)
 
 
 def is_worker() -> bool:
-    """Whether this thread calls handlers, and may be in one."""
-    return getattr(_here, "is_worker", False)
+    """Whether this is a thread that calls handlers, or a task of one, and may be in one."""
+    return _is_worker.get()
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
