@@ -220,3 +220,38 @@ def test_the_blocking_listen_refuses_coroutine_functions() -> None:
 
     with pxrs.connect("memory://") as px, pytest.raises(pxrs.InvalidRequest, match="aio"):
         px.listen("inbox", handle)
+
+
+def test_a_handler_may_close_the_store(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.connect(store(tmp_path)) as px:
+            await px.put("q", "x")
+            closed = asyncio.Event()
+
+            async def close(item: Item, tx: aio.UnitOfWork) -> None:
+                await px.close()
+                closed.set()
+
+            listener = px.listen("q", close)
+            await closed.wait()
+            assert await listener.join(PATIENCE)
+            assert (listener.handled, listener.failed) == (0, 1)
+
+    run(main())
+
+
+def test_a_handler_can_not_wait_for_its_own_listener(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.connect(store(tmp_path)) as px:
+            await px.put("q", "x")
+
+            async def handle(item: Item, tx: aio.UnitOfWork) -> None:
+                with pytest.raises(pxrs.InvalidRequest, match="only stop"):
+                    await listener.join()
+                listener.stop()
+
+            listener = px.listen("q", handle)
+            assert await listener.join(PATIENCE)
+            assert listener.handled == 1
+
+    run(main())

@@ -494,3 +494,44 @@ def test_what_is_not_handled_is_logged(px: Pxrs, caplog: pytest.LogCaptureFixtur
     (record,) = [each for each in caplog.records if each.name == "pxrs.listen"]
     assert "of 'inbox' was not handled, delivery 1: ValueError: no such account" in record.message
     assert record.exc_info is not None
+
+
+# From inside of a handler
+
+
+def test_a_handler_may_close_the_store(url: str) -> None:
+    """It does not wait for itself; its item is not done, and comes again."""
+    px, closed = pxrs.connect(url), threading.Event()
+
+    def close(item: Item, tx: UnitOfWork) -> None:
+        px.close()
+        closed.set()
+
+    px.put("q", "x")
+    listener = cast(Listener, px.listen("q", close))
+    assert closed.wait(PATIENCE)
+    assert listener.join(PATIENCE)
+    assert (listener.handled, listener.failed) == (0, 1)
+    if url.startswith("sqlite"):
+        with pxrs.connect(url) as again:
+            assert again.queues.describe("q").depth == 1
+
+
+def test_a_handler_can_not_wait_for_its_own_listener(px: Pxrs) -> None:
+    told: list[BaseException] = []
+    listening: list[Any] = []
+    ready = threading.Event()
+
+    def handle(item: Item, tx: UnitOfWork) -> None:
+        assert ready.wait(PATIENCE)
+        try:
+            listening[0].join()
+        except InvalidRequest as error:
+            told.append(error)
+        listening[0].stop()
+
+    px.put("q", "x")
+    listening.append(px.listen("q", handle))
+    ready.set()
+    assert listening[0].join(PATIENCE)
+    assert "only stop() it" in str(told[0])

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -68,7 +69,8 @@ class Listener:
 
         Signals are the application's: `loop.add_signal_handler(signal.SIGTERM, listener.stop)`.
         """
-        return await outcome(self._threads.start(partial(self._listener.join, timeout)))
+        join = partial(copy_context().run, self._listener.join, timeout)
+        return await outcome(self._threads.start(join))
 
     async def __aenter__(self) -> Listener:
         return self

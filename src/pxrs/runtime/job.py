@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +13,7 @@ from pxrs.config import ConsumerSettings, OnTrimmed, Parallel, RunnerSettings, S
 from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError
 from pxrs.runtime.failure import DeadLetter, OnFailure, Stop
+from pxrs.runtime.inside import employer
 from pxrs.serde import Serde, check_serde
 from pxrs.types import Message
 
@@ -54,23 +54,9 @@ class Begun:
 
     def join(self) -> None:
         """Wait for its end, for a while. Not from inside of it: that would wait for itself."""
-        inside = self._thread is threading.current_thread() or is_worker()
+        inside = self._thread is threading.current_thread() or employer() is not None
         if self._thread is not None and not inside:
             self._ended.wait(_PATIENCE)
-
-
-# A context, not a thread: what a coroutine awaits on its loop is inside of the handler, too.
-_is_worker: ContextVar[bool] = ContextVar("pxrs_is_worker", default=False)
-
-
-def become_worker() -> None:
-    """This thread calls handlers from now on."""
-    _is_worker.set(True)
-
-
-def is_worker() -> bool:
-    """Whether this is a thread that calls handlers, or a task of one, and may be in one."""
-    return _is_worker.get()
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from pxrs.errors import (
     StoreError,
 )
 from pxrs.runtime.failure import printable, words_of
+from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
 from pxrs.runtime.runner import stop_on_signals
 from pxrs.runtime.unit_of_work import UnitOfWork
@@ -127,6 +128,8 @@ class Listener:
         In the main thread SIGTERM and SIGINT stop the listener meanwhile. Raises what ended a
         worker that should have gone on.
         """
+        if employer() is self:
+            raise InvalidRequest("a handler can't wait for its own listener to end: only stop() it")
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         with stop_on_signals(self._stop_from_signal):
             for thread in self._threads:
@@ -154,6 +157,7 @@ class Listener:
     # The workers
 
     def _work(self) -> None:
+        work_for(self)
         try:
             self._work_until_stopped()
         except Closed:

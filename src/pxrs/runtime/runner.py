@@ -24,7 +24,8 @@ from pxrs.errors import HandlerFailed, PxrsError
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, printable, words_of
-from pxrs.runtime.job import Job, become_worker
+from pxrs.runtime.inside import work_for
+from pxrs.runtime.job import Job
 from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
 from pxrs.types import Message
@@ -148,7 +149,7 @@ class Runner:
         return (message.topic, message.partition)
 
     def _work(self) -> None:
-        become_worker()
+        work_for(self)
         while (taken := self._next_task()) is not None:
             lane, task = taken
             try:
