@@ -214,7 +214,7 @@ def test_a_forced_reset_is_a_loss(team: Team) -> None:
     a = team.join(**told.callbacks)
     part = TopicPartition("t", 0)
     a.pause(part)
-    team.settle()
+    team.until(lambda: bool(told.events))
     send(team.px, 3)
     team.px.groups.reset("g", "t", to=2, partitions=[0], force=True)
     team.until(lambda: len(told.events) >= 3)

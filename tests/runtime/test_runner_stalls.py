@@ -285,6 +285,7 @@ def test_a_handler_may_close_the_store(px: pxrs.Pxrs) -> None:
     make(px, ["a"])
     running = Running(px, lambda message: px.close(), topic="orders", retry=QUICK)
     running.join()
+    assert running.error is None
 
 
 def test_a_static_member_that_runs_is_told_that_it_was_displaced(px: pxrs.Pxrs) -> None:

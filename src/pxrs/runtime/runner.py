@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
-from pxrs.errors import HandlerFailed, PxrsError
+from pxrs.errors import Closed, HandlerFailed, PxrsError
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, printable, words_of
@@ -114,6 +114,10 @@ class Runner:
             try:
                 for run in consumer.take_away(self._settings.max_in_flight, _LOOK):
                     self._put(run)
+            except Closed:
+                if self._stopping:
+                    return  # a handler closed the store, and this run with it
+                raise
             except PxrsError as error:
                 if not error.retryable:
                     raise
