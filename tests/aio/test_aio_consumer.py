@@ -12,6 +12,7 @@ import pytest
 
 import pxrs
 from pxrs import aio
+from pxrs.stores.api import Session
 from pxrs.types import TopicPartition
 from support.loops import PATIENCE, Store, elsewhere, run
 
@@ -282,7 +283,16 @@ def test_mistakes_are_told_where_it_joins(store: Store) -> None:
     run(main())
 
 
-def test_a_cancelled_join_leaves_no_member(store: Store) -> None:
+def test_a_cancelled_join_leaves_no_member(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = threading.Event()
+    session = store.stores.coord.session
+
+    def slow_session(ttl: float) -> Session:
+        assert cancelled.wait(PATIENCE)
+        return session(ttl)
+
+    monkeypatch.setattr(store.stores.coord, "session", slow_session)
+
     async def main() -> None:
         async with opened(store) as px:
             watch = store.stores.coord.watch("members/g/")
@@ -291,6 +301,7 @@ def test_a_cancelled_join_leaves_no_member(store: Store) -> None:
             joining.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await joining
+            cancelled.set()
             while not await px.groups.list() or (await px.groups.list())[0].members:
                 await asyncio.to_thread(watch.wait, 1.0)
             watch.close()

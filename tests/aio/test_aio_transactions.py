@@ -158,12 +158,11 @@ def test_a_task_cancelled_while_it_commits_is_over_when_it_goes_on(tmp_path: Pat
             task = asyncio.create_task(commit())
             await leaving.wait()
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
             require_free(tmp_path)
             # All or nothing, whichever was first; and the consumer knows which.
             found = await landed(px, tmp_path)
-            assert found in [(3, 1, 3), (0, 0, 0)]
+            assert found == (3, 1, 3) or (task.cancelled() and found == (0, 0, 0))
             async with px.producer() as producer:
                 await producer.send("orders", "3")
             expected = 4 - found[2]
