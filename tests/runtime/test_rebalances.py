@@ -41,11 +41,11 @@ class Team:
         consumer.close()
 
     def settle(self, *members: pxrs.Consumer) -> None:
-        """Until all partitions are with these members; everybody polls meanwhile."""
+        """Until these members have all partitions, in fair shares; everybody polls meanwhile."""
 
         def settled() -> bool:
-            shares = [member.assignment for member in members or self.members]
-            return sum(map(len, shares)) == PARTITIONS and all(shares)
+            shares = [len(member.assignment) for member in members or self.members]
+            return sum(shares) == PARTITIONS and max(shares) - min(shares) <= 1
 
         self.until(settled)
 

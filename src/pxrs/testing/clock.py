@@ -1,10 +1,12 @@
-"""A clock that stands still until it is told to go on."""
+"""Clocks for tests: one stands still until it is told to go on."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from itertools import count
+
+from pxrs.clock import Clock
 
 
 class VirtualClock:
@@ -56,3 +58,17 @@ class VirtualClock:
                 self._subscribers.pop(number, None)
 
         return unsubscribe
+
+
+class ShiftedClock:
+    """The clock of another machine: it ticks alike and shows something else."""
+
+    def __init__(self, clock: Clock, shift: float) -> None:
+        self._clock = clock
+        self._shift = shift
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic() + self._shift
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + round(self._shift * 1000)

@@ -31,34 +31,18 @@ from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Stores, Watch
+from pxrs.testing.clock import ShiftedClock
 from pxrs.testing.simulator.caller import Caller, Mode
 from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.locks import Blocked, StepLock
 from pxrs.testing.simulator.plan import GROUP, Plan
+from pxrs.testing.simulator.stage import Died, Process
 from pxrs.testing.simulator.transacting import Transacting
 from pxrs.types import TopicPartition
 
 _CAREFUL = 1.0
 _RETRY = 0.2
-
-
-class Died(Exception):  # noqa: N818 - what happened, not an error
-    """The process was killed while it waited for the store."""
-
-
-class ShiftedClock:
-    """The clock of another machine: it ticks alike and shows something else."""
-
-    def __init__(self, clock: Clock, shift: float) -> None:
-        self._clock = clock
-        self._shift = shift
-
-    def monotonic(self) -> float:
-        return self._clock.monotonic() + self._shift
-
-    def wall_ms(self) -> int:
-        return self._clock.wall_ms() + round(self._shift * 1000)
 
 
 class Actor:
@@ -74,7 +58,7 @@ class Actor:
         rng: Random,
         say: Callable[[str], None],
         switch: Callable[[str, str], None],
-        wait: Callable[[Actor], None],
+        wait: Callable[[Process], None],
         *,
         static: bool,
         mode: Mode,

@@ -18,14 +18,12 @@ _PATIENCE = 30.0
 
 def settle(world: World) -> None:
     """Let everybody who lives go on until nothing is left to do, or raise `Broken`."""
-    world.faults.heal()
+    world.end_trouble()
     for actor in world.living:
-        actor.frozen, actor.thaw_at = False, 0.0
         actor.hurry()
     plan = world.plan
     patience = _PATIENCE + 2 * plan.ttl + 2 * plan.rejoin_timeout + (plan.revoke_timeout or 0.0)
     end = world.clock.monotonic() + patience
-    world.say("no more trouble")
     while unrest := _round(world):
         if world.clock.monotonic() > end:
             raise Broken(f"no rest {patience:g} s after the last fault: {unrest}")

@@ -6,37 +6,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 
-from pxrs.stores.memory import MemoryStores
-from pxrs.testing.clock import VirtualClock
-from pxrs.testing.faults import Faults, FaultyStores
+from pxrs.testing.faults import FaultyStores
 from pxrs.testing.simulator.account import Broken
-from pxrs.testing.simulator.actor import Actor, Died
+from pxrs.testing.simulator.actor import Actor
 from pxrs.testing.simulator.caller import MODES
 from pxrs.testing.simulator.effects import TASKS, Landed
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.observed import ObservedStores
 from pxrs.testing.simulator.operator import Operator
 from pxrs.testing.simulator.plan import OPERATOR, Plan
+from pxrs.testing.simulator.stage import Died, Events, Process, Stage, weighed
 from pxrs.testing.simulator.topics import WorldTopics
 from pxrs.testing.simulator.trace import describe
 from pxrs.types import Holder, NewItem, QueueChange, Versioned, Write
 
-_DEEPEST = 2
 
-
-class World:
+class World(Stage):
     """Everything there is in one run. One thread; all chance comes from the plan's seed."""
 
     def __init__(self, plan: Plan, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(Random(f"run {plan.seed}"), plan.ttl, plan.rates, trace)
         self.plan = plan
-        self.rng = Random(f"run {plan.seed}")
-        self.clock = VirtualClock()
-        self.stores = MemoryStores(clock=self.clock)
-        self._trace = trace
         self.ledger = Ledger(self.stores.coord, self.clock.monotonic, plan)
-        self.faults = Faults(
-            self.rng, self.clock, plan.rates, before_call=self._called, no_answer=self._no_answer
-        )
         self.actors: list[Actor] = []
         seen = ObservedStores(self.stores, OPERATOR, self._heard)
         self._operator = Operator(
@@ -44,11 +35,8 @@ class World:
         )
         self._operating = False
         self.topics = WorldTopics(self.stores, self.clock, self.ledger, self.rng)
-        self._starts = 0
-        self._depth = self._steps = 0
-        self._quiet = False
+        self._steps = 0
         self._broken: Broken | None = None
-        self._renew_at: dict[str, float] = {}
         for name, partitions in plan.topics.items():
             self.topics.create(name, partitions)
         if plan.queues:
@@ -59,10 +47,6 @@ class World:
         self._events = self._weigh()
 
     # Who is there
-
-    def say(self, text: str) -> None:
-        if self._trace is not None:
-            self._trace(f"{self.clock.monotonic():9.3f} {'  ' * self._depth}{text}")
 
     def start(self, name: str, *, static: bool) -> Actor:
         """A process starts, as a new member or as a static one that comes back."""
@@ -116,33 +100,34 @@ class World:
             if self._broken is not None:
                 raise self._broken
 
-    def _weigh(self) -> tuple[list[Callable[[], None]], list[float]]:
-        trouble = self.plan.trouble
-        events: list[tuple[Callable[[], None], float]] = [
-            (self._steward, 30),
-            (self._work, 60),
-            (self._attend, 6),
-            (self._commit, 8),
-            (self._commit_seen, 3),
-            (self.topics.produce, 8),
-            (self._pass_time, 12),
-            (self._break_loop, 1),
-            (self._seek, 1),
-            (self._pause_or_resume, 1),
-            (self._reset, self.plan.operator),
-            (self._freeze, 1.0 * trouble),
-            (self._crash, 0.6 * trouble),
-            (self._restart, 0.4 * trouble),
-            (self._join, 0.8 * trouble),
-            (self._leave, 0.6 * trouble),
-            (self._cut_off, 0.8 * trouble),
-            (self._new_topic, 0.2 if self.plan.pattern else 0.0),
-            (self._delete_topic, 0.3 * self.plan.operator),
-            (self._make_again, 0.5 * self.plan.operator),
-            (self._forget_group, 0.2 * self.plan.operator),
-            (self._trim, 0.5 * self.plan.operator),
-        ]
-        return [event for event, _ in events], [weight for _, weight in events]
+    def _weigh(self) -> Events:
+        trouble, operator = self.plan.trouble, self.plan.operator
+        return weighed(
+            {
+                self._steward: 30,
+                self._work: 60,
+                self._attend: 6,
+                self._commit: 8,
+                self._commit_seen: 3,
+                self.topics.produce: 8,
+                self._pass_time: 12,
+                self._break_loop: 1,
+                self._seek: 1,
+                self._pause_or_resume: 1,
+                self._reset: operator,
+                self._freeze: 1.0 * trouble,
+                self._crash: 0.6 * trouble,
+                self._restart: 0.4 * trouble,
+                self._join: 0.8 * trouble,
+                self._leave: 0.6 * trouble,
+                self._cut_off: 0.8 * trouble,
+                self._new_topic: 0.2 if self.plan.pattern else 0.0,
+                self._delete_topic: 0.3 * operator,
+                self._make_again: 0.5 * operator,
+                self._forget_group: 0.2 * operator,
+                self._trim: 0.5 * operator,
+            }
+        )
 
     def _steward(self) -> None:
         actor = self._pick(lambda each: not each.stewarding)
@@ -216,35 +201,16 @@ class World:
     def _pass_time(self) -> None:
         self.advance(self.rng.choice((0.01, 0.05, 0.2, 0.5, 1.0, self.plan.ttl)))
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass; meanwhile the session threads of those who are awake renew."""
-        end = self.clock.monotonic() + seconds
-        while (now := self.clock.monotonic()) < end:
-            self.clock.advance(min(end - now, self.plan.ttl / 6))
-            self.faults.arrive()
-            now = self.clock.monotonic()
-            for actor in self.living:
-                if actor.frozen and 0 < actor.thaw_at <= now:
-                    actor.frozen, actor.thaw_at = False, 0.0
-                    self.say(f"{actor.who} wakes up, {actor.remaining:.2f} s of its lease left")
-                if not actor.frozen and now >= self._renew_at.get(actor.who, 0.0):
-                    self._renew_at[actor.who] = now + self.plan.ttl / 3
-                    actor.renew()
-
-    def _wait(self, actor: Actor) -> None:
-        """A transaction waits for a store that is away."""
-        self.advance(self.rng.choice((0.05, 0.2, 0.5)))
-        if not actor.alive:
-            raise Died(actor.who)
+    def _state_of(self, process: Process) -> str:
+        assert isinstance(process, Actor)
+        return f", {process.remaining:.2f} s of its lease left"
 
     # Trouble
 
     def _freeze(self) -> None:
         actor = self._pick(lambda each: not each.stewarding and not each.calling)
         if actor is not None:
-            seconds = self.rng.choice((0.5, 1.0, 1.5, 3.0)) * self.plan.ttl
-            actor.frozen, actor.thaw_at = True, self.clock.monotonic() + seconds
-            self.say(f"{actor.who} freezes for {seconds:g} s")
+            self._freeze_for(actor, (0.5, 1.0, 1.5, 3.0))
 
     def _crash(self) -> None:
         living = self.living
@@ -277,10 +243,7 @@ class World:
     def _cut_off(self) -> None:
         actor = self._pick(lambda each: True)
         if actor is not None:
-            who = None if self.rng.random() < 0.2 else actor.who
-            seconds = self.rng.choice((0.2, 0.7, 1.5)) * self.plan.ttl
-            self.say(f"{who or 'everybody'} is cut off from the store for {seconds:g} s")
-            self.faults.cut_off(who, self.clock.monotonic() + seconds)
+            self._cut_off_one(None if self.rng.random() < 0.2 else actor.who)
 
     def _new_topic(self) -> None:
         self.topics.create(f"t{len(self.topics.names)}", self.rng.randint(1, 4))
@@ -312,10 +275,10 @@ class World:
         if actor is not None and not actor.alive:
             # What it does about its own death reaches nobody.
             raise Died(who)
-        if self._quiet or self._depth >= _DEEPEST or self.rng.random() >= self.plan.interleave:
+        if self._is_deep or self.rng.random() >= self.plan.interleave:
             return
         if actor is None:
-            self._meanwhile(who, what, self.rng.randint(1, 6))
+            self._let_others_go_first(who, what, 6)
         elif actor.stewarding or actor.calling:
             self._let_wait(actor, what)
 
@@ -323,23 +286,14 @@ class World:
         frozen = self.rng.random() < 0.2
         if frozen:
             self.say(f"… {actor.who} is frozen")
-        actor.frozen, before = frozen or actor.frozen, actor.frozen
         longest = self.rng.choice((6, 6, 80)) if frozen else 6
-        try:
-            self._meanwhile(actor.who, what, self.rng.randint(1, longest))
-        finally:
-            actor.frozen = before
-        if not actor.alive:
-            raise Died(actor.who)
+        with self._waiting(actor, frozen=frozen):
+            self._let_others_go_first(actor.who, what, longest)
 
-    def _meanwhile(self, who: str, what: str, steps: int) -> None:
-        self._depth += 1
+    def _let_others_go_first(self, who: str, what: str, most: int) -> None:
+        steps = self.rng.randint(1, most)
         self.say(f"… {who} waits before {what}")
-        try:
-            for _ in range(steps):
-                self.step()
-        finally:
-            self._depth -= 1
+        self._meanwhile(steps)
         self.say(f"… {who} goes on with {what}")
 
     @contextmanager
@@ -375,5 +329,5 @@ class World:
             raise
 
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
-        self.say(f"{who} gets no answer: {why}")
+        super()._no_answer(who, why, keys)
         self.ledger.in_doubt(who, keys)

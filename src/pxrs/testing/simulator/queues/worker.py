@@ -20,9 +20,10 @@ from pxrs.runtime.item import Item
 from pxrs.runtime.topics import Topics
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import Stores
-from pxrs.testing.simulator.actor import Died, ShiftedClock
+from pxrs.testing.clock import ShiftedClock
 from pxrs.testing.simulator.queues.judge import Judge
 from pxrs.testing.simulator.queues.plan import Plan
+from pxrs.testing.simulator.stage import Died, Process
 from pxrs.testing.simulator.stepped import SteppedKeeper
 
 _MOST_OPEN = 3
@@ -52,7 +53,7 @@ class Worker:
         judge: Judge,
         rng: Random,
         say: Callable[[str], None],
-        wait: Callable[[Worker], None],
+        wait: Callable[[Process], None],
     ) -> None:
         self.who = who
         self._plan = plan

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
-from pxrs.stores.memory import MemoryStores
-from pxrs.testing.clock import VirtualClock
-from pxrs.testing.faults import Faults, FaultyStores
+from pxrs.testing.faults import FaultyStores
 from pxrs.testing.simulator.account import Broken
-from pxrs.testing.simulator.actor import Died
 from pxrs.testing.simulator.queues.judge import Judge
 from pxrs.testing.simulator.queues.observed import ObservedStores
 from pxrs.testing.simulator.queues.plan import Plan
 from pxrs.testing.simulator.queues.worker import Worker
+from pxrs.testing.simulator.stage import Died, Events, Stage, weighed
 
-_DEEPEST = 2
 _PATIENCE = 60.0
 # The keeper's own calls: its thread does not wait for the one that works.
 _ASIDE = ("renew", "close the session", "open a session", "reap")
 
 
-class World:
+class World(Stage):
     """Everything there is in one run. One thread; all chance comes from the plan's seed."""
 
+    _renewals_per_ttl = 4
+
     def __init__(self, plan: Plan, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(Random(f"queue run {plan.seed}"), plan.ttl, plan.rates, trace)
         self.plan = plan
-        self.rng = Random(f"queue run {plan.seed}")
-        self.clock = VirtualClock()
-        self.stores = MemoryStores(clock=self.clock)
         self.judge = Judge(self.stores, plan, self.clock.monotonic)
-        self.faults = Faults(
-            self.rng, self.clock, plan.rates, before_call=self._called, no_answer=self._no_answer
-        )
-        self._trace = trace
-        self._starts = self._values = self._depth = 0
-        self._quiet = False
-        self._renew_at: dict[str, float] = {}
+        self._values = 0
         self.workers: list[Worker] = []
         for name, queue in plan.queues.items():
             self.stores.queues.create(name, fifo=queue.fifo)
         for _ in range(plan.workers):
             self.start()
         self._events = self._weigh()
-
-    def say(self, text: str) -> None:
-        if self._trace is not None:
-            self._trace(f"{self.clock.monotonic():9.3f} {'  ' * self._depth}{text}")
 
     def start(self) -> Worker:
         self._starts += 1
@@ -77,20 +64,21 @@ class World:
         events, weights = self._events
         self.rng.choices(events, weights)[0]()
 
-    def _weigh(self) -> tuple[list[Callable[[], None]], list[float]]:
+    def _weigh(self) -> Events:
         trouble = self.plan.trouble
-        events: list[tuple[Callable[[], None], float]] = [
-            (self._take, 30),
-            (self._put, 20),
-            (self._end_one, 20),
-            (self._extend, 3),
-            (self._tidy, 6),
-            (self._pass_time, 10),
-            (self._freeze, 1.5 * trouble),
-            (self._crash, 1.5 * trouble),
-            (self._cut_off, 1.0 * trouble),
-        ]
-        return [event for event, _ in events], [weight for _, weight in events]
+        return weighed(
+            {
+                self._take: 30,
+                self._put: 20,
+                self._end_one: 20,
+                self._extend: 3,
+                self._tidy: 6,
+                self._pass_time: 10,
+                self._freeze: 1.5 * trouble,
+                self._crash: 1.5 * trouble,
+                self._cut_off: 1.0 * trouble,
+            }
+        )
 
     def _take(self) -> None:
         with self._one() as worker:
@@ -148,35 +136,12 @@ class World:
     def _pass_time(self) -> None:
         self.advance(self.rng.choice((0.01, 0.2, 0.5, 1.0, self.plan.ttl)))
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass; meanwhile the keepers of those who are awake renew."""
-        end = self.clock.monotonic() + seconds
-        while (now := self.clock.monotonic()) < end:
-            self.clock.advance(min(end - now, self.plan.ttl / 6))
-            self.faults.arrive()
-            now = self.clock.monotonic()
-            for worker in self.living:
-                if worker.frozen and 0 < worker.thaw_at <= now:
-                    worker.frozen, worker.thaw_at = False, 0.0
-                    self.say(f"{worker.who} wakes up")
-                if not worker.frozen and now >= self._renew_at.get(worker.who, 0.0):
-                    self._renew_at[worker.who] = now + self.plan.ttl / 4
-                    worker.renew()
-
-    def _wait(self, worker: Worker) -> None:
-        """A worker waits for a store that is away."""
-        self.advance(self.rng.choice((0.05, 0.2, 0.5)))
-        if not worker.alive:
-            raise Died(worker.who)
-
     # Trouble
 
     def _freeze(self) -> None:
         with self._one() as worker:
             if worker is not None:
-                seconds = self.rng.choice((0.5, 1.5, 3.0)) * self.plan.ttl
-                worker.frozen, worker.thaw_at = True, self.clock.monotonic() + seconds
-                self.say(f"{worker.who} freezes for {seconds:g} s")
+                self._freeze_for(worker, (0.5, 1.5, 3.0))
 
     def _crash(self) -> None:
         worker = self.rng.choice(self.living)
@@ -185,48 +150,25 @@ class World:
         self.start()
 
     def _cut_off(self) -> None:
-        who = self.rng.choice([None, *(worker.who for worker in self.living)])
-        seconds = self.rng.choice((0.2, 0.7, 1.5)) * self.plan.ttl
-        self.say(f"{who or 'everybody'} is cut off from the store for {seconds:g} s")
-        self.faults.cut_off(who, self.clock.monotonic() + seconds)
+        self._cut_off_one(self.rng.choice([None, *(worker.who for worker in self.living)]))
 
     def _called(self, who: str, what: str) -> None:
         """Before a call to the store: other steps may come first, and the caller may die."""
         worker = next(each for each in self.workers if each.who == who)
         if not worker.alive:
             raise Died(who)
-        if (
-            self._quiet
-            or what in _ASIDE
-            or self._depth >= _DEEPEST
-            or self.rng.random() >= self.plan.interleave
-        ):
+        if what in _ASIDE or self._is_deep or self.rng.random() >= self.plan.interleave:
             return
-        self._depth += 1
         frozen = self.rng.random() < 0.3
-        self.say(f"… {who} {'is frozen' if frozen else 'waits'} before {what}")
-        worker.frozen, before = frozen or worker.frozen, worker.frozen
-        try:
-            for _ in range(self.rng.randint(1, 5)):
-                self.step()
-        finally:
-            self._depth -= 1
-            worker.frozen = before
-        if not worker.alive:
-            raise Died(who)
-
-    def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
-        self.say(f"{who} gets no answer: {why}")
+        with self._waiting(worker, frozen=frozen):
+            self.say(f"… {who} {'is frozen' if frozen else 'waits'} before {what}")
+            self._meanwhile(self.rng.randint(1, 5))
 
     # The end
 
     def _settle(self) -> None:
         """No more faults: everything has to be handled or dead, and nothing locked."""
-        self._quiet = True
-        self.say("no more trouble")
-        self.faults.heal()
-        for worker in self.living:
-            worker.frozen, worker.thaw_at = False, 0.0
+        self.end_trouble()
         self._finish_open()
         end = self.clock.monotonic() + _PATIENCE
         while left := self.judge.left():
