@@ -10,7 +10,7 @@ import pytest
 from pxrs import Backoff, InvalidRequest, Message, Pxrs, TopicNotFound
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.redriving import Redriving
-from pxrs.types import Append
+from pxrs.types import Append, LogPartition
 from support.child import PATIENCE
 from support.faults import FaultyLog
 from support.reading import read_all
@@ -155,6 +155,36 @@ def test_a_topic_that_is_not_there(px: Pxrs) -> None:
         px.redrive("orders.dlq", to="orders.dlq")
     px.create_topic("orders", partitions=1)
     assert px.redrive("orders.dlq") == {"orders": 3}
+
+
+def test_letters_that_retention_removes_meanwhile_are_not_waited_for(
+    faulty: Pxrs, log: FaultyLog
+) -> None:
+    faulty.create_topic("orders", partitions=1)
+    bury(faulty, 100, into=1)
+    bury(faulty, 1, into=2)
+    letters = faulty.describe_topic("orders.dlq").topic.id
+
+    def trim() -> None:
+        log.fetching = lambda: None
+        log.trim(LogPartition(letters, 1), 100)
+
+    log.fetching = trim
+    assert faulty.redrive("orders.dlq").get("orders", 0) <= 100
+    assert faulty.redrive("orders.dlq") == {}
+
+
+def test_letters_that_are_deleted_meanwhile(faulty: Pxrs, log: FaultyLog) -> None:
+    faulty.create_topic("orders", partitions=1)
+    bury(faulty, 100)
+
+    def delete() -> None:
+        log.fetching = lambda: None
+        faulty.delete_topic("orders.dlq")
+
+    log.fetching = delete
+    with pytest.raises(TopicNotFound, match=r"orders\.dlq"):
+        faulty.redrive("orders.dlq")
 
 
 def test_no_letters(px: Pxrs) -> None:

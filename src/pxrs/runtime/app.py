@@ -301,8 +301,7 @@ class Pxrs(QueueVerbs):
 
         letters = None
         if isinstance(job.on_failure, DeadLetter):
-            # Whatever could be sent can be a dead letter, with what is added to it.
-            producer = self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
+            producer = self._resender()
             letters = DeadLetters(job.on_failure, self._topics, producer)
         consuming = job.consuming(_member_name(job.instance), _client())
         nothing = Callbacks(None, None, None)
@@ -328,12 +327,16 @@ class Pxrs(QueueVerbs):
 
         redriving = Redriving(self._topics, self.groups, topic, to)
         if not redriving.is_finished():
-            with (
-                self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES) as producer,
-                self.consumer(topic, redriving.group, auto_commit=False) as letters,
-            ):
+            letters = self.consumer(
+                topic, redriving.group, auto_commit=False, on_trimmed="earliest"
+            )
+            with letters, self._resender() as producer:
                 redriving.run(letters, producer)
         return dict(redriving.sent)
+
+    def _resender(self) -> Producer:
+        """For messages that were sent once: whatever could be can be again, with headers added."""
+        return self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
 
     def stop(self) -> None:
         """End every `run` of this object, from another thread: they drain, commit and leave."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pxrs.errors import GroupNotFound, InvalidRequest
+from pxrs.errors import GroupNotFound, InvalidRequest, TopicNotFound
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.failure import Origin, without_origin
 from pxrs.runtime.groups import Groups
@@ -46,17 +46,20 @@ class Redriving:
         self._ends = {number: end for number, (start, end) in bounds.items() if start < end}
 
     def is_finished(self) -> bool:
-        """Whether everything that was there at the beginning was sent back, by whomever."""
+        """Whether all that was there at the beginning was sent back, by whomever, or is gone."""
         if not self._ends:
             return True
+        name = self._letters.name
+        if self._topics.find(name) != self._letters:
+            raise TopicNotFound(name)
         try:
             partitions = self._groups.describe(self.group, lag_seconds=False).partitions
         except GroupNotFound:
             return False
         reached = {
-            each.partition: each.checkpoint or 0
+            each.partition: max(each.start, each.checkpoint or 0)
             for each in partitions
-            if each.topic == self._letters.name
+            if each.topic == name
         }
         return all(reached.get(number, 0) >= end for number, end in self._ends.items())
 
