@@ -255,3 +255,24 @@ def test_a_handler_can_not_wait_for_its_own_listener(tmp_path: Path) -> None:
             assert listener.handled == 1
 
     run(main())
+
+
+def test_handlers_that_close_the_store_while_somebody_does(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.connect(store(tmp_path)) as px:
+            for _ in range(3):
+                await px.put("q", "x")
+            at_work, closed = asyncio.Barrier(4), []
+
+            async def close(item: Item, tx: aio.UnitOfWork) -> None:
+                await at_work.wait()
+                await px.close()
+                closed.append(item.id)
+
+            listener = px.listen("q", close, workers=3)
+            await at_work.wait()
+            await px.close()
+            assert await listener.join(PATIENCE)
+            assert len(closed) == 3
+
+    run(main())

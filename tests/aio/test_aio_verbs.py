@@ -15,7 +15,7 @@ ONLY_BLOCKING = {
         "alive", "attempts", "came_back", "has_left", "settled", "take", "take_away",
         "wait", "wake", "wake_steward", "worker",
     },
-    "Pxrs": {"new_run"},
+    "Pxrs": {"is_around_here", "new_run"},
     "Producer": {"deliver", "hurry", "sending"},
     "Sent": {"when_done"},
     "UnitOfWork": {"has_connection", "holder", "is_lost", "unread"},

@@ -517,6 +517,30 @@ def test_a_handler_may_close_the_store(url: str) -> None:
             assert again.queues.describe("q").depth == 1
 
 
+def test_another_store_that_a_handler_closes_is_drained(px: Pxrs) -> None:
+    handled = Handler()
+
+    def use_another(item: Item, tx: UnitOfWork) -> None:
+        with pxrs.connect("memory://") as another:
+            another.put("q", "y")
+            listener = cast(Listener, another.listen("q", slowly))
+            assert begun.wait(PATIENCE)
+            threading.Timer(0.05, may_end.set).start()
+        assert listener.handled == 1
+
+    def slowly(item: Item, tx: UnitOfWork) -> None:
+        begun.set()
+        assert may_end.wait(PATIENCE)
+
+    begun, may_end = threading.Event(), threading.Event()
+    handled._act = use_another
+    px.put("q", "x")
+    with px.listen("q", handled) as listening:
+        handled.wait(1)
+        wait_until(px, "q", is_empty(px, "q"))
+    assert cast(Listener, listening).failed == 0
+
+
 def test_a_handler_can_not_wait_for_its_own_listener(px: Pxrs) -> None:
     told: list[BaseException] = []
     listening: list[Any] = []

@@ -321,6 +321,8 @@ class Pxrs(QueueVerbs):
             self._closing = self._threads.start(partial(copy_context().run, self._px.close))
             self._threads.close()
             self._ears.close()
+        elif self._px.is_around_here:
+            return  # whoever closes it waits for this very handler
         await outcome(self._closing)
 
     async def __aenter__(self) -> Pxrs:

@@ -28,6 +28,7 @@ from pxrs.errors import InvalidRequest
 from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
+from pxrs.runtime.inside import employer
 from pxrs.runtime.job import Begun, Job, Running
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
@@ -377,7 +378,8 @@ class Pxrs(QueueVerbs):
     def close(self) -> None:
         """Stop every listener and run, close every consumer, flush every producer, close the store.
 
-        Runs finish what is in hand and commit it, as with `stop`; for 30 seconds at most.
+        Runs finish what is in hand and commit it, as with `stop`; for 30 seconds at most. A handler
+        that calls this is not waited for: its message or item comes again.
         """
         self._tell_listeners_to_stop()
         self.stop()
@@ -389,9 +391,17 @@ class Pxrs(QueueVerbs):
                 closing.callback(producer.close)
             for consumer in list(self._consumers):
                 closing.callback(consumer.close)
-            closing.callback(self._join_listeners)
-            for running in list(self._running):
-                closing.callback(running.join)
+            if not self.is_around_here:
+                closing.callback(self._join_listeners)
+                for running in list(self._running):
+                    closing.callback(running.join)
+
+    @property
+    def is_around_here(self) -> bool:
+        """Whether this is code that one of its runs or listeners calls: a handler."""
+        return employer() in self._listeners or any(
+            running.is_around_here for running in list(self._running)
+        )
 
     def __enter__(self) -> Pxrs:
         return self

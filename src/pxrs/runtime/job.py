@@ -52,10 +52,14 @@ class Begun:
     def stop(self) -> None:
         self._running.stop()
 
+    @property
+    def is_around_here(self) -> bool:
+        """Whether this is code that the run calls: then it can't wait for the run."""
+        return self._thread is threading.current_thread() or employer() is self._running
+
     def join(self) -> None:
-        """Wait for its end, for a while. Not from inside of it: that would wait for itself."""
-        inside = self._thread is threading.current_thread() or employer() is not None
-        if self._thread is not None and not inside:
+        """Wait for its end, for a while."""
+        if self._thread is not None:
             self._ended.wait(_PATIENCE)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from pxrs.clock import Clock
 from pxrs.core.delivery import Policy
 from pxrs.errors import InvalidRequest
-from pxrs.runtime.inside import employer
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
@@ -196,8 +195,6 @@ class QueueVerbs:
             listener.stop()
 
     def _join_listeners(self) -> None:
-        if employer() is not None:
-            return
         with ExitStack() as joining:
             for listener in list(self._listeners):
                 joining.callback(listener.join)
