@@ -170,3 +170,21 @@ def test_the_blocking_run_refuses_coroutine_functions() -> None:
         px.create_topic("orders", 1)
         with pytest.raises(pxrs.InvalidRequest, match="aio"):
             px.run(handle, topic="orders", group="g")
+
+
+def test_dead_letters_go_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with sent(tmp_path, 3) as px:
+
+            async def fail(message: Message) -> None:
+                seen.append(message)
+                if len(seen) == 3:
+                    px.stop()
+                raise ValueError("no")
+
+            seen: list[Message] = []
+            await px.run(fail, topic="orders", group="g", retry=ONCE)
+            assert await px.redrive("orders.dlq") == {"orders": 3}
+            assert (await px.describe_topic("orders")).messages == 6
+
+    run(main())

@@ -134,7 +134,7 @@ class Pxrs(QueueVerbs):
 
     async def redrive(self, topic: str, *, to: str | None = None) -> dict[str, int]:
         """Send dead letters back to where they came from. See `pxrs.Pxrs.redrive`."""
-        return await self._threads.call(partial(self._px.redrive, topic, to=to))
+        return await outcome(self._threads.start(partial(self._px.redrive, topic, to=to)))
 
     def producer(
         self,
