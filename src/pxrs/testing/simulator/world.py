@@ -83,7 +83,6 @@ class World(Stage):
         """All random steps, those in the middle of others included."""
         while self._steps < self.plan.steps:
             self.step()
-        self._quiet = True
 
     def step(self) -> None:
         self._steps += 1
