@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NoReturn
@@ -75,6 +76,38 @@ def test_a_reset_past_what_waits_takes_effect_at_once(px: pxrs.Pxrs) -> None:
     assert failed.wait(PATIENCE)
     px.groups.reset("g", "orders", to=1, force=True)
     assert handled.wait(PATIENCE), "it still waits for the message that was skipped"
+    px.stop()
+    running.join()
+
+
+def test_a_reset_while_a_message_is_put_aside_takes_effect_at_once(px: pxrs.Pxrs) -> None:
+    """After the handler has failed, before the worker has let go of the message."""
+    make(px, ["poison", "good"])
+    handled = threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.value == b"poison":
+            raise RuntimeError("not now")
+        handled.set()
+
+    def reset(record: logging.LogRecord) -> bool:
+        if "again in" in record.getMessage() and not handled.is_set():
+            (begun,) = px._running
+            runner: Any = begun._running
+            before = runner._seen_version
+            px.groups.reset("g", "orders", to=1, force=True)
+            deadline = time.monotonic() + PATIENCE
+            while runner._seen_version == before and time.monotonic() < deadline:
+                time.sleep(0.001)
+        return True
+
+    logger = logging.getLogger("pxrs.run")
+    logger.addFilter(reset)
+    try:
+        running = Running(px, handle, topic="orders", retry=NEVER_AGAIN)
+        assert handled.wait(PATIENCE), "it waits for a message that was skipped"
+    finally:
+        logger.removeFilter(reset)
     px.stop()
     running.join()
 

@@ -165,7 +165,9 @@ class Runner:
                 if delay is None:
                     self._schedule.done(lane)
                 else:
-                    self._schedule.park(lane, self._clock.monotonic() + delay)
+                    # One that is void by now was not parked when others were hurried.
+                    pause = delay if task.seat.turn == task.turn else 0.0
+                    self._schedule.park(lane, self._clock.monotonic() + pause)
                 self._turn.notify_all()
             if delay is None and self._consumer is not None:
                 self._attempts.pop(_place(task.message), None)
