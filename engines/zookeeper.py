@@ -129,6 +129,10 @@ def _command(java: Path, jars: Path, config: Path, port: int) -> Command:
             "-XX:TieredStopAtLevel=1",
             "-Dzookeeper.jmx.log4j.disable=true",
             "-Dzookeeper.forceSync=no",
+            # A new leader that sends a follower what it missed may take its first answer for
+            # another one and stand idle for `initLimit`, again and again (ZOOKEEPER-4685); a
+            # whole snapshot has no such answers.
+            "-Dzookeeper.forceSnapshotSync=true",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
             "-cp",
             ":".join(str(jars / f"{name}.jar") for name in _JARS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from contextlib import closing
 
 import pytest
 from engines.probes import tcp_says
@@ -22,36 +23,30 @@ ENGINES = [
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None:
     engine = new_engine(name, **_OPTIONS[name])
-    coord = open_coord(engine.url)
-    counting = Counting(coord)
-    counting.await_more(20)
-    for restart in (engine.kill, engine.stop):
-        restart()
-        engine.restart()
+    with closing(open_coord(engine.url)) as coord, Counting(coord) as counting:
         counting.await_more(20)
-    counting.finish()
-    coord.close()
+        for restart in (engine.kill, engine.stop):
+            restart()
+            engine.restart()
+            counting.await_more(20)
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_three_nodes_lose_their_leader_under_load(name: str, new_engine: NewEngine) -> None:
     engine = new_engine(name, nodes=3, **_OPTIONS[name])
-    coord = open_coord(engine.url)
-    # Longer than a loaded machine takes to kill, elect and restart: it is renewed once a round.
-    session = coord.session(120.0)
-    watch = coord.watch("count/")
-    counting = Counting(coord)
-    counting.await_more(20)
-    for _ in range(3):
-        leader = _LEADER_OF[name](engine)
-        engine.kill(leader)
+    with closing(open_coord(engine.url)) as coord, Counting(coord) as counting:
+        # Longer than a loaded machine takes to kill, elect and restart: it is renewed once a round.
+        session = coord.session(120.0)
+        watch = coord.watch("count/")
         counting.await_more(20)
-        session.renew()
-        watch.wait(0)
-        assert watch.wait(20.0)
-        engine.restart(leader)
-    counting.finish()
-    coord.close()
+        for _ in range(3):
+            leader = _LEADER_OF[name](engine)
+            engine.kill(leader)
+            counting.await_more(20)
+            session.renew()
+            watch.wait(0)
+            assert watch.wait(20.0)
+            engine.restart(leader)
 
 
 def leader_of_etcd(etcd: engines.Engine) -> int:

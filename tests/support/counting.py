@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import TracebackType
 
 from pxrs.errors import OutcomeUnknown, StoreError
 from pxrs.stores.api import CoordStore
@@ -15,7 +16,8 @@ class Counting:
     """Each thread writes 1, 2, 3 … to a record of its own, each write on top of the last one.
 
     It is the only writer: whatever else it finds was lost or came from a copy of a commit that
-    was reported not to have happened.
+    was reported not to have happened. At the end of the block what was acknowledged is compared
+    with what is there.
     """
 
     def __init__(self, coord: CoordStore, threads: int = 3) -> None:
@@ -46,9 +48,20 @@ class Counting:
         assert done, f"no progress: {self.acknowledged}, {goals} were to be reached"
         assert not self.wrong, self.wrong
 
-    def finish(self) -> None:
-        """Stop, and compare what was acknowledged with what is there."""
+    def __enter__(self) -> Counting:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stop.set()
+        if error is None:
+            self._compare()
+
+    def _compare(self) -> None:
         for thread in self._threads:
             thread.join(PATIENCE)
         assert not self.wrong, self.wrong

@@ -8,10 +8,10 @@ comes back. What the last message says of the producers decides whether a batch 
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Sequence
 
+from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.errors import (
     InvalidRequest,
@@ -198,7 +198,7 @@ class Appending:
     async def pause(self, tries: int, deadline: float, why: Exception) -> None:
         """Wait before the next try. Who was overtaken comes back soon, but not all at once."""
         if isinstance(why, _Overtaken):
-            await self._streams.pause(tries, deadline, why, random.uniform(0, _SOON))
+            await self._streams.pause(tries, deadline, why, CHANCE.uniform(0, _SOON))
         else:
             await self._streams.pause(tries, deadline, why)
 

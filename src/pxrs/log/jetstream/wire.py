@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import random
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from itertools import count
@@ -23,6 +22,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 import nats
+from pxrs.chance import CHANCE
 from pxrs.config_engines import NatsSettings, TlsFiles
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
 
@@ -203,7 +203,7 @@ class Wire:
 
     async def _connect_to_one(self) -> bool:
         """Connect to the first server that can be reached, in any order."""
-        for server in random.sample(self._servers, len(self._servers)):
+        for server in CHANCE.sample(self._servers, len(self._servers)):
             client = Client()
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):

@@ -10,7 +10,6 @@ A write whose connection goes away before the answer came may have been done: `O
 from __future__ import annotations
 
 import os
-import random
 import select
 import threading
 import time
@@ -25,6 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from pxrs.chance import CHANCE
 from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
 from pxrs.stores.on_loop import Awaited
 from pxrs.stores.postgres import schema as schemas
@@ -214,7 +214,7 @@ class Database:
                         raise lost_answer(error, self.place) from error
                     if not left or not (is_overtaken(error) or is_victim(error)):
                         raise translate(error, self.place) from error
-            time.sleep(random.uniform(0, _GIVE_WAY * (_TRIES - left)))
+            time.sleep(CHANCE.uniform(0, _GIVE_WAY * (_TRIES - left)))
         raise AssertionError
 
     def stream(self, statement: str, parameters: Sequence[object]) -> Generator[Row]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 
+from pxrs.chance import CHANCE
 from pxrs.errors import InvalidRequest, TransactionConflict
 from pxrs.stores.api import CoordStore
 from pxrs.stores.recipe.layout import (
@@ -28,7 +28,7 @@ def attempts(what: str) -> Iterator[int]:
     """Numbers from 0; before every further one a random pause, so that rivals come apart."""
     for attempt in range(_MOST_ATTEMPTS):
         if attempt:
-            time.sleep(random.random() * min(0.0005 * 2 ** min(attempt, 10), _LONGEST_PAUSE))
+            time.sleep(CHANCE.random() * min(0.0005 * 2 ** min(attempt, 10), _LONGEST_PAUSE))
         yield attempt
     raise TransactionConflict(f"{what}: the records changed faster than they were read; try again")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pxrs.chance import CHANCE
 from pxrs.errors import OutcomeUnknown, SessionLost, StoreError
 from pxrs.stores.api import Session
 from pxrs.stores.queue_rules import USED_UP, delay_ms, pick
@@ -93,7 +93,7 @@ class Taker:
         later = [entry.standing.visible_ms for entry in delayed[len(due) :]]
         fronts = sorted(ready + due, key=lambda entry: entry.rank)
         if crowded:
-            fronts = fronts[random.randint(0, max(0, len(fronts) - wanted)) :]
+            fronts = fronts[CHANCE.randint(0, max(0, len(fronts) - wanted)) :]
         fronts = fronts[:wanted]
         behind = self._behind(wish, fronts, wanted - len(fronts), now_ms)
         return Sight(fronts + behind, min(later, default=None))
