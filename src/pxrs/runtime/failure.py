@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -14,6 +13,9 @@ from pxrs.errors import TopicExists
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.topics import Topics
 from pxrs.types import Header, Message
+
+# Of a topic's own topic of dead letters.
+SUFFIX = ".dlq"
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -30,14 +32,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     def name_for(self, topic: str) -> str:
         """Where the dead letters of a topic go."""
-        return self.topic or f"{topic}.dlq"
-
-    def are_in(self, name: str, topics: re.Pattern[str]) -> bool:
-        """Whether the dead letters of topics that match the pattern go to this one."""
-        if self.topic is not None:
-            return name == self.topic
-        source = name.removesuffix(".dlq")
-        return source != name and topics.fullmatch(source) is not None
+        return self.topic or f"{topic}{SUFFIX}"
 
 
 class Stop(msgspec.Struct, frozen=True):
