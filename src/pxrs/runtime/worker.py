@@ -112,8 +112,7 @@ class Worker:
         """The runs' messages; they are handled when `finish` is called."""
         for run in runs:
             run.seen = len(run.messages)
-        if len(runs) == 1:
-            return runs[0].messages
+        # A list of the caller's own: it may sort it, or take from it, and the runs still count.
         return [message for run in runs for message in run.messages]
 
     def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
@@ -152,7 +151,7 @@ class Worker:
                 if run.seat.turn == run.turn and self.alive:
                     self.handed_at = self._clock.monotonic()
                     run.seen = len(run.messages)
-                    yield run.messages
+                    yield list(run.messages)
                     run.handled = len(run.messages)
                 self._end([run])
         finally:
