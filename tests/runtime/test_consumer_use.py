@@ -136,6 +136,43 @@ def test_after_it_was_closed(topic: pxrs.Pxrs) -> None:
             assert not call(consumer), name
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_inside_its_own_transaction(topic: pxrs.Pxrs, call: Callable[[Consumer], Any]) -> None:
+    """A seek would be undone by the block's end; a commit would keep what the block rolls back."""
+    send(topic, 10)
+    with topic.consumer("orders", "g", auto_commit=False) as consumer:
+        consumer.poll(4, timeout=PATIENCE)
+        with pytest.raises(pxrs.InsideTransaction), consumer.transaction():
+            call(consumer)
+        again = consumer.poll(4, timeout=PATIENCE)
+        assert [message.offset for message in again] == [0, 1, 2, 3]
+        begun = consumer.transaction()
+        with consumer.transaction():
+            with pytest.raises(pxrs.InsideTransaction), begun:
+                pass
+            with pytest.raises(pxrs.InsideTransaction):
+                call(consumer)
+        assert topic.groups.describe("g").partitions[0].checkpoint == 4
+        assert consumer.poll(1, timeout=PATIENCE)[0].offset == 4
+
+
+@pytest.mark.parametrize("spoil", [list.clear, list.reverse, lambda got: got.insert(0, got.pop())])
+def test_a_list_of_messages_is_the_callers_own(
+    topic: pxrs.Pxrs, spoil: Callable[[list[pxrs.Message]], None]
+) -> None:
+    send(topic, 10)
+    with topic.consumer("orders", "g") as consumer:
+        spoil(consumer.poll(3, timeout=PATIENCE))
+        spoil(consumer.poll(3, timeout=PATIENCE))
+        consumer.commit()
+        assert topic.groups.describe("g").partitions[0].checkpoint == 6
+        batches = consumer.batches(2)
+        spoil(next(batches))
+        spoil(next(batches))
+        consumer.commit()
+        assert topic.groups.describe("g").partitions[0].checkpoint == 10
+
+
 def test_groups_of_odd_names(topic: pxrs.Pxrs) -> None:
     names: list[Any] = ["", "x" * 250, "a/b", "a b", ".", "ä", 5, b"g"]
     for name in names:

@@ -54,6 +54,7 @@ class Checkpoint:
         Before the database's writer is taken: whoever commits checkpoints takes them in this
         order.
         """
+        self._holdings.refuse_inside_transaction()
         self._holdings.lock.acquire()
         try:
             self._marks = self._work.marks()

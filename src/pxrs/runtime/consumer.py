@@ -382,6 +382,9 @@ class Consumer:
         self._keeper.refuse_after_fork()
         if self._closed:
             raise Closed("the consumer was closed")
+        # In its block nobody knows yet what was handled: what moves a position would be undone
+        # by its end, or commit what it may still roll back.
+        self._worker.holdings.refuse_inside_transaction()
 
     def _tell(self) -> None:
         try:

@@ -95,7 +95,7 @@ class Holdings:
             self._doubts = {}
 
     def refuse_inside_transaction(self) -> None:
-        """Raise where the end of a thread would be waited for that waits for this block's end."""
+        """Raise where this block's end would be waited for, or would undo what is done here."""
         if self.transacting == threading.get_ident():
             raise InsideTransaction("leave the block of the consumer's transaction first")
 
