@@ -198,7 +198,7 @@ class ConsumerDesk:
         with self.lock:
             for seat in seats:
                 if self.seats.get(seat.part) is seat:
-                    seat.start(seat.origin if seat.checkpoint is None else seat.checkpoint)
+                    seat.rewind()
                     self.version += 1
 
     def pause(self, parts: Iterable[TopicPartition], *, paused: bool) -> None:
