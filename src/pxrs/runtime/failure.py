@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from pxrs.config import check_topic_name
-from pxrs.errors import TopicExists
+from pxrs.errors import TopicExists, TopicNotFound
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.topics import Topics
 from pxrs.types import Header, Message
@@ -46,6 +46,7 @@ class Stop(msgspec.Struct, frozen=True):
 
 OnFailure = DeadLetter | Stop
 
+_TRIES = 3
 _PREFIX = "pxrs-dlq-"
 _TOPIC = f"{_PREFIX}topic"
 _PARTITION = f"{_PREFIX}partition"
@@ -94,7 +95,6 @@ class DeadLetters:
         import traceback
 
         name = self._settings.name_for(message.topic)
-        self._make(name, message.topic)
         headers: list[Header] = [
             *message.headers,
             (_TOPIC, message.topic.encode()),
@@ -106,7 +106,17 @@ class DeadLetters:
             (f"{_PREFIX}error", _bytes(words_of(error))),
             (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
         ]
-        self._producer.send(name, message.value, message.key, headers=headers).result()
+        for left in reversed(range(_TRIES)):
+            self._make(name, message.topic)
+            try:
+                self._producer.send(name, message.value, message.key, headers=headers).result()
+                break
+            except (TopicNotFound, TopicExists):
+                # Somebody has emptied it, by deleting it or by making it again. The producer
+                # learns the one when it commits, the other when it is told the next message.
+                self._known.discard(name)
+                if not left:
+                    raise
         return name
 
     def close(self) -> None:
