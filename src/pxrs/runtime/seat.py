@@ -123,6 +123,8 @@ class Seat:
         self.position = self.handed = offset
         self.buffer, self.at = [], 0
         self.turn += 1
+        # Whoever hands out counts anew.
+        self.full = False
 
     def stay(self) -> None:
         """It was to go, and stays after all: what a loop has not shown is fetched again."""
