@@ -5,7 +5,7 @@ from __future__ import annotations
 from pxrs.core.claims import Holding
 from pxrs.core.progress import Progress
 from pxrs.core.records import Claim, GroupTopic
-from pxrs.runtime.desk import ConsumerDesk
+from pxrs.runtime.desk import Change, ConsumerDesk
 from pxrs.types import Fence, Message, TopicPartition
 
 PART = TopicPartition("orders", 0)
@@ -34,3 +34,13 @@ def test_one_that_stays_is_served_though_its_gaps_were_too_many() -> None:
         desk.came_back(seat)
     desk.leaving(frozenset())
     assert desk.hungry() == [seat]
+
+
+def test_of_one_that_was_to_go_and_stays_nothing_is_told() -> None:
+    desk = ConsumerDesk(in_hand=lambda seat: False, commits_handled=True, asks_before_release=True)
+    claim = Claim(owner="me", name="me", epoch=1, checkpoint=0)
+    desk.claimed([Holding(PART, "claims/g/id/0", 1, claim)], {"orders": GroupTopic("id", 1)})
+    assert desk.next_change() == Change("assigned", {PART: 0})
+    desk.leaving(frozenset([PART]))
+    desk.leaving(frozenset())
+    assert desk.next_change() is None

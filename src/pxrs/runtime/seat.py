@@ -128,6 +128,7 @@ class Seat:
 
     def stay(self) -> None:
         """It was to go, and stays after all: what a loop has not shown is fetched again."""
+        self.goodbye = True
         if self.progress is not None:
             self.shown = max(self.shown, self.handed)
             self.go_to(self.progress.checkpoint)
