@@ -197,6 +197,26 @@ def test_committing_when_a_partition_goes(team: Team) -> None:
     assert {part.checkpoint for part in team.px.groups.describe("g").partitions} == {1}
 
 
+def test_seeking_in_what_is_about_to_go(team: Team) -> None:
+    """It is owned still: refused, what was to be handled again would be given away as handled."""
+    send(team.px, 4)
+
+    def back(parts: set[TopicPartition]) -> None:
+        for part in parts:
+            a.seek(*part, 1)
+
+    a = team.join(on_revoked=back)
+    handled = 0
+    while handled < PARTITIONS * 4:
+        handled += len(a.poll(timeout=PATIENCE))
+    b = team.join()
+    got: list[pxrs.Message] = []
+    while len(got) < PARTITIONS // 2 * 3:
+        got += b.poll(timeout=0.01)
+        assert a.poll(timeout=0.01) == []
+    assert {message.offset for message in got} == {1, 2, 3}
+
+
 def test_what_a_callback_raises_is_told_to_whoever_polls(team: Team) -> None:
     def fail(parts: object) -> None:
         raise KeyError("of the caller's own")

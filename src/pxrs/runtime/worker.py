@@ -247,9 +247,9 @@ class Worker:
                 self._note(self.holdings.pin(current))
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
-        """The seat of a partition that is owned now, or `Fenced`."""
+        """The seat of a partition that is owned now, if only to be given away, or `Fenced`."""
         seat = self.desk.seats.get(TopicPartition(topic, partition))
-        if seat is None or seat.state != "owned":
+        if seat is None:
             part = TopicPartition(topic, partition)
             raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer", [part])
         return seat
