@@ -61,3 +61,23 @@ def test_a_message_that_fails_while_its_topic_goes_stops_nobody(px: pxrs.Pxrs) -
     px.stop()
     running.join()
     assert running.error is None
+
+
+def test_an_error_that_quotes_its_message_does_not_double_the_letter(px: pxrs.Pxrs) -> None:
+    px.create_topic("orders", partitions=1)
+    value = bytes(100_000)
+
+    def handle(message: Message) -> None:
+        raise ValueError(f"can't read {message.value!r}")
+
+    running = Running(px, handle, topic="orders", retry=ONCE, auto_commit_interval=0.01)
+    with px.producer() as producer:
+        producer.send("orders", value)
+    wait_for_checkpoints(px, 1)
+    px.stop()
+    running.join()
+    [letter] = px.reader("orders.dlq").read(0, 0)
+    assert letter.value == value
+    said = [text for _, text in letter.headers if text is not None]
+    assert b"ValueError: can't read b'" in b"".join(said)
+    assert sum(map(len, said)) < 20_000

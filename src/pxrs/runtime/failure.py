@@ -47,6 +47,8 @@ class Stop(msgspec.Struct, frozen=True):
 OnFailure = DeadLetter | Stop
 
 _TRIES = 3
+# What is said of an error: one that quotes its message must not make a letter that is too large.
+_MOST = 8192
 _PREFIX = "pxrs-dlq-"
 _TOPIC = f"{_PREFIX}topic"
 _PARTITION = f"{_PREFIX}partition"
@@ -103,8 +105,8 @@ class DeadLetters:
             (f"{_PREFIX}timestamp", str(message.timestamp).encode()),
             (f"{_PREFIX}group", group.encode()),
             (f"{_PREFIX}attempts", str(attempts).encode()),
-            (f"{_PREFIX}error", _bytes(words_of(error))),
-            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
+            (f"{_PREFIX}error", _bytes(words_of(error))[:_MOST]),
+            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-_MOST:]),
         ]
         for left in reversed(range(_TRIES)):
             self._make(name, message.topic)
