@@ -115,7 +115,7 @@ def test_a_failed_send_raises_what_happened(store: Store) -> None:
             await (await producer.send("orders", b"1"))
             lost = await producer.send("orders", b"2")
             await px.delete_topic("orders")
-            for wait in (lost, lost.result(timeout=5)):
+            for wait in (lost, lost.result(timeout=30)):
                 with pytest.raises(pxrs.TopicNotFound, match="orders"):
                     await wait
             with pytest.raises(pxrs.TopicNotFound):

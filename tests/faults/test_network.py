@@ -123,7 +123,7 @@ def test_what_no_node_answers_is_an_error_that_says_so(site: Site) -> None:
 
 
 def open_impatient(site: Site) -> CoordStore:
-    return open_coord(f"{site.proxied}?timeout=1")
+    return open_coord(f"{site.proxied}?timeout=3")
 
 
 def test_a_renewal_counts_from_when_it_was_sent(site: Site) -> None:
@@ -142,7 +142,7 @@ def test_a_renewal_counts_from_when_it_was_sent(site: Site) -> None:
 
 def test_a_session_is_over_for_its_holder_before_it_is_for_others(site: Site) -> None:
     near, far = site.near(), site.far()
-    session = far.session(2.0)
+    session = far.session(4.0)
     far.commit([], [Put("mine", b"1", session.id)])
     session.renew()
     site.proxy.cut()

@@ -98,7 +98,7 @@ def test_a_client_is_cut_off_and_comes_back(
 ) -> None:
     with (
         Proxy(int(nats_url.rpartition(":")[2])) as proxy,
-        closing(pxrs.connect("memory://", log=f"nats://{proxy.address}?timeout=1")) as px,
+        closing(pxrs.connect("memory://", log=f"nats://{proxy.address}?timeout=3")) as px,
     ):
         px.create_topic(TOPIC, partitions=4)
         load = Load(px, TOPIC)

@@ -95,7 +95,7 @@ def test_a_batch_whose_answer_was_lost_is_found(
 
 def test_what_nobody_can_tell_is_said(log: JetStreamLog, proxy: Proxy, url: str) -> None:
     """The answer is lost and the server can't be asked: neither success nor failure."""
-    cut_off = through(proxy, url, "?timeout=1")
+    cut_off = through(proxy, url, "?timeout=3")
     append(cut_off, HERE, batch(b"before"))
     watch = log.watch(HERE)
     with ThreadPoolExecutor(1) as pool:

@@ -68,11 +68,14 @@ def test_a_consumer_at_work(px: pxrs.Pxrs) -> None:
     with px.producer() as producer:
         producer.send_many("orders", [(f"k{n}", "v") for n in range(100)])
     with px.consumer("orders", "g") as consumer:
+        left = 100
         while len(consumer.assignment) < 4:
-            consumer.poll(1, timeout=0.05)
-        while consumer.poll(10, timeout=0.5):
+            left -= len(consumer.poll(1, timeout=0.05))
+        while left:
+            left -= len(consumer.poll(10, timeout=30))
             assert consumer.health(stuck_after=1e-9).state in ("stuck", "joining")
             assert consumer.health().ok
+        consumer.poll(10, timeout=0)
         assert consumer.health().state == "idle"
     assert consumer.health().state == "closed"
 

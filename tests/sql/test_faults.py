@@ -95,7 +95,7 @@ def _until_unknown(coord: SqlCoord) -> int:
 
 def test_a_silent_network_is_given_up(mariadb_url: str) -> None:
     with Proxy(port_of(mariadb_url)) as proxy:
-        coord = through(proxy, mariadb_url, "?read_timeout=1&connect_timeout=1")
+        coord = through(proxy, mariadb_url, "?read_timeout=3&connect_timeout=3")
         put(coord, "k", b"1")
         proxy.cut()
         with pytest.raises(StoreUnavailable):
@@ -110,7 +110,7 @@ def test_a_silent_network_is_given_up(mariadb_url: str) -> None:
 def hold(url: str) -> None:
     """Hold a session until killed."""
     coord = opened(url)
-    session = coord.session(1.0)
+    session = coord.session(3.0)
     put(coord, "k/mine", b"1", session.id)
     say(session.id)
     wait_for_parent()

@@ -42,7 +42,12 @@ class ChangedMindError(Exception):
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "shop.db"
+    """Has the tables already: to make them takes the file's lock, which others may hold by then."""
+    path = tmp_path / "shop.db"
+    engine = as_it_comes(path)
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    return path
 
 
 @pytest.fixture
@@ -93,7 +98,6 @@ def keeps_one_open(path: Path) -> Engine:
 )
 def engine(request: pytest.FixtureRequest, px: pxrs.Pxrs, path: Path) -> Iterator[Engine]:
     engine: Engine = request.param(path)
-    Base.metadata.create_all(engine)
     yield engine
     engine.dispose()
 

@@ -203,7 +203,7 @@ def test_a_death_is_noticed_when_events_were_lost(
         _let_it_be_quiet(watch)
         monkeypatch.setattr(ears_module, "drain", lambda fd: overflow if drain(fd) else b"")
         child.kill()
-        assert watch.wait(5.0)
+        assert watch.wait(30.0)
     assert stores.coord.get("members/child") is None
 
 
@@ -226,7 +226,7 @@ def test_a_lock_that_is_released_long_after_the_event_is_noticed(
 
         monkeypatch.setattr(SessionFiles, "alive", still_locked)
         child.kill()
-        assert watch.wait(5.0)
+        assert watch.wait(30.0)
         assert left == [0]
 
 

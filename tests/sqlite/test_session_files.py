@@ -170,7 +170,7 @@ def test_sessions_come_and_go_while_somebody_else_holds_the_writer(
 
         thread = threading.Thread(target=come_and_go)
         thread.start()
-        in_time = done.wait(5.0)
+        in_time = done.wait(30.0)
         child.tell()
         thread.join()
         assert in_time

@@ -108,7 +108,7 @@ def test_a_hole_in_the_log_is_damage_and_not_an_endless_loop(
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(5.0)
+    thread.join(30.0)
     assert [type(error) for error in outcome] == [DamagedBatch]
 
 

@@ -112,6 +112,9 @@ class Proxy:
         except OSError:
             _end(client)
             return
+        for each in (client, server):
+            # A piece is passed on at once, not when the one before it was acknowledged.
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             self._open |= {client, server}
         if self._refusing:

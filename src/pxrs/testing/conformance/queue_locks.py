@@ -287,13 +287,13 @@ def check_release_after_a_delay(lab: Lab) -> None:
     worker = Worker(stores)
     worker.put(b"a", b"b")
     first, second = worker.take(2)
-    worker.release(first, delay=soon(lab), error="later")
-    worker.release(second, delay=LONG)
-    same(states_of(stores), {b"a": DELAYED, b"b": DELAYED}, "where they stand")
+    worker.release(first, delay=LONG)
+    same(states_of(stores), {b"a": DELAYED, b"b": HELD}, "where they stand")
     same(worker.take(2), [], "what could be had at once")
+    worker.release(second, delay=soon(lab), error="later")
     let_time_pass(lab, stores)
     (again,) = worker.take(2)
-    same((again.body, again.error, again.held.delivery), (b"a", "later", 2), "what came back")
+    same((again.body, again.error, again.held.delivery), (b"b", "later", 2), "what came back")
 
 
 @suite
@@ -347,12 +347,14 @@ def check_reap_frees(lab: Lab) -> None:
     mortal, late, fine = Worker(here), Worker(there), Worker(there)
     for queue in ("a", "b"):
         fine.put(b"1", b"2", b"3", queue=queue)
+    held = []
     for queue in ("a", "b"):
         mortal.take_one(queue)
-        late.take_one(queue, lock_for=soon(lab))
+        held.append(late.take_one(queue, lock_for=LONG / 2))
         fine.take_one(queue, lock_for=LONG)
     due = there.queues.reap()
-    require(due is not None and due <= soon(lab), f"looks again in {due} s, and not before")
+    require(due is not None and due <= LONG / 2, f"looks again in {due} s, and not before")
+    late.extend(*held, lock_for=soon(lab))
     mortal.session.close()
     let_time_pass(lab, here)
     due = there.queues.reap()

@@ -156,10 +156,11 @@ def check_a_lost_front_is_not_followed(lab: Lab) -> None:
     for queue, lot in (("warm", 1), ("cold", 2)):
         worker.put(b"1", b"2", b"3", queue=queue, key="k")
         worker.put(b"other", queue=queue)
-        held = worker.take(1, queue, lock_for=soon(lab))
+        held = worker.take(1, queue, lock_for=LONG)
         if lot == 2:
             held += worker.take(1, queue)
         same(held[0].body, b"1", "the front")
+        worker.extend(held[0], lock_for=soon(lab))
         let_time_pass(lab, stores)
         worker.put(b"", queue="elsewhere")
         worker.take_one("elsewhere")
@@ -211,15 +212,17 @@ def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
     worker.put(b"2", key="a")
     worker.put(b"1", b"2", b"3", key="b")
     backing_off = worker.take_one()
-    worker.release(backing_off, delay=soon(lab))
+    worker.release(backing_off, delay=LONG)
     worker.put(b"other", key="c")
     found = worker.take(PLENTY)
     same(bodies(found), [b"other"], "what could be had")
     states = [item.state for item in look(stores)]
     same(states, [DELAYED, WAITING, DELAYED, WAITING, WAITING, HELD], "where they stand")
+    worker.put(b"1", b"2", b"3", key="d")
+    worker.release(worker.take_one(), delay=soon(lab))
     let_time_pass(lab, stores)
     found = worker.drain()
-    same([(item.key, item.body) for item in found], [("b", n) for n in (b"1", b"2", b"3")], "then")
+    same([(item.key, item.body) for item in found], [("d", n) for n in (b"1", b"2", b"3")], "then")
 
 
 @suite
@@ -227,15 +230,17 @@ def check_a_delay_behind_is_kept(lab: Lab) -> None:
     """An item that is delayed itself is not due because the one before it is done or held."""
     stores = lab.open()
     worker = Worker(stores)
-    worker.put(b"1", key="k")
-    worker.put(b"2", key="k", delay=soon(lab))
-    worker.put(b"3", key="k")
-    first = worker.take(PLENTY)
-    same(bodies(first), [b"1"], "what its holder gets at once")
-    worker.apply(*first)
-    same(bodies(worker.take(PLENTY)), [], "what could be had")
+    for key, delay in (("far", LONG), ("near", soon(lab))):
+        worker.put(b"1", key=key)
+        worker.put(b"2 " + key.encode(), key=key, delay=delay)
+        worker.put(b"3", key=key)
+        first = worker.take(PLENTY if key == "far" else 1)
+        same(bodies(first), [b"1"], "what its holder gets at once")
+        worker.apply(*first)
+        if key == "far":
+            same(bodies(worker.take(PLENTY)), [], "what could be had")
     let_time_pass(lab, stores)
-    same(bodies(worker.take(PLENTY)), [b"2", b"3"], "what could be had in time")
+    same(bodies(worker.take(PLENTY)), [b"2 near", b"3"], "what could be had in time")
 
 
 @suite
@@ -263,10 +268,21 @@ def check_fifo_is_one_lane(lab: Lab) -> None:
     same(bodies(other.take(PLENTY)), [], "what another gets")
     worker.apply(first[0])
     same(bodies(other.take(PLENTY)), [], "what another gets while one is held")
-    worker.release(first[1], delay=soon(lab))
+    worker.release(first[1], delay=LONG)
     same(bodies(other.take(PLENTY)), [], "what another gets while the front backs off")
+
+
+@suite
+def check_fifo_goes_on_after_a_back_off(lab: Lab) -> None:
+    """When the front of a fifo queue has backed off for long enough, all follow it."""
+    here, there = lab.open(), lab.open()
+    here.queues.create("q", fifo=True)
+    worker, other = Worker(here), Worker(there)
+    worker.put(b"1", b"2", key="a")
+    worker.put(b"3", key="b")
+    worker.release(worker.take_one(), delay=soon(lab))
     let_time_pass(lab, here)
-    same(bodies(other.take(PLENTY)), [b"2", b"3", b"4"], "what another gets then")
+    same(bodies(other.take(PLENTY)), [b"1", b"2", b"3"], "what another gets then")
 
 
 @suite
