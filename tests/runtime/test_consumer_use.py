@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +114,30 @@ def test_closing_inside_its_own_transaction_is_refused(topic: pxrs.Pxrs) -> None
                 consumer.close()
             assert consumer.assignment
         assert topic.groups.describe("g").lag == 0
+
+
+@pytest.mark.parametrize("lock", ["desk", "holdings"])
+def test_closing_from_a_signal_handler_never_hangs(topic: pxrs.Pxrs, lock: str) -> None:
+    """It may interrupt a call that holds what the thread beside it waits for."""
+    heard = threading.Event()
+    with topic.consumer("orders", "g") as consumer:
+
+        def interrupted(*_: object) -> None:
+            heard.set()
+            consumer.close()
+
+        before = signal.signal(signal.SIGUSR1, interrupted)
+        try:
+            with (
+                pytest.raises(pxrs.InsideTransaction, match="signal"),
+                getattr(consumer.worker, lock).lock,
+            ):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                assert heard.wait(PATIENCE)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert consumer.poll(timeout=0) == []
+    assert topic.stores.coord.list("members/g/") == []
 
 
 CALLS: dict[str, Callable[[Consumer], Any]] = {
