@@ -177,6 +177,47 @@ def test_a_paused_partition_stays_paused_wherever_it_goes_meanwhile(team: Team) 
     assert a.poll(timeout=0) == []
 
 
+LOOPS: list[Callable[[pxrs.Consumer], Iterator[Any]]] = [iter, pxrs.Consumer.batches]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["messages", "batches"])
+def test_what_a_loop_has_not_come_to_is_given_away_at_once(
+    team: Team, loop: Callable[[pxrs.Consumer], Iterator[Any]]
+) -> None:
+    """Nobody works on it: neither it nor its next owner waits for another partition's handler."""
+    send(team.px, 3)
+    a = team.join()
+    team.until(lambda: len(a.assignment) == PARTITIONS)
+    a.seek_to_time(0)
+    messages = loop(a)
+    next(messages)
+    b = team.join()
+    team.members = [b]
+    team.until(lambda: len(b.assignment) == PARTITIONS // 2)
+    assert len(a.assignment) == PARTITIONS // 2
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["messages", "batches"])
+def test_a_loop_hears_that_a_partition_goes_after_the_message_it_is_at(
+    team: Team, loop: Callable[[pxrs.Consumer], Iterator[Any]]
+) -> None:
+    send(team.px, 3)
+    told: list[set[TopicPartition]] = []
+    a = team.join(on_revoked=told.append)
+    messages = loop(a)
+    next(messages)
+    while len(a.assignment) < PARTITIONS:
+        next(messages)
+    next(messages)
+    b = team.join()
+    team.members = [b]
+    team.until(lambda: any(seat.state == "leaving" for seat in a.desk.seats.values()))
+    assert told == []
+    next(messages)
+    assert len(told) == 1
+    team.until(lambda: b.assignment == told[0])
+
+
 def test_committing_when_a_partition_goes(team: Team) -> None:
     """The last chance of those who commit themselves."""
     send(team.px, 1)

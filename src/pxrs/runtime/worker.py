@@ -26,7 +26,7 @@ from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Applied, Holdings, Mark, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.runs import Elsewhere, Loose, Run
+from pxrs.runtime.runs import Elsewhere, Loose, Run, line_up, recall
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics, named
@@ -67,6 +67,7 @@ class Worker:
             in_hand=handling.in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
+            recall=lambda: recall(self.runs),
             most_out=handling.most,
         )
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
@@ -122,11 +123,10 @@ class Worker:
         """
         now, until = self._clock.monotonic, 0.0
         try:
-            for run in runs:
-                run.in_loop = True
+            line_up(runs, self.desk.lock)
             for run in runs:
                 seat, turn, number = run.seat, run.turn, 0
-                for message in run.messages:
+                for message in run.messages if run.begin(self.desk.lock) else ():
                     if seat.turn != turn:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
@@ -145,10 +145,9 @@ class Worker:
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
         """Each run whole; one is handled when the next one is asked for."""
         try:
+            line_up(runs, self.desk.lock)
             for run in runs:
-                run.in_loop = True
-            for run in runs:
-                if run.seat.turn == run.turn and self.alive:
+                if run.begin(self.desk.lock) and self.alive:
                     self.handed_at = self._clock.monotonic()
                     run.seen = len(run.messages)
                     yield list(run.messages)
@@ -223,7 +222,7 @@ class Worker:
 
     def _in_hand(self, seat: Seat) -> bool:
         """Whether the caller works on messages of this partition."""
-        return any(run.seat is seat for run in self.runs)
+        return any(run.seat is seat and not run.is_void for run in self.runs)
 
     # Fetching
 
