@@ -8,6 +8,7 @@ those of the membership and the commits.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
@@ -114,7 +115,7 @@ class Worker:
         for run in runs:
             run.seen = len(run.messages)
         # A list of the caller's own: it may sort it, or take from it, and the runs still count.
-        return [message for run in runs for message in run.messages]
+        return list(chain.from_iterable(run.messages for run in runs))
 
     def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
         """The messages of all runs; one is handled when the next one is asked for.
