@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pxrs
+from pxrs.runtime.processes import Workers
 from support.child import PATIENCE, Child
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -35,6 +38,27 @@ def give_up(message: pxrs.Message) -> None:
 
 def leave(message: pxrs.Message) -> None:
     sys.exit(3)
+
+
+def stay(number: int) -> None:
+    """In a worker process: until it is told to end."""
+    signal.pause()
+
+
+class Fickle:
+    """Can be sent to the first worker, and not to the second."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def __call__(self, number: int) -> None:
+        raise AssertionError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.sent += 1
+        if self.sent > 2:
+            raise OSError("no more memory")
+        return operator.itemgetter(0), ((stay,),)
 
 
 def run_processes(url: str, handler: str) -> None:
@@ -137,3 +161,13 @@ def test_a_program_that_starts_itself_is_told_what_is_missing(px: pxrs.Pxrs) -> 
     )
     assert ended.returncode == 1
     assert "under `if __name__ == '__main__':`" in ended.stderr.splitlines()[-1]
+
+
+def test_one_that_can_not_be_started_leaves_none_behind() -> None:
+    workers = Workers(Fickle(), 2)
+    with pytest.raises(OSError, match="memory"):
+        workers.run()
+    [first] = workers._workers
+    first.process.join(PATIENCE)
+    assert first.has_ended
+    first.reports.close()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from pxrs.config import check_topic_name
-from pxrs.errors import TopicExists
+from pxrs.errors import TopicExists, TopicNotFound
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.topics import Topics
 from pxrs.types import Header, Message
@@ -41,6 +41,9 @@ class Stop(msgspec.Struct, frozen=True):
 
 OnFailure = DeadLetter | Stop
 
+_TRIES = 3
+# What is said of an error: one that quotes its message must not make a letter that is too large.
+_MOST = 8192
 _PREFIX = "pxrs-dlq-"
 _TOPIC = f"{_PREFIX}topic"
 _PARTITION = f"{_PREFIX}partition"
@@ -89,7 +92,6 @@ class DeadLetters:
         import traceback
 
         name = self._settings.name_for(message.topic)
-        self._make(name, message.topic)
         headers: list[Header] = [
             *message.headers,
             (_TOPIC, message.topic.encode()),
@@ -98,10 +100,20 @@ class DeadLetters:
             (f"{_PREFIX}timestamp", str(message.timestamp).encode()),
             (f"{_PREFIX}group", group.encode()),
             (f"{_PREFIX}attempts", str(attempts).encode()),
-            (f"{_PREFIX}error", _bytes(words_of(error))),
-            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
+            (f"{_PREFIX}error", _bytes(words_of(error))[:_MOST]),
+            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-_MOST:]),
         ]
-        self._producer.send(name, message.value, message.key, headers=headers).result()
+        for left in reversed(range(_TRIES)):
+            self._make(name, message.topic)
+            try:
+                self._producer.send(name, message.value, message.key, headers=headers).result()
+                break
+            except (TopicNotFound, TopicExists):
+                # Somebody has emptied it, by deleting it or by making it again. The producer
+                # learns the one when it commits, the other when it is told the next message.
+                self._known.discard(name)
+                if not left:
+                    raise
         return name
 
     def close(self) -> None:

@@ -117,13 +117,17 @@ class Workers:
     def run(self) -> None:
         """Until stopped; raises what a worker gave up for."""
         failure: BaseException | None = None
-        if not self._stopping.is_set():
-            self._workers = [self._start(number) for number in range(self._count)]
-        while not self._stopping.is_set() and failure is None:
-            wait([worker.process.sentinel for worker in self._workers], _LOOK)
-            failure = self._replace_those_that_ended()
-        for worker in self._workers:
-            worker.process.terminate()
+        try:
+            if not self._stopping.is_set():
+                for number in range(self._count):
+                    self._workers.append(self._start(number))
+            while not self._stopping.is_set() and failure is None:
+                wait([worker.process.sentinel for worker in self._workers], _LOOK)
+                failure = self._replace_those_that_ended()
+        finally:
+            # Also if one could not be started: the others would go on without anybody who knows.
+            for worker in self._workers:
+                worker.process.terminate()
         for worker in self._workers:
             worker.process.join()
             worker.reports.close()

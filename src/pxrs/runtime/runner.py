@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
-from pxrs.errors import Closed, HandlerFailed, PxrsError
+from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, printable, words_of
@@ -270,6 +270,9 @@ class Runner:
                 _LOG.error("%s; it is in %r now", what, grave, exc_info=printable(error))
                 return None
             except PxrsError as failure:
+                if isinstance(failure, TopicNotFound) and failure.topic == message.topic:
+                    # Deleted under us: the group is about to let go of it.
+                    return _LOOK
                 if not failure.retryable:
                     self._fail(failure)
                     return None

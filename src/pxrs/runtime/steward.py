@@ -162,6 +162,7 @@ class Steward:
                 continue
 
     def _attend(self) -> None:
+        self._worker.holdings.beside = threading.get_ident()
         watched: frozenset[str] | None = None
         commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
         while not self._stop.is_set():
