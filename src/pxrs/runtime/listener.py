@@ -34,6 +34,7 @@ from pxrs.errors import (
 from pxrs.runtime.failure import printable, words_of
 from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
+from pxrs.runtime.outcomes import refuse_unfinished
 from pxrs.runtime.runner import stop_on_signals
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
@@ -216,7 +217,7 @@ class Listener:
     def _handle(self, item: Item, work: UnitOfWork) -> None:
         self._running[work] = self._now()
         try:
-            self._handler(item, work)
+            refuse_unfinished(self._handler(item, work))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             self._give_back(item, work, error)
             return

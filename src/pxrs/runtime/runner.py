@@ -26,6 +26,7 @@ from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, printable, words_of
 from pxrs.runtime.inside import work_for
 from pxrs.runtime.job import Job
+from pxrs.runtime.outcomes import refuse_unfinished
 from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
 from pxrs.types import Message
@@ -194,7 +195,7 @@ class Runner:
             return _LOOK if first == "waits" else None
         done = False
         try:
-            self._handler(self._decoder.deserialize(message))
+            refuse_unfinished(self._handler(self._decoder.deserialize(message)))
             done = True
         except Abandoned:
             return _LOOK
