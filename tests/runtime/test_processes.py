@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import pxrs
@@ -29,7 +32,7 @@ def handle(message: pxrs.Message) -> None:
     if _px is None:
         _px = pxrs.connect(os.environ["PXRS_TEST_URL"])
     with _px.producer() as producer:
-        producer.send("done", f"{os.getpid()} {message.value.decode()}").result()
+        producer.send("done", f"{os.getpid()} {message.value}").result()
 
 
 def give_up(message: pxrs.Message) -> None:
@@ -72,6 +75,7 @@ def run_processes(url: str, handler: str) -> None:
             processes=2,
             retry=pxrs.Backoff(attempts=1),
             on_failure=pxrs.Stop(),
+            serde=pxrs.JSON(),
         )
 
 
@@ -144,9 +148,32 @@ def test_what_would_fail_again_is_not_tried_again(px: pxrs.Pxrs) -> None:
 
 
 def test_a_handler_that_can_not_be_imported_is_refused(px: pxrs.Pxrs) -> None:
-    with pytest.raises(pxrs.InvalidRequest, match="not a lambda"):
+    with pytest.raises(pxrs.InvalidRequest, match=r"handler=<function .*not a lambda"):
         px.run(lambda message: None, topic="orders", group="g", processes=2)
     assert px.groups.list() == []
+
+
+class Unsendable(pxrs.JSON):
+    def __reduce__(self) -> str:
+        raise TypeError("a socket")
+
+
+@pytest.mark.parametrize("name", ["serde", "key_serde"])
+def test_what_can_not_be_sent_is_named(px: pxrs.Pxrs, name: str) -> None:
+    options: dict[str, Any] = {name: Unsendable()}
+    with pytest.raises(pxrs.InvalidRequest, match=rf"^{name}=<.*: a socket"):
+        px.run(handle, topic="orders", group="g", processes=2, **options)
+    if name == "serde":
+        with pytest.raises(pxrs.InvalidRequest, match=r"^serde=<.*: a socket"):
+            px.listen("inbox", print, processes=2, serde=Unsendable())
+
+
+def test_json_can_be_sent() -> None:
+    for serde in (pxrs.JSON(list[int]), copy.deepcopy(pxrs.JSON(list[int]))):
+        sent = pickle.loads(pickle.dumps(serde))
+        assert sent.decode(sent.encode([1])) == [1]
+        with pytest.raises(msgspec.ValidationError):
+            sent.decode(b'"no list"')
 
 
 def test_a_program_that_starts_itself_is_told_what_is_missing(px: pxrs.Pxrs) -> None:

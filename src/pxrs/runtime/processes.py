@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -30,6 +30,9 @@ from pxrs.runtime.runner import stop_on_signals
 _GAVE_UP = 70
 _BEGUN = "begun"
 _PR_SET_PDEATHSIG = 1
+_HANDLERS = (
+    "A handler has to be a function of a module, not a lambda or one inside of another function"
+)
 _RESTART_PAUSE = 0.5
 _LOOK = 0.5
 
@@ -159,13 +162,36 @@ class Workers:
 
 
 def _refuse_what_cannot_be_sent(target: Callable[[int], None]) -> None:
+    if (error := _why_not_sent(target)) is None:
+        return
+    for name, value in _parts_of(target):
+        if (reason := _why_not_sent(value)) is not None:
+            advice = (
+                _HANDLERS if name == "handler" else f"Let {name} be something that can be pickled"
+            )
+            raise InvalidRequest(
+                f"{name}={value!r} can't be sent to worker processes: {reason}. {advice}; "
+                "or use threads (workers=…)"
+            ) from reason
+    raise InvalidRequest(f"this can't be sent to worker processes: {error}") from error
+
+
+def _parts_of(target: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments that the target consists of, with their names."""
+    parts = msgspec.structs.asdict(target) if isinstance(target, msgspec.Struct) else {}
+    for name, value in parts.items():
+        if isinstance(value, Job):
+            yield from _parts_of(value)
+        else:
+            yield name, value
+
+
+def _why_not_sent(value: object) -> Exception | None:
     try:
-        ForkingPickler.dumps(target)
-    except Exception as error:
-        raise InvalidRequest(
-            f"this can't be sent to worker processes: {error}. A handler has to be a function of "
-            "a module, not a lambda or one inside of another function; or use threads (workers=…)"
-        ) from error
+        ForkingPickler.dumps(value)
+    except Exception as error:  # noqa: BLE001 - what is pickled may raise anything
+        return error
+    return None
 
 
 def _work(
