@@ -6,6 +6,7 @@ import copy
 import operator
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import msgspec
 import pytest
 
 import pxrs
-from pxrs.runtime.processes import Workers
+from pxrs.runtime.processes import Restarts, Workers
 from support.child import PATIENCE, Child
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -194,7 +195,69 @@ def test_one_that_can_not_be_started_leaves_none_behind() -> None:
     workers = Workers(Fickle(), 2)
     with pytest.raises(OSError, match="memory"):
         workers.run()
-    [first] = workers._workers
+    [first] = workers._workers.values()
     first.process.join(PATIENCE)
     assert first.has_ended
     first.reports.close()
+
+
+class Mortal:
+    """Dies of this and that, and gives up in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, number: int) -> None:
+        lives = len(list(self.folder.iterdir()))
+        (self.folder / str(lives)).touch()
+        if lives == 0:
+            os._exit(7)
+        if lives == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise pxrs.InvalidRequest("enough")
+
+
+def test_each_death_is_told_and_the_pauses_grow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(pxrs.InvalidRequest, match="enough"):
+        Workers(Mortal(tmp_path), 1).run()
+    told = [re.sub(r".*pid \d+\) ", "", each.message) for each in caplog.records]
+    assert told == [
+        "ended with exit code 7; another one is started in 0.5 s",
+        "was killed by SIGKILL; another one is started in 1 s",
+    ]
+
+
+def test_whoever_lived_long_is_replaced_soon() -> None:
+    restarts = Restarts()
+    pauses = [restarts.pause(0, lived=1.0) for _ in range(9)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.5, 30.0)
+    assert restarts.pause(1, lived=1.0) == 0.5
+    assert restarts.pause(0, lived=3600.0) == 0.5
+
+
+def test_an_interrupt_finds_no_worker_at_its_imports(px: pxrs.Pxrs) -> None:
+    with px.producer() as producer:
+        producer.send("orders", "1")
+    folder = Path(px.url.removeprefix("sqlite:///")).parent
+    (folder / "program.py").write_text(
+        "import os, signal\n"
+        "if __name__ == '__mp_main__':\n"
+        "    os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does\n"
+        "import pxrs\n"
+        "def handle(message):\n"
+        "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "    print('handled', flush=True)\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "if __name__ == '__main__':\n"
+        f"    with pxrs.connect({px.url!r}) as px:\n"
+        "        px.run(handle, topic='orders', group='g', processes=1)\n"
+        "    print('ended')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert set(ended.stdout.split()) == {"handled", "ended"}

@@ -35,7 +35,7 @@ from pxrs.runtime.failure import printable, words_of
 from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
 from pxrs.runtime.outcomes import refuse_unfinished
-from pxrs.runtime.runner import stop_on_signals
+from pxrs.runtime.runner import QUIET, stop_on_signals, tell_of_the_wait
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
 
@@ -141,7 +141,12 @@ class Listener:
 
     def _stop_from_signal(self) -> None:
         # A signal handler must not wait for a lock that its own thread may hold.
-        threading.Thread(target=self.stop, daemon=True).start()
+        threading.Thread(target=self._stop_and_tell, daemon=True).start()
+
+    def _stop_and_tell(self) -> None:
+        self.stop()
+        if not self._over.wait(QUIET):
+            tell_of_the_wait(_LOG, len(self._running), None)
 
     def __enter__(self) -> Listener:
         return self
