@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from itertools import count
 
+import psycopg
 import pytest
 
 from pxrs.errors import Closed, SessionLost
@@ -23,6 +25,8 @@ LONG = 3600.0
 # In this database: other tests use the server as well.
 LOCKS_HERE = """pg_locks l JOIN pg_database d ON d.oid = l.database
     WHERE d.datname = current_database() AND l.granted AND l.locktype = 'advisory'"""
+WAITING_HERE = """SELECT 1 FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock'"""
 OpenStores = Callable[[], PostgresStores]
 
 
@@ -113,6 +117,39 @@ def require_hot(url: str, table: str, where: str, change: Callable[[], object]) 
         changed = {name for name, value in after.items() if value != before[name]}
         assert changed
         assert changed.isdisjoint(name for (name,) in query(url, INDEXED, table))
+
+
+def test_who_waits_for_an_answer_does_not_wait_on_another_connection(
+    stores: PostgresStores, postgres_url: str
+) -> None:
+    """A connection that is given up is not closed under a renewal: the next one has its number."""
+    session = stores.coord.session(LONG)
+    anchor = stores.coord._sessions._anchor
+    assert anchor is not None
+    number = anchor.connection.fileno()
+    lost: list[SessionLost] = []
+
+    def renew() -> None:
+        try:
+            session.renew()
+        except SessionLost as error:
+            lost.append(error)
+
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT 1 FROM pxrs.pxrs_sessions FOR UPDATE")
+        renewing = threading.Thread(target=renew, daemon=True)
+        renewing.start()
+        while not query(postgres_url, WAITING_HERE):
+            pass
+        # As if the server had just hung up, and this thread were the first to see it.
+        anchor.lost = True
+        stores.coord.session(LONG)
+        another = stores.coord._sessions._anchor
+        assert another is not None
+        assert another.connection.fileno() == number
+        other.rollback()
+        renewing.join(PATIENCE)
+    assert len(lost) == 1
 
 
 def test_renewals_are_hot_updates(stores: PostgresStores, postgres_url: str) -> None:

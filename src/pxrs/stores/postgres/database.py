@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
 import time
 import weakref
@@ -305,11 +306,19 @@ async def _run_on_loop(
 
 def is_fit(connection: Pg) -> bool:
     """Whether the other side has not hung up, as far as this machine knows."""
-    if connection.closed:
-        return False
     poll = select.poll()
-    poll.register(connection.fileno(), _HUNG_UP)
+    try:
+        poll.register(connection.fileno(), _HUNG_UP)
+    except psycopg.OperationalError:
+        # It was closed here.
+        return False
     return not poll.poll(0)
+
+
+def hang_up(connection: Pg) -> None:
+    """Let whoever waits for an answer of the server have an error instead."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as other:
+        other.shutdown(socket.SHUT_RDWR)
 
 
 def _is_idle(connection: Pg) -> bool:

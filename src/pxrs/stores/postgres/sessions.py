@@ -28,7 +28,7 @@ import psycopg
 
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreUnavailable
-from pxrs.stores.postgres.database import Database, Pg, Row, is_fit, run
+from pxrs.stores.postgres.database import Database, Pg, Row, hang_up, is_fit, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
 from pxrs.stores.postgres.functions import over
 
@@ -115,6 +115,22 @@ class Anchor:
         self.lost = self.lost or not is_fit(self.connection)
         return not self.lost
 
+    def drop(self, database: Database) -> None:
+        """Close the connection, but not under a thread that waits for its answer.
+
+        That one waits for a socket by its number, which the next connection may get: then it
+        would wait for ever.
+        """
+        self.lost = True
+        if not self.connection.lock.acquire(blocking=False):
+            with suppress(OSError, psycopg.Error):
+                hang_up(self.connection)
+            self.connection.lock.acquire()
+        try:
+            database.drop(self.connection)
+        finally:
+            self.connection.lock.release()
+
 
 class Sessions:
     """The sessions that this process holds."""
@@ -183,8 +199,7 @@ class Sessions:
         with self._lock:
             anchor, self._anchor = self._anchor, None
         if anchor is not None:
-            anchor.lost = True
-            self._database.drop(anchor.connection)
+            anchor.drop(self._database)
 
     def _anchored(self) -> Anchor | None:
         if self._database.pooled:
@@ -192,7 +207,7 @@ class Sessions:
         with self._lock:
             if self._anchor is None or not self._anchor.holds:
                 if self._anchor is not None:
-                    self._database.drop(self._anchor.connection)
+                    self._anchor.drop(self._database)
                 self._anchor = Anchor(self._database.connect())
             return self._anchor
 
