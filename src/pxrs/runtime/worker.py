@@ -59,6 +59,8 @@ class Worker:
         self.runs: list[Run] = []
         # With auto-commit they are committed soon, and nobody has to mean them.
         self.loose = Loose()
+        # The caller may still have messages that a transaction gave back when it failed.
+        self.given_back = False
         # When the caller was last given messages, None once it has asked for more; when it asked.
         self.handed_at: float | None = None
         self.asked_at = clock.monotonic()
@@ -106,6 +108,7 @@ class Worker:
         with self.desk.lock:
             out = self.desk.hand_out(most) if self.alive else []
             self.runs = [Run(seat, messages) for seat, messages in out]
+            self.given_back = False
             self.asked_at = self._clock.monotonic()
             self.handed_at = self.asked_at if self.runs else None
             return list(self.runs)
@@ -127,7 +130,7 @@ class Worker:
             line_up(runs, self.desk.lock)
             for run in runs:
                 seat, turn, number = run.seat, run.turn, 0
-                for message in run.messages if run.begin(self.desk.lock) else ():
+                for message in run.messages if self._begin(run) else ():
                     if seat.turn != turn:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
@@ -148,7 +151,7 @@ class Worker:
         try:
             line_up(runs, self.desk.lock)
             for run in runs:
-                if run.begin(self.desk.lock) and self.alive:
+                if self._begin(run) and self.alive:
                     self.handed_at = self._clock.monotonic()
                     run.seen = len(run.messages)
                     yield list(run.messages)
@@ -156,6 +159,12 @@ class Worker:
                 self._end([run])
         finally:
             self._end(runs)
+
+    def _begin(self, run: Run) -> bool:
+        """Whether a loop may show it."""
+        begun = run.begin(self.desk.lock)
+        self.given_back &= not begun
+        return begun
 
     def finish(self) -> None:
         """All that the caller has seen is handled; what it has not seen will be handed out again.
