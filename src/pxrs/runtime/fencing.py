@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from pxrs.errors import Fenced, PartitionNotFound, TopicNotFound
+from pxrs.errors import Fenced, PartitionNotFound, PxrsError
 from pxrs.runtime.topics import Topics
 from pxrs.types import TopicPartition
 
@@ -25,7 +25,8 @@ def fenced(parts: Iterable[TopicPartition]) -> Fenced:
 
 def not_owned(part: TopicPartition, topics: Topics) -> Fenced | PartitionNotFound:
     """The error for a partition that a consumer does not own: nobody can own one that is not."""
-    with suppress(TopicNotFound):
+    # Whatever is with the topic, or the store: owned it is not.
+    with suppress(PxrsError):
         partitions = topics.find(part.topic).partitions
         if not 0 <= part.partition < partitions:
             return PartitionNotFound(*part, partitions)
