@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import pxrs
+from support.child import PATIENCE
 from support.command import Run, Shell
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -68,3 +71,20 @@ def test_the_doctor_makes_no_store(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "there is no store" in result.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_during_the_imports_is_an_interrupt() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "import pxrs_command\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'pxrs.errors':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "pxrs_command.main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

@@ -71,9 +71,25 @@ def test_partitions_that_are_not_owned_are_refused(topic: pxrs.Pxrs) -> None:
         ):
             with pytest.raises(pxrs.Fenced):
                 consumer.commit(Message(fence, 0, 0, None, b"", ()))
-        with pytest.raises(pxrs.Fenced):
+        with pytest.raises(pxrs.PartitionNotFound, match="partitions 0 to 0, there is no 7"):
             consumer.seek("orders", 7, 0)
+        with pytest.raises(pxrs.Fenced, match="not owned by this consumer"):
+            consumer.seek("others", 0, 0)
         assert checkpoint(topic) is None
+
+
+def test_seeking_where_nothing_is_owned_is_refused(topic: pxrs.Pxrs) -> None:
+    """Most often before the first poll: to do nothing would be to start somewhere else."""
+    part = pxrs.TopicPartition("orders", 1)
+    with topic.consumer("orders", "g") as owner:
+        owner.poll(timeout=PATIENCE)
+        with topic.consumer("orders", "g") as other:
+            with pytest.raises(pxrs.Fenced, match="poll first, or seek in on_assigned"):
+                other.seek("orders", 0, 1)
+            with pytest.raises(pxrs.Fenced, match=r"owns no partition; .* seek in on_assigned"):
+                other.seek_to_time(0)
+            with pytest.raises(pxrs.PartitionNotFound, match="there is no 1"):
+                other.seek_to_time(0, {part})
 
 
 def test_a_topic_made_again_does_not_inherit_the_checkpoint(topic: pxrs.Pxrs) -> None:

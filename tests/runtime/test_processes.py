@@ -20,6 +20,7 @@ import pytest
 import pxrs
 from pxrs.runtime.processes import Restarts, Workers
 from support.child import PATIENCE, Child
+from support.running import Running, wait_for_checkpoints
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -199,6 +200,33 @@ def test_one_that_can_not_be_started_leaves_none_behind() -> None:
     first.process.join(PATIENCE)
     assert first.has_ended
     first.reports.close()
+
+
+def die_of_7(message: pxrs.Message) -> None:
+    """In a worker process: one message kills it, whatever else is in hand."""
+    if message.value == b"7":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_message_that_kills_its_process_is_put_aside(
+    px: pxrs.Pxrs, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(px, 0)
+    twice = pxrs.Backoff(attempts=2, first=0.0)
+    running = Running(px, die_of_7, topic="orders", processes=1, workers=4, retry=twice)
+    wait_for_checkpoints(px, COUNT)
+    px.stop()
+    running.join()
+    assert running.error is None
+    (letter,) = px.reader("orders.dlq").follow(start="earliest", timeout=0)
+    assert letter.value == b"7"
+    error = dict(letter.headers)["pxrs-dlq-error"] or b""
+    assert b"2 worker processes have died" in error
+    deaths = [each.message for each in caplog.records if each.name == "pxrs.processes"]
+    assert len(deaths) == 2
+    assert all("'orders' partition 7 offset 0" in each for each in deaths)
+    # The second time it was alone.
+    assert deaths[1].count("offset") == 1
 
 
 class Mortal:

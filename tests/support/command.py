@@ -31,7 +31,7 @@ class Shell:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pxrs.cli.main", *arguments],
+            [sys.executable, "-m", "pxrs_command", *arguments],
             stdout=subprocess.PIPE,
             **{"stderr": subprocess.PIPE, "env": self.environment, **options},
         )

@@ -20,7 +20,7 @@ from pxrs.errors import Closed, PxrsError, StoreError
 from pxrs.runtime import arguments
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.fencing import fenced
+from pxrs.runtime.fencing import all_of, fenced
 from pxrs.runtime.health import Health, judge
 from pxrs.runtime.health_facts import facts_of
 from pxrs.runtime.hold import Desk
@@ -208,7 +208,7 @@ class Consumer:
         """Go on from the first messages of this time (ms) or later, or from the end."""
         arguments.check_time("timestamp", timestamp)
         self._require_open()
-        for part in self.assignment if parts is None else arguments.check_parts(parts):
+        for part in all_of(self.assignment) if parts is None else arguments.check_parts(parts):
             self._worker.seek(*part, self._worker.offset_at(part, timestamp))
 
     def pause(self, *parts: TopicPartition) -> None:

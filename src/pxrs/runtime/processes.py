@@ -30,6 +30,7 @@ import msgspec
 from pxrs.config import parse_url, split_url
 from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
+from pxrs.runtime.casualties import Casualties
 from pxrs.runtime.job import Job
 from pxrs.runtime.runner import stop_on_signals
 
@@ -60,12 +61,35 @@ class WorkerJob(msgspec.Struct, frozen=True):
             px.run(**self.job.arguments(number))
 
 
+class WatchedJob:
+    """The job for each worker process, whose death is put down to what it had in hand."""
+
+    def __init__(self, told: WorkerJob) -> None:
+        self._told = told
+        settings = told.job.running()
+        context = multiprocessing.get_context("spawn")
+        self._casualties = Casualties(context, settings.workers, told.job.retry.attempts)
+
+    def for_worker(self, number: int) -> WorkerJob:
+        """For a process that is about to be started."""
+        handler = self._casualties.watched(number, self._told.job.handler)
+        return WorkerJob(self._told.url, msgspec.structs.replace(self._told.job, handler=handler))
+
+    def after_death(self, number: int) -> str:
+        """Count what was in hand; which messages, in words."""
+        found = self._casualties.count(number)
+        return ", ".join(
+            f"{each.topic!r} partition {each.partition} offset {each.offset}" for each in found
+        )
+
+
 class ProcessRun:
     """See `pxrs.runtime.job.Running`: the job in processes of its own."""
 
     def __init__(self, url: str, job: Job) -> None:
         refuse_memory(url)
-        self._workers = Workers(WorkerJob(url, job), job.processes)
+        worker_job = WorkerJob(url, job)
+        self._workers = Workers(worker_job, job.processes, WatchedJob(worker_job))
 
     def run(self) -> None:
         with stop_on_signals(self.stop):
@@ -140,9 +164,12 @@ class Restarts:
 class Workers:
     """Keeps a number of processes running until it is stopped."""
 
-    def __init__(self, target: Callable[[int], None], count: int) -> None:
+    def __init__(
+        self, target: Callable[[int], None], count: int, watched: WatchedJob | None = None
+    ) -> None:
         _refuse_what_cannot_be_sent(target)
         self._target = target
+        self._watched = watched
         self._context = multiprocessing.get_context("spawn")
         self._count = count
         self._workers: dict[int, Worker] = {}
@@ -192,7 +219,9 @@ class Workers:
                 now = monotonic()
                 pause = self._restarts.pause(number, now - worker.began)
                 self._due[number] = now + pause
-                _LOG.error("%s; another one is started in %.2g s", worker.how_it_ended(), pause)
+                in_hand = self._watched.after_death(number) if self._watched else ""
+                how = worker.how_it_ended() + (f" with {in_hand} in hand" if in_hand else "")
+                _LOG.error("%s; another one is started in %.2g s", how, pause)
         return None
 
     def _start_those_that_are_due(self) -> None:
@@ -205,9 +234,10 @@ class Workers:
 
     def _start(self, number: int) -> Worker:
         reports, reporting = self._context.Pipe(duplex=False)
+        target = self._watched.for_worker(number) if self._watched else self._target
         process = self._context.Process(
             target=_work,
-            args=(self._target, number, os.getpid(), reporting),
+            args=(target, number, os.getpid(), reporting),
             name=f"pxrs-worker-{number}",
         )
         # Closed here, so that its end is the end of the reports.

@@ -15,7 +15,6 @@ from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
 from pxrs.errors import (
-    Fenced,
     InvalidRequest,
     OffsetOutOfRange,
     OutcomeUnknown,
@@ -23,7 +22,7 @@ from pxrs.errors import (
 )
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
-from pxrs.runtime.fencing import fenced
+from pxrs.runtime.fencing import fenced, not_owned
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Applied, Holdings, Mark, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
@@ -53,6 +52,7 @@ class Worker:
     ) -> None:
         self._coord = stores.coord
         self._log = stores.log
+        self._topics = topics
         self._clock = clock
         self._settings = settings
         self._new_id = new_id
@@ -257,10 +257,9 @@ class Worker:
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
         """The seat of a partition that is owned now, if only to be given away, or `Fenced`."""
-        seat = self.desk.seats.get(TopicPartition(topic, partition))
-        if seat is None:
-            part = TopicPartition(topic, partition)
-            raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer", [part])
+        part = TopicPartition(topic, partition)
+        if (seat := self.desk.seats.get(part)) is None:
+            raise not_owned(part, self._topics)
         return seat
 
     # Committing

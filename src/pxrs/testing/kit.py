@@ -40,7 +40,6 @@ from pxrs.testing.lab_member import Crash, Handler, LabMember, Place, State
 from pxrs.testing.lab_records import Handled, LabRecords, Refused
 from pxrs.types import Header, Message, Position, TopicPartition
 
-_RUN_IT = "lambda message: asyncio.run(handle(message))"
 _LEAST_TICK = 0.001
 # More steps than this without an end: the handler feeds itself, or the group is stuck.
 _MOST_STEPS = 100_000
@@ -136,7 +135,9 @@ class GroupLab:
         """
         check_member_name(name)
         takes = ("message", "tx") if transaction else ("message",)
-        check_handler(handler, *takes, instead=f"a plain function that runs them: {_RUN_IT}")
+        given = ", ".join(takes)
+        instead = f"a plain function that runs it: lambda {given}: asyncio.run(handle({given}))"
+        check_handler(handler, *takes, instead=instead)
         if name in self._members and self._members[name].state in ("running", "frozen"):
             raise InvalidRequest(f"member {name!r} is {self._members[name].state} already")
         place = Place(

@@ -1,0 +1,84 @@
+"""What is in hand when a worker process dies; here nobody does, and the boards are looked at."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import pxrs
+from pxrs import Message, Position
+from pxrs.runtime.casualties import Casualties
+from support.child import PATIENCE
+
+# Long enough for a thread that is not held back.
+_A_MOMENT = 0.3
+
+
+def message(offset: int) -> Message:
+    return Message(pxrs.Fence("bestellungen-für-ada", 3, 1), offset, 0, None, b"", ())
+
+
+def place(offset: int) -> Position:
+    return Position("bestellungen-für-ada", 3, offset)
+
+
+@pytest.fixture
+def casualties() -> Casualties:
+    return Casualties(multiprocessing.get_context("spawn"), 2, 3)
+
+
+def die_of(casualties: Casualties, *offsets: int) -> None:
+    """As if the process had ended with these in hand."""
+    both = threading.Barrier(len(offsets) + 1)
+    watched = casualties.watched(0, lambda message: [both.wait(PATIENCE) for _ in range(2)])
+    with ThreadPoolExecutor() as threads:
+        handling = [threads.submit(watched, message(offset)) for offset in offsets]
+        both.wait(PATIENCE)
+        assert sorted(casualties.count(0)) == [place(offset) for offset in sorted(offsets)]
+        both.wait(PATIENCE)
+        for each in handling:
+            each.result()
+    assert casualties.count(0) == []
+
+
+def test_after_so_many_deaths_it_is_not_handled_any_more(casualties: Casualties) -> None:
+    for _ in range(2):
+        die_of(casualties, 7)
+    assert casualties.watched(0, lambda message: "handled")(message(7)) == "handled"
+    die_of(casualties, 7)
+    watched = casualties.watched(0, lambda message: "handled")
+    with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
+        watched(message(7))
+    assert watched(message(8)) == "handled"
+
+
+def test_a_handler_that_raises_has_nothing_in_hand(casualties: Casualties) -> None:
+    with pytest.raises(ZeroDivisionError):
+        casualties.watched(0, lambda message: 1 // 0)(message(7))
+    assert casualties.count(0) == []
+
+
+def test_one_that_may_kill_is_handled_alone(casualties: Casualties) -> None:
+    die_of(casualties, 7, 8)
+    began = {offset: threading.Event() for offset in range(10)}
+    beside: dict[int, list[Position]] = {}
+
+    def handle(message: Message) -> None:
+        began[message.offset].set()
+        # Whoever may begin beside this one has the time to.
+        began[7 if message.offset == 1 else 2].wait(_A_MOMENT)
+        beside[message.offset] = casualties._boards[0].in_hand()
+
+    watched = casualties.watched(0, handle)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(watched, message(1))
+        assert began[1].wait(PATIENCE)
+        suspect = threads.submit(watched, message(7))
+        first.result()
+        assert began[7].wait(PATIENCE)
+        for each in (suspect, threads.submit(watched, message(2))):
+            each.result()
+    assert beside == {offset: [place(offset)] for offset in (1, 7, 2)}
