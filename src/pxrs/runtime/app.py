@@ -379,8 +379,13 @@ class Pxrs(QueueVerbs):
         """Stop every listener and run, close every consumer, flush every producer, close the store.
 
         Runs finish what is in hand and commit it, as with `stop`; for 30 seconds at most. A handler
-        that calls this is not waited for: its message or item comes again.
+        that calls this is not waited for: its message or item comes again. Raises what a producer's
+        `close` raises, once all is closed.
         """
+        self.end(None)
+
+    def end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: see `Producer.end`."""
         self._tell_listeners_to_stop()
         self.stop()
         # Last in, first out. One that fails to close must not keep the others, and the store, open.
@@ -388,7 +393,7 @@ class Pxrs(QueueVerbs):
             closing.callback(self.stores.close)
             closing.callback(self._end_session)
             for producer in list(self._producers):
-                closing.callback(producer.close)
+                closing.callback(producer.end, reason)
             for consumer in list(self._consumers):
                 closing.callback(consumer.close)
             if not self.is_around_here:
@@ -412,7 +417,7 @@ class Pxrs(QueueVerbs):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.end(error)
 
 
 def _client() -> str:

@@ -27,6 +27,7 @@ from pxrs.log.batches import seal
 from pxrs.log.sequences import SEQUENCES
 from pxrs.runtime.outbox import Outbox
 from pxrs.runtime.sent import Parcel
+from pxrs.runtime.undelivered import Undelivered
 from pxrs.stores.api import LogStore
 from pxrs.types import Append, Appended, LogPartition
 
@@ -40,6 +41,7 @@ class Committer:
         self,
         log: LogStore,
         outbox: Outbox,
+        undelivered: Undelivered,
         clock: Clock,
         *,
         delivery_timeout: float,
@@ -47,6 +49,7 @@ class Committer:
     ) -> None:
         self._log = log
         self._outbox = outbox
+        self._undelivered = undelivered
         self._clock = clock
         self._delivery_timeout = delivery_timeout
         self._before_settling = before_settling
@@ -141,7 +144,7 @@ class Committer:
                     parcel.batch = batch
                 except BaseException as error:
                     # A builder is used up by the first try: there is no second one.
-                    parcel.settle(-1, _delivery_failed(error))
+                    self._settle(parcel, _delivery_failed(error))
                     if not isinstance(error, Exception):
                         raise
                     continue
@@ -185,13 +188,16 @@ class Committer:
         for parcel, result in zip(parcels, results, strict=True):
             self._settle(parcel, result)
         self._outbox.release(self._round)
-        self._round, self._failures, self._unsure = [], 0, False
+        done, self._round, self._failures, self._unsure = self._round, [], 0, False
+        self._undelivered.log(done)
 
     def _settle(self, parcel: Parcel, result: Appended | PxrsError) -> None:
         if isinstance(result, Appended):
             base, error = result.base, None
         else:
             base, error = -1, _named(result, parcel)
+            # First: whoever sees it settled looks there.
+            self._undelivered.note(parcel, error)
         self._before_settling(parcel, error)
         parcel.settle(base, error)
 

@@ -22,6 +22,7 @@ from pxrs.runtime.outbox import RECORD_BYTES, REPORT_BYTES, Box, Lane, Outbox
 from pxrs.runtime.retention import Retention
 from pxrs.runtime.sent import Parcel, Sent, SentMany, counted
 from pxrs.runtime.topics import Topics
+from pxrs.runtime.undelivered import Undelivered
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
 from pxrs.types import Header
@@ -65,9 +66,11 @@ class Producer:
             compression=compression_code(settings.compression),
             max_block=settings.max_block,
         )
+        self._undelivered = Undelivered()
         self._committer = Committer(
             log,
             self._outbox,
+            self._undelivered,
             clock,
             delivery_timeout=settings.delivery_timeout,
             before_settling=self._learn,
@@ -232,8 +235,14 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
 
-        Failures are not raised here but by the `Sent` they belong to.
+        Raises `DeliveryFailed` for messages that were not delivered, whoever sent them, if nobody
+        was told: by a `Sent`, a callback or another flush. `OutcomeUnknown` if some may be there.
         """
+        self._settle_all(timeout)
+        if (error := self._undelivered.error()) is not None:
+            raise error
+
+    def _settle_all(self, timeout: float | None = None) -> None:
         self._refuse_after_fork()
         now = self._clock.monotonic()
         if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
@@ -256,10 +265,23 @@ class Producer:
         """Flush and stop. Sending afterwards raises `Closed`.
 
         Whoever calls it returns when the producer is closed, the second one too. What can't be
-        flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again.
+        flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again. Raises as
+        `flush` does for what nobody was told of; the producer is closed then.
         """
+        self.end(None)
+
+    def end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: what was lost is a note on it then."""
         if self._forked:
             return
+        self._stop()
+        if (error := self._undelivered.error()) is None:
+            return
+        if reason is None:
+            raise error
+        reason.add_note(f"a producer was closed: {error}")
+
+    def _stop(self) -> None:
         self._committer.refuse_nested()
         # A sender looks at this once it is busy: either it sees it, or it is waited for below.
         self._closed = True
@@ -267,7 +289,7 @@ class Producer:
             if self._stopped:
                 return
             self._outbox.await_senders()
-            self.flush()
+            self._settle_all()
             self._stopped = True
             self._due.set()
             self._wake.set()
@@ -282,7 +304,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.end(error)
 
     # Filling
 
