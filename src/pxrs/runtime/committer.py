@@ -8,6 +8,7 @@ interrupted at any point is unknown too; every step can be done twice.
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import threading
@@ -32,6 +33,7 @@ from pxrs.stores.api import LogStore
 from pxrs.types import Append, Appended, LogPartition
 
 _LAST_EPOCH = 2**15 - 1
+_SHORTEST_WAIT = 0.001
 
 
 class Committer:
@@ -51,7 +53,7 @@ class Committer:
         self._outbox = outbox
         self._undelivered = undelivered
         self._clock = clock
-        self._delivery_timeout = delivery_timeout
+        self.delivery_timeout = delivery_timeout
         self._before_settling = before_settling
         self._lock = threading.RLock()
         self._owner: int | None = None
@@ -105,6 +107,28 @@ class Committer:
                 self._lock.release()
             except RuntimeError:
                 pass
+
+    def run_due(self, due: threading.Event, linger: float) -> bool:
+        """Commit what has waited long enough, or all if it is `due`; false if there is nothing."""
+        # What has failed or did not fit into a commit has waited already.
+        wait = 0.0 if self._outbox.waiting else linger or _SHORTEST_WAIT
+        urgent = due.wait(wait)
+        due.clear()
+        oldest = self._outbox.oldest
+        if urgent:
+            self.run()
+        elif self._outbox.waiting:
+            # It may be another thread's round: what came after it still has time.
+            self.run(unless=lambda: not self._outbox.waiting)
+        elif oldest is None:
+            return self._outbox.holds(math.inf)
+        elif self._clock.monotonic() - oldest >= linger:
+            self.run()
+        return True
+
+    def rest(self, timeout: float) -> None:
+        """Return when no commit is under way, or after so long."""
+        self.run(timeout, unless=lambda: True)
 
     def refuse_nested(self) -> None:
         """Raise if this very thread sends or commits right now."""
@@ -179,7 +203,7 @@ class Committer:
         if not may_pass:
             return True
         oldest = min(parcel.born for parcel in self._round)
-        return self._clock.monotonic() - oldest >= self._delivery_timeout
+        return self._clock.monotonic() - oldest >= self.delivery_timeout
 
     def _finish(self, results: list[Appended | PxrsError]) -> None:
         if any(not isinstance(result, Appended) for result in results):

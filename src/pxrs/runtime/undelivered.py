@@ -68,7 +68,7 @@ class Undelivered:
         self._failed = deque(kept)
 
 
-def waiting(parcels: Iterable[Parcel]) -> str:
+def described(parcels: Iterable[Parcel]) -> str:
     """How many messages to which topics these are."""
     counts: Counter[str] = Counter()
     for parcel in parcels:
@@ -86,9 +86,9 @@ def _what_happened(lost: list[Parcel]) -> str:
     """Which messages are not there, and which may be."""
     unknown = [each for each in lost if isinstance(each.error, OutcomeUnknown)]
     missing = [each for each in lost if not isinstance(each.error, OutcomeUnknown)]
-    parts = [f"not delivered: {waiting(missing)}"] if missing else []
+    parts = [f"not delivered: {described(missing)}"] if missing else []
     if unknown:
-        parts.append(f"delivered or not, nobody can tell: {waiting(unknown)}")
+        parts.append(f"delivered or not, nobody can tell: {described(unknown)}")
     return "; ".join(parts)
 
 
