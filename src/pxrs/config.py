@@ -23,6 +23,8 @@ _NO_LOG = ("etcd", "zookeeper", *_SQL)
 _NO_COORD = ("nats",)
 _SERVERS = ("postgresql", "postgres", "etcd", "zookeeper", "nats", *_SQL)
 _SCHEMES = ("memory", "sqlite", *_SERVERS)
+# Where a URL may name a driver, as SQLAlchemy's do: mysql+pymysql://.
+_DRIVEN = ("sqlite", "postgresql", "postgres", *_SQL)
 _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
@@ -101,7 +103,8 @@ def parse_url(url: str) -> StoreUrl:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(f"{_shown(url)} is not a store URL: {error}") from None
-    if parts.scheme.partition("+")[0] not in _SCHEMES:
+    engine, _, driver = parts.scheme.partition("+")
+    if engine not in _SCHEMES or (driver and engine not in _DRIVEN):
         raise ConfigError(
             f"unknown scheme {parts.scheme!r} in {_shown(url)}; there are "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
@@ -111,8 +114,10 @@ def parse_url(url: str) -> StoreUrl:
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     if len({name for name, _ in pairs}) < len(pairs):
         raise ConfigError(f"an option stands twice in {_shown(url)}")
-    place = _sqlite_path(url) if parts.scheme == "sqlite" else parts.netloc + parts.path
-    return StoreUrl(parts.scheme, place, dict(pairs))
+    if engine == "sqlite":
+        # SQLAlchemy's name of a driver says nothing about the file.
+        return StoreUrl(engine, _sqlite_path(url), dict(pairs))
+    return StoreUrl(parts.scheme, parts.netloc + parts.path, dict(pairs))
 
 
 def _shown(url: object) -> str:

@@ -8,6 +8,8 @@ import msgspec
 
 from pxrs.errors import InvalidRequest
 
+_CODERS = ("encode", "decode")
+
 
 class Serde(Protocol):
     """Turns objects into bytes and back. `decode(encode(x))` equals `x`."""
@@ -21,13 +23,25 @@ class JSON:
     """JSON by msgspec. With a type, what is read is checked against it: `JSON(Order)`."""
 
     def __init__(self, type: Any = Any) -> None:  # noqa: A002 - the natural name for a reader
+        self._type = type
+        self._make_coders()
+
+    def _make_coders(self) -> None:
         self.encode = msgspec.json.Encoder().encode
-        self.decode = msgspec.json.Decoder(type).decode
+        self.decode = msgspec.json.Decoder(self._type).decode
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: msgspec's coders can't be sent, and are made anew there."""
+        return {name: value for name, value in vars(self).items() if name not in _CODERS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._make_coders()
 
 
 def check_serde(serde: object, name: str) -> None:
     """Refuse what can't be one, before the first message meets it."""
-    verbs = (getattr(serde, verb, None) for verb in ("encode", "decode"))
+    verbs = (getattr(serde, verb, None) for verb in _CODERS)
     if serde is not None and not all(callable(verb) for verb in verbs):
         raise InvalidRequest(
             f"{name}={serde!r}; an object with encode and decode is needed, such as pxrs.JSON()"

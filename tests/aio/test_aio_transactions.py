@@ -181,7 +181,32 @@ def test_what_would_wait_for_the_block_is_refused_in_it(tmp_path: Path) -> None:
                     await consumer.commit()
                 with pytest.raises(pxrs.InsideTransaction):
                     await consumer.seek("orders", 0, 0)
+                with pytest.raises(pxrs.InsideTransaction):
+                    consumer.commit_async()
+                with pytest.raises(pxrs.InsideTransaction):
+                    await anext(consumer.batches())
             assert await consumer.poll(timeout=0) == []
+
+    run(main())
+
+
+def test_a_block_in_another_and_an_end_in_it_are_refused(tmp_path: Path) -> None:
+    """Each would wait for the block around it, which waits for them."""
+
+    async def main() -> None:
+        async with consuming(tmp_path) as (px, consumer):
+            begun = consumer.transaction()
+            async with consumer.transaction() as tx:
+                await write(tx)
+                with pytest.raises(pxrs.InsideTransaction):
+                    consumer.transaction()
+                with pytest.raises(pxrs.InsideTransaction):
+                    await begun.__aenter__()
+                with pytest.raises(pxrs.InsideTransaction):
+                    await consumer.run_transaction(write)
+                with pytest.raises(pxrs.InsideTransaction):
+                    await consumer.close()
+            assert await landed(px, tmp_path) == (3, 1, 3)
 
     run(main())
 

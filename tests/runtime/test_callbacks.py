@@ -223,6 +223,19 @@ class TestCommitAsync:
             consumer._worker.holdings._coord = _Commits(commit)  # type: ignore[assignment]
             until(topic, lambda: checkpoint(topic) == 4)
 
+    def test_a_rollback_does_not_take_it_back(self, topic: pxrs.Pxrs) -> None:
+        with topic.consumer("orders", "g", auto_commit=False) as consumer:
+            consumer.poll(4, timeout=PATIENCE)
+            # The thread beside the caller has not come to it yet.
+            with consumer._worker.holdings.lock:
+                committed = consumer.commit_async()
+                assert consumer.poll(4, timeout=PATIENCE)[0].offset == 4
+                with pytest.raises(ZeroDivisionError), consumer.transaction():
+                    _ = 1 // 0
+            committed.result(PATIENCE)
+            assert checkpoint(topic) == 4
+            assert consumer.poll(1, timeout=PATIENCE)[0].offset == 4
+
 
 class _Commits:
     def __init__(self, commit: Any) -> None:

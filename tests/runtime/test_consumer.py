@@ -366,6 +366,19 @@ class TestTopics:
             assert {message.topic for message in take(consumer, 2)} == {"orders-eu", "orders-us"}
             assert consumer.poll(timeout=0) == []
 
+    def test_a_pattern_leaves_out_the_dead_letters_of_what_it_matches(self, topic: Pxrs) -> None:
+        for name in ("orders-eu", "orders-eu.dlq", "orders-x.dlq.dlq", "orders-us"):
+            topic.create_topic(name, 1)
+        for pattern, expected in (
+            ("orders-.*", {"orders-eu", "orders-us"}),
+            (r"orders-.*\.dlq", {"orders-eu.dlq"}),
+            (r"orders-.*\.dlq\.dlq", {"orders-x.dlq.dlq"}),
+        ):
+            with join(topic, re.compile(pattern)) as consumer:
+                consumer.poll(timeout=0)
+                members = topic.groups.describe("g").members
+                assert {name for member in members for name in member.topics} == expected
+
 
 class TestFences:
     def test_they_rise_from_owner_to_owner(self, topic: Pxrs) -> None:

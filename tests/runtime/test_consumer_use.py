@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,30 @@ def test_closing_inside_its_own_transaction_is_refused(topic: pxrs.Pxrs) -> None
         assert topic.groups.describe("g").lag == 0
 
 
+@pytest.mark.parametrize("lock", ["desk", "holdings"])
+def test_closing_from_a_signal_handler_never_hangs(topic: pxrs.Pxrs, lock: str) -> None:
+    """It may interrupt a call that holds what the thread beside it waits for."""
+    heard = threading.Event()
+    with topic.consumer("orders", "g") as consumer:
+
+        def interrupted(*_: object) -> None:
+            heard.set()
+            consumer.close()
+
+        before = signal.signal(signal.SIGUSR1, interrupted)
+        try:
+            with (
+                pytest.raises(pxrs.InsideTransaction, match="signal"),
+                getattr(consumer.worker, lock).lock,
+            ):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                assert heard.wait(PATIENCE)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert consumer.poll(timeout=0) == []
+    assert topic.stores.coord.list("members/g/") == []
+
+
 CALLS: dict[str, Callable[[Consumer], Any]] = {
     "poll": lambda consumer: consumer.poll(timeout=0),
     "iterate": lambda consumer: next(iter(consumer)),
@@ -134,6 +159,43 @@ def test_after_it_was_closed(topic: pxrs.Pxrs) -> None:
     for name, call in CALLS.items():
         with pytest.raises(pxrs.Closed):
             assert not call(consumer), name
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_inside_its_own_transaction(topic: pxrs.Pxrs, call: Callable[[Consumer], Any]) -> None:
+    """A seek would be undone by the block's end; a commit would keep what the block rolls back."""
+    send(topic, 10)
+    with topic.consumer("orders", "g", auto_commit=False) as consumer:
+        consumer.poll(4, timeout=PATIENCE)
+        with pytest.raises(pxrs.InsideTransaction), consumer.transaction():
+            call(consumer)
+        again = consumer.poll(4, timeout=PATIENCE)
+        assert [message.offset for message in again] == [0, 1, 2, 3]
+        begun = consumer.transaction()
+        with consumer.transaction():
+            with pytest.raises(pxrs.InsideTransaction), begun:
+                pass
+            with pytest.raises(pxrs.InsideTransaction):
+                call(consumer)
+        assert topic.groups.describe("g").partitions[0].checkpoint == 4
+        assert consumer.poll(1, timeout=PATIENCE)[0].offset == 4
+
+
+@pytest.mark.parametrize("spoil", [list.clear, list.reverse, lambda got: got.insert(0, got.pop())])
+def test_a_list_of_messages_is_the_callers_own(
+    topic: pxrs.Pxrs, spoil: Callable[[list[pxrs.Message]], None]
+) -> None:
+    send(topic, 10)
+    with topic.consumer("orders", "g") as consumer:
+        spoil(consumer.poll(3, timeout=PATIENCE))
+        spoil(consumer.poll(3, timeout=PATIENCE))
+        consumer.commit()
+        assert topic.groups.describe("g").partitions[0].checkpoint == 6
+        batches = consumer.batches(2)
+        spoil(next(batches))
+        spoil(next(batches))
+        consumer.commit()
+        assert topic.groups.describe("g").partitions[0].checkpoint == 10
 
 
 def test_groups_of_odd_names(topic: pxrs.Pxrs) -> None:

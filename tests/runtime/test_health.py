@@ -110,7 +110,9 @@ def test_what_will_never_pass_is_named(px: pxrs.Pxrs) -> None:
 
 
 @pytest.mark.engine("memory")
-def test_a_deleted_topic_is_named_and_a_closed_consumer_says_so(px: pxrs.Pxrs) -> None:
+def test_a_deleted_topic_is_named_and_a_closed_consumer_says_so(
+    px: pxrs.Pxrs, caplog: pytest.LogCaptureFixture
+) -> None:
     with px.consumer("orders", "g") as consumer:
         while len(consumer.assignment) < 4:
             consumer.poll(1, timeout=0.05)
@@ -118,6 +120,8 @@ def test_a_deleted_topic_is_named_and_a_closed_consumer_says_so(px: pxrs.Pxrs) -
         while consumer.assignment or consumer.health().state != "idle":
             consumer.poll(1, timeout=0.05)
         assert consumer.health().detail.endswith("deleted: orders")
+        (told,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert "no topic any more: orders" in told
     assert consumer.health().state == "closed"
 
 

@@ -461,12 +461,12 @@ def test_process_that_is_killed_is_replaced_and_its_item_comes_again(
     monkeypatch.setenv("PXRS_TEST_FOLDER", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     with pxrs.connect(f"sqlite:///{tmp_path}/app.db") as px:
-        px.put("in", "die")
+        px.put("in", '"die"')
         with px.transaction() as tx:
             for number in range(20):
                 tx.put("in", str(number))
         with px.listen(
-            "in", note_and_die_once, processes=2, workers=2, policy=ConsumeTimes(3)
+            "in", note_and_die_once, processes=2, workers=2, policy=ConsumeTimes(3), serde=JSON()
         ) as listener:
             wait_until(px, "in", is_empty(px, "in"))
             listener.stop()

@@ -217,6 +217,27 @@ def test_nothing_is_handed_out_after_the_lease() -> None:
     assert worker.hand_out(3) == []
 
 
+def test_a_freeze_while_the_lease_is_looked_at_promises_nothing() -> None:
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    membership, clock = worker.membership, worker.membership._clock
+    assert membership.safe_until() > clock.monotonic()
+
+    class Freezing:
+        """The process stands still before it looks at the clock."""
+
+        def monotonic(self) -> float:
+            group.clock.advance(TTL)
+            return clock.monotonic()
+
+        def wall_ms(self) -> int:
+            return clock.wall_ms()
+
+    membership._clock = Freezing()
+    assert membership.safe_until() <= clock.monotonic()
+
+
 def test_deadline_starts_anew_after_a_generation_that_was_missed() -> None:
     """Wanted in 5, another's in 6, wanted again in 7: nobody was asked to let go before 7."""
     rules = Rules(debounce=0.0, revoke_timeout=10.0, assign=sticky)

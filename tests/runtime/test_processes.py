@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import pxrs
+from pxrs.runtime.processes import Restarts, Workers
 from support.child import PATIENCE, Child
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -26,7 +33,7 @@ def handle(message: pxrs.Message) -> None:
     if _px is None:
         _px = pxrs.connect(os.environ["PXRS_TEST_URL"])
     with _px.producer() as producer:
-        producer.send("done", f"{os.getpid()} {message.value.decode()}").result()
+        producer.send("done", f"{os.getpid()} {message.value}").result()
 
 
 def give_up(message: pxrs.Message) -> None:
@@ -35,6 +42,27 @@ def give_up(message: pxrs.Message) -> None:
 
 def leave(message: pxrs.Message) -> None:
     sys.exit(3)
+
+
+def stay(number: int) -> None:
+    """In a worker process: until it is told to end."""
+    signal.pause()
+
+
+class Fickle:
+    """Can be sent to the first worker, and not to the second."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def __call__(self, number: int) -> None:
+        raise AssertionError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.sent += 1
+        if self.sent > 2:
+            raise OSError("no more memory")
+        return operator.itemgetter(0), ((stay,),)
 
 
 def run_processes(url: str, handler: str) -> None:
@@ -48,6 +76,7 @@ def run_processes(url: str, handler: str) -> None:
             processes=2,
             retry=pxrs.Backoff(attempts=1),
             on_failure=pxrs.Stop(),
+            serde=pxrs.JSON(),
         )
 
 
@@ -120,9 +149,32 @@ def test_what_would_fail_again_is_not_tried_again(px: pxrs.Pxrs) -> None:
 
 
 def test_a_handler_that_can_not_be_imported_is_refused(px: pxrs.Pxrs) -> None:
-    with pytest.raises(pxrs.InvalidRequest, match="not a lambda"):
+    with pytest.raises(pxrs.InvalidRequest, match=r"handler=<function .*not a lambda"):
         px.run(lambda message: None, topic="orders", group="g", processes=2)
     assert px.groups.list() == []
+
+
+class Unsendable(pxrs.JSON):
+    def __reduce__(self) -> str:
+        raise TypeError("a socket")
+
+
+@pytest.mark.parametrize("name", ["serde", "key_serde"])
+def test_what_can_not_be_sent_is_named(px: pxrs.Pxrs, name: str) -> None:
+    options: dict[str, Any] = {name: Unsendable()}
+    with pytest.raises(pxrs.InvalidRequest, match=rf"^{name}=<.*: a socket"):
+        px.run(handle, topic="orders", group="g", processes=2, **options)
+    if name == "serde":
+        with pytest.raises(pxrs.InvalidRequest, match=r"^serde=<.*: a socket"):
+            px.listen("inbox", print, processes=2, serde=Unsendable())
+
+
+def test_json_can_be_sent() -> None:
+    for serde in (pxrs.JSON(list[int]), copy.deepcopy(pxrs.JSON(list[int]))):
+        sent = pickle.loads(pickle.dumps(serde))
+        assert sent.decode(sent.encode([1])) == [1]
+        with pytest.raises(msgspec.ValidationError):
+            sent.decode(b'"no list"')
 
 
 def test_a_program_that_starts_itself_is_told_what_is_missing(px: pxrs.Pxrs) -> None:
@@ -137,3 +189,75 @@ def test_a_program_that_starts_itself_is_told_what_is_missing(px: pxrs.Pxrs) -> 
     )
     assert ended.returncode == 1
     assert "under `if __name__ == '__main__':`" in ended.stderr.splitlines()[-1]
+
+
+def test_one_that_can_not_be_started_leaves_none_behind() -> None:
+    workers = Workers(Fickle(), 2)
+    with pytest.raises(OSError, match="memory"):
+        workers.run()
+    [first] = workers._workers.values()
+    first.process.join(PATIENCE)
+    assert first.has_ended
+    first.reports.close()
+
+
+class Mortal:
+    """Dies of this and that, and gives up in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, number: int) -> None:
+        lives = len(list(self.folder.iterdir()))
+        (self.folder / str(lives)).touch()
+        if lives == 0:
+            os._exit(7)
+        if lives == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise pxrs.InvalidRequest("enough")
+
+
+def test_each_death_is_told_and_the_pauses_grow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(pxrs.InvalidRequest, match="enough"):
+        Workers(Mortal(tmp_path), 1).run()
+    told = [re.sub(r".*pid \d+\) ", "", each.message) for each in caplog.records]
+    assert told == [
+        "ended with exit code 7; another one is started in 0.5 s",
+        "was killed by SIGKILL; another one is started in 1 s",
+    ]
+
+
+def test_whoever_lived_long_is_replaced_soon() -> None:
+    restarts = Restarts()
+    pauses = [restarts.pause(0, lived=1.0) for _ in range(9)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.5, 30.0)
+    assert restarts.pause(1, lived=1.0) == 0.5
+    assert restarts.pause(0, lived=3600.0) == 0.5
+
+
+def test_an_interrupt_finds_no_worker_at_its_imports(px: pxrs.Pxrs) -> None:
+    with px.producer() as producer:
+        producer.send("orders", "1")
+    folder = Path(px.url.removeprefix("sqlite:///")).parent
+    (folder / "program.py").write_text(
+        "import os, signal\n"
+        "if __name__ == '__mp_main__':\n"
+        "    os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does\n"
+        "import pxrs\n"
+        "def handle(message):\n"
+        "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "    print('handled', flush=True)\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "if __name__ == '__main__':\n"
+        f"    with pxrs.connect({px.url!r}) as px:\n"
+        "        px.run(handle, topic='orders', group='g', processes=1)\n"
+        "    print('ended')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert set(ended.stdout.split()) == {"handled", "ended"}

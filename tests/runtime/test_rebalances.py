@@ -177,6 +177,47 @@ def test_a_paused_partition_stays_paused_wherever_it_goes_meanwhile(team: Team) 
     assert a.poll(timeout=0) == []
 
 
+LOOPS: list[Callable[[pxrs.Consumer], Iterator[Any]]] = [iter, pxrs.Consumer.batches]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["messages", "batches"])
+def test_what_a_loop_has_not_come_to_is_given_away_at_once(
+    team: Team, loop: Callable[[pxrs.Consumer], Iterator[Any]]
+) -> None:
+    """Nobody works on it: neither it nor its next owner waits for another partition's handler."""
+    send(team.px, 3)
+    a = team.join()
+    team.until(lambda: len(a.assignment) == PARTITIONS)
+    a.seek_to_time(0)
+    messages = loop(a)
+    next(messages)
+    b = team.join()
+    team.members = [b]
+    team.until(lambda: len(b.assignment) == PARTITIONS // 2)
+    assert len(a.assignment) == PARTITIONS // 2
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["messages", "batches"])
+def test_a_loop_hears_that_a_partition_goes_after_the_message_it_is_at(
+    team: Team, loop: Callable[[pxrs.Consumer], Iterator[Any]]
+) -> None:
+    send(team.px, 3)
+    told: list[set[TopicPartition]] = []
+    a = team.join(on_revoked=told.append)
+    messages = loop(a)
+    next(messages)
+    while len(a.assignment) < PARTITIONS:
+        next(messages)
+    next(messages)
+    b = team.join()
+    team.members = [b]
+    team.until(lambda: any(seat.state == "leaving" for seat in a.desk.seats.values()))
+    assert told == []
+    next(messages)
+    assert len(told) == 1
+    team.until(lambda: b.assignment == told[0])
+
+
 def test_committing_when_a_partition_goes(team: Team) -> None:
     """The last chance of those who commit themselves."""
     send(team.px, 1)
@@ -195,6 +236,26 @@ def test_committing_when_a_partition_goes(team: Team) -> None:
     assert gone == b.assignment
     assert b.poll(timeout=0) == []
     assert {part.checkpoint for part in team.px.groups.describe("g").partitions} == {1}
+
+
+def test_seeking_in_what_is_about_to_go(team: Team) -> None:
+    """It is owned still: refused, what was to be handled again would be given away as handled."""
+    send(team.px, 4)
+
+    def back(parts: set[TopicPartition]) -> None:
+        for part in parts:
+            a.seek(*part, 1)
+
+    a = team.join(on_revoked=back)
+    handled = 0
+    while handled < PARTITIONS * 4:
+        handled += len(a.poll(timeout=PATIENCE))
+    b = team.join()
+    got: list[pxrs.Message] = []
+    while len(got) < PARTITIONS // 2 * 3:
+        got += b.poll(timeout=0.01)
+        assert a.poll(timeout=0.01) == []
+    assert {message.offset for message in got} == {1, 2, 3}
 
 
 def test_what_a_callback_raises_is_told_to_whoever_polls(team: Team) -> None:

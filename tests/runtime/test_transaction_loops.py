@@ -11,6 +11,8 @@ import pxrs
 
 pytestmark = pytest.mark.engine("memory")
 
+PATIENCE = 30.0
+
 
 @pytest.fixture
 def px() -> Iterator[pxrs.Pxrs]:
@@ -85,3 +87,55 @@ def test_an_explicit_commit_leaves_nothing_for_it(px: pxrs.Pxrs, consumer: pxrs.
     assert last[0] not in first
     consumer.commit()
     assert checkpoints(px) == [3, 3]
+
+
+def test_messages_that_were_given_back_are_not_tried_again(
+    px: pxrs.Pxrs, consumer: pxrs.Consumer
+) -> None:
+    """They come again: what a second block did about them would be done twice."""
+    first = consumer.poll(timeout=PATIENCE)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), consumer.transaction():
+            _ = 1 // 0
+        with pytest.raises(pxrs.InvalidRequest, match="Poll first"), consumer.transaction() as tx:
+            tx.send("invoices", "done")
+        assert consumer.poll(timeout=PATIENCE) == first
+    with consumer.transaction() as tx:
+        tx.send("invoices", "done")
+    assert px.describe_topic("invoices").messages == 1
+    assert sum(filter(None, checkpoints(px))) == len(first)
+
+
+def test_nor_those_that_were_lost(px: pxrs.Pxrs, consumer: pxrs.Consumer) -> None:
+    consumer.poll(timeout=PATIENCE)
+    px.groups.reset("billing", "orders", to=0, force=True)
+    with pytest.raises(pxrs.Fenced), consumer.transaction():
+        pass
+    with pytest.raises(pxrs.InvalidRequest, match="Poll first"), consumer.transaction():
+        pass
+    loop = iter(consumer)
+    assert len(turns(loop, 6)) == 6
+    with consumer.transaction():
+        pass
+    assert checkpoints(px) == [3, 3]
+
+
+def test_a_loop_goes_on_after_a_rollback(px: pxrs.Pxrs, consumer: pxrs.Consumer) -> None:
+    failed: set[str] = set()
+    handled: list[str] = []
+    for message in consumer:
+        what = f"{message.partition}/{message.offset}"
+        try:
+            with consumer.transaction() as tx:
+                tx.send("invoices", what)
+                if what not in failed:
+                    failed.add(what)
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            continue
+        handled.append(what)
+        if len(handled) == 6:
+            break
+    assert px.describe_topic("invoices").messages == 6
+    assert checkpoints(px) == [3, 3]
+    assert sorted(handled) == [f"{number}/{offset}" for number in "01" for offset in "012"]

@@ -369,11 +369,13 @@ def test_begin_blocks_are_refused(
         with pytest.raises(pxrs.InvalidRequest, match="begin"), consumer.transaction(session):
             pass
         session.add(Order(number=7))
+    consumer.poll(timeout=PATIENCE)
     with engine.begin() as connection:
         block = consumer.transaction(connection)
         with pytest.raises(pxrs.InvalidRequest, match="begin"):
             block.__enter__()
         connection.execute(text("INSERT INTO orders_done VALUES (8)"))
+    consumer.poll(timeout=PATIENCE)
     with Session(engine) as session:
         session.begin_nested()
         with pytest.raises(pxrs.InvalidRequest, match="begin"), consumer.transaction(session):
@@ -404,6 +406,7 @@ def test_other_databases_are_refused(consumer: pxrs.Consumer, tmp_path: Path) ->
         with pytest.raises(pxrs.NotAtomic), consumer.transaction(session):
             pass
         assert not session.in_transaction()
+    consumer.poll(timeout=PATIENCE)
     with Session() as unbound, pytest.raises(pxrs.NotAtomic), consumer.transaction(unbound):
         pass
     other.dispose()

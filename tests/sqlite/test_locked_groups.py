@@ -72,3 +72,38 @@ def test_members_survive_and_are_told(px: pxrs.Pxrs, tmp_path: Path) -> None:
         assert px.groups.describe("g").generation == generation
         assert a.health().ok
         assert b.health().ok
+
+
+def test_who_holds_the_writer_does_not_wait_for_who_waits_for_it(tmp_path: Path) -> None:
+    """The thread beside the caller commits what was handled, and the caller's own has begun."""
+    path = tmp_path / "shop.db"
+    with pxrs.connect(f"sqlite:///{path}?busy_timeout=600") as px:
+        px.create_topic("orders", partitions=1)
+        with px.producer() as producer:
+            producer.send_many("orders", [("k", "1"), ("k", "2")])
+        mine = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        mine.execute("CREATE TABLE done (number)")
+        with px.consumer("orders", "g", auto_commit_interval=0.01) as consumer:
+            consumer.poll(1, timeout=PATIENCE)
+            mine.execute("BEGIN IMMEDIATE")
+            mine.execute("INSERT INTO done VALUES (2)")
+            consumer.poll(1, timeout=PATIENCE)
+            lock = consumer._worker.holdings.lock
+            while lock.acquire(blocking=False):
+                lock.release()
+                threading.Event().wait(0.001)
+
+            def transact() -> None:
+                with consumer.transaction(mine):
+                    pass
+
+            transacting = threading.Thread(target=transact, daemon=True)
+            transacting.start()
+            transacting.join(PATIENCE)
+            in_time = not transacting.is_alive()
+            if not in_time:
+                mine.execute("ROLLBACK")
+            assert in_time
+        assert px.groups.describe("g").lag == 0
+        assert mine.execute("SELECT number FROM done").fetchall() == [(2,)]
+        mine.close()

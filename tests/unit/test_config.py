@@ -28,6 +28,8 @@ from pxrs.errors import ConfigError, InvalidRequest
         ("sqlite:///app.db", "sqlite", "app.db", {}),
         ("sqlite:////var/lib/app.db", "sqlite", "/var/lib/app.db", {}),
         ("SQLite:///App.db", "sqlite", "App.db", {}),
+        ("sqlite+pysqlite:///app.db", "sqlite", "app.db", {}),
+        ("mysql+pymysql://db/app", "mysql+pymysql", "db/app", {}),
         ("sqlite:///a%20b%23c%3F.db", "sqlite", "a b#c?.db", {}),
         (
             "sqlite:///sub/app.db?durability=relaxed",
@@ -41,6 +43,12 @@ from pxrs.errors import ConfigError, InvalidRequest
 )
 def test_urls(url: str, scheme: str, place: str, options: dict[str, str]) -> None:
     assert parse_url(url) == StoreUrl(scheme, place, options)
+
+
+@pytest.mark.parametrize("url", ["redis://a", "memory+x://", "etcd+tls://a:2379", "nats+tls://a"])
+def test_schemes_that_do_not_exist(url: str) -> None:
+    with pytest.raises(ConfigError, match="unknown scheme"):
+        parse_url(url)
 
 
 @given(st.text())

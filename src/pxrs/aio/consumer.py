@@ -76,7 +76,8 @@ class Consumer:
         self._on_loop = on_loop
         self._in_use = False
         self._waiting: Future[bool] | None = None
-        self._in_transaction = False
+        # The task that is in the block of a transaction.
+        self._transacting: asyncio.Task[Any] | None = None
 
     @property
     def member(self) -> str:
@@ -106,6 +107,7 @@ class Consumer:
 
     def __aiter__(self) -> Arriving[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
+        self._refuse_inside()
         self._refuse_another()
         self._consumer.worker.finish()
         return Arriving(self._one_by_one)
@@ -113,6 +115,7 @@ class Consumer:
     def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
         check_whole("max_records", max_records, least=1)
+        self._refuse_inside()
         self._refuse_another()
         self._consumer.worker.finish()
         return Arriving(partial(self._by_partition, max_records))
@@ -127,6 +130,7 @@ class Consumer:
 
     def commit_async(self) -> Awaitable[None]:
         """Commit what was handed out so far in the background. It need not be awaited."""
+        self._refuse_inside()
         return Going(self._consumer.commit_async())
 
     def transaction(self, connection: Any = None) -> Transaction:
@@ -137,6 +141,7 @@ class Consumer:
         used on its loop. Any other is used by another thread while the block begins and ends, and
         so has to allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
         """
+        self._refuse_inside()
         begun = self._consumer.transaction(lend(connection))
         return Transaction(begun, self._transaction_changed)
 
@@ -151,6 +156,7 @@ class Consumer:
 
         `work` may be a coroutine function.
         """
+        self._refuse_inside()
         for begun in self._consumer.attempts(lend(connection), attempts):
             try:
                 async with Transaction(begun, self._transaction_changed) as tx:
@@ -183,6 +189,9 @@ class Consumer:
 
     async def close(self) -> None:
         """Finish: commit what was handled, release everything and leave the group at once."""
+        if self._transacting is asyncio.current_task():
+            # Another task's block will end; this one's waits for the call.
+            self._refuse_inside()
         with suppress(PxrsError):
             await self._calm()
         await outcome(self._threads.start(self._consumer.close))
@@ -205,11 +214,13 @@ class Consumer:
         return self._consumer.worker.by_partition(await self._next(most, None))
 
     def _transaction_changed(self, inside: bool) -> None:
-        self._in_transaction = inside
+        if inside:
+            self._refuse_inside()
+        self._transacting = asyncio.current_task() if inside else None
 
     def _refuse_inside(self) -> None:
         """In the block of a transaction these would wait for its end, and it for them."""
-        if self._in_transaction:
+        if self._transacting is not None:
             raise InsideTransaction("leave the block of the consumer's transaction first")
 
     def _refuse_another(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pxrs.runtime.outcomes import refuse_unfinished
 from pxrs.runtime.runner import Abandoned
 from pxrs.types import Message
 
@@ -30,6 +31,7 @@ class OnThisLoop:
     def __call__(self, message: Message) -> None:
         found = self._handler(message)
         if not inspect.isawaitable(found):
+            refuse_unfinished(found)
             return
         with self._lock:
             awaiting = asyncio.run_coroutine_threadsafe(awaited(found), self._loop)
@@ -62,6 +64,8 @@ class OnOwnLoop(msgspec.Struct, frozen=True):
         found = self.handler(message)
         if inspect.isawaitable(found):
             runner_of_this_thread().run(awaited(found))
+        else:
+            refuse_unfinished(found)
 
 
 _loops = threading.local()

@@ -7,7 +7,6 @@ makes the calls of its transaction. So one thread takes, works and commits, as l
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import copy_context
@@ -154,10 +153,3 @@ class AtOnce:
 async def _handle(handler: Handler, item: Item, tx: UnitOfWork) -> None:
     await tx
     await awaited(handler(item, tx))
-
-
-def is_coroutine_function(handler: Any) -> bool:
-    """Also of an object that is called."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004
-    )

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from pxrs.aio.ears import Ears
-from pxrs.aio.listener import Handler, Listener, OnOwnLoop, OnThisLoop, is_coroutine_function
+from pxrs.aio.listener import Handler, Listener, OnOwnLoop, OnThisLoop
 from pxrs.aio.queues import Queues
 from pxrs.aio.threads import Threads
 from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.core.delivery import Policy
 from pxrs.runtime import app as blocking
-from pxrs.runtime.arguments import check_handler
+from pxrs.runtime.arguments import check_handler, is_coroutine_function
 from pxrs.serde import Serde
 from pxrs.stores.on_loop import lend
 from pxrs.types import Header, Queue

@@ -50,8 +50,8 @@ class Transaction(UnitOfWork):
     async def __aenter__(self) -> Transaction:
         if self._thread is not None:
             raise InvalidRequest("a transaction can be used once; call transaction() again")
-        self._thread = own_thread()
         self._on_change(True)
+        self._thread = own_thread()
         entering = self._start(self._begin)
         try:
             await self._done(entering)

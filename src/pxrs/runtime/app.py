@@ -24,7 +24,6 @@ from pxrs.config import (
     check_member_name,
 )
 from pxrs.core.retry import Backoff
-from pxrs.errors import InvalidRequest
 from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
@@ -248,11 +247,7 @@ class Pxrs(QueueVerbs):
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
         """
-        from inspect import iscoroutinefunction
-
-        if iscoroutinefunction(handler):
-            raise InvalidRequest("the handler is a coroutine function; for those is pxrs.aio's run")
-        check_handler(handler, "message")
+        check_handler(handler, "message", instead="pxrs.aio's run")
         job = Job(
             handler=handler,
             topic=topic,

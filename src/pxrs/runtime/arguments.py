@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from pxrs.errors import InvalidRequest
 from pxrs.types import Message, TopicPartition
@@ -64,8 +65,12 @@ def check_numbers(partitions: object) -> list[int]:
     return sorted(numbers)
 
 
-def check_handler(handler: object, *takes: str) -> None:
-    """Refuse what can't be called with these: everything would fail, and end as a dead letter."""
+def check_handler(handler: object, *takes: str, instead: str | None = None) -> None:
+    """Refuse what can't be called with these: everything would fail, and end as a dead letter.
+
+    So is what does nothing when it is called: generators, and coroutines unless they are awaited
+    here. They would seem to succeed, and their messages would be gone. `instead`: who awaits them.
+    """
     if not callable(handler):
         raise InvalidRequest(
             f"the handler is of type {type(handler).__name__}; "
@@ -73,6 +78,13 @@ def check_handler(handler: object, *takes: str) -> None:
         )
     from inspect import signature
 
+    if instead is not None and is_coroutine_function(handler):
+        raise InvalidRequest(f"the handler is a coroutine function; for those is {instead}")
+    if is_generator_function(handler):
+        raise InvalidRequest(
+            "the handler is a generator function: calling it runs none of it. "
+            "Let it return when it has done its work, without yield"
+        )
     try:
         parameters = signature(handler)
     except (TypeError, ValueError):
@@ -84,3 +96,26 @@ def check_handler(handler: object, *takes: str) -> None:
         raise InvalidRequest(
             f"the handler can't be called as handler({', '.join(takes)}): {error}"
         ) from None
+
+
+def is_coroutine_function(handler: object) -> bool:
+    """Also of an object that is called."""
+    from inspect import iscoroutinefunction
+
+    return any(map(iscoroutinefunction, _called(handler)))
+
+
+def is_generator_function(handler: object) -> bool:
+    """Also of an object that is called, and of asynchronous ones."""
+    from inspect import isasyncgenfunction, isgeneratorfunction
+
+    return any(isgeneratorfunction(each) or isasyncgenfunction(each) for each in _called(handler))
+
+
+def _called(handler: object) -> list[Any]:
+    """What runs when the handler is called: itself, or how objects of its type are called."""
+    from functools import partial
+
+    while isinstance(handler, partial):
+        handler = handler.func
+    return [handler, getattr(type(handler), "__call__", None)]  # noqa: B004

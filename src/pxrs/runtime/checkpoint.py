@@ -48,14 +48,21 @@ class Checkpoint:
         self._marks: dict[TopicPartition, Mark] = {}
         self._steps: list[Step] = []
 
-    def begin(self) -> None:
+    def begin(self, *, lent: bool = False) -> None:
         """From now on nobody else in this process commits checkpoints.
 
         Before the database's writer is taken: whoever commits checkpoints takes them in this
-        order.
+        order. A `lent` connection may hold the writer already: then they have to give way.
         """
-        self._holdings.lock.acquire()
+        self._holdings.refuse_inside_transaction()
+        self._holdings.wanted = lent
         try:
+            self._holdings.lock.acquire()
+        except BaseException:
+            self._holdings.wanted = False
+            raise
+        try:
+            self._holdings.wanted = False
             self._marks = self._work.marks()
             self._holdings.transacting = threading.get_ident()
         except BaseException:

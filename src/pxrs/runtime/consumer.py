@@ -25,7 +25,7 @@ from pxrs.runtime.health import Health, judge
 from pxrs.runtime.health_facts import facts_of
 from pxrs.runtime.hold import Desk
 from pxrs.runtime.log_watch import LogWatch
-from pxrs.runtime.one_user import OneUser
+from pxrs.runtime.one_user import OneUser, refuse_interrupted
 from pxrs.runtime.outage import Outage
 from pxrs.runtime.runs import Elsewhere, Run
 from pxrs.runtime.seat import Seat
@@ -229,6 +229,7 @@ class Consumer:
         if self._keeper.is_forked:
             return
         self._worker.holdings.refuse_inside_transaction()
+        refuse_interrupted(self._worker.holdings.lock, self.desk.lock)
         with self._closing:
             if self._left:
                 return
@@ -382,6 +383,8 @@ class Consumer:
         self._keeper.refuse_after_fork()
         if self._closed:
             raise Closed("the consumer was closed")
+        # Nobody knows yet what was handled: its end would undo a seek, or a commit not be undone.
+        self._worker.holdings.refuse_inside_transaction()
 
     def _tell(self) -> None:
         try:

@@ -35,6 +35,7 @@ class ConsumerDesk:
         commits_handled: bool,
         asks_before_release: bool = False,
         most_out: int | None = None,
+        recall: Callable[[], None] = lambda: None,
     ) -> None:
         # Whether somebody works on messages of the seat at this moment. Asked under the lock.
         self._in_hand = in_hand
@@ -44,6 +45,8 @@ class ConsumerDesk:
         self.paused: set[TopicPartition] = set()
         self._commits_handled = commits_handled
         self._asks = asks_before_release
+        # Lets the caller come back soon. Called under the lock.
+        self._recall = recall
         # How many messages may be out at a time. Every partition has an equal share of it: one
         # whose messages do not come back must not keep the others from theirs.
         self._most_out = most_out
@@ -74,6 +77,8 @@ class ConsumerDesk:
                     seat.goodbye = not self._asks
                     seat.go_to(seat.handed)
                     changed = True
+                    if self._asks:
+                        self._recall()
                 elif part not in parts and seat.state == "leaving":
                     seat.state = move(seat.state, "gained")
                     seat.stay()
@@ -198,7 +203,7 @@ class ConsumerDesk:
         with self.lock:
             for seat in seats:
                 if self.seats.get(seat.part) is seat:
-                    seat.start(seat.origin if seat.checkpoint is None else seat.checkpoint)
+                    seat.rewind()
                     self.version += 1
 
     def pause(self, parts: Iterable[TopicPartition], *, paused: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -10,10 +9,13 @@ from typing import NamedTuple
 import msgspec
 
 from pxrs.config import check_topic_name
-from pxrs.errors import TopicExists
+from pxrs.errors import TopicExists, TopicNotFound
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.topics import Topics
 from pxrs.types import Header, Message
+
+# Of a topic's own topic of dead letters.
+SUFFIX = ".dlq"
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -30,14 +32,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     def name_for(self, topic: str) -> str:
         """Where the dead letters of a topic go."""
-        return self.topic or f"{topic}.dlq"
-
-    def are_in(self, name: str, topics: re.Pattern[str]) -> bool:
-        """Whether the dead letters of topics that match the pattern go to this one."""
-        if self.topic is not None:
-            return name == self.topic
-        source = name.removesuffix(".dlq")
-        return source != name and topics.fullmatch(source) is not None
+        return self.topic or f"{topic}{SUFFIX}"
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -46,6 +41,9 @@ class Stop(msgspec.Struct, frozen=True):
 
 OnFailure = DeadLetter | Stop
 
+_TRIES = 3
+# What is said of an error: one that quotes its message must not make a letter that is too large.
+_MOST = 8192
 _PREFIX = "pxrs-dlq-"
 _TOPIC = f"{_PREFIX}topic"
 _PARTITION = f"{_PREFIX}partition"
@@ -94,7 +92,6 @@ class DeadLetters:
         import traceback
 
         name = self._settings.name_for(message.topic)
-        self._make(name, message.topic)
         headers: list[Header] = [
             *message.headers,
             (_TOPIC, message.topic.encode()),
@@ -103,10 +100,20 @@ class DeadLetters:
             (f"{_PREFIX}timestamp", str(message.timestamp).encode()),
             (f"{_PREFIX}group", group.encode()),
             (f"{_PREFIX}attempts", str(attempts).encode()),
-            (f"{_PREFIX}error", _bytes(words_of(error))),
-            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-8192:]),
+            (f"{_PREFIX}error", _bytes(words_of(error))[:_MOST]),
+            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-_MOST:]),
         ]
-        self._producer.send(name, message.value, message.key, headers=headers).result()
+        for left in reversed(range(_TRIES)):
+            self._make(name, message.topic)
+            try:
+                self._producer.send(name, message.value, message.key, headers=headers).result()
+                break
+            except (TopicNotFound, TopicExists):
+                # Somebody has emptied it, by deleting it or by making it again. The producer
+                # learns the one when it commits, the other when it is told the next message.
+                self._known.discard(name)
+                if not left:
+                    raise
         return name
 
     def close(self) -> None:

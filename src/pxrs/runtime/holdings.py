@@ -27,6 +27,7 @@ from pxrs.errors import (
     StoreUnavailable,
 )
 from pxrs.stores.api import CoordStore
+from pxrs.stores.optional import GivesWay
 from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
 
 _TRIES = 3
@@ -83,6 +84,11 @@ class Holdings:
         self.lock = threading.RLock()
         # The thread whose transaction holds the lock.
         self.transacting: int | None = None
+        # The thread that commits beside the caller's, and whether the caller, who may hold the
+        # store's one writer by a connection of its own, waits for the lock: the two would wait
+        # for each other.
+        self.beside: int | None = None
+        self.wanted = False
         self._held: dict[TopicPartition, Holding] = {}
         self._doubts: dict[TopicPartition, Doubt] = {}
         self._me = Me("", "")
@@ -95,7 +101,7 @@ class Holdings:
             self._doubts = {}
 
     def refuse_inside_transaction(self) -> None:
-        """Raise where the end of a thread would be waited for that waits for this block's end."""
+        """Raise where this block's end would be waited for, or would undo what is done here."""
         if self.transacting == threading.get_ident():
             raise InsideTransaction("leave the block of the consumer's transaction first")
 
@@ -314,7 +320,7 @@ class Holdings:
         unknown: OutcomeUnknown | None = None
         for left in reversed(range(_TRIES)):
             try:
-                return self._coord.commit(
+                return self._commit(
                     (*guard, *(step.check for step in steps)),
                     (*(step.put for step in steps), *also),
                 )
@@ -329,6 +335,12 @@ class Holdings:
                 raise unknown from error
         assert unknown is not None
         raise unknown
+
+    def _commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        coord = self._coord
+        if self.beside == threading.get_ident() and isinstance(coord, GivesWay):
+            return coord.commit_unless(checks, writes, lambda: self.wanted)
+        return coord.commit(checks, writes)
 
     def _doubt(self, unknown: Sequence[Step], written: Sequence[Holding]) -> None:
         """A commit had no answer, after others of the same change had been done."""

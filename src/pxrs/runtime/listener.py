@@ -34,7 +34,8 @@ from pxrs.errors import (
 from pxrs.runtime.failure import printable, words_of
 from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
-from pxrs.runtime.runner import stop_on_signals
+from pxrs.runtime.outcomes import refuse_unfinished
+from pxrs.runtime.runner import QUIET, stop_on_signals, tell_of_the_wait
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
 
@@ -140,7 +141,12 @@ class Listener:
 
     def _stop_from_signal(self) -> None:
         # A signal handler must not wait for a lock that its own thread may hold.
-        threading.Thread(target=self.stop, daemon=True).start()
+        threading.Thread(target=self._stop_and_tell, daemon=True).start()
+
+    def _stop_and_tell(self) -> None:
+        self.stop()
+        if not self._over.wait(QUIET):
+            tell_of_the_wait(_LOG, len(self._running), None)
 
     def __enter__(self) -> Listener:
         return self
@@ -216,7 +222,7 @@ class Listener:
     def _handle(self, item: Item, work: UnitOfWork) -> None:
         self._running[work] = self._now()
         try:
-            self._handler(item, work)
+            refuse_unfinished(self._handler(item, work))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             self._give_back(item, work, error)
             return

@@ -234,10 +234,11 @@ class Membership:
 
     def safe_until(self) -> float:
         """Until when nobody can take its place, even if no renewal succeeds any more."""
-        session = self.session
+        # First: who is frozen between the two promises too little, not too much.
+        now, session = self._clock.monotonic(), self.session
         left = session.remaining() if session is not None else 0.0
         # A sum of floats may come out a hair too late.
-        return self._clock.monotonic() + left - _HAIR
+        return now + left - _HAIR
 
     # Looking
 

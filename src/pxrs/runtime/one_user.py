@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InsideTransaction, InvalidRequest
 
 
 class OneUser:
@@ -30,3 +31,15 @@ class OneUser:
 
     def __exit__(self, *_: object) -> None:
         self._user = None
+
+
+def refuse_interrupted(*locks: Any) -> None:
+    """Raise in a signal handler that has interrupted its own thread inside of these locks.
+
+    Whoever would be waited for there may wait for them, and they are freed after the handler.
+    """
+    if any(lock._is_owned() for lock in locks):
+        raise InsideTransaction(
+            "a signal handler can't close the consumer whose call it has interrupted; let it set "
+            "a flag, or call consumer.wake(), and close afterwards"
+        )

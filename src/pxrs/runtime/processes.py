@@ -8,29 +8,41 @@ and what it raised comes out of the parent's `run`.
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from random import Random
+from time import monotonic
 from typing import Any, NamedTuple
 
 import msgspec
 
 from pxrs.config import parse_url, split_url
+from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
 from pxrs.runtime.job import Job
 from pxrs.runtime.runner import stop_on_signals
 
+_LOG = logging.getLogger("pxrs.processes")
 _GAVE_UP = 70
+_INTERRUPTED = 130
 _BEGUN = "begun"
 _PR_SET_PDEATHSIG = 1
-_RESTART_PAUSE = 0.5
+_HANDLERS = (
+    "A handler has to be a function of a module, not a lambda or one inside of another function"
+)
+_RESTART = Backoff(first=0.5, longest=30.0, jitter=0.0)
+_LONG_LIFE = 60.0
 _LOOK = 0.5
 
 
@@ -74,6 +86,7 @@ class Worker(NamedTuple):
 
     process: BaseProcess
     reports: Connection[Any, Any]
+    began: float
 
     @property
     def has_ended(self) -> bool:
@@ -98,6 +111,31 @@ class Worker(NamedTuple):
             "under `if __name__ == '__main__':` there"
         )
 
+    def how_it_ended(self) -> str:
+        """In words: which process, and by which exit code or signal."""
+        code = self.process.exitcode or 0
+        if code >= 0:
+            how = f"ended with exit code {code}"
+        else:
+            signals = {each.value: each.name for each in signal.Signals}
+            how = f"was killed by {signals.get(-code, f'signal {-code}')}"
+        return f"worker process {self.process.name} (pid {self.process.pid}) {how}"
+
+
+class Restarts:
+    """How long to wait before a worker is started again: longer each time that it dies young."""
+
+    def __init__(self) -> None:
+        self._deaths: Counter[int] = Counter()
+        self._random = Random()
+
+    def pause(self, number: int, lived: float) -> float:
+        """Seconds until there shall be a new worker `number`, after one that lived so long."""
+        if lived >= _LONG_LIFE:
+            self._deaths[number] = 0
+        self._deaths[number] += 1
+        return _RESTART.delay(self._deaths[number], self._random) or 0.0
+
 
 class Workers:
     """Keeps a number of processes running until it is stopped."""
@@ -107,7 +145,9 @@ class Workers:
         self._target = target
         self._context = multiprocessing.get_context("spawn")
         self._count = count
-        self._workers: list[Worker] = []
+        self._workers: dict[int, Worker] = {}
+        self._due: dict[int, float] = {}
+        self._restarts = Restarts()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -117,29 +157,51 @@ class Workers:
     def run(self) -> None:
         """Until stopped; raises what a worker gave up for."""
         failure: BaseException | None = None
-        if not self._stopping.is_set():
-            self._workers = [self._start(number) for number in range(self._count)]
-        while not self._stopping.is_set() and failure is None:
-            wait([worker.process.sentinel for worker in self._workers], _LOOK)
-            failure = self._replace_those_that_ended()
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
+        try:
+            self._due = dict.fromkeys(range(self._count), 0.0)
+            while not self._stopping.is_set() and failure is None:
+                self._start_those_that_are_due()
+                self._wait()
+                failure = self._look_for_the_dead()
+        finally:
+            # Also if one could not be started: the others would go on without anybody who knows.
+            for worker in self._workers.values():
+                worker.process.terminate()
+        for worker in self._workers.values():
             worker.process.join()
             worker.reports.close()
         if failure is not None:
             raise failure
 
-    def _replace_those_that_ended(self) -> BaseException | None:
-        for number, worker in enumerate(self._workers):
+    def _wait(self) -> None:
+        """Until one has ended or is due, or for a while."""
+        if self._workers:
+            wait([worker.process.sentinel for worker in self._workers.values()], _LOOK)
+        else:
+            self._stopping.wait(_LOOK)
+
+    def _look_for_the_dead(self) -> BaseException | None:
+        """Note when there shall be another one in their place; or what they gave up for."""
+        for number, worker in list(self._workers.items()):
             if not worker.has_ended:
                 continue
+            del self._workers[number]
             if (failure := worker.why_it_gave_up()) is not None:
                 return failure
-            if self._stopping.wait(_RESTART_PAUSE):
-                return None
-            self._workers[number] = self._start(number)
+            if not self._stopping.is_set():
+                now = monotonic()
+                pause = self._restarts.pause(number, now - worker.began)
+                self._due[number] = now + pause
+                _LOG.error("%s; another one is started in %.2g s", worker.how_it_ended(), pause)
         return None
+
+    def _start_those_that_are_due(self) -> None:
+        now = monotonic()
+        for number in [number for number, due in self._due.items() if due <= now]:
+            if self._stopping.is_set():
+                return
+            self._workers[number] = self._start(number)
+            del self._due[number]
 
     def _start(self, number: int) -> Worker:
         reports, reporting = self._context.Pipe(duplex=False)
@@ -149,28 +211,75 @@ class Workers:
             name=f"pxrs-worker-{number}",
         )
         # Closed here, so that its end is the end of the reports.
-        with reporting:
+        with reporting, _interrupts_blocked():
             process.start()
-        return Worker(process, reports)
+        return Worker(process, reports, monotonic())
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C reaches children, too. One that is still importing would print where it was: what
+    is started in here does not hear of it before it can do better. See `_leave_interrupts`.
+    """
+    # It unblocks them when it starts its own process.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_interrupts() -> None:
+    """Until its `run` listens, a worker leaves SIGINT to its parent, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _refuse_what_cannot_be_sent(target: Callable[[int], None]) -> None:
+    if (error := _why_not_sent(target)) is None:
+        return
+    for name, value in _parts_of(target):
+        if (reason := _why_not_sent(value)) is not None:
+            advice = (
+                _HANDLERS if name == "handler" else f"Let {name} be something that can be pickled"
+            )
+            raise InvalidRequest(
+                f"{name}={value!r} can't be sent to worker processes: {reason}. {advice}; "
+                "or use threads (workers=…)"
+            ) from reason
+    raise InvalidRequest(f"this can't be sent to worker processes: {error}") from error
+
+
+def _parts_of(target: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments that the target consists of, with their names."""
+    parts = msgspec.structs.asdict(target) if isinstance(target, msgspec.Struct) else {}
+    for name, value in parts.items():
+        if isinstance(value, Job):
+            yield from _parts_of(value)
+        else:
+            yield name, value
+
+
+def _why_not_sent(value: object) -> Exception | None:
     try:
-        ForkingPickler.dumps(target)
-    except Exception as error:
-        raise InvalidRequest(
-            f"this can't be sent to worker processes: {error}. A handler has to be a function of "
-            "a module, not a lambda or one inside of another function; or use threads (workers=…)"
-        ) from error
+        ForkingPickler.dumps(value)
+    except Exception as error:  # noqa: BLE001 - what is pickled may raise anything
+        return error
+    return None
 
 
 def _work(
     target: Callable[[int], None], number: int, parent: int, reporting: Connection[Any, Any]
 ) -> None:
+    _leave_interrupts()
     _end_with(parent)
     reporting.send(_BEGUN)
     try:
         target(number)
+    except KeyboardInterrupt:
+        # A second one, in a terminal: the parent tells of it.
+        sys.exit(_INTERRUPTED)
     except StoreError as error:
         print(f"pxrs worker {number}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import Clock
 from pxrs.core.delivery import Policy
-from pxrs.errors import InvalidRequest
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
@@ -118,17 +117,10 @@ class QueueVerbs:
         it is extended, for `max_handler_time` seconds at most. With `processes` so many
         processes have `workers` threads each; the handler has to be importable.
         """
-        from inspect import iscoroutinefunction
-
         from pxrs.runtime.arguments import check_handler
         from pxrs.runtime.listener import DEFAULT_POLICY, Listener, ListenerSettings
 
-        if iscoroutinefunction(handler):
-            # Called and never awaited, it would seem to succeed, and its items would be gone.
-            raise InvalidRequest(
-                "the handler is a coroutine function; for those is pxrs.aio's listen"
-            )
-        check_handler(handler, "item", "tx")
+        check_handler(handler, "item", "tx", instead="pxrs.aio's listen")
         settings = ListenerSettings(
             queue=queue,
             workers=workers,

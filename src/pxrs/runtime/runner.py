@@ -20,17 +20,20 @@ from typing import Literal, NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
-from pxrs.errors import Closed, HandlerFailed, PxrsError
+from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, printable, words_of
 from pxrs.runtime.inside import work_for
 from pxrs.runtime.job import Job
+from pxrs.runtime.outcomes import refuse_unfinished
 from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
 from pxrs.types import Message
 
 _LOOK = 0.5
+# How long a run that stops waits for handlers before it says so.
+QUIET = 1.0
 _LOG = logging.getLogger("pxrs.run")
 
 
@@ -194,7 +197,7 @@ class Runner:
             return _LOOK if first == "waits" else None
         done = False
         try:
-            self._handler(self._decoder.deserialize(message))
+            refuse_unfinished(self._handler(self._decoder.deserialize(message)))
             done = True
         except Abandoned:
             return _LOOK
@@ -270,6 +273,9 @@ class Runner:
                 _LOG.error("%s; it is in %r now", what, grave, exc_info=printable(error))
                 return None
             except PxrsError as failure:
+                if isinstance(failure, TopicNotFound) and failure.topic == message.topic:
+                    # Deleted under us: the group is about to let go of it.
+                    return _LOOK
                 if not failure.retryable:
                     self._fail(failure)
                     return None
@@ -307,7 +313,20 @@ class Runner:
             self._turn.notify_all()
         hanging = self._settings.max_handler_time
         for worker in workers:
+            worker.join(QUIET if hanging is None else min(QUIET, hanging))
+            if worker.is_alive():
+                break
+        tell_of_the_wait(_LOG, len(self._since), hanging)
+        for worker in workers:
             worker.join(hanging)
+
+
+def tell_of_the_wait(log: logging.Logger, handlers: int, longest: float | None) -> None:
+    """Say what a run or a listener that was told to stop is still waiting for."""
+    if handlers:
+        what = "1 handler" if handlers == 1 else f"{handlers} handlers"
+        time = "" if longest is None else f", up to {longest:g} s"
+        log.warning("stopping: waiting for %s to return%s", what, time)
 
 
 @contextmanager
@@ -324,9 +343,13 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def heard(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            signal.signal(number, before[signal.SIGINT])
+            signal.signal(number, impatient)
         stop()
 
+    impatient = signal.getsignal(signal.SIGINT)
+    if impatient is signal.SIG_IGN:
+        # A worker process ignores it only until it listens here.
+        impatient = signal.default_int_handler
     before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ class Run:
     counts for the progress under which it was handed out: after a seek that is another one.
     """
 
-    __slots__ = ("handled", "in_loop", "messages", "progress", "seat", "seen", "turn")
+    __slots__ = ("begun", "handled", "in_loop", "messages", "progress", "seat", "seen", "turn")
 
     def __init__(self, seat: Seat, messages: list[Message]) -> None:
         self.seat = seat
@@ -26,12 +27,25 @@ class Run:
         self.handled = 0
         # Whether a loop shows it message by message, so that the current one is not handled.
         self.in_loop = False
+        # Whether the caller has it; not those that a loop has yet to come to.
+        self.begun = True
         self.progress = seat.progress
 
     def count(self, done: int) -> None:
         """Tell the progress that the first `done` messages are done."""
         if done and self.progress is not None:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
+
+    def begin(self, lock: threading.RLock) -> bool:
+        """Whether a loop may show it. From then on its partition is in the caller's hands."""
+        with lock:
+            self.begun = self.seat.turn == self.turn
+            return self.begun
+
+    @property
+    def is_void(self) -> bool:
+        """Whether a loop will pass it over: it was fetched for a turn that has ended since."""
+        return not self.begun and self.turn != self.seat.turn
 
     def hold_back(self) -> None:
         """What the caller has not seen is handed out again, later."""
@@ -46,6 +60,24 @@ class Run:
     def is_loose(self) -> bool:
         """Whether somebody has yet to commit what was handled of its partition."""
         return self.progress is not self.seat.progress or self.seat.has_moved
+
+
+def line_up(runs: list[Run], lock: threading.RLock) -> None:
+    """A loop is about to show them, one after the other."""
+    with lock:
+        for run in runs:
+            run.in_loop, run.begun = True, False
+
+
+def recall(runs: list[Run]) -> None:
+    """The caller has to be told something: its loop ends after the message that it is at.
+
+    It may be a message further already: that one is fetched again, and is handled by then.
+    """
+    for run in runs:
+        if run.in_loop:
+            run.seat.shown = max(run.seat.shown, run.seat.handed)
+            run.hold_back()
 
 
 class Elsewhere(NamedTuple):

@@ -110,14 +110,25 @@ class Seat:
         self.go_to(offset)
         self.shown = -1
 
+    def rewind(self) -> None:
+        """Go back to what was committed, or shall be: whoever has asked for that relies on it."""
+        asked = self.asked
+        self.start(self.origin if self.checkpoint is None else self.checkpoint)
+        if asked is not None:
+            self.progress, self.asked = Progress(asked.checkpoint, asked.done), asked
+            self.go_to(asked.checkpoint)
+
     def go_to(self, offset: int) -> None:
         """Fetch from this offset next; what was fetched or handed out before is void."""
         self.position = self.handed = offset
         self.buffer, self.at = [], 0
         self.turn += 1
+        # Whoever hands out counts anew.
+        self.full = False
 
     def stay(self) -> None:
         """It was to go, and stays after all: what a loop has not shown is fetched again."""
+        self.goodbye = True
         if self.progress is not None:
             self.shown = max(self.shown, self.handed)
             self.go_to(self.progress.checkpoint)

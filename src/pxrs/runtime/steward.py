@@ -162,6 +162,7 @@ class Steward:
                 continue
 
     def _attend(self) -> None:
+        self._worker.holdings.beside = threading.get_ident()
         watched: frozenset[str] | None = None
         commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
         while not self._stop.is_set():
@@ -209,9 +210,11 @@ class Steward:
         """Look at the group; the consumer hears of whatever has changed, even if a look fails."""
         desk = self._worker.desk
         version, before = desk.version, self._worker.holdings.parts
+        missing = self._membership.missing
         try:
             return self._membership.look()
         finally:
+            self._tell_missing(set(self._membership.missing) - set(missing))
             if desk.version != version:
                 self._wake_consumer()
                 self._tell_moves(before, self._worker.holdings.parts)
@@ -244,6 +247,14 @@ class Steward:
             _LOG.info("%s: claimed %s", self._who, names_of(gained))
         if gone := before - now:
             _LOG.info("%s: gave up %s", self._who, names_of(gone))
+
+    def _tell_missing(self, topics: set[str]) -> None:
+        if topics:
+            _LOG.warning(
+                "%s: no topic any more: %s; it waits for them to be made again",
+                self._who,
+                ", ".join(sorted(topics)),
+            )
 
     def _give_up(self, error: Exception) -> None:
         self.fatal = error

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from pxrs.config import check_topic_name
 from pxrs.errors import InvalidRequest
-from pxrs.runtime.failure import DeadLetter, OnFailure
+from pxrs.runtime.failure import SUFFIX, DeadLetter, OnFailure
 from pxrs.runtime.topics import Topics
 
 
 class Subscription:
-    """One name, several, or a compiled regular expression that has to match a name whole."""
+    """One name, several, or a compiled regular expression that has to match a name whole.
+
+    Dead letters of a topic that matches are left out: they are messages of that topic once more.
+    """
 
     def __init__(
         self,
@@ -47,9 +50,10 @@ class Subscription:
         return tuple(sorted(name for name in found if self._matches(name, self._pattern)))
 
     def _matches(self, name: str, pattern: re.Pattern[str]) -> bool:
-        if self._letters is not None and self._letters.are_in(name, pattern):
+        if pattern.fullmatch(name) is None or (self._letters and name == self._letters.topic):
             return False
-        return pattern.fullmatch(name) is not None
+        source = name.removesuffix(SUFFIX)
+        return source == name or pattern.fullmatch(source) is None
 
     def _check_letters(self, name: str) -> None:
         assert self._letters is not None

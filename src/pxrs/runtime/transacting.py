@@ -72,6 +72,12 @@ class Handed:
 
     def marks(self) -> dict[TopicPartition, Mark]:
         with self._desk.lock:
+            if self._worker.given_back:
+                raise InvalidRequest(
+                    "the transaction before did not commit, and its messages were given back: what "
+                    "is done about them now would be done again. Poll first, they come again; or "
+                    "let consumer.run_transaction(work) try again over the same messages"
+                )
             self._runs = [run for run in self._worker.runs if run.seen]
             seats = (*self._worker.loose.seats, *(run.seat for run in self._runs))
             self._seats = list(dict.fromkeys(seats))
@@ -106,8 +112,10 @@ class Handed:
         with self._desk.lock:
             self._worker.runs = [run for run in self._worker.runs if run not in self._runs]
             self._worker.loose.clear()
+            self._worker.given_back |= bool(self._seats)
             self._desk.rewind(self._seats)
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
+        self._worker.given_back |= bool(self._seats)
         self._desk.gone(parts, lost=True)
         self._on_lost()

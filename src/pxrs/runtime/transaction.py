@@ -33,7 +33,7 @@ class Transaction(UnitOfWork):
         return self._checkpoint.keeps_on_conflict
 
     def __enter__(self) -> Transaction:
-        self._checkpoint.begin()
+        self._checkpoint.begin(lent=self._given is not None)
         try:
             if self._given is not None:
                 # The caller need not ask for the connection: it has it.

@@ -8,6 +8,7 @@ those of the membership and the commits.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
@@ -26,7 +27,7 @@ from pxrs.runtime.fencing import fenced
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Applied, Holdings, Mark, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.runs import Elsewhere, Loose, Run
+from pxrs.runtime.runs import Elsewhere, Loose, Run, line_up, recall
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics, named
@@ -58,6 +59,8 @@ class Worker:
         self.runs: list[Run] = []
         # With auto-commit they are committed soon, and nobody has to mean them.
         self.loose = Loose()
+        # The caller may still have messages that a transaction gave back when it failed.
+        self.given_back = False
         # When the caller was last given messages, None once it has asked for more; when it asked.
         self.handed_at: float | None = None
         self.asked_at = clock.monotonic()
@@ -67,6 +70,7 @@ class Worker:
             in_hand=handling.in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
+            recall=lambda: recall(self.runs),
             most_out=handling.most,
         )
         self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
@@ -104,6 +108,7 @@ class Worker:
         with self.desk.lock:
             out = self.desk.hand_out(most) if self.alive else []
             self.runs = [Run(seat, messages) for seat, messages in out]
+            self.given_back = False
             self.asked_at = self._clock.monotonic()
             self.handed_at = self.asked_at if self.runs else None
             return list(self.runs)
@@ -112,9 +117,8 @@ class Worker:
         """The runs' messages; they are handled when `finish` is called."""
         for run in runs:
             run.seen = len(run.messages)
-        if len(runs) == 1:
-            return runs[0].messages
-        return [message for run in runs for message in run.messages]
+        # A list of the caller's own: it may sort it, or take from it, and the runs still count.
+        return list(chain.from_iterable(run.messages for run in runs))
 
     def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
         """The messages of all runs; one is handled when the next one is asked for.
@@ -123,11 +127,10 @@ class Worker:
         """
         now, until = self._clock.monotonic, 0.0
         try:
-            for run in runs:
-                run.in_loop = True
+            line_up(runs, self.desk.lock)
             for run in runs:
                 seat, turn, number = run.seat, run.turn, 0
-                for message in run.messages:
+                for message in run.messages if self._begin(run) else ():
                     if seat.turn != turn:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
@@ -146,17 +149,22 @@ class Worker:
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
         """Each run whole; one is handled when the next one is asked for."""
         try:
+            line_up(runs, self.desk.lock)
             for run in runs:
-                run.in_loop = True
-            for run in runs:
-                if run.seat.turn == run.turn and self.alive:
+                if self._begin(run) and self.alive:
                     self.handed_at = self._clock.monotonic()
                     run.seen = len(run.messages)
-                    yield run.messages
+                    yield list(run.messages)
                     run.handled = len(run.messages)
                 self._end([run])
         finally:
             self._end(runs)
+
+    def _begin(self, run: Run) -> bool:
+        """Whether a loop may show it."""
+        begun = run.begin(self.desk.lock)
+        self.given_back &= not begun
+        return begun
 
     def finish(self) -> None:
         """All that the caller has seen is handled; what it has not seen will be handed out again.
@@ -224,7 +232,7 @@ class Worker:
 
     def _in_hand(self, seat: Seat) -> bool:
         """Whether the caller works on messages of this partition."""
-        return any(run.seat is seat for run in self.runs)
+        return any(run.seat is seat and not run.is_void for run in self.runs)
 
     # Fetching
 
@@ -248,9 +256,9 @@ class Worker:
                 self._note(self.holdings.pin(current))
 
     def owned_seat(self, topic: str, partition: int) -> Seat:
-        """The seat of a partition that is owned now, or `Fenced`."""
+        """The seat of a partition that is owned now, if only to be given away, or `Fenced`."""
         seat = self.desk.seats.get(TopicPartition(topic, partition))
-        if seat is None or seat.state != "owned":
+        if seat is None:
             part = TopicPartition(topic, partition)
             raise Fenced(f"{topic!r} partition {partition} is not owned by this consumer", [part])
         return seat

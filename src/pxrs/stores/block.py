@@ -81,3 +81,12 @@ class Block(Generic[T]):
 
     def _validate(self) -> None:
         validate_commit(self._checks, self._writes, self._limits)
+
+
+def ended_inside(hint: str = "") -> InvalidRequest:
+    """The caller has ended the transaction that the block was to end."""
+    return InvalidRequest(
+        "the transaction was ended inside its block. What a COMMIT in there has written stays; "
+        "checkpoints, messages and items of the block were not written, so that what it was about "
+        f"comes again. Leave COMMIT and ROLLBACK to the block{hint and '; '}{hint}"
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol, runtime_checkable
 
 from pxrs.errors import PxrsError
-from pxrs.types import Fetched, LogPartition
+from pxrs.types import Check, Committed, Conflict, Fetched, LogPartition, Write
 
 
 @runtime_checkable
@@ -23,5 +23,19 @@ class FetchesMany(Protocol):
 
         Each at most `max_bytes`, but at least one batch. Close the iterator if it is not read to
         its end.
+        """
+        ...
+
+
+@runtime_checkable
+class GivesWay(Protocol):
+    """A `CoordStore` with one writer, which a program may hold by a connection of its own."""
+
+    def commit_unless(
+        self, checks: Sequence[Check], writes: Sequence[Write], wanted: Callable[[], bool]
+    ) -> Committed | Conflict:
+        """`commit`, but it does not go on waiting for the writer once `wanted()`: `StoreBusy`.
+
+        For a thread that holds what the writer's holder may come to wait for.
         """
         ...

@@ -40,6 +40,7 @@ from pxrs.testing.lab_member import Crash, Handler, LabMember, Place, State
 from pxrs.testing.lab_records import Handled, LabRecords, Refused
 from pxrs.types import Header, Message, Position, TopicPartition
 
+_RUN_IT = "lambda message: asyncio.run(handle(message))"
 _LEAST_TICK = 0.001
 # More steps than this without an end: the handler feeds itself, or the group is stuck.
 _MOST_STEPS = 100_000
@@ -134,7 +135,8 @@ class GroupLab:
         with what `tx` sends. A name can be used again when its member was killed or stopped.
         """
         check_member_name(name)
-        check_handler(handler, *(("message", "tx") if transaction else ("message",)))
+        takes = ("message", "tx") if transaction else ("message",)
+        check_handler(handler, *takes, instead=f"a plain function that runs them: {_RUN_IT}")
         if name in self._members and self._members[name].state in ("running", "frozen"):
             raise InvalidRequest(f"member {name!r} is {self._members[name].state} already")
         place = Place(

@@ -23,6 +23,7 @@ from pxrs.runtime.hold import Desk
 from pxrs.runtime.holdings import Holdings, Mark
 from pxrs.runtime.keeper import Keeper
 from pxrs.runtime.membership import MemberSettings, Membership
+from pxrs.runtime.outcomes import refuse_unfinished
 from pxrs.runtime.reader import FETCH_BYTES
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.topics import Topics
@@ -246,7 +247,7 @@ class LabMember:
     def _call(self, message: Message, *more: Any) -> None:
         """Call the handler. Whatever it raises is the test's; the message will come again."""
         try:
-            self._handler(message, *more)
+            refuse_unfinished(self._handler(message, *more))
         except Exception:
             self._hands = []
             self._desk.rewind(list(self._desk.seats.values()))

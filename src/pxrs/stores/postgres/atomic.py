@@ -20,7 +20,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.log.postgres import PostgresLog
-from pxrs.stores.block import Block
+from pxrs.stores.block import Block, ended_inside
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.on_loop import own_side
 from pxrs.stores.postgres.coord import PostgresCoord
@@ -236,10 +236,7 @@ class PostgresAtomic(Block[Pg]):
                 "leave the block, or guard the statement with a savepoint"
             )
         if not still or (self._loan is not None and self._loan.ended()):
-            raise InvalidRequest(
-                "the transaction was ended inside the block of atomic(); nothing that the block "
-                "collected was applied. Leave COMMIT and ROLLBACK to the block"
-            )
+            raise ended_inside()
 
     def _refuse_other_database(self, connection: Any) -> None:
         own = own_side(connection)

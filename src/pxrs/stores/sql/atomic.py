@@ -11,13 +11,12 @@ from sqlalchemy import Connection, exc
 
 from pxrs.errors import (
     CommitConflict,
-    InvalidRequest,
     NotAtomic,
     OutcomeUnknown,
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.block import Block
+from pxrs.stores.block import Block, ended_inside
 from pxrs.stores.connections import Lent, Loan, borrow
 from pxrs.stores.sql.coord import Commit, SqlCoord, validate
 from pxrs.stores.sql.database import Raced
@@ -210,10 +209,7 @@ class SqlAtomic(Block[Connection]):
         self._database.check_open()
         ended = connection.closed or connection.get_transaction() is not self._transaction
         if ended or (self._loan is not None and self._loan.ended()):
-            raise InvalidRequest(
-                "the transaction was ended inside the block of atomic(); nothing that the block "
-                "collected was applied. Leave COMMIT and ROLLBACK to the block"
-            )
+            raise ended_inside()
 
     def _refuse_other_database(self, connection: Connection) -> None:
         dialect = connection.dialect.name

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, PxrsError
+from pxrs.errors import CommitConflict, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
-from pxrs.stores.block import Block
+from pxrs.stores.block import Block, ended_inside
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
@@ -147,11 +147,7 @@ class SqliteAtomic(Block[Turn]):
         except sqlite3.ProgrammingError:
             ended = True
         if ended or (self._loan is not None and self._loan.ended()):
-            raise InvalidRequest(
-                "the transaction was ended inside the block of atomic(); nothing that the block "
-                "collected was applied. Leave COMMIT and ROLLBACK to the block; executescript() "
-                "and `with connection` commit too"
-            )
+            raise ended_inside("executescript() and `with connection` do it, too")
 
     def _apply(self, turn: Turn) -> None:
         self._validate()

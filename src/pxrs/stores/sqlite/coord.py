@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, PxrsError, SessionLost
+from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreBusy
 from pxrs.stores.api import refuse_session_check, validate_commit
 from pxrs.stores.sqlite.control import key_slots, prefix_slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
@@ -36,6 +36,8 @@ _LAST = chr(0x10FFFF)
 _PUT = """INSERT INTO pxrs_coord VALUES {rows} ON CONFLICT (key) DO UPDATE
     SET value = excluded.value, version = excluded.version, session = excluded.session"""
 _SWEEP_EVERY = 10.0
+# How long to wait for the writer before looking whether somebody waits for us.
+_LOOK_ROUND = 0.1
 
 _Row = tuple[str, bytes, int, str | None]
 
@@ -79,6 +81,21 @@ class SqliteCoord:
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
         validate_commit(checks, writes, self.limits)
         return self._database.write(lambda turn: self.apply(turn, checks, writes))
+
+    def commit_unless(
+        self, checks: Sequence[Check], writes: Sequence[Write], wanted: Callable[[], bool]
+    ) -> Committed | Conflict:
+        """See `pxrs.stores.optional.GivesWay`."""
+        validate_commit(checks, writes, self.limits)
+        left = self._database.busy_timeout
+        while True:
+            patience = min(left, _LOOK_ROUND)
+            left -= patience
+            try:
+                return self._database.write(lambda turn: self.apply(turn, checks, writes), patience)
+            except StoreBusy:
+                if left <= 0 or wanted():
+                    raise
 
     def apply(
         self, turn: Turn, checks: Sequence[Check], writes: Sequence[Write]
