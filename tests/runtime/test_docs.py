@@ -1,4 +1,4 @@
-"""What docs/consuming.md, producing.md, groups.md and queues.md show runs, as a user would run it."""
+"""What docs/producing.md, consuming.md, groups.md and queues.md show runs, as users run it."""
 
 from __future__ import annotations
 
