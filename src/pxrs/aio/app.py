@@ -72,7 +72,7 @@ class Connecting:
         trace: TracebackType | None,
     ) -> None:
         if self._opened is not None:
-            await self._opened.end(error)
+            await self._opened._end(error)
 
     async def _open(self) -> Pxrs:
         threads = Threads()
@@ -318,13 +318,13 @@ class Pxrs(QueueVerbs):
 
         Whoever follows, polls or takes gets a `Closed`. Raises as `pxrs.Pxrs.close` does.
         """
-        await self.end(None)
+        await self._end(None)
 
-    async def end(self, reason: BaseException | None) -> None:
-        """Close because of an error that is on its way: see `pxrs.Producer.end`."""
+    async def _end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: see `pxrs.Producer._end`."""
         if self._closing is None:
             # In this context: a handler that closes the store must not wait for itself.
-            end = partial(self._px.end, reason)
+            end = partial(self._px._end, reason)
             self._closing = self._threads.start(partial(copy_context().run, end))
             self._threads.close()
             self._ears.close()
@@ -342,7 +342,7 @@ class Pxrs(QueueVerbs):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.end(error)
+        await self._end(error)
 
 
 def _close_unwanted(opening: Future[blocking.Pxrs]) -> None:

@@ -82,7 +82,7 @@ class Producer:
         await self._end(error)
 
     async def _end(self, reason: BaseException | None) -> None:
-        await outcome(self._threads.start(partial(self._producer.end, reason)))
+        await outcome(self._threads.start(partial(self._producer._end, reason)))
 
     async def _prepare(self, topic: str) -> None:
         """Let others run, then wait for whatever the next message would have to wait for."""

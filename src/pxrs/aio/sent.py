@@ -64,7 +64,7 @@ class SentMany(Sequence[Sent]):
 
     async def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable; where each was written."""
-        with self._many.waited_for():
+        with self._many._waited_for():
             await _settled(self._many, timeout)
             return self._many.result()
 
@@ -77,6 +77,6 @@ async def _settled(many: Sequence[blocking.Sent], timeout: float | None) -> None
         async with asyncio.timeout(timeout):
             for sent in many:
                 if not sent.done:
-                    await called(sent.wake)
+                    await called(sent._wake)
     except TimeoutError:
         raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried") from None

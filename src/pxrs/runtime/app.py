@@ -377,10 +377,10 @@ class Pxrs(QueueVerbs):
         that calls this is not waited for: its message or item comes again. Raises what a producer's
         `close` raises, once all is closed.
         """
-        self.end(None)
+        self._end(None)
 
-    def end(self, reason: BaseException | None) -> None:
-        """Close because of an error that is on its way: see `Producer.end`."""
+    def _end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: see `Producer._end`."""
         self._tell_listeners_to_stop()
         self.stop()
         # Last in, first out. One that fails to close must not keep the others, and the store, open.
@@ -388,7 +388,7 @@ class Pxrs(QueueVerbs):
             closing.callback(self.stores.close)
             closing.callback(self._end_session)
             for producer in list(self._producers):
-                closing.callback(producer.end, reason)
+                closing.callback(producer._end, reason)
             for consumer in list(self._consumers):
                 closing.callback(consumer.close)
             if not self.is_around_here:
@@ -412,7 +412,7 @@ class Pxrs(QueueVerbs):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end(error)
+        self._end(error)
 
 
 def _client() -> str:

@@ -35,12 +35,12 @@ def look_after(producer: Producer) -> None:
 
 def _after_fork_in_child() -> None:
     for producer in list(_open):
-        producer.abandon()
+        producer._abandon()
 
 
 def _at_exit() -> None:
     began = time.monotonic()
-    left = [(producer, producer.leftovers()) for producer in list(_open)]
+    left = [(producer, producer._leftovers()) for producer in list(_open)]
     left = [(producer, parcels) for producer, parcels in left if parcels]
     for producer, parcels in left:
         deadline = began + min(PATIENCE, producer._committer.delivery_timeout)

@@ -264,9 +264,9 @@ class Producer:
         flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again. Raises as
         `flush` does for what nobody was told of; the producer is closed then.
         """
-        self.end(None)
+        self._end(None)
 
-    def end(self, reason: BaseException | None) -> None:
+    def _end(self, reason: BaseException | None) -> None:
         """Close because of an error that is on its way: what was lost is a note on it then."""
         if self._forked:
             return
@@ -299,7 +299,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end(error)
+        self._end(error)
 
     # Filling
 
@@ -356,11 +356,11 @@ class Producer:
         if self._forked:
             raise Closed("this producer was made before a fork; make another in the child")
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: its thread is not here, and what it holds is the parent's to send."""
         self._forked = self._closed = True
 
-    def leftovers(self) -> list[Parcel]:
+    def _leftovers(self) -> list[Parcel]:
         """At exit: what is on its way. The background thread does not wait for company."""
         if self._forked or self._stopped or self._broken:
             return []

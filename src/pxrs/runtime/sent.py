@@ -136,9 +136,9 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
             parcel.told = True
             callback()
 
-        self.wake(tell)
+        self._wake(tell)
 
-    def wake(self, callback: Callable[[], None]) -> None:
+    def _wake(self, callback: Callable[[], None]) -> None:
         """`when_done` for who may have gone by then: told is only who asks for the result."""
         parcel: Parcel = self._parcel
         parcel.when_settled(callback)
@@ -172,14 +172,14 @@ class SentMany(Sequence[Sent]):
 
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable, `timeout` seconds in all; where each was written."""
-        with self.waited_for():
+        with self._waited_for():
             if timeout is None:
                 return [sent.result() for sent in self]
             deadline = SYSTEM_CLOCK.monotonic() + timeout
             return [sent.result(deadline - SYSTEM_CLOCK.monotonic()) for sent in self]
 
     @contextmanager
-    def waited_for(self) -> Iterator[None]:
+    def _waited_for(self) -> Iterator[None]:
         """Somebody waits for all of them; the first failure tells of the others that are known."""
         parcels = dict.fromkeys(self.parcels)
         for parcel in parcels:
