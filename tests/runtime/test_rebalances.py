@@ -218,6 +218,25 @@ def test_a_loop_hears_that_a_partition_goes_after_the_message_it_is_at(
     team.until(lambda: b.assignment == told[0])
 
 
+@pytest.mark.parametrize("loop", LOOPS, ids=["messages", "batches"])
+def test_a_loop_lets_go_of_what_it_was_at_before_it_goes_on(
+    team: Team, loop: Callable[[pxrs.Consumer], Iterator[Any]]
+) -> None:
+    send(team.px, 3)
+    a = team.join(instance="b", strategy="fair")
+    team.until(lambda: len(a.assignment) == PARTITIONS)
+    a.seek_to_time(0)
+    messages = loop(a)
+    next(messages)
+    [at] = {run.seat for run in a.worker.runs if run.seen}
+    first = at.part.partition < PARTITIONS // 2
+    b = team.join(instance="a" if first else "c", strategy="fair")
+    team.members = [b]
+    team.until(lambda: at.state == "leaving")
+    next(messages)
+    assert at.part not in a.desk.seats
+
+
 def test_committing_when_a_partition_goes(team: Team) -> None:
     """The last chance of those who commit themselves."""
     send(team.px, 1)

@@ -77,8 +77,7 @@ class ConsumerDesk:
                     seat.goodbye = not self._asks
                     seat.go_to(seat.handed)
                     changed = True
-                    if self._asks:
-                        self._recall()
+                    self._recall()
                 elif part not in parts and seat.state == "leaving":
                     seat.state = move(seat.state, "gained")
                     seat.stay()

@@ -70,7 +70,7 @@ def line_up(runs: list[Run], lock: threading.RLock) -> None:
 
 
 def recall(runs: list[Run]) -> None:
-    """The caller has to be told something: its loop ends after the message that it is at.
+    """A partition has to go: the caller's loop ends after the message that it is at.
 
     It may be a message further already: that one is fetched again, and is handled by then.
     """
