@@ -25,7 +25,7 @@ PxrsError
 │   └── OutcomeUnknown          the write may or may not have happened, and reading back can't tell
 ├── DamagedBatch              a stored batch fails its checksum; .next_offset is where to go on
 ├── BufferFull                ↻ the producer's buffer stayed full for max_block seconds
-├── DeliveryFailed              a message was not appended within delivery_timeout
+├── DeliveryFailed              messages were not appended within delivery_timeout, or can't be
 ├── ProducerFenced              another producer with this id and a higher epoch has appended
 ├── SequenceGap                 a batch arrived whose predecessor never did
 ├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
@@ -225,7 +225,10 @@ class BufferFull(PxrsError):
 
 
 class DeliveryFailed(PxrsError):
-    """The message was not appended within `delivery_timeout`; the cause is chained."""
+    """Messages were not appended within `delivery_timeout`, or can't be; the cause is chained.
+
+    Raised by what `send` returned, and by `flush` and `close` if nobody asked that.
+    """
 
 
 class ProducerFenced(PxrsError):

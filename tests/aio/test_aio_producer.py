@@ -127,6 +127,73 @@ def test_a_failed_send_raises_what_happened(store: Store) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("end", ["flush", "close", "async with", "px.close", "async with px"])
+def test_who_never_asks_is_told_at_the_end_and_once(store: Store, end: str) -> None:
+    async def main() -> None:
+        px = store.open()
+        await px.create_topic("orders", 1)
+        producer = px.producer(linger=1000)
+        await producer.send_many("orders", [("k", b"1"), ("k", b"2")])
+        await px.delete_topic("orders")
+        with pytest.raises(pxrs.DeliveryFailed, match="2 messages to 'orders'"):
+            if end == "flush":
+                await producer.flush()
+            elif end == "close":
+                await producer.close()
+            elif end == "px.close":
+                await px.close()
+            else:
+                async with producer if end == "async with" else px:
+                    pass
+        if end in ("flush", "close"):
+            await producer.flush()
+        await producer.close()
+        await px.close()
+
+    run(main())
+
+
+def test_who_asked_is_not_told_again_and_who_gave_up_is(store: Store) -> None:
+    async def main() -> None:
+        async with store.open() as px:
+            await px.create_topic("orders", 2)
+            producer = px.producer(linger=1000)
+            sent = await producer.send("orders", b"1", partition=0)
+            many = await producer.send_many("orders", [(str(n), b"2") for n in range(20)])
+            await px.delete_topic("orders")
+            store.may_append.clear()
+            waiting = [asyncio.create_task(each.result()) for each in (sent, many)]
+            await elsewhere(store.append_began.acquire)
+            store.may_append.set()
+            for task in waiting:
+                with pytest.raises(pxrs.TopicNotFound):
+                    await task
+            await producer.flush()
+            await px.create_topic("orders", 2)
+            sent = await producer.send("orders", b"3")
+            await px.delete_topic("orders")
+            store.may_append.clear()
+            with pytest.raises(TimeoutError):
+                await sent.result(timeout=0.01)
+            store.may_append.set()
+            with pytest.raises(pxrs.DeliveryFailed, match="1 message to 'orders'"):
+                await producer.close()
+
+    run(main())
+
+
+def test_an_error_on_its_way_is_not_replaced(store: Store) -> None:
+    async def main() -> None:
+        with pytest.raises(ZeroDivisionError) as caught:
+            async with opened(store) as px, px.producer(linger=1000) as producer:
+                await producer.send("orders", b"1")
+                await px.delete_topic("orders")
+                raise ZeroDivisionError
+        assert "1 message to 'orders'" in caught.value.__notes__[0]
+
+    run(main())
+
+
 def test_a_topic_made_again_with_other_partitions(store: Store) -> None:
     async def main() -> None:
         async with opened(store) as px, px.producer(linger=1000) as producer:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
@@ -27,6 +28,7 @@ from pxrs.config import (
     Strategy,
 )
 from pxrs.core.retry import Backoff
+from pxrs.errors import DeliveryFailed, OutcomeUnknown
 from pxrs.runtime import app as blocking
 from pxrs.runtime.arguments import check_handler
 from pxrs.runtime.consumer import Consumer as BlockingConsumer
@@ -70,7 +72,7 @@ class Connecting:
         trace: TracebackType | None,
     ) -> None:
         if self._opened is not None:
-            await self._opened.close()
+            await self._opened._end(error)
 
     async def _open(self) -> Pxrs:
         threads = Threads()
@@ -314,16 +316,22 @@ class Pxrs(QueueVerbs):
     async def close(self) -> None:
         """Stop every listener and run, close every consumer, flush every producer, close the store.
 
-        Whoever follows, polls or takes gets a `Closed`.
+        Whoever follows, polls or takes gets a `Closed`. Raises as `pxrs.Pxrs.close` does.
         """
+        await self._end(None)
+
+    async def _end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: see `pxrs.Producer._end`."""
         if self._closing is None:
             # In this context: a handler that closes the store must not wait for itself.
-            self._closing = self._threads.start(partial(copy_context().run, self._px.close))
+            end = partial(self._px._end, reason)
+            self._closing = self._threads.start(partial(copy_context().run, end))
             self._threads.close()
             self._ears.close()
-        elif self._px.is_around_here:
-            return  # whoever closes it waits for this very handler
-        await outcome(self._closing)
+            await outcome(self._closing)
+        elif not self._px.is_around_here:  # else who closes it waits for this very handler
+            with suppress(DeliveryFailed, OutcomeUnknown):  # the first one is told
+                await outcome(self._closing)
 
     async def __aenter__(self) -> Pxrs:
         return self
@@ -334,7 +342,7 @@ class Pxrs(QueueVerbs):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self._end(error)
 
 
 def _close_unwanted(opening: Future[blocking.Pxrs]) -> None:

@@ -67,8 +67,8 @@ class Producer:
         await outcome(self._threads.start(partial(self._producer.flush, timeout)))
 
     async def close(self) -> None:
-        """Flush and stop. Sending afterwards raises `Closed`."""
-        await outcome(self._threads.start(self._producer.close))
+        """Flush and stop. Sending afterwards raises `Closed`. See `pxrs.Producer.close`."""
+        await self._end(None)
 
     async def __aenter__(self) -> Producer:
         return self
@@ -79,7 +79,10 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self._end(error)
+
+    async def _end(self, reason: BaseException | None) -> None:
+        await outcome(self._threads.start(partial(self._producer._end, reason)))
 
     async def _prepare(self, topic: str) -> None:
         """Let others run, then wait for whatever the next message would have to wait for."""

@@ -30,9 +30,15 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         kept it from being appended, or `TimeoutError`; then it may still be appended later,
         and so it may after a cancellation.
         """
-        if not self._sent.done:
+        if self._sent.done:
+            return self._sent.result()
+        parcel = self._sent._parcel
+        parcel.waiters.append(None)
+        try:
             await _settled([self._sent], timeout)
-        return self._sent.result()
+            return self._sent.result()
+        finally:
+            parcel.waiters.pop()
 
     def __await__(self) -> Generator[Any, None, Position]:
         return self.result().__await__()
@@ -58,8 +64,9 @@ class SentMany(Sequence[Sent]):
 
     async def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable; where each was written."""
-        await _settled(self._many, timeout)
-        return self._many.result()
+        with self._many._waited_for():
+            await _settled(self._many, timeout)
+            return self._many.result()
 
     def __await__(self) -> Generator[Any, None, list[Position]]:
         return self.result().__await__()
@@ -70,6 +77,6 @@ async def _settled(many: Sequence[blocking.Sent], timeout: float | None) -> None
         async with asyncio.timeout(timeout):
             for sent in many:
                 if not sent.done:
-                    await called(sent.when_done)
+                    await called(sent._wake)
     except TimeoutError:
         raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried") from None

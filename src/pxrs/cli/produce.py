@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +16,7 @@ from pxrs.cli.output import WORTH_A_RATE, console, count, print_json, readable, 
 from pxrs.cli.sources import are_lines, one_source, source
 from pxrs.cli.tally import Tally
 from pxrs.config import ProducerSettings
-from pxrs.errors import DeliveryFailed, InvalidRequest, MessageTooLarge
+from pxrs.errors import DeliveryFailed, InvalidRequest, MessageTooLarge, OutcomeUnknown
 from pxrs.log.batches import COMPRESSIONS
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ class Sender:
 
     def finish(self) -> Tally:
         """Wait until everything handed over is settled."""
-        self._producer.close()
+        # What the tally does not know of, cut off by another error, is in the log.
+        with suppress(DeliveryFailed, OutcomeUnknown):
+            self._producer.close()
         self._tally.settle()
         return self._tally
 

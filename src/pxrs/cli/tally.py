@@ -32,7 +32,10 @@ class Tally:
 
     def add(self, parcels: Iterable[Parcel]) -> None:
         """Note these batches; count those that are settled by now."""
-        self._open.update(dict.fromkeys(parcels))
+        for parcel in parcels:
+            if parcel not in self._open:
+                parcel.waiters.append(None)  # as long as it lives: the command tells of it
+                self._open[parcel] = None
         self.settle()
 
     def settle(self) -> None:
@@ -40,6 +43,7 @@ class Tally:
         for parcel in [parcel for parcel in self._open if parcel.settled]:
             del self._open[parcel]
             if parcel.error is not None:
+                parcel.told = True
                 self.lost += parcel.count
                 self.error = self.error or parcel.error
             else:

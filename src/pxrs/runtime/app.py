@@ -374,8 +374,13 @@ class Pxrs(QueueVerbs):
         """Stop every listener and run, close every consumer, flush every producer, close the store.
 
         Runs finish what is in hand and commit it, as with `stop`; for 30 seconds at most. A handler
-        that calls this is not waited for: its message or item comes again.
+        that calls this is not waited for: its message or item comes again. Raises what a producer's
+        `close` raises, once all is closed.
         """
+        self._end(None)
+
+    def _end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: see `Producer._end`."""
         self._tell_listeners_to_stop()
         self.stop()
         # Last in, first out. One that fails to close must not keep the others, and the store, open.
@@ -383,7 +388,7 @@ class Pxrs(QueueVerbs):
             closing.callback(self.stores.close)
             closing.callback(self._end_session)
             for producer in list(self._producers):
-                closing.callback(producer.close)
+                closing.callback(producer._end, reason)
             for consumer in list(self._consumers):
                 closing.callback(consumer.close)
             if not self.is_around_here:
@@ -407,7 +412,7 @@ class Pxrs(QueueVerbs):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._end(error)
 
 
 def _client() -> str:

@@ -8,6 +8,7 @@ interrupted at any point is unknown too; every step can be done twice.
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import threading
@@ -27,10 +28,12 @@ from pxrs.log.batches import seal
 from pxrs.log.sequences import SEQUENCES
 from pxrs.runtime.outbox import Outbox
 from pxrs.runtime.sent import Parcel
+from pxrs.runtime.undelivered import Undelivered
 from pxrs.stores.api import LogStore
 from pxrs.types import Append, Appended, LogPartition
 
 _LAST_EPOCH = 2**15 - 1
+_SHORTEST_WAIT = 0.001
 
 
 class Committer:
@@ -40,6 +43,7 @@ class Committer:
         self,
         log: LogStore,
         outbox: Outbox,
+        undelivered: Undelivered,
         clock: Clock,
         *,
         delivery_timeout: float,
@@ -47,8 +51,9 @@ class Committer:
     ) -> None:
         self._log = log
         self._outbox = outbox
+        self._undelivered = undelivered
         self._clock = clock
-        self._delivery_timeout = delivery_timeout
+        self.delivery_timeout = delivery_timeout
         self._before_settling = before_settling
         self._lock = threading.RLock()
         self._owner: int | None = None
@@ -103,6 +108,28 @@ class Committer:
             except RuntimeError:
                 pass
 
+    def run_due(self, due: threading.Event, linger: float) -> bool:
+        """Commit what has waited long enough, or all if it is `due`; false if there is nothing."""
+        # What has failed or did not fit into a commit has waited already.
+        wait = 0.0 if self._outbox.waiting else linger or _SHORTEST_WAIT
+        urgent = due.wait(wait)
+        due.clear()
+        oldest = self._outbox.oldest
+        if urgent:
+            self.run()
+        elif self._outbox.waiting:
+            # It may be another thread's round: what came after it still has time.
+            self.run(unless=lambda: not self._outbox.waiting)
+        elif oldest is None:
+            return self._outbox.holds(math.inf)
+        elif self._clock.monotonic() - oldest >= linger:
+            self.run()
+        return True
+
+    def rest(self, timeout: float) -> None:
+        """Return when no commit is under way, or after so long."""
+        self.run(timeout, unless=lambda: True)
+
     def refuse_nested(self) -> None:
         """Raise if this very thread sends or commits right now."""
         if self._owner == threading.get_ident():
@@ -141,7 +168,7 @@ class Committer:
                     parcel.batch = batch
                 except BaseException as error:
                     # A builder is used up by the first try: there is no second one.
-                    parcel.settle(-1, _delivery_failed(error))
+                    self._settle(parcel, _delivery_failed(error))
                     if not isinstance(error, Exception):
                         raise
                     continue
@@ -176,7 +203,7 @@ class Committer:
         if not may_pass:
             return True
         oldest = min(parcel.born for parcel in self._round)
-        return self._clock.monotonic() - oldest >= self._delivery_timeout
+        return self._clock.monotonic() - oldest >= self.delivery_timeout
 
     def _finish(self, results: list[Appended | PxrsError]) -> None:
         if any(not isinstance(result, Appended) for result in results):
@@ -185,13 +212,16 @@ class Committer:
         for parcel, result in zip(parcels, results, strict=True):
             self._settle(parcel, result)
         self._outbox.release(self._round)
-        self._round, self._failures, self._unsure = [], 0, False
+        done, self._round, self._failures, self._unsure = self._round, [], 0, False
+        self._undelivered.log(done)
 
     def _settle(self, parcel: Parcel, result: Appended | PxrsError) -> None:
         if isinstance(result, Appended):
             base, error = result.base, None
         else:
             base, error = -1, _named(result, parcel)
+            # First: whoever sees it settled looks there.
+            self._undelivered.note(parcel, error)
         self._before_settling(parcel, error)
         parcel.settle(base, error)
 

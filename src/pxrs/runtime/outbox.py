@@ -153,6 +153,11 @@ class Outbox:
             parcel.born <= before and not parcel.settled for parcel in self._from_box_to_waiting()
         )
 
+    def unsettled(self) -> list[Parcel]:
+        """All that is on its way, each once."""
+        found = dict.fromkeys(self._from_box_to_waiting())
+        return [parcel for parcel in found if not parcel.settled]
+
     def _from_box_to_waiting(self) -> Iterator[Parcel]:
         for lane in self._lanes:
             yield from lane.box.parcels()

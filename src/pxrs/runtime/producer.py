@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from time import sleep, time, time_ns
 from types import TracebackType
@@ -17,11 +15,13 @@ from pxrs.errors import Closed, InvalidRequest, PartitionNotFound, PxrsError, To
 from pxrs.log.batches import MAX_TIMESTAMP, compression_code
 from pxrs.runtime.checks import NO_HEADERS, Checks, chunks, plain
 from pxrs.runtime.committer import Committer
+from pxrs.runtime.endings import look_after
 from pxrs.runtime.lanes import Lanes
 from pxrs.runtime.outbox import RECORD_BYTES, REPORT_BYTES, Box, Lane, Outbox
 from pxrs.runtime.retention import Retention
 from pxrs.runtime.sent import Parcel, Sent, SentMany, counted
 from pxrs.runtime.topics import Topics
+from pxrs.runtime.undelivered import Undelivered
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
 from pxrs.types import Header
@@ -35,9 +35,6 @@ _BUSY_MESSAGES = 128
 _BUSY_BYTES = 64 * 2**10
 # How many empty looks the background thread takes before it goes to sleep.
 _LOOKS = 20
-_SHORTEST_WAIT = 0.001
-
-_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 class Producer:
@@ -65,9 +62,11 @@ class Producer:
             compression=compression_code(settings.compression),
             max_block=settings.max_block,
         )
+        self._undelivered = Undelivered()
         self._committer = Committer(
             log,
             self._outbox,
+            self._undelivered,
             clock,
             delivery_timeout=settings.delivery_timeout,
             before_settling=self._learn,
@@ -87,7 +86,7 @@ class Producer:
         self._retention = Retention(topics, clock)
         self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
         self._thread.start()
-        _producers.add(self)
+        look_after(self)
 
     def send(
         self,
@@ -232,8 +231,14 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
 
-        Failures are not raised here but by the `Sent` they belong to.
+        Raises `DeliveryFailed` for messages that were not delivered, whoever sent them, if nobody
+        was told: by a `Sent`, a callback or another flush. `OutcomeUnknown` if some may be there.
         """
+        self._settle_all(timeout)
+        if (error := self._undelivered.error()) is not None:
+            raise error
+
+    def _settle_all(self, timeout: float | None = None) -> None:
         self._refuse_after_fork()
         now = self._clock.monotonic()
         if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
@@ -256,10 +261,22 @@ class Producer:
         """Flush and stop. Sending afterwards raises `Closed`.
 
         Whoever calls it returns when the producer is closed, the second one too. What can't be
-        flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again.
+        flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again. Raises as
+        `flush` does for what nobody was told of; the producer is closed then.
         """
+        self._end(None)
+
+    def _end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: what was lost is a note on it then."""
         if self._forked:
             return
+        self._stop()
+        if (error := self._undelivered.error()) is not None:
+            if reason is None:
+                raise error
+            reason.add_note(f"a producer was closed: {error}")
+
+    def _stop(self) -> None:
         self._committer.refuse_nested()
         # A sender looks at this once it is busy: either it sees it, or it is waited for below.
         self._closed = True
@@ -267,7 +284,7 @@ class Producer:
             if self._stopped:
                 return
             self._outbox.await_senders()
-            self.flush()
+            self._settle_all()
             self._stopped = True
             self._due.set()
             self._wake.set()
@@ -282,7 +299,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._end(error)
 
     # Filling
 
@@ -343,6 +360,13 @@ class Producer:
         """In a forked child: its thread is not here, and what it holds is the parent's to send."""
         self._forked = self._closed = True
 
+    def _leftovers(self) -> list[Parcel]:
+        """At exit: what is on its way. The background thread does not wait for company."""
+        if self._forked or self._stopped or self._broken:
+            return []
+        self._due.set()
+        return self._outbox.unsettled()
+
     # The background thread
 
     def _run(self) -> None:
@@ -359,31 +383,13 @@ class Producer:
             self._wake.clear()
             looks = 0
             while looks < _LOOKS and not self._stopped:
-                looks = 0 if self._commit_what_is_due() else looks + 1
+                busy = self._committer.run_due(self._due, self._settings.linger)
+                looks = 0 if busy else looks + 1
                 self._retention.keep_up()
             # Whoever opens a batch does so before it looks at this: one of us sees the other.
             self._awake = False
             if self._outbox.holds(math.inf):
                 self._wake.set()
-
-    def _commit_what_is_due(self) -> bool:
-        """Commit what has waited long enough; false if there is nothing at all."""
-        linger = self._settings.linger
-        # What has failed or did not fit into a commit has waited already.
-        wait = 0.0 if self._outbox.waiting else linger or _SHORTEST_WAIT
-        urgent = self._due.wait(wait)
-        self._due.clear()
-        oldest = self._outbox.oldest
-        if urgent:
-            self._committer.run()
-        elif self._outbox.waiting:
-            # It may be another thread's round: what came after it still has time.
-            self._committer.run(unless=lambda: not self._outbox.waiting)
-        elif oldest is None:
-            return self._outbox.holds(math.inf)
-        elif self._clock.monotonic() - oldest >= linger:
-            self._committer.run()
-        return True
 
     def _learn(self, parcel: Parcel, error: PxrsError | None) -> None:
         """Before anybody is told, so that who sends again then finds the topic gone or anew."""
@@ -391,12 +397,3 @@ class Producer:
             self._outbox.mark_stale(parcel.topic)
         else:
             self._retention.note(parcel.topic)
-
-
-def _after_fork_in_child() -> None:
-    for producer in list(_producers):
-        producer._abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

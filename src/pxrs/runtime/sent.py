@@ -34,7 +34,7 @@ class Parcel:
 
     __slots__ = (
         "append", "base", "batch", "born", "builder", "callbacks", "count", "driver", "error",
-        "partition", "settled", "topic", "weight", "where",
+        "partition", "settled", "told", "topic", "waiters", "weight", "where",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,9 @@ class Parcel:
         self.error: PxrsError | None = None
         self.settled = False
         self.callbacks: list[Callable[[], None]] = []
+        # Whether somebody was told of `error`, and one entry for each who waits to be.
+        self.told = False
+        self.waiters: list[None] = []
 
     def settle(self, base: int, error: PxrsError | None) -> None:
         """Say how it ended, once. The buffers go at once: handles may be kept for long."""
@@ -85,6 +88,7 @@ class Parcel:
     def offset(self, index: int) -> int:
         """The offset of the message at `index`; raises what went wrong."""
         if self.error is not None:
+            self.told = True
             # All messages of the batch share it, and its traceback would grow with each.
             raise self.error.with_traceback(None)
         return self.base + index
@@ -111,19 +115,39 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         transaction): after these two it is still being tried.
         """
         parcel: Parcel = self._parcel
-        if not parcel.settled:
+        if parcel.settled:
+            return self._position()
+        parcel.waiters.append(None)
+        try:
             parcel.driver.deliver(parcel, timeout)
-        return Position(parcel.topic.name, parcel.partition, parcel.offset(self._index))
+            return self._position()
+        finally:
+            parcel.waiters.pop()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the outcome is known, at once if it is; and get on with it.
 
         It runs in the thread that commits and holds up all others: no waiting, no exceptions.
+        A failure counts as told: it is the callback's to ask for the `result()`.
         """
+        parcel: Parcel = self._parcel
+
+        def tell() -> None:
+            parcel.told = True
+            callback()
+
+        self._wake(tell)
+
+    def _wake(self, callback: Callable[[], None]) -> None:
+        """`when_done` for who may have gone by then: told is only who asks for the result."""
         parcel: Parcel = self._parcel
         parcel.when_settled(callback)
         if not parcel.settled:
             parcel.driver.hurry()
+
+    def _position(self) -> Position:
+        parcel: Parcel = self._parcel
+        return Position(parcel.topic.name, parcel.partition, parcel.offset(self._index))
 
 
 class SentMany(Sequence[Sent]):
@@ -148,10 +172,25 @@ class SentMany(Sequence[Sent]):
 
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable, `timeout` seconds in all; where each was written."""
-        if timeout is None:
-            return [sent.result() for sent in self]
-        deadline = SYSTEM_CLOCK.monotonic() + timeout
-        return [sent.result(deadline - SYSTEM_CLOCK.monotonic()) for sent in self]
+        with self._waited_for():
+            if timeout is None:
+                return [sent.result() for sent in self]
+            deadline = SYSTEM_CLOCK.monotonic() + timeout
+            return [sent.result(deadline - SYSTEM_CLOCK.monotonic()) for sent in self]
+
+    @contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        """Somebody waits for all of them; the first failure tells of the others that are known."""
+        parcels = dict.fromkeys(self.parcels)
+        for parcel in parcels:
+            parcel.waiters.append(None)
+        try:
+            yield
+        finally:
+            told = any(parcel.told for parcel in parcels)
+            for parcel in parcels:
+                parcel.told = parcel.told or (told and parcel.error is not None)
+                parcel.waiters.pop()
 
 
 @contextmanager
