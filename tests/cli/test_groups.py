@@ -91,6 +91,8 @@ def test_describe_a_group_with_members(run: Run, px: pxrs.Pxrs) -> None:
     assert shown[3].split()[0] == "a"
     assert shown[3].endswith("yes      orders 0-1")
     assert shown[6].split()[2] == "a"
+    with px.consumer("orders", "billing", instance="b", debounce=0.0):
+        assert "waits for a: " in run("groups", "describe", "billing").stdout
 
 
 def test_explain(run: Run) -> None:

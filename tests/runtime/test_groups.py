@@ -174,6 +174,23 @@ def test_a_damaged_batch_has_no_age(tmp_path: Path) -> None:
     assert info.lag_seconds is None
 
 
+def test_a_static_member_that_is_waited_for_is_named(px: pxrs.Pxrs) -> None:
+    first = join(px, instance="a", rejoin_timeout=3600.0)
+    while len(first.assignment) < 4:
+        first.poll(timeout=0.01)
+    assert px.groups.describe("billing").awaited == ()
+    first.close()
+    assert px.groups.describe("billing").awaited == ()
+    with join(px) as second:
+        while len(second.assignment) < 2:
+            second.poll(timeout=0.01)
+        info = px.groups.describe("billing")
+        assert [part.owner for part in info.partitions].count(None) == 2
+        assert info.awaited == ("a",)
+        with join(px, instance="a"):
+            assert px.groups.describe("billing").awaited == ()
+
+
 def test_explain_tells_who_and_why(px: pxrs.Pxrs) -> None:
     produce(px)
     with join(px, instance="a") as first:

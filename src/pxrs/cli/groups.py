@@ -70,6 +70,12 @@ def describe(settings: Settings, group: str) -> None:
     out.print(f"generation {info.generation}, {human_time(info.at_ms)}: {info.reason}", style="dim")
     _print_members(out, info)
     _print_partitions(out, info)
+    if info.awaited:
+        out.print(
+            f"waits for {', '.join(info.awaited)}: what a static member owned is kept for it until "
+            "its rejoin timeout is over",
+            style="yellow",
+        )
 
 
 def _print_members(out: Console, info: GroupInfo) -> None:

@@ -51,7 +51,10 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A group: its members, its partitions, and why they are divided as they are."""
+    """A group: its members, its partitions, and why they are divided as they are.
+
+    `awaited` are the names of static members that are gone, and for which their partitions wait.
+    """
 
     name: str
     state: GroupState
@@ -61,6 +64,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     members: tuple[MemberInfo, ...]
     partitions: tuple[GroupPartition, ...]
+    awaited: tuple[str, ...] = ()
 
     @property
     def lag(self) -> int:

@@ -91,6 +91,16 @@ class _Group(NamedTuple):
         there = {topic.name: GroupTopic(topic.id, topic.partitions) for topic in topics}
         return group_state(self.head, self.members, held, there)
 
+    def awaited(self) -> tuple[str, ...]:
+        """Static members that are gone, and whose partitions nobody else has been given yet."""
+        if not self.members:
+            # Nobody is there to give them to.
+            return ()
+        meant = (name for name, topics in self.head.target.items() if any(topics.values()))
+        return tuple(
+            sorted(name for name in meant if name in self.head.static and name not in self.members)
+        )
+
 
 class Groups:
     """Lists, describes, explains, resets and deletes groups. Thread-safe."""
@@ -155,6 +165,7 @@ class Groups:
                 for name, member in sorted(seen.members.items())
             ),
             partitions=parts,
+            awaited=seen.awaited(),
         )
 
     def explain(self, group: str, limit: int = 20) -> GroupHistory:
