@@ -230,8 +230,9 @@ def test_what_is_not_this_store_is_refused(postgres_url: str) -> None:
                 with pytest.raises(pxrs.NotAtomic):
                     async with consumer.transaction(lent.connection):
                         pass
+            await consumer.poll(timeout=PATIENCE)
             async with driver(postgres_url) as lent:
-                with pytest.raises(pxrs.InvalidRequest, match="ended inside the block"):
+                with pytest.raises(pxrs.InvalidRequest, match="ended inside its block"):
                     async with consumer.transaction(lent.connection) as tx:
                         await lent.connection.commit()
                         await tx.send("invoices", "after the end")
