@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,9 +41,20 @@ def raw(url: str, **options: Any) -> Iterator[Any]:
 
 
 def expire(url: str, client: Any) -> None:
-    """End another client's session behind its back, as its expiry does."""
+    """End another client's session behind its back, as its expiry does; it has noticed then.
+
+    What was sent before it has would have no answer, and nobody could say what became of it.
+    """
+    noticed = threading.Event()
+
+    def notice(_: object) -> bool:
+        noticed.set()
+        return True
+
+    client.add_listener(notice)
     with raw(url, client_id=client.client_id):
         pass
+    assert noticed.wait(PATIENCE)
 
 
 def version_of(outcome: Committed | Conflict, key: str) -> int:
