@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NoReturn
@@ -96,9 +95,8 @@ def test_a_reset_while_a_message_is_put_aside_takes_effect_at_once(px: pxrs.Pxrs
             runner: Any = begun._running
             before = runner._seen_version
             px.groups.reset("g", "orders", to=1, force=True)
-            deadline = time.monotonic() + PATIENCE
-            while runner._seen_version == before and time.monotonic() < deadline:
-                time.sleep(0.001)
+            with runner._turn:
+                runner._turn.wait_for(lambda: runner._seen_version != before, PATIENCE)
         return True
 
     logger = logging.getLogger("pxrs.run")
