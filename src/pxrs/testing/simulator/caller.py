@@ -112,7 +112,7 @@ class Caller:
         if only_one:
             self._worker.commit_message(last)
         else:
-            self._worker.commit_handed()
+            self._worker.commit_up_to(self._worker.extent())
 
     def _next_runs(self) -> list[Run]:
         runs = self._worker.hand_out(self._rng.choice(self.sizes))
