@@ -14,8 +14,8 @@ that one of them can be cut off. What can go wrong:
 - a commit is answered with `OutcomeUnknown` and done later, if its checks still hold then;
 - a caller is interrupted while a unit of work is committed, or something taken;
 - the same of whatever changes a queue: `take`, `extend`, `apply` and `release`;
-- the same of a transaction. One that is on its way holds its locks: whoever commits something about
-  the same records waits until it has arrived;
+- the same of a transaction. One that is on its way holds its locks, and whoever commits something
+  about the same records waits until it has arrived; or it holds none, and may be overtaken;
 - reads and renewals fail;
 - nobody, or one of them, can reach the store for a while;
 - wake-ups are lost, or come late.

@@ -17,13 +17,16 @@ from pxrs.types import Holder, Write
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """How often what goes wrong, each as a probability per call.
 
-    `unknown_late` commits arrive up to `longest_delay` seconds later. `interrupted` ones are done,
-    not done, or done later, and whoever waited for the answer got `Interrupted` instead.
+    `unknown_late` commits arrive up to `longest_delay` seconds later. `unlocked`: how many of the
+    transactions among them have not reached the store at all, so that nobody waits for them.
+    `interrupted` commits are done, not done, or done later, and whoever waited for the answer got
+    `Interrupted` instead.
     """
 
     unknown_applied: float = 0.0
     unknown_lost: float = 0.0
     unknown_late: float = 0.0
+    unlocked: float = 0.0
     interrupted: float = 0.0
     unavailable: float = 0.0
     busy: float = 0.0
