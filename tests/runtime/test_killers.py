@@ -17,7 +17,7 @@ from support.running import Running, wait_for_checkpoints
 pytestmark = pytest.mark.engine("sqlite")
 
 # Long enough for a thread of the same process that is not held back.
-_A_MOMENT = 2.0
+_A_MOMENT = 0.5
 TWICE = pxrs.Backoff(attempts=2, first=0.0)
 
 _innocent_is_at_work, _killer_is_at_work = threading.Event(), threading.Event()
