@@ -33,7 +33,6 @@ from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
 from pxrs.runtime.casualties import Casualties
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.job import Job
-from pxrs.runtime.runner import stop_on_signals
 
 _LOG = logging.getLogger("pxrs.processes")
 _GAVE_UP = 70
@@ -96,8 +95,7 @@ class ProcessRun:
         self._workers = Workers(worker_job, job.processes, WatchedJob(worker_job))
 
     def run(self) -> None:
-        with stop_on_signals(self.stop):
-            self._workers.run()
+        self._workers.run()
 
     def stop(self) -> None:
         self._workers.stop()
