@@ -120,7 +120,7 @@ class PostgresQueues(QueueUpkeep):
         validate_take(count, most, lock_for)
         number = min(count, LIMITS.items)
         taken = self._take(queue, holder, number, most, lock_for)
-        if not taken.items and self._ears.observer.look_if_due():
+        if not taken.items and self._ears.observation.look_if_due():
             taken = self._take(queue, holder, number, most, lock_for)
         return taken
 
@@ -276,7 +276,7 @@ class PostgresQueues(QueueUpkeep):
         return int(added)
 
     def reap(self) -> float | None:
-        self._ears.observer.look_if_due()
+        self._ears.observation.look_if_due()
         now = self._clock.monotonic()
         ((freed, due),) = self._database.write(
             self._database.sql("SELECT r_freed, r_due FROM @.pxrs_queue_sweep()")

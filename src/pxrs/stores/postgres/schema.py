@@ -161,7 +161,13 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
     0: (*_TABLES, *functions.FIRST, _VIEW),
     1: (*_QUEUES, functions.END),
     2: (*_ROOM_FOR_TAKING, *_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
-    3: (*_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS, _NOTE_ALL_HOLDERS),
+    3: (
+        *_FORGET_QUEUE_FUNCTIONS,
+        *QUEUE_FUNCTIONS,
+        _NOTE_ALL_HOLDERS,
+        functions.FORGET_FIRST_REAP,
+        functions.REAP,
+    ),
 }
 
 
