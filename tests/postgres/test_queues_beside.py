@@ -55,7 +55,7 @@ def pages_of_take(url: str, session: str, floor: int | None = None) -> int:
     ranks, floors = (None, None) if floor is None else ([0], [floor])
     return pages_read(
         url,
-        "SELECT * FROM pxrs.pxrs_queue_take('q', %s, 'tx', 'unit', 10, 5, 1000, true, true,"
+        "SELECT * FROM pxrs.pxrs_queue_take('q', %s, 'tx', 'unit', 10, 5, 1000, NULL, true,"
         " %s::int8[], %s::int8[], 0)",
         (session, ranks, floors),
     )

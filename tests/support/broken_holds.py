@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 
 from pxrs.errors import Fenced
 from pxrs.stores import queue_rules
@@ -135,6 +136,39 @@ class ExaminesBeforeTheLock(MemoryQueues):
 class DeadSessionsKeepLocks(MemoryQueues):
     def _reap(self, queue: MemoryQueue) -> None:
         pass
+
+
+class HoldersAreKnownByTheQueuesName(MemoryQueues):
+    """Notes a holder in the queue that was there at its first take from one of that name."""
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+        unit: str = "",
+    ) -> Taken:
+        taken = super().take(queue, holder, count, most=most, lock_for=lock_for)
+        if taken.items:
+            self._noted.setdefault((queue, holder.session), self._queues[queue])
+        return taken
+
+    @cached_property
+    def _noted(self) -> dict[tuple[str, str], MemoryQueue]:
+        return {}
+
+    def _reap(self, queue: MemoryQueue) -> None:
+        name, held = queue.info.name, set(queue.held)
+        for number in held:
+            holder = queue.items[number].holder
+            noted = self._noted.get((name, holder.session)) if holder is not None else None
+            if noted is not None and noted is not queue:
+                queue.held.discard(number)
+        super()._reap(queue)
+        queue.held |= {number for number in held if number in queue.items}
 
 
 class LateHoldersKeepLocks(MemoryQueues):

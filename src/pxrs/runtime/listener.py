@@ -281,11 +281,9 @@ class Listener:
         assert deadline is not None
         while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
             for work, since in list(self._running.items()):
-                # One that runs SQL holds the store's writer: extending would wait for it, and make
-                # it wait. It has as long as it was extended for before.
-                if self._may_go_on(since) and not work.has_connection:
+                if self._may_go_on(since):
                     with suppress(PxrsError):
-                        work.extend(deadline)
+                        work.keep_hold(deadline)
 
     def _may_go_on(self, since: float) -> bool:
         limit = self._settings.max_handler_time

@@ -236,6 +236,15 @@ class UnitOfWork:
             self._require_open()
             self._hold.extend(seconds)
 
+    def keep_hold(self, seconds: float) -> None:
+        """`extend` from another thread, beside whatever the transaction does; it is not waited for.
+
+        Where its own block keeps all others from writing, nothing has to be extended.
+        """
+        atomic = self._atomic
+        if self.is_open and (atomic is None or not atomic.is_exclusive):
+            self._hold.extend(seconds)
+
     # Messages and SQL
 
     def send(
@@ -258,7 +267,7 @@ class UnitOfWork:
     def connection(self) -> Any:
         """The database connection that will commit, for the caller's own statements.
 
-        From its first use on the store's writer is held: take items before.
+        From its first use on SQLite's only writer is held: take items before.
         """
         with self._locked():
             self._require_open()

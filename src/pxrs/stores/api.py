@@ -351,6 +351,15 @@ class Atomic(Protocol):
         ...
 
     @property
+    def is_exclusive(self) -> bool:
+        """Whether nobody else can change the store until the block ends.
+
+        Then no hold can be extended meanwhile, nor lost: one whose time was not over when the
+        block began is held until it ends. Where it is false, `QueueStore.extend` works beside it.
+        """
+        ...
+
+    @property
     def versions(self) -> dict[str, int]: ...
 
     @property

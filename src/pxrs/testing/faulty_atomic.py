@@ -43,6 +43,10 @@ class FaultyAtomic:
         return self._entered.joined
 
     @property
+    def is_exclusive(self) -> bool:
+        return self._entered.is_exclusive
+
+    @property
     def versions(self) -> dict[str, int]:
         return self._entered.versions
 

@@ -82,7 +82,8 @@ class PostgresAtomic(Block[Pg]):
 
     def __enter__(self) -> PostgresAtomic:
         self._require_new()
-        connection = self._database.take() if self._loan is None else self._lend(self._loan)
+        database = self._database
+        connection = database.take_for_block() if self._loan is None else self._lend(self._loan)
         try:
             self._begin(connection)
         except BaseException as error:

@@ -214,12 +214,14 @@ _HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
             coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
 
 # `ranks` and `floors`: only look above these ids, by priority; all, if there are none. `after`:
-# what was due before has been seen to. The first row tells of the search: as its delivery how many
-# pages it read, as its put when it began. The others are items,
-# to be ordered by `r_at`, or by rank and id.
+# what was due before has been seen to. `noted_in`: the queue in which the caller knows its session
+# to be noted as a holder, by id: one that was deleted and made again has its name, but no holders.
+# The first row tells of the search: as its id which queue it was, as its delivery how many pages
+# it read, as its put when it began. The others are items, to be ordered by `r_at`, or by rank and
+# id.
 TAKE = f"""
 CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, in_unit text,
-    n int8, in_most int8, lock_ms int8, register bool, sweep bool, ranks int8[], floors int8[],
+    n int8, in_most int8, lock_ms int8, noted_in int8, sweep bool, ranks int8[], floors int8[],
     after int8)
 RETURNS TABLE (r_at int8, r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8,
     r_put int8, r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
@@ -264,9 +266,10 @@ BEGIN
         RETURN;
     END IF;
     r_spent := extract(epoch FROM clock_timestamp() - began)::float8;
-    IF register THEN
+    IF q IS DISTINCT FROM noted_in THEN
         INSERT INTO @.pxrs_queue_holders VALUES (q, in_session) ON CONFLICT DO NOTHING;
     END IF;
+    r_id := q;
     LOOP
         IF sweep THEN
             r_moved := r_moved OR @.pxrs_queue_free(q, after) > 0;

@@ -63,7 +63,7 @@ _NUMBERS = 2**63
 _BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
 
 _TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::text, %b::int8,
-    %b::int8, %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
+    %b::int8, %b::int8, %b::int8, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
 _EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8)"""
 _RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
@@ -92,8 +92,9 @@ class PostgresQueues(QueueUpkeep):
         self._clock = clock
         self._lock = threading.Lock()
         self._scouts: dict[str, Scout] = {}
-        # Sessions that are known to hold in a queue, and when each queue was last swept.
-        self._registered: set[tuple[str, str]] = set()
+        # By a queue's name and a session: the id of the queue that it is known to hold in. And when
+        # each queue was last swept.
+        self._noted: dict[tuple[str, str], int] = {}
         self._next_sweep: dict[str, float] = {}
         self._next_tidy = 0.0
         # Queues that were put into: false where it was found to be fifo, or gone.
@@ -115,7 +116,7 @@ class PostgresQueues(QueueUpkeep):
         validate_take(count, most, lock_for)
         number = min(count, LIMITS.items)
         taken = self._take(queue, holder, unit, number, most, lock_for)
-        if not taken.items and self._ears.observer.look_if_due():
+        if not taken.items and self._ears.observation.look_if_due():
             taken = self._take(queue, holder, unit, number, most, lock_for)
         return taken
 
@@ -143,7 +144,7 @@ class PostgresQueues(QueueUpkeep):
                 count,
                 None if most is None else min(most, _NUMBERS - 1),
                 None if lock_for is None else delay_ms(lock_for),
-                mark not in self._registered,
+                self._noted.get(mark),
                 sweep,
                 numbers(plan.ranks),
                 numbers(plan.floors),
@@ -161,7 +162,7 @@ class PostgresQueues(QueueUpkeep):
         if sweep:
             self._next_sweep[queue] = now + _SWEEP_EVERY
         if items:
-            self._register(mark)
+            self._note(mark, told[1])
         elif not plan.is_whole:
             rest = scout.rest(now)
             due = rest if due is None else min(due, rest)
@@ -169,10 +170,10 @@ class PostgresQueues(QueueUpkeep):
             self._ears.ring(queues=[queue])
         return Taken(items, due if due is None else max(due, _LOCKED))
 
-    def _register(self, mark: tuple[str, str]) -> None:
-        if len(self._registered) > _MOST_SESSIONS:
-            self._registered.clear()
-        self._registered.add(mark)
+    def _note(self, mark: tuple[str, str], queue: int) -> None:
+        if len(self._noted) > _MOST_SESSIONS:
+            self._noted.clear()
+        self._noted[mark] = queue
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -269,7 +270,7 @@ class PostgresQueues(QueueUpkeep):
         return int(added)
 
     def reap(self) -> float | None:
-        self._ears.observer.look_if_due()
+        self._ears.observation.look_if_due()
         now = self._clock.monotonic()
         ((freed, due),) = self._database.write(
             self._database.sql("SELECT r_freed, r_due FROM @.pxrs_queue_sweep()")

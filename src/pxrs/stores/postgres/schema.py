@@ -161,12 +161,25 @@ _FORGET_QUEUE_FUNCTIONS = (
     END $$""",
 )
 
+# Up to version 3 a session was not noted as the holder of what it took from a queue that was made
+# again under an old name: nobody would ever have freed it.
+_NOTE_ALL_HOLDERS = """INSERT INTO @.pxrs_queue_holders
+    SELECT DISTINCT i.queue, i.session FROM @.pxrs_queue_items i
+    WHERE i.state = 2 AND i.session IS NOT NULL ON CONFLICT DO NOTHING"""
+
 # From version N to N+1. All steps run in the transaction that records the new version.
 _MIGRATIONS: dict[int, tuple[str, ...]] = {
     0: (*_TABLES, *functions.FIRST, _VIEW),
     1: (*_QUEUES, functions.END),
     2: _ROOM_FOR_TAKING,
-    3: (*_UNITS, *_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
+    3: (
+        *_UNITS,
+        *_FORGET_QUEUE_FUNCTIONS,
+        *QUEUE_FUNCTIONS,
+        _NOTE_ALL_HOLDERS,
+        functions.FORGET_FIRST_REAP,
+        functions.REAP,
+    ),
 }
 
 

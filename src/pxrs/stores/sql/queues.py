@@ -88,7 +88,7 @@ class SqlQueues(QueueUpkeep):
             self._free_named(queue)
         taken = self._take(wanted)
         if not taken.items:
-            self._ears.observer.look_if_due()
+            self._ears.observation.look_if_due()
             if self._free_named(queue):
                 taken = self._take(wanted)
         return taken
@@ -197,7 +197,7 @@ class SqlQueues(QueueUpkeep):
     # What the dead leave behind
 
     def reap(self) -> float | None:
-        self._ears.observer.look_if_due()
+        self._ears.observation.look_if_due()
         found = self._database.read(sql.DUE)
         overdue = [
             (queue, name)

@@ -53,6 +53,11 @@ class SqliteAtomic(Block[Turn]):
         return self._joined and not self._lent
 
     @property
+    def is_exclusive(self) -> bool:
+        """A transaction of the caller's may not have the writer yet."""
+        return not self._joined
+
+    @property
     def connection(self) -> sqlite3.Connection:
         return self._running().connection
 

@@ -67,12 +67,14 @@ class Turn:
     """A write transaction: its connection, and what to do once it is committed.
 
     `slots` of the bell ring; `weight` is how many bytes it adds to the write-ahead log, roughly.
+    `since`: from when on nobody else could write, by the clock of `Database`; None if nobody knows.
     """
 
-    __slots__ = ("__weakref__", "connection", "slots", "weight")
+    __slots__ = ("__weakref__", "connection", "since", "slots", "weight")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.since: float | None = None
         self.slots: set[int] = set()
         self.weight = 0
 
@@ -238,6 +240,7 @@ class Database:
                 self._begin_own(turn, patience, self._synced if synced else _UNSYNCED)
             else:
                 connection.execute("BEGIN IMMEDIATE")
+            turn.since = self._clock.monotonic()
         except BaseException as error:
             self.rollback(turn)
             if isinstance(error, sqlite3.Error):

@@ -300,7 +300,10 @@ class SqliteQueues(QueueUpkeep):
 
         Where `asides` go, the next items are set aside for a holder that takes in a loop.
         """
-        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        now_ms = self._clock.wall_ms()
+        # What was held when the writer was got is held still: nobody else could take it since, nor
+        # could its holder extend it, however long a handler's own statements have taken.
+        now = self._clock.monotonic() if turn.since is None else turn.since
         if change.remove:
             holder = change.holder
             self._require_session(holder.session)

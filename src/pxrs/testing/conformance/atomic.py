@@ -17,7 +17,16 @@ from pxrs.errors import (
 from pxrs.stores.api import Stores
 from pxrs.testing.conformance.lab import Lab, Suite, Violation
 from pxrs.testing.conformance.log import BESIDE, HERE, must_wake
-from pxrs.testing.conformance.queue_tools import HELD, Worker, bodies, look, states_of
+from pxrs.testing.conformance.queue_tools import (
+    HELD,
+    Worker,
+    bodies,
+    let_time_pass,
+    look,
+    soon,
+    states_of,
+)
+from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import (
     append,
     batch,
@@ -339,6 +348,21 @@ def check_lost_item_rolls_back(lab: Lab) -> None:
             tx.queue(change)
     require_still_held(lab, worker, held)
     require_untouched(lab)
+
+
+@suite
+def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
+    """A block that lasts keeps nobody from extending, unless it keeps everybody from everything."""
+    stores = new_stores(lab)
+    worker = Worker(stores)
+    worker.put(b"old")
+    held = worker.take_one(lock_for=soon(lab))
+    with stores.atomic() as tx:
+        if not tx.is_exclusive:
+            worker.extend(held, lock_for=LONG)
+            let_time_pass(lab, lab.open())
+        tx.queue(change_of(worker, held.held))
+    same(look(stores, "q")[0].body, b"new", "what is there instead of it")
 
 
 @suite

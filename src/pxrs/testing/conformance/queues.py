@@ -15,6 +15,7 @@ from pxrs.testing.conformance.queue_tools import (
     look,
     soon,
     states_of,
+    wait_for_item,
 )
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import raises, require, same
@@ -269,6 +270,20 @@ def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
     found = Worker(here).take(PLENTY)
     same([(item.body, item.held.delivery) for item in found], [(b"free", 1), (b"old", 1)], "it")
     zombie.must_have_lost(held)
+
+
+@suite
+def check_holds_in_a_queue_made_again_end_with_their_session(lab: Lab) -> None:
+    """A session that has held items of a queue holds those of a new one by that name no longer."""
+    here, there = lab.open(), lab.open()
+    session = here.coord.session(LONG)
+    for body in (b"first", b"second", b"third"):
+        there.queues.delete("q")
+        Worker(there).put(body)
+        same(Worker(here, session).take_one().body, body, "what the session takes")
+    session.close()
+    found = wait_for_item(lab, Worker(there))
+    same((found.body, found.held.delivery), (b"third", 2), "what is free when the session is over")
 
 
 @suite
