@@ -238,8 +238,9 @@ class Appending:
     async def require(self, part: Part) -> None:
         await self._streams.require(part.stream)
 
-    def now(self) -> int:
-        return self._clock.wall_ms()
+    def now(self, topic: Topic) -> int:
+        """The server's time, by which producers are forgotten."""
+        return topic.time.now(self._clock)
 
 
 class _Work:
@@ -398,7 +399,7 @@ class _Attempt:
         known = producers.get(batch.producer_id)
         if known is None and producers.aside:
             known = await self._desk.from_aside(self._part, batch.producer_id)
-        now = self._desk.now()
+        now = self._desk.now(self._topic)
         if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
             known = None
         verdict = judge(known.state if known else None, batch, last.next)

@@ -37,7 +37,7 @@ class JetStreamLog:
         self._wire = Wire(settings)
         await self._wire.open()
         streams = Streams(self._wire, settings)
-        self._topics = Topics(streams, settings)
+        self._topics = Topics(streams, settings, clock)
         self._reading = Reading(streams, self._topics)
         self._appending = Appending(streams, self._topics, self._reading, clock)
         self._bells = Bells(self._thread, streams, self._topics)
