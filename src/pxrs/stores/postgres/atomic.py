@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import (
     CommitConflict,
     InvalidRequest,
     NotAtomic,
     PxrsError,
-    TransactionConflict,
 )
 from pxrs.log.postgres import PostgresLog
 from pxrs.stores.block import Block, ended_inside
@@ -33,9 +30,6 @@ from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
-# So long a commit without an answer may stay undecided, and so often it is asked after.
-_UNDECIDED = 15.0
-_ASK_AGAIN = 0.05
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # A process that freezes must not hold anything for longer than its session. A stricter setting of
 # the database stays. The block's name tells at its end whether it is still the same transaction.
@@ -43,7 +37,7 @@ _MARK = """SELECT set_config('pxrs.block', %s, true),
     set_config('idle_in_transaction_session_timeout', coalesce(least(nullif(
         extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000,
         0), %s::numeric), %s::numeric)::int::text, true)"""
-_STILL_IN_IT = """SELECT current_setting('pxrs.block', true) = %s, pg_current_xact_id()::text"""
+_STILL_IN_IT = "SELECT current_setting('pxrs.block', true) = %s"
 
 
 class PostgresAtomic(Block[Pg]):
@@ -77,7 +71,6 @@ class PostgresAtomic(Block[Pg]):
         self._loan, self._lent = loan_of(connection)
         self._joined = False
         self._block = secrets.token_hex(8)
-        self._transaction = ""
 
     @property
     def joined(self) -> bool:
@@ -181,36 +174,20 @@ class PostgresAtomic(Block[Pg]):
         return dict(outcome.versions), appended, queued
 
     def _commit(self, connection: Pg) -> None:
+        """If no answer comes, only what is in the database tells what became of it.
+
+        The number of the transaction does not: if its commit was never flushed to disk, the
+        server gives the same number to another one after a crash.
+        """
         try:
             if self._loan is not None:
                 self._loan.commit()
             else:
                 connection.execute("COMMIT")
         except DRIVER_ERRORS as error:
-            if not was_cut(connection):
-                raise
-            self._find_out(error)
-
-    def _find_out(self, lost: BaseException) -> None:
-        """The answer to COMMIT did not come. The server knows what became of the transaction."""
-        deadline = SYSTEM_CLOCK.monotonic() + _UNDECIDED
-        status = None
-        while SYSTEM_CLOCK.monotonic() < deadline:
-            with suppress(PxrsError):
-                ((status,),) = self._database.read(
-                    "SELECT pg_xact_status(%s::text::xid8)", (self._transaction,)
-                )
-                if status != "in progress":
-                    break
-            time.sleep(_ASK_AGAIN)
-        if status == "committed":
-            return
-        if status == "aborted":
-            raise TransactionConflict(
-                f"the connection to {self._database.place} was lost and the transaction rolled "
-                "back; run it again"
-            ) from lost
-        raise lost_answer(lost, self._database.place) from lost
+            if was_cut(connection):
+                raise lost_answer(error, self._database.place) from error
+            raise
 
     def _let_go(self, connection: Pg) -> None:
         """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
@@ -229,7 +206,7 @@ class PostgresAtomic(Block[Pg]):
             connection.info.transaction_status == TransactionStatus.INTRANS
         )
         if still:
-            ((still, self._transaction),) = run(connection, _STILL_IN_IT, (self._block,))
+            ((still,),) = run(connection, _STILL_IN_IT, (self._block,))
         if connection.info.transaction_status == TransactionStatus.INERROR:
             raise InvalidRequest(
                 "a statement of the block failed, so PostgreSQL will not commit it; let its error "

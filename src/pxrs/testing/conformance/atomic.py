@@ -35,6 +35,7 @@ from pxrs.types import (
     Held,
     LogPartition,
     NewItem,
+    Outcome,
     Put,
     QueueChange,
     Versioned,
@@ -258,7 +259,7 @@ def check_every_effect_has_its_checkpoint(lab: Lab) -> None:
 def change_of(worker: Worker, *remove: Held) -> QueueChange:
     """Remove these, put one item into each of two queues."""
     new = tuple(NewItem(queue=queue, body=b"new") for queue in ("q", "p"))
-    return QueueChange(worker.holder, remove, new)
+    return QueueChange(worker.holder, remove, new, "unit")
 
 
 def worker_with_item(stores: Stores) -> tuple[Worker, Held]:
@@ -273,7 +274,7 @@ def require_still_held(lab: Lab, worker: Worker, held: Held) -> None:
     stores = lab.open()
     same(states_of(stores), {b"work": HELD}, "the items")
     same([queue.name for queue in stores.queues.all()], ["q"], "the queues")
-    same(stores.queues.applied(worker.holder), False, "whether it was applied")
+    same(stores.queues.outcome(worker.session.id, "unit"), Outcome.NEVER, "what became of it")
     worker.apply(remove=[held])
 
 
@@ -295,7 +296,7 @@ def check_queues_change_with_the_rest(lab: Lab) -> None:
     same([bodies(look(other, queue)) for queue in ("q", "p")], [[b"new"], [b"new"]], "the items")
     same((value_of(other.coord, "k"), values_in(other.log, HERE)), (b"new", {0: b"a"}), "the rest")
     same(other.queues.stats("q").done, 1, "what is done")
-    same(other.queues.applied(worker.holder), True, "whether it was applied")
+    same(other.queues.outcome(worker.session.id, "unit"), Outcome.DONE, "what became of it")
 
 
 @suite
