@@ -143,11 +143,14 @@ class LogStore(Protocol):
         ...
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        """Append all batches in one durable commit, in order per partition.
+        """Append all batches durably, in order per partition; what became of each.
 
-        Each stands alone: one that can't be appended (`TopicNotFound`, `ProducerFenced`,
-        `SequenceGap`) gets its error, the others their offset. An exception means that none
-        was acknowledged; sending the same batches again is safe where they carry a producer id.
+        Each stands alone: an error is said of the batch that it belongs to, the others get their
+        offset. `OutcomeUnknown` is said of a batch that may be in the log, or may still come
+        there; every other error only of one that this call did not append and never will. Behind
+        a batch that is unknown, or whose error is retryable, the later ones of its partition are
+        not appended. An exception is an error of all the batches alike. Sending the same batches
+        again is safe where they carry a producer id.
         """
         ...
 
