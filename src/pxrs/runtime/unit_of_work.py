@@ -136,7 +136,7 @@ class UnitOfWork:
         check_policy(policy)
         with self._locked():
             self._require_open()
-            if self._is_callers and is_writing(self._given):
+            if self._given is not None and self._atomic is None and is_writing(self._given):
                 raise InsideTransaction(
                     "taking is a commit of its own, and the caller's transaction holds the "
                     "writer: take items before it begins"
@@ -356,6 +356,8 @@ class UnitOfWork:
         atomic, self._atomic = self._atomic, None
         if atomic is not None:
             atomic.__exit__(type(error), error, error.__traceback__)
+        elif isinstance(self._given, Lent):
+            self._given.rollback()
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.

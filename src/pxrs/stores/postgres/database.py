@@ -267,7 +267,7 @@ class Database:
     def give_back(self, connection: Pg) -> None:
         """What was taken. One that is not as it was is closed."""
         try:
-            if connection.closed or self._closed or not _is_idle(connection):
+            if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)
             else:
                 self._idle.append(connection)
@@ -321,7 +321,8 @@ def hang_up(connection: Pg) -> None:
         other.shutdown(socket.SHUT_RDWR)
 
 
-def _is_idle(connection: Pg) -> bool:
+def is_idle(connection: Pg) -> bool:
+    """Whether it is in no transaction."""
     return connection.info.transaction_status == TransactionStatus.IDLE
 
 
