@@ -23,7 +23,7 @@ from support.child import PATIENCE
 INSERT = "INSERT INTO callers_rows VALUES ({})"
 
 
-def on(*kinds: str) -> Any:
+def on(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "kind", [pytest.param(kind, marks=pytest.mark.engine(kind)) for kind in kinds]
     )

@@ -73,7 +73,7 @@ class TakesAnything:
 
 
 class NeverNoticesAnEnd(MemoryAtomic):
-    connection = TakesAnything()
+    connection = TakesAnything()  # type: ignore[assignment]
 
 
 class TakesProducerIds(MemoryAtomic):

@@ -158,6 +158,10 @@ class PostgresAtomic(Block[Pg]):
             applied = self._apply(connection)
         if not self.joined:
             self._commit(connection)
+            if self._loan is not None and was_cut(connection):
+                # It is done, but the caller's side has heard nothing of that.
+                with suppress(psycopg.Error):
+                    self._loan.rollback()
             self._ears.ring(
                 keys=[write.key for write in self._writes],
                 partitions={append.where for append in self._appends},
