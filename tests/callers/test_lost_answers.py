@@ -12,10 +12,14 @@ import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+import pxrs
+from pxrs.errors import StoreUnavailable, TransactionConflict
 from support.callers import Row, Site, site_of
 from support.child import PATIENCE
+from support.postgres import query
 from support.proxy import Proxy
 
 every_server = pytest.mark.parametrize(
@@ -157,3 +161,52 @@ def test_a_session_of_a_consumer_goes_on(site: Site, engine: Engine, proxy: Prox
         assert not session.in_transaction()
     assert site.landed()[0] == [1, 2]
     assert site.px.groups.describe("g").lag == 0
+
+
+@every_server
+def test_a_connection_that_pxrs_gave_up_is_told_in_our_words(site: Site) -> None:
+    """Idle for longer than a session lasts, it is ended by the server, as pxrs has told it to."""
+    site.px.put(site.name, "1")
+    with pytest.raises(pxrs.PxrsError) as caught, site.px.transaction() as tx:
+        assert tx.take(site.name, PATIENCE) is not None
+        tx.execute("INSERT INTO callers_rows VALUES (1)")
+        with pytest.raises(psycopg.errors.UniqueViolation if site.has_messages else IntegrityError):
+            guarded(tx)
+        site.cut(driver_under(tx))
+        for _ in range(2):
+            with pytest.raises((StoreUnavailable, TransactionConflict)) as lost:
+                tx.execute("INSERT INTO callers_rows VALUES (2)")
+            assert lost.value.retryable
+        raise lost.value
+    assert caught.value.retryable
+    assert site.landed()[:2] == [[], [1]]
+    with site.px.transaction() as tx:
+        assert tx.take(site.name, PATIENCE) is not None
+
+
+def guarded(tx: pxrs.UnitOfWork) -> None:
+    """A statement that fails by itself: the driver tells it, and the caller handles it."""
+    tx.execute("SAVEPOINT guard")
+    try:
+        tx.execute("INSERT INTO callers_rows VALUES (1)")
+    finally:
+        tx.execute("ROLLBACK TO SAVEPOINT guard")
+
+
+def driver_under(tx: pxrs.UnitOfWork) -> Any:
+    connection = tx.connection
+    return connection if isinstance(connection, psycopg.Connection) else connection.connection
+
+
+@only_postgres
+def test_so_is_one_that_was_idle_for_too_long(site: Site) -> None:
+    with site.px.transaction() as tx:
+        tx.execute("INSERT INTO callers_rows VALUES (1)")
+        tx.execute("SET LOCAL idle_in_transaction_session_timeout = 1")
+        pid = driver_under(tx).info.backend_pid
+        while query(site.url, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid):
+            pass
+        with pytest.raises(TransactionConflict, match="keep slow work outside"):
+            tx.execute("INSERT INTO callers_rows VALUES (2)")
+        tx.rollback()
+    assert site.landed() == site.both()

@@ -269,11 +269,20 @@ class UnitOfWork:
         return self._atomic is not None
 
     def execute(self, statement: str, parameters: Any = ()) -> Any:
-        """Run a statement of the caller's in this transaction. See `connection`."""
+        """Run a statement of the caller's in this transaction. See `connection`.
+
+        Raises the driver's errors about the statement, and ours if the connection is lost.
+        """
         connection = self.connection
         if connection is None:
             raise NotAtomic("a store in memory has no SQL; its transactions send, take and put")
-        return connection.execute(statement, parameters)
+        try:
+            return connection.execute(statement, parameters)
+        except Exception as error:
+            lost = self._atomic.lost(error) if self._atomic is not None else None
+            if lost is None:
+                raise
+            raise lost from error
 
     def _open_atomic(self) -> Atomic:
         if self._atomic is None:

@@ -331,6 +331,13 @@ class Atomic(Protocol):
         """The engine's connection for the caller's own statements; None where there is none."""
         ...
 
+    def lost(self, error: BaseException) -> PxrsError | None:
+        """What an error of a statement on `connection` means, if that was lost with it.
+
+        None if it is the statement's own error, which is the caller's to handle.
+        """
+        ...
+
     @property
     def joined(self) -> bool:
         """Whether it runs inside a transaction that the caller will end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Generic, TypeVar
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, PxrsError
 from pxrs.stores.api import validate_batch, validate_commit
 from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.types import (
@@ -62,6 +62,10 @@ class Block(Generic[T]):
         require_first(self._change)
         validate_change(change, self._queue_limits)
         self._change = change
+
+    def lost(self, error: BaseException) -> PxrsError | None:
+        """Nothing can be lost where there is no server."""
+        return None
 
     def _require_new(self) -> None:
         if self._used:

@@ -91,6 +91,11 @@ class PostgresAtomic(Block[Pg]):
     def connection(self) -> Pg:
         return self._running()
 
+    def lost(self, error: BaseException) -> PxrsError | None:
+        if isinstance(error, psycopg.Error) and was_cut(self._running()):
+            return translate(error, self._database.place)
+        return None
+
     def __enter__(self) -> PostgresAtomic:
         self._require_new()
         connection = self._database.take() if self._loan is None else self._lend(self._loan)

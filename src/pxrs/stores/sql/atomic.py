@@ -13,6 +13,7 @@ from pxrs.errors import (
     CommitConflict,
     NotAtomic,
     OutcomeUnknown,
+    PxrsError,
     StoreUnavailable,
     TransactionConflict,
 )
@@ -91,6 +92,14 @@ class SqlAtomic(Block[Connection]):
         if not self._mark:
             self._set_mark(connection)
         return PlainConnection(connection)
+
+    def lost(self, error: BaseException) -> PxrsError | None:
+        if not isinstance(error, exc.SQLAlchemyError):
+            return None
+        if self._running().invalidated:
+            return StoreUnavailable(f"{self._database.place}: the connection was lost: {error}")
+        translated = self._database.translated(error)
+        return translated if isinstance(translated, StoreUnavailable) else None
 
     def append(self, where: LogPartition, batch: Batch) -> None:
         raise NotAtomic(
