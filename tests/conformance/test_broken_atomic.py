@@ -65,6 +65,17 @@ class SkipsChecks(MemoryAtomic):
         pass
 
 
+class TakesAnything:
+    """A connection, as far as a block can tell."""
+
+    def execute(self, statement: str) -> None:
+        pass
+
+
+class NeverNoticesAnEnd(MemoryAtomic):
+    connection = TakesAnything()  # type: ignore[assignment]
+
+
 class TakesProducerIds(MemoryAtomic):
     def append(self, where: LogPartition, batch: Batch) -> None:
         self._appends.append(Append(where, batch))
@@ -177,6 +188,7 @@ BROKEN: list[tuple[type[MemoryAtomic], str]] = [
     (WritesDespiteABadAppend, "check_bad_append_rolls_back"),
     (AppliesDespiteAnException, "check_exception_rolls_back"),
     (SwallowsConflicts, "check_conflict_rolls_back"),
+    (NeverNoticesAnEnd, "check_a_transaction_ended_inside_applies_nothing"),
     (SkipsUnwrittenKeys, "check_conflict_on_an_unwritten_record_rolls_back"),
     (SkipsChecks, "check_conflict_rolls_back"),
     (TakesProducerIds, "check_producer_ids_are_refused"),

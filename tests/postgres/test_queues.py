@@ -55,15 +55,15 @@ def test_put_with_psycopg_and_sqlalchemy(postgres_url: str) -> None:
     address = postgres_url.replace("postgresql://", "postgresql+psycopg://")
     engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)
     with pxrs.connect(postgres_url) as px:
-        with psycopg.connect(postgres_url) as mine, px.transaction(mine) as tx:
+        with psycopg.connect(postgres_url) as mine, px.transaction(join=mine) as tx:
             tx.put("q", b"psycopg")
         with sqlalchemy.orm.Session(engine) as session:
             session.execute(sqlalchemy.text("SELECT 1"))
-            with px.transaction(session) as tx:
+            with px.transaction(join=session) as tx:
                 tx.put("q", b"rolled back")
             session.rollback()
             session.execute(sqlalchemy.text("SELECT 1"))
-            with px.transaction(session) as tx:
+            with px.transaction(join=session) as tx:
                 tx.put("q", b"alchemy")
             session.commit()
         with px.transaction() as tx:

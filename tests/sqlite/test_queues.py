@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pxrs.errors import Fenced, InsideTransaction
+from pxrs.stores.connections import Lent
 from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
@@ -98,7 +99,7 @@ def test_calls_inside_an_open_transaction_say_so(
 ) -> None:
     worker = Worker(stores)
     worker.put(b"1")
-    for connection in (None, mine):
+    for connection in (None, Lent(mine)):
         with stores.atomic(connection):
             for call in (worker.take, worker.apply, lambda: worker.put(b"2")):
                 with pytest.raises(InsideTransaction):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.core.delivery import Policy
+from pxrs.runtime.callers import check_connection, given_connection
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
@@ -56,27 +57,42 @@ class QueueVerbs:
         self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
 
     def transaction(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
     ) -> UnitOfWork:
         """A unit of work for a `with` block: take and put items, send messages, run SQL.
 
-        Leaving the block commits all of it at once, an exception rolls back. On the caller's
-        own database connection it commits together with the caller's statements; inside a
-        transaction of the caller's its changes land when that one commits. `strict`: taking
-        from a queue that does not exist is an error.
+        Leaving the block commits all of it at once, an exception rolls back: on a connection of
+        pxrs, or on one of the caller's that pxrs `commits`, with whatever is done on it. With
+        `join` pxrs neither begins nor commits nor rolls back: what the block did is written when
+        it is left, and lands when, and only if, the caller commits. `strict`: taking from a queue
+        that does not exist is an error.
         """
         from pxrs.runtime.unit_of_work import UnitOfWork
 
-        return UnitOfWork(self._desk(), connection=connection, serde=serde, strict=strict)
+        given = given_connection("px.transaction", connection, commits, join)
+        return UnitOfWork(self._desk(), connection=given, serde=serde, strict=strict)
 
     def begin(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
     ) -> UnitOfWork:
         """As `transaction`, but `commit()` has to be called: leaving the block rolls back."""
         from pxrs.runtime.unit_of_work import UnitOfWork
 
+        given = given_connection("px.begin", connection, commits, join)
         return UnitOfWork(
-            self._desk(), connection=connection, serde=serde, strict=strict, commit_on_exit=False
+            self._desk(), connection=given, serde=serde, strict=strict, commit_on_exit=False
         )
 
     def put(
@@ -91,9 +107,13 @@ class QueueVerbs:
         dedupe: str | None = None,
         dedupe_window: float = 300.0,
         serde: Serde | None = None,
+        connection: Any = None,
     ) -> None:
-        """Put one item, durably. See `UnitOfWork.put`."""
-        with self.transaction(serde=serde) as work:
+        """Put one item, durably. See `UnitOfWork.put`.
+
+        With a `connection` of the caller's it is put when, and only if, the caller commits.
+        """
+        with self.transaction(join=connection, serde=serde) as work:
             work.put(
                 queue,
                 value,
@@ -104,6 +124,24 @@ class QueueVerbs:
                 dedupe=dedupe,
                 dedupe_window=dedupe_window,
             )
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        connection: Any,
+        partition: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> None:
+        """Send one message when, and only if, the caller commits what it does on `connection`.
+
+        All other messages are sent by a `producer`.
+        """
+        check_connection(connection)
+        with self.transaction(join=connection) as work:
+            work.send(topic, value, key, partition=partition, headers=headers)
 
     def listen(
         self,

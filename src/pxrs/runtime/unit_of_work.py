@@ -138,7 +138,7 @@ class UnitOfWork:
         check_policy(policy)
         with self._locked():
             self._require_open()
-            if self._is_callers and is_writing(self._given):
+            if self._given is not None and self._atomic is None and is_writing(self._given):
                 raise InsideTransaction(
                     "taking is a commit of its own, and the caller's transaction holds the "
                     "writer: take items before it begins"
@@ -280,11 +280,20 @@ class UnitOfWork:
         return self._atomic is not None
 
     def execute(self, statement: str, parameters: Any = ()) -> Any:
-        """Run a statement of the caller's in this transaction. See `connection`."""
+        """Run a statement of the caller's in this transaction. See `connection`.
+
+        Raises the driver's errors about the statement, and ours if the connection is lost.
+        """
         connection = self.connection
         if connection is None:
             raise NotAtomic("a store in memory has no SQL; its transactions send, take and put")
-        return connection.execute(statement, parameters)
+        try:
+            return connection.execute(statement, parameters)
+        except Exception as error:
+            lost = self._atomic.lost(error) if self._atomic is not None else None
+            if lost is None:
+                raise
+            raise lost from error
 
     def _open_atomic(self) -> Atomic:
         if self._atomic is None:
@@ -398,6 +407,8 @@ class UnitOfWork:
         atomic, self._atomic = self._atomic, None
         if atomic is not None:
             atomic.__exit__(type(error), error, error.__traceback__)
+        elif isinstance(self._given, Lent):
+            self._given.rollback()
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.

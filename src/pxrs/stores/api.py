@@ -338,7 +338,9 @@ class ItemRestorer(Protocol):
 class Atomic(Protocol):
     """Collects changes to several stores and applies them in one engine commit.
 
-    Leaving the block applies and commits; leaving it by an exception rolls back. After the
+    Leaving the block applies and commits; leaving it by an exception rolls back. A transaction
+    that was ended inside the block, whoever did it, makes leaving it an `InvalidRequest`, even if
+    another has begun since: nothing is applied without what was done before. After the
     block `versions`, `appended` and `queued` hold what `commit`, `append` and `QueueStore.apply`
     would have returned.
     """
@@ -348,9 +350,16 @@ class Atomic(Protocol):
         """The engine's connection for the caller's own statements; None where there is none."""
         ...
 
+    def lost(self, error: BaseException) -> PxrsError | None:
+        """What an error of a statement on `connection` means, if that was lost with it.
+
+        None if it is the statement's own error, which is the caller's to handle.
+        """
+        ...
+
     @property
     def joined(self) -> bool:
-        """Whether it runs inside a transaction that the caller began and will end."""
+        """Whether it runs inside a transaction that the caller will end."""
         ...
 
     @property
@@ -415,9 +424,10 @@ class Stores(Protocol):
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         """One commit across the stores, on the caller's own connection if one is given.
 
-        With a connection that is already inside a transaction the changes are applied when
-        the block is left and land when the caller commits. Raises `NotAtomic` where the
-        stores can't commit together.
+        One that comes as `pxrs.stores.connections.Lent` is committed, or rolled back, when the
+        block is left. Any other is joined: the changes are applied when the block is left and
+        land when, and only if, the caller commits; raises `InvalidRequest` if it is in no
+        transaction and would begin none. Raises `NotAtomic` where the stores can't commit together.
         """
         ...
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -21,19 +22,22 @@ from pxrs.stores.block import Block, ended_inside
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.on_loop import own_side
 from pxrs.stores.postgres.coord import PostgresCoord
-from pxrs.stores.postgres.database import Database, Pg, run
+from pxrs.stores.postgres.database import Database, Pg, is_idle, run
 from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.queues import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
+from pxrs.stores.refusals import no_transaction
 from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+# The block's name tells at its end whether it is still the same transaction.
+_MARK = "SELECT set_config('pxrs.block', %s, true)"
 # A process that freezes must not hold anything for longer than its session. A stricter setting of
-# the database stays. The block's name tells at its end whether it is still the same transaction.
-_MARK = """SELECT set_config('pxrs.block', %s, true),
+# the database stays; so do all settings of a transaction that the caller ends.
+_MARK_OURS = """SELECT set_config('pxrs.block', %s, true),
     set_config('idle_in_transaction_session_timeout', coalesce(least(nullif(
         extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000,
         0), %s::numeric), %s::numeric)::int::text, true)"""
@@ -43,10 +47,9 @@ _STILL_IN_IT = "SELECT current_setting('pxrs.block', true) = %s"
 class PostgresAtomic(Block[Pg]):
     """See `pxrs.stores.api.Atomic`.
 
-    Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
-    or inside a transaction that the caller began and will commit. Then nobody can be notified
-    after the commit, and others notice within a second. A connection that comes as `Lent` is
-    committed by pxrs in any case.
+    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
+    with what its caller had begun before; or inside a transaction that the caller will end. Then
+    nobody can be notified after the commit, and others notice within a second.
 
     What was collected is applied last, so no row of pxrs is locked while the caller works.
     """
@@ -69,16 +72,22 @@ class PostgresAtomic(Block[Pg]):
         self._ears = ears
         self._sessions = sessions
         self._loan, self._lent = loan_of(connection)
-        self._joined = False
+        # Whether the transaction was begun outside.
+        self._is_older = False
         self._block = secrets.token_hex(8)
 
     @property
     def joined(self) -> bool:
-        return self._joined and not self._lent
+        return self._loan is not None and not self._lent
 
     @property
     def connection(self) -> Pg:
         return self._running()
+
+    def lost(self, error: BaseException) -> PxrsError | None:
+        if isinstance(error, psycopg.Error) and was_cut(self._running()):
+            return translate(error, self._database.place)
+        return None
 
     def __enter__(self) -> PostgresAtomic:
         self._require_new()
@@ -96,7 +105,8 @@ class PostgresAtomic(Block[Pg]):
 
     def _lend(self, loan: Loan) -> Pg:
         try:
-            connection = loan.open()
+            connection = loan.open() if self._lent else loan.join()
+            self._refuse_other_connection(connection)
             self._refuse_other_database(connection)
         except BaseException:
             if loan.began:
@@ -105,11 +115,14 @@ class PostgresAtomic(Block[Pg]):
         return connection  # type: ignore[no-any-return]
 
     def _begin(self, connection: Pg) -> None:
-        self._joined = connection.info.transaction_status != TransactionStatus.IDLE
-        if connection.autocommit and not self._joined:
+        self._is_older = self.joined or not is_idle(connection)
+        if self.joined:
+            run(connection, _MARK, (self._block,))
+            return
+        if connection.autocommit and not self._is_older:
             connection.execute(_BEGIN)
         idle = int(1000 * (self._sessions.shortest_ttl or _IDLE))
-        run(connection, _MARK, (self._block, idle, idle))
+        run(connection, _MARK_OURS, (self._block, idle, idle))
 
     def __exit__(
         self,
@@ -133,24 +146,16 @@ class PostgresAtomic(Block[Pg]):
             self._database.give_back(connection)
 
     def _finish(self, connection: Pg) -> None:
-        if self._loan is not None:
+        if self._loan is not None and self._lent:
             self._loan.flush()
         self._refuse_ended(connection)
         self._validate()
-        if self._joined:
-            run(connection, "SAVEPOINT pxrs")
-            try:
+        if self._is_older:
+            with _savepoint(connection):
                 applied = self._apply(connection)
-            except BaseException:
-                if not was_cut(connection):
-                    run(connection, "ROLLBACK TO pxrs")
-                raise
-            finally:
-                if not was_cut(connection):
-                    run(connection, "RELEASE pxrs")
         else:
             applied = self._apply(connection)
-        if not self._joined or self._lent:
+        if not self.joined:
             self._commit(connection)
             self._ears.ring(
                 keys=[write.key for write in self._writes],
@@ -196,7 +201,7 @@ class PostgresAtomic(Block[Pg]):
             if self._loan is None:
                 if not was_cut(connection):
                     connection.rollback()
-            elif self._lent or not self._joined:
+            elif self._lent:
                 self._loan.rollback()
         if self._loan is None:
             self._database.give_back(connection)
@@ -216,7 +221,7 @@ class PostgresAtomic(Block[Pg]):
         if not still or (self._loan is not None and self._loan.ended()):
             raise ended_inside()
 
-    def _refuse_other_database(self, connection: Any) -> None:
+    def _refuse_other_connection(self, connection: Any) -> None:
         own = own_side(connection)
         if not isinstance(own, psycopg.Connection) and connection is own:
             raise NotAtomic(
@@ -235,15 +240,40 @@ class PostgresAtomic(Block[Pg]):
             TransactionStatus.INTRANS,
         ):
             raise InvalidRequest("the connection is busy, or its transaction has failed")
-        was_idle = connection.info.transaction_status == TransactionStatus.IDLE
+        if self.joined and connection.autocommit and is_idle(connection):
+            raise no_transaction("with connection.transaction()")
+
+    def _refuse_other_database(self, connection: Any) -> None:
+        was_idle = is_idle(connection)
+        found = ""
         try:
-            found = self._database.read_store_id(connection)
+            with nullcontext() if was_idle else _savepoint(connection):
+                found = self._database.read_store_id(connection)
         except psycopg.Error as error:
+            if was_cut(connection):
+                raise translate(error, self._database.place) from error
             raise NotAtomic(
                 f"the connection does not see schema {self._database.schema!r}: {error}"
             ) from error
         finally:
-            if was_idle and not connection.closed:
+            # What this look began by itself is empty, and nobody's yet.
+            is_wanted = self.joined and found == self._database.store_id
+            if was_idle and not is_wanted and not connection.closed:
                 connection.rollback()
         if found != self._database.store_id:
             raise NotAtomic(f"the connection is not one to {self._database.place}")
+
+
+@contextmanager
+def _savepoint(connection: Pg) -> Iterator[None]:
+    """What fails in here leaves the transaction as it was."""
+    run(connection, "SAVEPOINT pxrs")
+    try:
+        yield
+    except BaseException:
+        if not was_cut(connection):
+            run(connection, "ROLLBACK TO pxrs")
+        raise
+    finally:
+        if not was_cut(connection):
+            run(connection, "RELEASE pxrs")

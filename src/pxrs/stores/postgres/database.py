@@ -289,7 +289,7 @@ class Database:
             self._in_blocks.discard(connection)
             self._room_for_blocks.release()
         try:
-            if connection.closed or self._closed or not _is_idle(connection):
+            if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)
             else:
                 self._idle.append(connection)
@@ -343,7 +343,8 @@ def hang_up(connection: Pg) -> None:
         other.shutdown(socket.SHUT_RDWR)
 
 
-def _is_idle(connection: Pg) -> bool:
+def is_idle(connection: Pg) -> bool:
+    """Whether it is in no transaction."""
     return connection.info.transaction_status == TransactionStatus.IDLE
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Connection, event, exc
+from sqlalchemy import Connection, StaticPool, event, exc
 
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import (
@@ -204,6 +204,24 @@ class Database:
         with connection:
             yield connection
 
+    def is_drivers(self, connection: Any) -> bool:
+        """Whether it is a connection of the driver that this uses, which has to be PyMySQL."""
+        driver = self._writing.dialect.loaded_dbapi
+        return self.sends_at_once and isinstance(connection, driver.Connection)
+
+    @contextmanager
+    def around(self, driver: Any) -> Iterator[Connection]:
+        """SQLAlchemy's connection around one of the caller's, which is neither ended nor closed.
+
+        Closing SQLAlchemy's own would roll back; what it got from its pool is given back instead.
+        """
+        pool = StaticPool(lambda: _PlainCursors(driver), reset_on_return=None)
+        proxied = pool.connect()
+        try:
+            yield Connection(self._writing, proxied)
+        finally:
+            proxied.close()
+
     def close(self) -> None:
         if not self.usable:
             return
@@ -271,6 +289,21 @@ class Database:
         if self._writing.dialect.name in ("mysql", "mariadb"):
             with suppress(exc.DBAPIError), self._writing.begin() as connection:
                 connection.exec_driver_sql(PARTITIONS_VIEW)
+
+
+class _PlainCursors:
+    """A connection of PyMySQL whose rows are tuples, whatever its owner has them made of."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def cursor(self) -> Any:
+        from pymysql.cursors import Cursor
+
+        return self._driver.cursor(Cursor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
 
 
 def _skips_locked(dialect: Any) -> bool:

@@ -158,6 +158,25 @@ def check_exception_rolls_back(lab: Lab) -> None:
 
 
 @suite
+def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
+    """Whoever ended it, and even if another has begun since: what was done before is not in it."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
+    for end in ("ROLLBACK", "COMMIT"):
+        for begins_another in (False, True):
+            with stores.atomic() as look:
+                if look.connection is None:
+                    return  # nobody but the store can end it
+            with raises(InvalidRequest), stores.atomic() as tx:
+                tx.write(Put("k", b"new"), Put("new", b"1"))
+                tx.append(HERE, batch(b"a"))
+                tx.connection.execute(end)
+                if begins_another:
+                    tx.connection.execute("BEGIN")
+    require_untouched(lab)
+
+
+@suite
 def check_bad_append_rolls_back(lab: Lab) -> None:
     """One append that can't be done undoes the others and the writes."""
     stores = new_stores(lab)
