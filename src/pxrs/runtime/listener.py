@@ -36,7 +36,7 @@ from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
 from pxrs.runtime.outcomes import refuse_unfinished
 from pxrs.runtime.runner import QUIET, tell_of_the_wait
-from pxrs.runtime.signals import stop_on_signals
+from pxrs.runtime.signals import stop_on_signals, wait_awake
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
 
@@ -151,7 +151,7 @@ class Listener:
             seconds = max(0.0, deadline - self._now())
             return seconds if most is None else min(seconds, most)
 
-        if self._threads and self._stopping.wait(left()):
+        if self._threads and wait_awake(self._stopping.wait, left()):
             quiet = left(QUIET)
             if not self._over.wait(quiet) and quiet == QUIET:
                 tell_of_the_wait(_LOG, len(self._running), None)
