@@ -307,7 +307,7 @@ class Pxrs(QueueVerbs):
         self._px.stop()
 
     def health(self) -> dict[str, Health]:
-        """How the consumers and runs of this object are doing, by member. Does not wait."""
+        """How all that runs under this object is doing, by name. Does not wait."""
         return self._px.health()
 
     @property

@@ -11,6 +11,8 @@ import msgspec
 
 from pxrs.core.delivery import Policy
 from pxrs.errors import InvalidRequest
+from pxrs.runtime.failure import words_of
+from pxrs.runtime.health import Health
 from pxrs.runtime.processes import Workers, refuse_memory
 from pxrs.runtime.signals import stop_on_signals, wait_awake
 from pxrs.serde import Serde
@@ -65,6 +67,15 @@ class ProcessListener:
         """Take no more items and finish those in hand; does not wait. From any thread."""
         if self._workers is not None:
             self._workers.stop()
+
+    def health(self) -> dict[str, Health]:
+        """How its processes are doing; nothing once it has ended as it was told to."""
+        name = f"listen:{self._job.queue}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._workers is None or self._thread is None or not self._thread.is_alive():
+            return {}
+        return self._workers.health(name)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all processes have finished; whether they have. See `Listener.join`."""
