@@ -12,20 +12,22 @@ from pxrs import aio
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
     "Consumer": {
-        "alive", "attempts", "came_back", "has_left", "settled", "take", "take_away",
+        "alive", "attempts", "came_back", "committing", "has_left", "settled", "take", "take_away",
         "wait", "wake", "wake_steward", "worker",
     },
     "Pxrs": {"is_around_here", "new_run"},
     "Producer": {"deliver", "hurry", "sending"},
     "Sent": {"when_done"},
-    "UnitOfWork": {"has_connection", "holder", "is_lost", "unread"},
-    "Transaction": {"has_connection", "holder", "is_lost", "keeps_on_conflict", "unread"},
+    "UnitOfWork": {"has_connection", "holder", "keep_hold", "is_lost", "unread"},
+    "Transaction": {
+        "has_connection", "holder", "keep_hold", "is_lost", "keeps_on_conflict", "unread",
+    },
 }  # fmt: skip
 ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
 # These return the classes of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
-    "begin", "listen", "commit_async",
+    "begin", "listen", "commit", "commit_async",
 }  # fmt: skip
 # What a listener's worker tells `take_many`: who awaits is woken and cancelled otherwise.
 OF_WORKERS = {"watch", "stopping"}

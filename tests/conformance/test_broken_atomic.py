@@ -157,6 +157,20 @@ class ChangesQueuesAfterwards(MemoryAtomic):
             self.queued = self._queues.apply(change)
 
 
+class JudgesHoldsAsTheyWere(MemoryAtomic):
+    """Sees the deadlines of when it began, as a plain read in an old snapshot would."""
+
+    def __enter__(self) -> MemoryAtomic:
+        queues = self._queues._queues.values()
+        self._seen = [(item, item.lock_until) for queue in queues for item in queue.items.values()]
+        return super().__enter__()
+
+    def _apply(self) -> None:
+        for item, lock_until in self._seen:
+            item.lock_until = lock_until
+        super()._apply()
+
+
 class TakesTheLastChange(MemoryAtomic):
     def queue(self, change: QueueChange) -> None:
         self._change = None
@@ -190,6 +204,7 @@ BROKEN: list[tuple[type[MemoryAtomic], str]] = [
     (ChangesQueuesAtOnce, "check_queues_change_with_the_rest"),
     (ChangesQueuesAtOnce, "check_conflict_leaves_queues_alone"),
     (ChangesQueuesAfterwards, "check_lost_item_rolls_back"),
+    (JudgesHoldsAsTheyWere, "check_holds_are_extended_beside_a_block"),
     (TakesTheLastChange, "check_a_block_changes_queues_once"),
     (ForgetsTheQueues, "check_queues_change_with_the_rest"),
     (ForgetsTheQueues, "check_blocks_wake_takers"),

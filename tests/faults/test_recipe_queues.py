@@ -14,7 +14,7 @@ from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import FACTORS
-from pxrs.types import Delivery, ItemState, NewItem
+from pxrs.types import Delivery, ItemState, NewItem, Outcome, QueueChange
 from support.child import Child
 from support.inside import say, wait_for_parent
 from support.site import Site
@@ -110,17 +110,18 @@ def test_a_commit_whose_answer_was_lost_can_be_asked_for(site: Site) -> None:
         worker.put(b"work")
         held = worker.take_one()
         site.proxy.hold_answers()
+        new = NewItem(queue="out", body=b"done")
         with pytest.raises(OutcomeUnknown):
-            worker.apply(held, put=[NewItem(queue="out", body=b"done")])
+            far.queues.apply(QueueChange(worker.holder, (held.held,), (new,), "unit"))
         site.proxy.reset()
         site.proxy.heal()
-        answers: list[bool] = []
-        insist(lambda: answers.append(far.queues.applied(worker.holder)))
-        done = answers == [True]
+        answers: list[Outcome] = []
+        insist(lambda: answers.append(far.queues.outcome(worker.session.id, "unit")))
+        done = answers == [Outcome.DONE]
         # Whatever it is, it is so for good, and for both queues.
         assert bodies(look(near, "out")) == ([b"first", b"done"] if done else [b"first"])
         assert bodies(look(near)) == ([] if done else [b"work"])
-        assert near.queues.applied(worker.holder) == done
+        assert near.queues.outcome(worker.session.id, "unit") is answers[0]
 
 
 def test_the_verbs_work_where_there_are_no_messages(site: Site) -> None:

@@ -75,6 +75,20 @@ def test_queues_of_the_version_before(postgres_url: str) -> None:
     stores.close()
 
 
+def test_what_nobody_was_noted_to_hold_is_free(postgres_url: str) -> None:
+    """Until version 3 that came of a queue that was deleted and made again."""
+    as_version(postgres_url, 3)
+    query(postgres_url, _ITEMS)
+    query(
+        postgres_url,
+        "UPDATE pxrs.pxrs_queue_items SET state = 2, session = 'gone', tx = 't' WHERE id = 3",
+    )
+    stores = PostgresStores(postgres_url)
+    found = Worker(stores).drain()
+    assert sorted(bodies(found)) == [b"behind", b"front", b"urgent"]
+    stores.close()
+
+
 def test_whoever_has_the_newest_version_migrates_nothing(postgres_url: str) -> None:
     pxrs.connect(postgres_url).close()
     before = query(postgres_url, "SELECT oid FROM pg_proc WHERE proname LIKE 'pxrs%' ORDER BY 1")

@@ -158,6 +158,11 @@ def loop_goes_on_with_what_is_paused(patch: Patch) -> None:
     patch.setattr(Worker, "pause", lambda self, parts: self.desk.pause(parts, paused=True))
 
 
+def later_hand_outs_go_along(patch: Patch) -> None:
+    """A commit in the background is of all that was handed out when its turn comes."""
+    patch.setattr(Worker, "commit_asked", lambda self, extents: self.commit_handled())
+
+
 MUTANTS = [
     Mutant(no_fence, r"wrote|epoch|went back|released|need not have"),
     Mutant(released_before_the_final_commit, r"wrote .* owned by None"),
@@ -179,6 +184,7 @@ MUTANTS = [
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
+    Mutant(later_hand_outs_go_along, r"was not handled"),
     Mutant(pause_ends_with_a_rebalance, r"paused", first=120),
     Mutant(loop_goes_on_with_what_is_paused, r"paused", first=30),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),

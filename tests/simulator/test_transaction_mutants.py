@@ -16,6 +16,7 @@ from pxrs.runtime.transacting import Handed
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Atomic
+from pxrs.testing.faults import Rates
 from pxrs.types import Committed, Holder, QueueChange, TopicPartition, Versioned
 from support.mutants import NO_ANSWERS, Mutant, Patch, catch
 
@@ -54,6 +55,19 @@ def no_rewind_after_a_rollback(patch: Patch) -> None:
 
 def no_answer_means_not_committed(patch: Patch) -> None:
     patch.setattr(Checkpoint, "happened", lambda self, doubt: False)
+
+
+def a_look_calls_it_off(patch: Patch) -> None:
+    """Who got no answer looks at the claims, and writes nothing: it lands after that."""
+
+    def happened(self: Checkpoint, doubt: BaseException) -> bool:
+        outcome = self._coord.commit([step.check for step in self._steps], [])
+        if isinstance(outcome, Committed):
+            return False
+        self._find_out(outcome.current, doubt)
+        return True
+
+    patch.setattr(Checkpoint, "happened", happened)
 
 
 def no_answer_means_committed(patch: Patch) -> None:
@@ -140,6 +154,11 @@ MUTANTS = [
         no_answer_means_not_committed,
         r"was committed.* told|twice",
         {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        a_look_calls_it_off,
+        r"was committed.* told|twice",
+        {**TRANSACTIONS, "rates": Rates(unknown_late=0.1, unlocked=1.0, longest_delay=1.0)},
     ),
     Mutant(
         no_answer_means_committed,

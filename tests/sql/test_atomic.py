@@ -16,7 +16,7 @@ from pxrs.stores.connections import Lent
 from pxrs.testing.conformance.log import HERE
 from pxrs.testing.conformance.queue_tools import HELD, READY, Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import batch, put, value_of
-from pxrs.types import Check, NewItem, Put, QueueChange
+from pxrs.types import Check, NewItem, Outcome, Put, QueueChange
 from support.child import PATIENCE
 from support.sql import SqlPlace
 
@@ -43,7 +43,7 @@ def test_everything_commits_together_or_not_at_all(orders: SqlPlace) -> None:
     worker = Worker(stores)
     worker.put(b"work")
     held = worker.take_one().held
-    change = QueueChange(worker.holder, (held,), (NewItem(queue="p", body=b"new"),))
+    change = QueueChange(worker.holder, (held,), (NewItem(queue="p", body=b"new"),), "unit")
     with pytest.raises(CommitConflict), stores.atomic() as tx:
         tx.connection.execute("INSERT INTO orders VALUES (1)")
         tx.check(Check("k", version + 99))
@@ -51,10 +51,10 @@ def test_everything_commits_together_or_not_at_all(orders: SqlPlace) -> None:
     with pytest.raises(Fenced), stores.atomic() as tx:
         tx.connection.execute(_INSERT, {"n": 1})
         tx.write(Put("k", b"never"))
-        tx.queue(QueueChange(worker.holder, (held._replace(delivery=7),)))
+        tx.queue(QueueChange(worker.holder, (held._replace(delivery=7),), (), "fenced"))
     assert (found(orders), value_of(other.coord, "k")) == ([], b"old")
     assert states_of(other) == {b"work": HELD}
-    assert not other.queues.applied(worker.holder)
+    assert other.queues.outcome(worker.session.id, "fenced") is Outcome.NEVER
     records, items = other.coord.watch("k"), other.queues.watch("p")
     with stores.atomic() as tx:
         tx.connection.execute(_INSERT, {"n": 2})
@@ -67,7 +67,7 @@ def test_everything_commits_together_or_not_at_all(orders: SqlPlace) -> None:
     assert (look(other), bodies(look(other, "p"))) == ([], [b"new"])
     assert tx.queued == [look(other, "p")[0].id]
     assert tx.versions["k"] > version
-    assert other.queues.applied(worker.holder)
+    assert other.queues.outcome(worker.session.id, "unit") is Outcome.DONE
 
 
 def test_an_item_is_put_with_the_callers_own_rows(orders: SqlPlace) -> None:

@@ -35,6 +35,7 @@ from pxrs.runtime.consumer import Consumer as BlockingConsumer
 from pxrs.runtime.failure import OnFailure
 from pxrs.runtime.health import Health
 from pxrs.runtime.job import Job
+from pxrs.runtime.signals import stop_on_signals
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
 from pxrs.types import Message, Topic, TopicPartition
@@ -262,8 +263,8 @@ class Pxrs(QueueVerbs):
         The handler may be a coroutine function: then `workers` is how many messages are awaited
         at a time, on this loop. A plain function is called by threads. `stop` ends it: what is
         in hand is finished and committed first. So does cancelling, which cancels handlers that
-        are being awaited: their messages come again. Signals are the application's:
-        `loop.add_signal_handler(signal.SIGTERM, px.stop)`.
+        are being awaited: their messages come again. On the main thread's loop SIGTERM does what
+        `stop` does; SIGINT is `asyncio.run`'s, which cancels what is awaited.
         """
         check_handler(handler, "message")
         on_loop = OnThisLoop(handler, asyncio.get_running_loop())
@@ -298,10 +299,11 @@ class Pxrs(QueueVerbs):
             running.stop()
             on_loop.abandon()
 
-        await waited_out(self._threads.start(running.run), give_up)
+        with stop_on_signals(self._px.stop):
+            await waited_out(self._threads.start(running.run), give_up)
 
     def stop(self) -> None:
-        """End every `run` of this object: they drain, commit and leave. Not awaited."""
+        """End every run and listener of this object. Not awaited. See `pxrs.Pxrs.stop`."""
         self._px.stop()
 
     def health(self) -> dict[str, Health]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
@@ -121,13 +121,14 @@ class Consumer:
         self._consumer.worker.finish()
         return Arriving(partial(self._by_partition, max_records))
 
-    async def commit(self, message: Message | None = None) -> None:
+    def commit(self, message: Message | None = None) -> Coroutine[Any, Any, None]:
         """Commit what was handed out so far, or up to and including one message.
 
-        See `pxrs.Consumer.commit`.
+        What is handed out before it is awaited, or while it is, is no part of it. See
+        `pxrs.Consumer.commit`.
         """
         self._refuse_inside()
-        await self._threads.call(partial(self._consumer.commit, message))
+        return self._threads.call(self._consumer.committing(message))
 
     def commit_async(self) -> Awaitable[None]:
         """Commit what was handed out so far in the background. It need not be awaited."""

@@ -150,7 +150,7 @@ class QueueVerbs:
             serde=serde,
         )
         on_loop.stop = listener.stop
-        return Listener(listener, self._threads, on_loop.abandon)
+        return Listener(listener, self._threads, on_loop.abandon, self._px.stop)
 
     async def create_queue(self, name: str, *, fifo: bool = False) -> Queue:
         """Make a queue; putting to one that does not exist makes it, too, without `fifo`."""

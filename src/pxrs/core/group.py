@@ -43,6 +43,8 @@ MOVES: dict[tuple[PartState, PartEvent], PartState] = {
 GroupState = Literal["EMPTY", "PREPARING_REBALANCE", "REBALANCING", "STABLE"]
 
 _RANK_DELAY = 0.02
+# How many changes the reason of a generation names.
+_MOST_REASONS = 20
 
 
 def move(state: PartState, event: PartEvent) -> PartState:
@@ -291,6 +293,8 @@ def _reason(
         for name in stayed
         if static.get(name) != view.head.static.get(name)
     ]
+    if len(words) > _MOST_REASONS:
+        words[_MOST_REASONS:] = [f"and {len(words) - _MOST_REASONS} more"]
     return ", ".join(words) or "asked for"
 
 

@@ -12,19 +12,27 @@ hears no checkpoints.
 `schema` rises when a reader that does not know the change would do harm. Whoever meets a higher
 number than its own stops with `SchemaMismatch`: it must not write such a record back, since that
 would drop what it can't see.
+
+The head and the history of a large group are written packed (schema 2: names once, partitions as
+ranges), as they would be too large for the stores. Others are not: members of an older version can
+read every group that they could be in.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from pxrs.core import packing
 from pxrs.errors import SchemaMismatch
 from pxrs.types import TopicPartition, Versioned
 
 SCHEMA = 1
+PACKED = 2
 HISTORY_LENGTH = 100
+# A record that is larger than this is packed, if it can be.
+_LARGE = 100_000
 
 Runs = tuple[tuple[int, int], ...]
 
@@ -124,6 +132,101 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
 
 
+class PackedHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A large `Head`. `topics` has all that are named, None where there is none of that name.
+
+    Topics and members go by their number, as they stand in `topics` and `members`.
+    """
+
+    generation: int
+    reason: str
+    coordinator: str
+    at_ms: int
+    members: tuple[str, ...]
+    topics: dict[str, GroupTopic | None]
+    target: dict[int, dict[int, str]]
+    subscriptions: tuple[tuple[str, str], ...]
+    static: dict[str, float]
+    left: tuple[str, ...]
+    touched: str
+    schema: int = PACKED
+
+    @classmethod
+    def pack(cls, head: Head) -> PackedHead:
+        named = {topic for wanted in head.subscriptions.values() for topic in wanted}
+        topics = sorted(named | head.topics.keys())
+        members = sorted(head.target.keys() | head.subscriptions.keys())
+        return cls(
+            generation=head.generation,
+            reason=head.reason,
+            coordinator=head.coordinator,
+            at_ms=head.at_ms,
+            members=tuple(members),
+            topics={name: head.topics.get(name) for name in topics},
+            target=packing.pack_target(head.target, topics, members),
+            subscriptions=packing.pack_subscriptions(head.subscriptions, topics, members),
+            static=head.static,
+            left=head.left,
+            touched=head.touched,
+        )
+
+    def unpack(self) -> Head:
+        topics = list(self.topics)
+        return Head(
+            generation=self.generation,
+            reason=self.reason,
+            coordinator=self.coordinator,
+            at_ms=self.at_ms,
+            target=packing.unpack_target(self.target, topics, self.members),
+            topics={name: topic for name, topic in self.topics.items() if topic is not None},
+            subscriptions=packing.unpack_subscriptions(self.subscriptions, topics, self.members),
+            static=self.static,
+            left=self.left,
+            touched=self.touched,
+        )
+
+
+class PackedMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A large `Move`. Members go by their number: first `members`, then those that are `gone`."""
+
+    generation: int
+    reason: str
+    coordinator: str
+    at_ms: int
+    members: tuple[str, ...]
+    gone: tuple[str, ...]
+    moves: dict[str, tuple[tuple[int | None, int | None, str], ...]]
+    schema: int = PACKED
+
+    @classmethod
+    def pack(cls, move: Move) -> PackedMove:
+        named = {name for *_, before, after in move.moves for name in (before, after) if name}
+        gone = tuple(sorted(named.difference(move.members)))
+        return cls(
+            generation=move.generation,
+            reason=move.reason,
+            coordinator=move.coordinator,
+            at_ms=move.at_ms,
+            members=move.members,
+            gone=gone,
+            moves=packing.pack_moves(move.moves, (*move.members, *gone)),
+        )
+
+    def unpack(self) -> Move:
+        return Move(
+            generation=self.generation,
+            reason=self.reason,
+            coordinator=self.coordinator,
+            at_ms=self.at_ms,
+            members=self.members,
+            moves=packing.unpack_moves(self.moves, (*self.members, *self.gone)),
+        )
+
+
+class _Schema(msgspec.Struct):
+    schema: int = SCHEMA
+
+
 class _Record(Protocol):
     @property
     def schema(self) -> int: ...
@@ -134,14 +237,20 @@ R = TypeVar("R", bound=_Record)
 
 def encode(record: msgspec.Struct) -> bytes:
     """The record as JSON."""
-    return msgspec.json.encode(record)
+    written = msgspec.json.encode(record)
+    if len(written) > _LARGE:
+        if isinstance(record, Head):
+            return msgspec.json.encode(PackedHead.pack(record))
+        if isinstance(record, Move):
+            return msgspec.json.encode(PackedMove.pack(record))
+    return written
 
 
 def decode(record: Versioned, kind: type[R]) -> R:
     """What the store holds under a key, as a value."""
     try:
-        value = msgspec.json.decode(record.value, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        value = _unpacked(record.value, kind) or msgspec.json.decode(record.value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, ValueError) as error:
         raise SchemaMismatch(
             f"the record {record.key!r} can't be read ({error}); another version of pxrs wrote it"
         ) from error
@@ -153,6 +262,16 @@ def decode(record: Versioned, kind: type[R]) -> R:
     return value
 
 
+def _unpacked(value: bytes, kind: type[R]) -> R | None:
+    """The record if it is written packed, else None."""
+    packed = _PACKED.get(kind)
+    if packed is None or msgspec.json.decode(value, type=_Schema).schema != PACKED:
+        return None
+    found: R = msgspec.json.decode(value, type=packed).unpack()
+    return found
+
+
+_PACKED: dict[type, Any] = {Head: PackedHead, Move: PackedMove}
 GROUPS_PREFIX = "group/"
 
 

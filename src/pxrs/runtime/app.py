@@ -30,7 +30,7 @@ from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
 from pxrs.runtime.inside import employer
 from pxrs.runtime.job import Begun, Job, Running
 from pxrs.runtime.producer import Producer
-from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
+from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs, all_of
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
@@ -238,7 +238,8 @@ class Pxrs(QueueVerbs):
     ) -> None:
         """Call `handler(message)` for every message of the group's share, until stopped.
 
-        SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
+        SIGTERM and SIGINT stop it, as `stop` does, if the main thread is in here: it finishes what
+        is in hand, commits and leaves, and so does all else that runs under this object. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
         again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
         are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends the run with
@@ -285,7 +286,7 @@ class Pxrs(QueueVerbs):
             running = ProcessRun(self.stores.url, job)
         else:
             running = self._new_runner(job)
-        begun = Begun(running)
+        begun = Begun(running, self.stop)
         self._running.add(begun)
         return begun
 
@@ -335,8 +336,12 @@ class Pxrs(QueueVerbs):
         return self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
 
     def stop(self) -> None:
-        """End every `run` of this object, from another thread: they drain, commit and leave."""
-        for running in list(self._running):
+        """End every run and listener of this object: they finish what is in hand, and leave.
+
+        Does not wait. From any thread, and from handlers.
+        """
+        super().stop()
+        for running in all_of(self._running):
             running.stop()
 
     def _new_consumer(
@@ -381,7 +386,6 @@ class Pxrs(QueueVerbs):
 
     def _end(self, reason: BaseException | None) -> None:
         """Close because of an error that is on its way: see `Producer._end`."""
-        self._tell_listeners_to_stop()
         self.stop()
         # Last in, first out. One that fails to close must not keep the others, and the store, open.
         with ExitStack() as closing:
@@ -393,14 +397,14 @@ class Pxrs(QueueVerbs):
                 closing.callback(consumer.close)
             if not self.is_around_here:
                 closing.callback(self._join_listeners)
-                for running in list(self._running):
+                for running in all_of(self._running):
                     closing.callback(running.join)
 
     @property
     def is_around_here(self) -> bool:
         """Whether this is code that one of its runs or listeners calls: a handler."""
         return employer() in self._listeners or any(
-            running.is_around_here for running in list(self._running)
+            running.is_around_here for running in all_of(self._running)
         )
 
     def __enter__(self) -> Pxrs:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pxrs.core.claims import Happened, Lost, Step, judge
+from pxrs.core.claims import Behind, Happened, Holding, Lost, Step, judge
 from pxrs.errors import OutcomeUnknown, PxrsError, TransactionConflict
 from pxrs.runtime.fencing import fenced, names_of
 from pxrs.runtime.holdings import Holdings, Mark
@@ -30,6 +30,10 @@ class Work(Protocol):
 
     def rolled_back(self) -> None:
         """Hand it out again, from the checkpoints."""
+        ...
+
+    def moved(self, found: Mapping[TopicPartition, Holding]) -> None:
+        """The store has other checkpoints than were known here: these count."""
         ...
 
     def lost(self, parts: frozenset[TopicPartition]) -> None: ...
@@ -103,18 +107,35 @@ class Checkpoint:
 
     def refused(self, current: Mapping[str, Versioned | None]) -> None:
         """A check did not hold, and nothing was done: was it lost, or only moved? Raises."""
-        owner = self._holdings.owner
-        lost = frozenset(
-            step.part
-            for step in self._steps
-            if step.put.key in current
-            and isinstance(judge(step, owner, current[step.put.key]), Lost)
+        verdicts = self._judge(current)
+        moved = self._holdings.refresh(
+            each.holding for each in verdicts.values() if isinstance(each, Behind)
         )
+        self._work.moved(moved)
+        lost = frozenset(part for part, each in verdicts.items() if isinstance(each, Lost))
         if lost:
             self._lose(lost)
             self._work.rolled_back()
             raise fenced(lost)
+        if moved:
+            # Of the messages in hand some may be handled by now, or some before them not.
+            self.keeps_on_conflict = False
+            self._work.rolled_back()
+            raise TransactionConflict(
+                "the transaction was not committed, as the store has another checkpoint than this "
+                f"member's last: {names_of(moved)}; poll again, messages come from there on"
+            )
         self.not_committed()
+
+    def _judge(
+        self, current: Mapping[str, Versioned | None]
+    ) -> dict[TopicPartition, Happened | Behind | Lost]:
+        owner = self._holdings.owner
+        return {
+            step.part: judge(step, owner, current[step.put.key])
+            for step in self._steps
+            if step.put.key in current
+        }
 
     def not_committed(self) -> None:
         """Nothing was done, and the same may be tried again. Raises."""
@@ -123,9 +144,16 @@ class Checkpoint:
         raise conflict
 
     def happened(self, doubt: BaseException) -> bool:
-        """No answer came: a check alone waits the old transaction out, then tells."""
+        """No answer came. The claims tell, once a write of our own stands in them.
+
+        It waits for the transaction if that holds their locks. If it can be made, the transaction
+        finds other versions whenever it arrives, and never lands: a mere look would not prove that.
+        """
+        touched = self._holdings.steps_to_touch(step.part for step in self._steps)
         try:
-            outcome = self._coord.commit([step.check for step in self._steps], [])
+            outcome = self._coord.commit(
+                [step.check for step in touched], [step.put for step in touched]
+            )
         except PxrsError as error:
             # Nothing may be worked on that is known so little of; claiming it again will tell.
             self._holdings.doubt(self._steps)
@@ -134,18 +162,14 @@ class Checkpoint:
                 f"the transaction may have been committed or not; the store does not say: {error}"
             ) from doubt
         if not isinstance(outcome, Conflict):
+            self._holdings.wrote(touched, outcome.versions)
             return False
         self._find_out(outcome.current, doubt)
         return True
 
     def _find_out(self, current: Mapping[str, Versioned | None], doubt: BaseException) -> None:
         """Something has changed the claims; it returns if that was the transaction itself."""
-        owner = self._holdings.owner
-        verdicts = {
-            step.part: judge(step, owner, current[step.put.key])
-            for step in self._steps
-            if step.put.key in current
-        }
+        verdicts = self._judge(current)
         mine = [step for step in self._steps if isinstance(verdicts.get(step.part), Happened)]
         others = frozenset(step.part for step in self._steps if step not in mine)
         if not mine:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -154,16 +155,23 @@ class Consumer:
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
 
-        Partitions that were lost are told by `Fenced`; the others are committed all the same. A
-        checkpoint never goes back, and never past what was handed out.
+        What is handed out while it waits for its turn is no part of it. Partitions that were lost
+        are told by `Fenced`; the others are committed all the same. A checkpoint never goes back,
+        and never past what was handed out.
         """
+        self.committing(message)()
+
+    def committing(self, message: Message | None = None) -> Callable[[], None]:
+        """`commit` in two steps: this one says how far it goes, calling the result does it."""
         self._require_open()
         if message is None:
-            lost = self._worker.commit_handed()
-        else:
-            arguments.check_message(message)
-            lost = self._worker.commit_message(message)
-        if lost:
+            return partial(self._commit, partial(self._worker.commit_up_to, self._worker.extent()))
+        arguments.check_message(message)
+        return partial(self._commit, partial(self._worker.commit_message, message))
+
+    def _commit(self, commit: Callable[[], frozenset[TopicPartition]]) -> None:
+        self._require_open()
+        if lost := commit():
             self._steward.wake()
             raise fenced(lost)
 
@@ -171,6 +179,7 @@ class Consumer:
         """Commit what was handed out so far in the background; how it went, once it has.
 
         Its `result()` is that of `commit`. Nobody has to ask: what was lost is told by `on_lost`.
+        What is handed out after this call is no part of it.
         """
         self._require_open()
         return self._steward.commit_soon()

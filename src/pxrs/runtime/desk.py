@@ -239,6 +239,12 @@ class ConsumerDesk:
             for part, mark in marks.items():
                 self.seats[part].asked = mark
 
+    def asked(self) -> dict[TopicPartition, Mark]:
+        """What shall be committed and is not yet."""
+        with self.lock:
+            seats = self.seats.items()
+            return {part: seat.asked for part, seat in seats if seat.asked is not None}
+
     def owned(self) -> list[Seat]:
         """Seats that may be worked on, the one served last at the end."""
         with self.lock:

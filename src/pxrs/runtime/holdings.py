@@ -223,6 +223,22 @@ class Holdings:
             if part in self._held
         ]
 
+    def steps_to_touch(self, parts: Iterable[TopicPartition]) -> list[Step]:
+        """Writes that change nothing, but no earlier one lands after them. Under the lock."""
+        stamp = self._stamp()
+        return [claims.touch(self._held[part], stamp) for part in parts]
+
+    def refresh(self, found: Iterable[Holding]) -> dict[TopicPartition, Holding]:
+        """Hold claims of ours as the store has them; those with another checkpoint than known."""
+        with self.lock:
+            moved = {}
+            for holding in found:
+                if mark_of(holding) != mark_of(self._held[holding.part]):
+                    moved[holding.part] = holding
+                self._held[holding.part] = holding
+                self._doubts.pop(holding.part, None)
+            return moved
+
     def seek(self, part: TopicPartition, checkpoint: int, also: Sequence[Write]) -> Applied:
         """Set a checkpoint, forward or back: explicit, and recorded by `also`."""
         with self.lock:

@@ -14,6 +14,7 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError
 from pxrs.runtime.failure import DeadLetter, OnFailure, Stop
 from pxrs.runtime.inside import employer
+from pxrs.runtime.signals import stop_on_signals
 from pxrs.serde import Serde, check_serde
 from pxrs.types import Message
 
@@ -35,17 +36,23 @@ class Running(Protocol):
 
 
 class Begun:
-    """A run, and its end: whoever closes the store waits until what is in hand was committed."""
+    """A run, and its end: whoever closes the store waits until what is in hand was committed.
 
-    def __init__(self, running: Running) -> None:
+    Signals in the main thread stop it, and with it all that `stop_all` stops.
+    """
+
+    def __init__(self, running: Running, stop_all: Callable[[], None]) -> None:
         self._running = running
+        self._stop_all = stop_all
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
     def run(self) -> None:
         self._thread = threading.current_thread()
         try:
-            self._running.run()
+            # To the very end: a second signal must not cut off what is being finished.
+            with stop_on_signals(self._stop_all):
+                self._running.run()
         finally:
             self._ended.set()
 

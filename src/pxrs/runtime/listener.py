@@ -35,7 +35,8 @@ from pxrs.runtime.failure import printable, words_of
 from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
 from pxrs.runtime.outcomes import refuse_unfinished
-from pxrs.runtime.runner import QUIET, stop_on_signals, tell_of_the_wait
+from pxrs.runtime.runner import QUIET, tell_of_the_wait
+from pxrs.runtime.signals import stop_on_signals
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
 
@@ -79,12 +80,14 @@ class Listener:
         queues: QueueStore,
         begin: Callable[[], UnitOfWork],
         clock: Clock,
+        stop_all: Callable[[], None],
     ) -> None:
         self._handler = handler
         self._settings = settings
         self._queues = queues
         self._begin = begin
         self._clock = clock
+        self._stop_all = stop_all
         self._random = random.Random()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -126,27 +129,34 @@ class Listener:
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all workers have finished; whether they have.
 
-        In the main thread SIGTERM and SIGINT stop the listener meanwhile. Raises what ended a
-        worker that should have gone on.
+        In the main thread SIGTERM and SIGINT meanwhile do what `Pxrs.stop` does: this listener
+        ends, and all else that runs under the same object. Raises what ended a worker that should
+        have gone on.
         """
         if employer() is self:
             raise InvalidRequest("a handler can't wait for its own listener to end: only stop() it")
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
-        with stop_on_signals(self._stop_from_signal):
-            for thread in self._threads:
-                thread.join(None if deadline is None else max(0.0, deadline - self._now()))
+        deadline = None if timeout is None else self._now() + timeout
+        with stop_on_signals(self._stop_all):
+            self._wait_for_the_end(deadline)
         if self._failure is not None:
             raise self._failure
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _stop_from_signal(self) -> None:
-        # A signal handler must not wait for a lock that its own thread may hold.
-        threading.Thread(target=self._stop_and_tell, daemon=True).start()
+    def _wait_for_the_end(self, deadline: float | None) -> None:
+        """Until the workers have ended, or the deadline; says what it waits for once it stops."""
 
-    def _stop_and_tell(self) -> None:
-        self.stop()
-        if not self._over.wait(QUIET):
-            tell_of_the_wait(_LOG, len(self._running), None)
+        def left(most: float | None = None) -> float | None:
+            if deadline is None:
+                return most
+            seconds = max(0.0, deadline - self._now())
+            return seconds if most is None else min(seconds, most)
+
+        if self._threads and self._stopping.wait(left()):
+            quiet = left(QUIET)
+            if not self._over.wait(quiet) and quiet == QUIET:
+                tell_of_the_wait(_LOG, len(self._running), None)
+        for thread in self._threads:
+            thread.join(left())
 
     def __enter__(self) -> Listener:
         return self
@@ -271,11 +281,9 @@ class Listener:
         assert deadline is not None
         while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
             for work, since in list(self._running.items()):
-                # One that runs SQL holds the store's writer: extending would wait for it, and make
-                # it wait. It has as long as it was extended for before.
-                if self._may_go_on(since) and not work.has_connection:
+                if self._may_go_on(since):
                     with suppress(PxrsError):
-                        work.extend(deadline)
+                        work.keep_hold(deadline)
 
     def _may_go_on(self, since: float) -> bool:
         limit = self._settings.max_handler_time

@@ -12,7 +12,7 @@ import msgspec
 from pxrs.core.delivery import Policy
 from pxrs.errors import InvalidRequest
 from pxrs.runtime.processes import Workers, refuse_memory
-from pxrs.runtime.runner import stop_on_signals
+from pxrs.runtime.signals import stop_on_signals
 from pxrs.serde import Serde
 
 
@@ -42,10 +42,11 @@ class ListenerJob(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessListener:
     """A listener whose workers are processes. One that dies is started again."""
 
-    def __init__(self, job: ListenerJob, count: int) -> None:
+    def __init__(self, job: ListenerJob, count: int, stop_all: Callable[[], None]) -> None:
         refuse_memory(job.url)
         self._job = job
         self._count = count
+        self._stop_all = stop_all
         self._workers: Workers | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -66,10 +67,10 @@ class ProcessListener:
             self._workers.stop()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until all processes have finished; whether they have."""
+        """Wait until all processes have finished; whether they have. See `Listener.join`."""
         if self._thread is None:
             return True
-        with stop_on_signals(self.stop):
+        with stop_on_signals(self._stop_all):
             self._thread.join(timeout)
         if self._failure is not None:
             raise self._failure

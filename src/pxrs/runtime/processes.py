@@ -31,8 +31,8 @@ from pxrs.config import parse_url, split_url
 from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
 from pxrs.runtime.casualties import Casualties
+from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.job import Job
-from pxrs.runtime.runner import stop_on_signals
 
 _LOG = logging.getLogger("pxrs.processes")
 _GAVE_UP = 70
@@ -62,21 +62,24 @@ class WorkerJob(msgspec.Struct, frozen=True):
 
 
 class WatchedJob:
-    """The job for each worker process, whose death is put down to what it had in hand."""
+    """The job for each worker process, whose death makes suspect what it had in hand."""
 
     def __init__(self, told: WorkerJob) -> None:
         self._told = told
         settings = told.job.running()
         context = multiprocessing.get_context("spawn")
-        self._casualties = Casualties(context, settings.workers, told.job.retry.attempts)
+        decoder = Decoder(told.job.key_serde, told.job.serde)
+        self._casualties = Casualties(context, settings.workers, told.job.retry.attempts, decoder)
 
     def for_worker(self, number: int) -> WorkerJob:
         """For a process that is about to be started."""
-        handler = self._casualties.watched(number, self._told.job.handler)
-        return WorkerJob(self._told.url, msgspec.structs.replace(self._told.job, handler=handler))
+        watched = self._casualties.watched(number, self._told.job.handler)
+        # It decodes by itself.
+        job = msgspec.structs.replace(self._told.job, handler=watched, serde=None, key_serde=None)
+        return WorkerJob(self._told.url, job)
 
     def after_death(self, number: int) -> str:
-        """Count what was in hand; which messages, in words."""
+        """Suspect what was in hand; which messages, in words."""
         found = self._casualties.count(number)
         return ", ".join(
             f"{each.topic!r} partition {each.partition} offset {each.offset}" for each in found
@@ -92,8 +95,7 @@ class ProcessRun:
         self._workers = Workers(worker_job, job.processes, WatchedJob(worker_job))
 
     def run(self) -> None:
-        with stop_on_signals(self.stop):
-            self._workers.run()
+        self._workers.run()
 
     def stop(self) -> None:
         self._workers.stop()

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.core.delivery import Policy
@@ -28,6 +28,17 @@ if TYPE_CHECKING:
     from pxrs.runtime.unit_of_work import UnitOfWork
 
 SESSION_TTL = 10.0
+T = TypeVar("T")
+
+
+def all_of(some: weakref.WeakSet[T]) -> list[T]:
+    """Those that are there now, while another thread may add to them."""
+    while True:
+        try:
+            return list(some)
+        except RuntimeError:
+            # One was added meanwhile.
+            continue
 
 
 class QueueVerbs:
@@ -149,7 +160,8 @@ class QueueVerbs:
         When the handler returns its transaction commits: the item is done and what it put is
         there. What it raises rolls back, and the policy decides what comes next: by default
         five deliveries with growing delays, then the item is dead. `stop()` lets the workers
-        finish, `join()` waits for them; in the main thread SIGTERM stops them, too.
+        finish, `join()` waits for them; while the main thread is in there SIGTERM and SIGINT do
+        what `Pxrs.stop` does.
 
         With a `deadline` an item is lost after so many seconds unless it is being handled: then
         it is extended, for `max_handler_time` seconds at most. With `processes` so many
@@ -180,7 +192,7 @@ class QueueVerbs:
                 max_handler_time=max_handler_time,
                 serde=serde,
             )
-            listener = ProcessListener(job, processes)
+            listener = ProcessListener(job, processes, self.stop)
         else:
             listener = Listener(
                 handler,
@@ -188,6 +200,7 @@ class QueueVerbs:
                 self.stores.queues,
                 lambda: self.begin(serde=serde),
                 self._clock,
+                self.stop,
             )
         self._listeners.add(listener)
         return listener.start()
@@ -220,13 +233,14 @@ class QueueVerbs:
                 )
             return self._work_desk
 
-    def _tell_listeners_to_stop(self) -> None:
-        for listener in list(self._listeners):
+    def stop(self) -> None:
+        """End every listener: they finish what is in hand. Does not wait."""
+        for listener in all_of(self._listeners):
             listener.stop()
 
     def _join_listeners(self) -> None:
         with ExitStack() as joining:
-            for listener in list(self._listeners):
+            for listener in all_of(self._listeners):
                 joining.callback(listener.join)
 
     def _end_session(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from pxrs.runtime.holdings import Mark
 from pxrs.runtime.seat import Seat
 from pxrs.types import Message, TopicPartition
 
@@ -80,6 +81,42 @@ def recall(runs: list[Run]) -> None:
             run.hold_back()
 
 
+class Reached:
+    """How far a partition was handled, under its progress of that moment."""
+
+    __slots__ = ("_progress", "mark", "seat")
+
+    def __init__(self, seat: Seat, mark: Mark) -> None:
+        self.seat = seat
+        self.mark = mark
+        self._progress = seat.progress
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nobody has sought, or given messages back, since."""
+        return self.seat.progress is self._progress
+
+
+class Extent(NamedTuple):
+    """How far a commit goes: what the caller had been handed when it asked for it.
+
+    What is handed out while the commit waits for its turn is no part of it. `seats`: the
+    partitions that the caller means. `lost`: those that it had lost by then.
+    """
+
+    seats: list[Seat]
+    reached: list[Reached]
+    lost: frozenset[TopicPartition]
+
+    def marks(self, seats: Mapping[TopicPartition, Seat]) -> dict[TopicPartition, Mark]:
+        """What there is to commit of it, with these seats at the desk."""
+        return {
+            each.seat.part: each.mark
+            for each in self.reached
+            if each.is_current and seats.get(each.seat.part) is each.seat
+        }
+
+
 class Elsewhere(NamedTuple):
     """Who handles what a consumer takes away, and keeps the account of it: `Runner`.
 
@@ -121,6 +158,17 @@ class Loose:
         self._seats = {part: seat for part, seat in self._seats.items() if part not in gone}
         self._lost = set()
         return gone
+
+    @property
+    def lost(self) -> frozenset[TopicPartition]:
+        """Those that were lost and claimed again since somebody committed."""
+        return frozenset(self._lost)
+
+    def settle(self, extent: Extent, gone: set[Seat]) -> None:
+        """So much was committed, or was lost and is told. A loop may have gone on meanwhile."""
+        done = {seat for seat in extent.seats if seat in gone or not seat.has_moved}
+        self._seats = {part: seat for part, seat in self._seats.items() if seat not in done}
+        self._lost -= extent.lost
 
     def clear(self) -> None:
         """All of it was committed, or is to be handled again."""

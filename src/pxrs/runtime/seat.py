@@ -118,6 +118,12 @@ class Seat:
             self.progress, self.asked = Progress(asked.checkpoint, asked.done), asked
             self.go_to(asked.checkpoint)
 
+    def found(self, holding: Holding) -> None:
+        """The claim has another checkpoint than was known here."""
+        self.checkpoint, self.done = holding.claim.checkpoint, holding.claim.done
+        if self.asked is not None and (self.checkpoint or 0) >= self.asked.checkpoint:
+            self.asked = None
+
     def go_to(self, offset: int) -> None:
         """Fetch from this offset next; what was fetched or handed out before is void."""
         self.position = self.handed = offset

@@ -27,7 +27,7 @@ from pxrs.errors import (
 )
 from pxrs.runtime.fencing import fenced, names_of
 from pxrs.runtime.outage import Outage
-from pxrs.runtime.seat import Seat
+from pxrs.runtime.runs import Extent
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.types import TopicPartition
@@ -41,9 +41,9 @@ _MAY_PASS = (SessionLost, OutcomeUnknown, StoreFull, StoreReadOnly)
 
 
 class Asked(NamedTuple):
-    """A commit in the background: of which partitions, and whom to tell."""
+    """A commit in the background: how far it goes, and whom to tell."""
 
-    seats: list[Seat]
+    extent: Extent
     answer: Future[None]
 
 
@@ -113,7 +113,7 @@ class Steward:
 
     def commit_soon(self) -> Future[None]:
         """Commit what the caller has seen with the next look, which is now; how that went."""
-        asked = Asked(self._worker.count_handed(), Future())
+        asked = Asked(self._worker.ask(), Future())
         # It can't be cancelled: the commit may be on its way.
         asked.answer.set_running_or_notify_cancel()
         with self._asking:
@@ -126,7 +126,7 @@ class Steward:
         if not (asked := self._take_asked()):
             return
         try:
-            lost = self._worker.commit_counted(seat for each in asked for seat in each.seats)
+            lost = self._worker.commit_asked(each.extent for each in asked)
         except Exception as error:
             if _may_pass(error) and not self._stop.is_set():
                 with self._asking:
@@ -137,7 +137,7 @@ class Steward:
         if lost:
             self.wake()
         for each in asked:
-            theirs = lost & {seat.part for seat in each.seats}
+            theirs = lost & {seat.part for seat in each.extent.seats} | each.extent.lost
             _answer([each], fenced(theirs) if theirs else None)
 
     def _take_asked(self) -> list[Asked]:

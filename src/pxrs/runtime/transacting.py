@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from pxrs.core.claims import Holding
 from pxrs.core.progress import Progress
 from pxrs.errors import InvalidRequest, TransactionConflict
 from pxrs.runtime.checkpoint import Checkpoint
@@ -114,6 +115,12 @@ class Handed:
             self._worker.loose.clear()
             self._worker.given_back |= bool(self._seats)
             self._desk.rewind(self._seats)
+
+    def moved(self, found: Mapping[TopicPartition, Holding]) -> None:
+        with self._desk.lock:
+            for seat in self._seats:
+                if seat.part in found:
+                    seat.found(found[seat.part])
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
         self._worker.given_back |= bool(self._seats)

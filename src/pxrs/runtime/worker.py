@@ -26,7 +26,7 @@ from pxrs.runtime.fencing import fenced, not_owned
 from pxrs.runtime.fetching import Fetcher
 from pxrs.runtime.holdings import Applied, Holdings, Mark, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.runs import Elsewhere, Loose, Run, line_up, recall
+from pxrs.runtime.runs import Elsewhere, Extent, Loose, Reached, Run, line_up, recall
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.seeking import forget_old_resets, record_of_seek
 from pxrs.runtime.topics import Topics, named
@@ -273,14 +273,29 @@ class Worker:
             self.sync()
             return self.commit(self.desk.marks())
 
-    def commit_handed(self) -> frozenset[TopicPartition]:
-        """Commit everything that the caller has seen; the partitions that were lost."""
+    def extent(self) -> Extent:
+        """What the caller has seen by now; from here on it counts as handled."""
+        with self.desk.lock:
+            for run in self.runs:
+                run.count(run.seen)
+            marks = self.desk.marks()
+            return Extent(
+                self.loose.seats + [run.seat for run in self.runs if run.seen],
+                [Reached(self.desk.seats[part], mark) for part, mark in marks.items()],
+                self.loose.lost,
+            )
+
+    def commit_up_to(self, extent: Extent) -> frozenset[TopicPartition]:
+        """Commit what the caller had seen, and no more; the partitions that were lost."""
         with self.holdings.lock:
-            stale = self.drop_stale_runs()
-            lost = self.commit(self.marks_handed())
+            gone = {seat for seat in extent.seats if not self._holds(seat)}
             with self.desk.lock:
-                self.loose.clear()
-            return lost | stale
+                self.runs = [run for run in self.runs if run.seat not in gone]
+                marks = extent.marks(self.desk.seats)
+            lost = self.commit(marks)
+            with self.desk.lock:
+                self.loose.settle(extent, gone)
+            return lost | {seat.part for seat in gone} | extent.lost
 
     def drop_stale_runs(self) -> frozenset[TopicPartition]:
         """Forget what is in hand of partitions that were lost, even if claimed again since.
@@ -318,29 +333,24 @@ class Worker:
         self.desk.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
-    def count_handed(self) -> list[Seat]:
-        """What the caller has seen is handled, as it says; the seats that this is about.
-
-        It is committed at the latest when they are given away.
-        """
+    def ask(self) -> Extent:
+        """What the caller has seen shall be committed, at the latest when it is given away."""
         with self.desk.lock:
-            self.desk.ask(self.marks_handed())
-            seats = (*self.loose.seats, *(run.seat for run in self.runs if run.seen))
+            extent = self.extent()
+            self.desk.ask(extent.marks(self.desk.seats))
             self.loose.clear()
-            return list(dict.fromkeys(seats))
+            return extent
 
-    def commit_counted(self, seats: Iterable[Seat]) -> frozenset[TopicPartition]:
-        """Commit what was handled by now; what was lost of it, and of these seats since."""
+    def commit_asked(self, extents: Iterable[Extent]) -> frozenset[TopicPartition]:
+        """Commit what was asked for, and no more; what was lost of it, and of these since."""
         with self.holdings.lock:
-            lost = {seat.part for seat in seats if not seat.released and not self._holds(seat)}
-            return self.commit_handled() | lost
-
-    def marks_handed(self) -> dict[TopicPartition, Mark]:
-        """Everything up to the last message that the caller has seen."""
-        with self.desk.lock:
-            for run in self.runs:
-                run.count(run.seen)
-            return self.desk.marks()
+            lost = {
+                seat.part
+                for extent in extents
+                for seat in extent.seats
+                if not seat.released and not self._holds(seat)
+            }
+            return self.commit(self.desk.asked()) | lost
 
     def commit_message(self, message: Message) -> frozenset[TopicPartition]:
         """Commit everything up to one message; the partition if it was lost.

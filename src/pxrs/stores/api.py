@@ -23,12 +23,14 @@ from pxrs.types import (
     Check,
     Committed,
     Conflict,
+    Delivery,
     Fetched,
     Held,
     Holder,
     ItemState,
     Limits,
     LogPartition,
+    Outcome,
     Put,
     Queue,
     QueueChange,
@@ -141,11 +143,14 @@ class LogStore(Protocol):
         ...
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        """Append all batches in one durable commit, in order per partition.
+        """Append all batches durably, in order per partition; what became of each.
 
-        Each stands alone: one that can't be appended (`TopicNotFound`, `ProducerFenced`,
-        `SequenceGap`) gets its error, the others their offset. An exception means that none
-        was acknowledged; sending the same batches again is safe where they carry a producer id.
+        Each stands alone: an error is said of the batch that it belongs to, the others get their
+        offset. `OutcomeUnknown` is said of a batch that may be in the log, or may still come
+        there; every other error only of one that this call did not append and never will. Behind
+        a batch that is unknown, or whose error is retryable, the later ones of its partition are
+        not appended. An exception is an error of all the batches alike. Sending the same batches
+        again is safe where they carry a producer id.
         """
         ...
 
@@ -226,13 +231,22 @@ class QueueStore(Protocol):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         """Hold up to `count` items for the holder, each counted durably as one more delivery.
 
         An item that was delivered `most` times is not handed out again: it is dead. One whose
         holder died, or was too late, is handed out alone. A hold ends with the holder's session,
         or after `lock_for` seconds. Raises `SessionLost` if the session is over; a queue that
-        does not exist is empty.
+        does not exist is empty. `unit` names this very call, to be asked after with `held`.
+        """
+        ...
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        """What the holder holds in the queue, once its `take` named `unit` can't change that.
+
+        It waits for that `take` if it is under way. If it has not begun by then it is refused
+        with `Fenced` whenever it comes: the answer is final.
         """
         ...
 
@@ -246,14 +260,19 @@ class QueueStore(Protocol):
         Queues that are put to are made if need be. Raises `Fenced` if an item to be removed is
         not held any more by this holder at this delivery, `SessionLost` if the session is over:
         then nothing was done. The session is not looked at where nothing is removed.
+
+        It leaves evidence under its unit's name, until a later change of the session forgets it,
+        or long after the session's end by the store's own clock. A unit that `outcome` has given
+        up is refused with `Fenced`.
         """
         ...
 
-    def applied(self, holder: Holder) -> bool:
-        """Whether this holder's `apply`, which answered `OutcomeUnknown`, was done.
+    def outcome(self, session: str, unit: str) -> Outcome:
+        """What became of a unit, applied here or by `atomic`, whose answer did not come.
 
-        Waits out the one that may be under way. To be asked soon: a session's latest ones are
-        remembered, and for some minutes after its end.
+        It waits for the unit if that is under way. `DONE` and `NEVER` are final: a unit that has
+        not been committed by then is refused whenever it comes. `UNKNOWN` if there is no evidence
+        and the session is over: it may have been forgotten.
         """
         ...
 
@@ -344,6 +363,15 @@ class Atomic(Protocol):
         ...
 
     @property
+    def is_exclusive(self) -> bool:
+        """Whether nobody else can change the store until the block ends.
+
+        Then no hold can be extended meanwhile, nor lost: one whose time was not over when the
+        block began is held until it ends. Where it is false, `QueueStore.extend` works beside it.
+        """
+        ...
+
+    @property
     def versions(self) -> dict[str, int]: ...
 
     @property
@@ -361,7 +389,11 @@ class Atomic(Protocol):
         ...
 
     def queue(self, change: QueueChange) -> None:
-        """At most one: a unit of work has one holder."""
+        """At most one: a unit of work has one holder.
+
+        An empty one is worth its place: its unit is what `QueueStore.outcome` can be asked about
+        when the answer to the commit does not come (`OutcomeUnknown`).
+        """
         ...
 
     def __enter__(self) -> Atomic: ...

@@ -42,6 +42,10 @@ class Block(Generic[T]):
         self.appended: list[Appended] = []
         self.queued: list[int | None] = []
 
+    @property
+    def is_exclusive(self) -> bool:
+        return False
+
     def check(self, *checks: Check) -> None:
         self._running()
         self._checks += checks

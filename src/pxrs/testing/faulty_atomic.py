@@ -15,8 +15,8 @@ from pxrs.types import Appended, Batch, Check, LogPartition, QueueChange, Write
 class FaultyAtomic:
     """An `Atomic` that fails when it begins or when it commits.
 
-    One that is answered late holds its locks until then: whoever commits something about the same
-    records waits for it.
+    One that is done late holds its locks until then, and whoever commits something about the same
+    records waits for it; or it has not reached the store yet, and holds none.
     """
 
     def __init__(
@@ -44,6 +44,10 @@ class FaultyAtomic:
     @property
     def joined(self) -> bool:
         return self._entered.joined
+
+    @property
+    def is_exclusive(self) -> bool:
+        return self._entered.is_exclusive
 
     @property
     def versions(self) -> dict[str, int]:
@@ -96,7 +100,8 @@ class FaultyAtomic:
             self._block.__exit__(type(failure), failure, failure.__traceback__)
             raise
         if faults.happens(faults.rates.unknown_late):
-            faults.put_off(self._commit, locking=self._keys)
+            is_there = not faults.happens(faults.rates.unlocked)
+            faults.put_off(self._commit, locking=self._keys if is_there else ())
             raise faults.unknown(self._who, "the transaction is on its way", self._writes)
         self._commit()
         if faults.happens(faults.rates.unknown_applied):

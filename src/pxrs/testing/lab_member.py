@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.core.assign import assignor
+from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
 from pxrs.core.progress import Progress
 from pxrs.errors import Fenced, SessionLost
@@ -278,6 +279,10 @@ class _Work:
 
     def rolled_back(self) -> None:
         self._desk.rewind([self._hand.seat])
+
+    def moved(self, found: Mapping[TopicPartition, Holding]) -> None:
+        if self._hand.seat.part in found:
+            self._hand.seat.found(found[self._hand.seat.part])
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
         self._desk.gone(parts, lost=True)

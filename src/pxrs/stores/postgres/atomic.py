@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
@@ -12,13 +11,11 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import (
     CommitConflict,
     InvalidRequest,
     NotAtomic,
     PxrsError,
-    TransactionConflict,
 )
 from pxrs.log.postgres import PostgresLog
 from pxrs.stores.block import Block, ended_inside
@@ -35,9 +32,6 @@ from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
-# So long a commit without an answer may stay undecided, and so often it is asked after.
-_UNDECIDED = 15.0
-_ASK_AGAIN = 0.05
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # The block's name tells at its end whether it is still the same transaction.
 _MARK = "SELECT set_config('pxrs.block', %s, true)"
@@ -47,7 +41,7 @@ _MARK_OURS = """SELECT set_config('pxrs.block', %s, true),
     set_config('idle_in_transaction_session_timeout', coalesce(least(nullif(
         extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000,
         0), %s::numeric), %s::numeric)::int::text, true)"""
-_STILL_IN_IT = """SELECT current_setting('pxrs.block', true) = %s, pg_current_xact_id()::text"""
+_STILL_IN_IT = "SELECT current_setting('pxrs.block', true) = %s"
 
 
 class PostgresAtomic(Block[Pg]):
@@ -81,7 +75,6 @@ class PostgresAtomic(Block[Pg]):
         # Whether the transaction was begun outside.
         self._is_older = False
         self._block = secrets.token_hex(8)
-        self._transaction = ""
 
     @property
     def joined(self) -> bool:
@@ -98,7 +91,8 @@ class PostgresAtomic(Block[Pg]):
 
     def __enter__(self) -> PostgresAtomic:
         self._require_new()
-        connection = self._database.take() if self._loan is None else self._lend(self._loan)
+        database = self._database
+        connection = database.take_for_block() if self._loan is None else self._lend(self._loan)
         try:
             self._begin(connection)
         except BaseException as error:
@@ -163,10 +157,6 @@ class PostgresAtomic(Block[Pg]):
             applied = self._apply(connection)
         if not self.joined:
             self._commit(connection)
-            if self._loan is not None and was_cut(connection):
-                # It is done, but the caller's side has heard nothing of that.
-                with suppress(psycopg.Error):
-                    self._loan.rollback()
             self._ears.ring(
                 keys=[write.key for write in self._writes],
                 partitions={append.where for append in self._appends},
@@ -190,36 +180,20 @@ class PostgresAtomic(Block[Pg]):
         return dict(outcome.versions), appended, queued
 
     def _commit(self, connection: Pg) -> None:
+        """If no answer comes, only what is in the database tells what became of it.
+
+        The number of the transaction does not: if its commit was never flushed to disk, the
+        server gives the same number to another one after a crash.
+        """
         try:
             if self._loan is not None:
                 self._loan.commit()
             else:
                 connection.execute("COMMIT")
         except DRIVER_ERRORS as error:
-            if not was_cut(connection):
-                raise
-            self._find_out(error)
-
-    def _find_out(self, lost: BaseException) -> None:
-        """The answer to COMMIT did not come. The server knows what became of the transaction."""
-        deadline = SYSTEM_CLOCK.monotonic() + _UNDECIDED
-        status = None
-        while SYSTEM_CLOCK.monotonic() < deadline:
-            with suppress(PxrsError):
-                ((status,),) = self._database.read(
-                    "SELECT pg_xact_status(%s::text::xid8)", (self._transaction,)
-                )
-                if status != "in progress":
-                    break
-            time.sleep(_ASK_AGAIN)
-        if status == "committed":
-            return
-        if status == "aborted":
-            raise TransactionConflict(
-                f"the connection to {self._database.place} was lost and the transaction rolled "
-                "back; run it again"
-            ) from lost
-        raise lost_answer(lost, self._database.place) from lost
+            if was_cut(connection):
+                raise lost_answer(error, self._database.place) from error
+            raise
 
     def _let_go(self, connection: Pg) -> None:
         """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
@@ -238,7 +212,7 @@ class PostgresAtomic(Block[Pg]):
             connection.info.transaction_status == TransactionStatus.INTRANS
         )
         if still:
-            ((still, self._transaction),) = run(connection, _STILL_IN_IT, (self._block,))
+            ((still,),) = run(connection, _STILL_IN_IT, (self._block,))
         if connection.info.transaction_status == TransactionStatus.INERROR:
             raise InvalidRequest(
                 "a statement of the block failed, so PostgreSQL will not commit it; let its error "

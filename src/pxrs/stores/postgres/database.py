@@ -81,7 +81,11 @@ class Database:
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **wanted})
         self.place = _describe(wanted)
         self.busy_timeout = busy_timeout
-        self._room = threading.BoundedSemaphore(connections)
+        # Blocks of callers may last: they leave one connection for statements, which are short. On
+        # it sessions are renewed and items extended while all others are in somebody's block.
+        self._room = threading.BoundedSemaphore(connections + 1)
+        self._room_for_blocks = threading.BoundedSemaphore(connections)
+        self._in_blocks: set[Pg] = set()
         self._idle: deque[Pg] = deque()
         self._all: set[Pg] = set()
         self._lock = threading.Lock()
@@ -244,14 +248,29 @@ class Database:
         finally:
             self.give_back(connection)
 
-    def take(self) -> Pg:
-        """A connection from the pool, outside of any transaction."""
+    def take_for_block(self) -> Pg:
+        """A connection for a transaction that lasts as long as its caller's block."""
         self.check_open()
-        if not self._room.acquire(timeout=self.busy_timeout):
+        self._enter(self._room_for_blocks)
+        try:
+            connection = self.take()
+        except BaseException:
+            self._room_for_blocks.release()
+            raise
+        self._in_blocks.add(connection)
+        return connection
+
+    def _enter(self, room: threading.BoundedSemaphore) -> None:
+        if not room.acquire(timeout=self.busy_timeout):
             raise StoreBusy(
                 f"all connections of this process to {self.place} have been in use for "
                 f"{self.busy_timeout:g} s; use shorter transactions, or more ?connections="
             )
+
+    def take(self) -> Pg:
+        """A connection from the pool, outside of any transaction, for one statement."""
+        self.check_open()
+        self._enter(self._room)
         try:
             while self._idle:
                 with suppress(IndexError):
@@ -266,6 +285,9 @@ class Database:
 
     def give_back(self, connection: Pg) -> None:
         """What was taken. One that is not as it was is closed."""
+        if connection in self._in_blocks:
+            self._in_blocks.discard(connection)
+            self._room_for_blocks.release()
         try:
             if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)

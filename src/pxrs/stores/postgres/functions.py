@@ -276,26 +276,27 @@ BEGIN
     RETURN NEXT;
 END $$"""
 
-# Ends sessions, with everything written with them, in one transaction. `since` and `last` say
-# from when until when, by the server's clock, the caller has been in touch with it: whoever was
-# away for a while, as everybody may have been, waits one TTL before it judges anybody by time.
-# A free lock is proof at once, but only under the server's start that it was taken under.
-_IS_OVER = """(
-    CASE WHEN s.lock IS NOT NULL AND s.started = pg_postmaster_start_time()
-        THEN pg_try_advisory_xact_lock_shared(s.lock) ELSE false END
-    OR (s.deadline <= clock_timestamp()
-        AND pg_postmaster_start_time() + s.ttl * interval '1 second' <= clock_timestamp()
-        AND {since} + s.ttl * interval '1 second' <= clock_timestamp()
-        AND {last} + interval '3 seconds' > clock_timestamp()))"""
+# Whether the connection that held its lock is closed. Under another start of the server that can't
+# be told: a restart frees every lock.
+_IS_UNLOCKED = """CASE WHEN s.lock IS NOT NULL AND s.started = pg_postmaster_start_time()
+        THEN pg_try_advisory_xact_lock_shared(s.lock) ELSE false END"""
+_IS_LATE = "s.deadline <= clock_timestamp()"
+# Further ahead than it can be, unless the server's clock was set back.
+_IS_AHEAD = "s.deadline > clock_timestamp() + s.ttl * interval '1 second'"
 
+# The server's start and, as JSON, the sessions that may be over: id, TTL, deadline, whether it has
+# passed, whether the session's connection is closed. See `pxrs.stores.observer`.
+SUSPECTS = f"""pg_postmaster_start_time(), (
+    SELECT json_agg(json_build_array(o.id, o.ttl, o.deadline, o.late, o.unlocked))::text FROM (
+        SELECT s.id, s.ttl, (extract(epoch FROM s.deadline) * 1000000)::int8 AS deadline,
+            {_IS_LATE} AS late, {_IS_UNLOCKED} AS unlocked, {_IS_AHEAD} AS ahead
+        FROM @.pxrs_sessions s OFFSET 0) o
+    WHERE o.late OR o.unlocked OR o.ahead)"""
 
-def over(since: str, last: str) -> str:
-    """The condition under which a session `s` is over, for an observer with this contact."""
-    return _IS_OVER.format(since=since, last=last)
-
-
+# Ends sessions, with everything written with them, in one transaction: those whose connection is
+# closed, and of `judged` those whose time is still over, or too far ahead.
 REAP = f"""
-CREATE FUNCTION @.pxrs_reap(ids text[], since timestamptz, last timestamptz)
+CREATE OR REPLACE FUNCTION @.pxrs_reap(unlocked text[], judged text[])
 RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 DECLARE
@@ -303,11 +304,15 @@ DECLARE
 BEGIN
     -- Whoever renews or writes with it right now is let be: there is a next time.
     WITH locked AS (
-        SELECT s.id FROM @.pxrs_sessions s WHERE s.id = ANY (ids)
-            AND {over("since", "last")} ORDER BY s.id FOR UPDATE SKIP LOCKED)
+        SELECT s.id FROM @.pxrs_sessions s WHERE s.id = ANY (unlocked || judged)
+            AND ((s.id = ANY (judged) AND ({_IS_LATE} OR {_IS_AHEAD})) OR {_IS_UNLOCKED})
+            ORDER BY s.id FOR UPDATE SKIP LOCKED)
     SELECT array_agg(id) INTO ended FROM locked;
     RETURN QUERY SELECT @.pxrs_end(ended);
 END $$"""
+
+# As versions up to 3 had it: it knew by the server's clock since when the caller was in touch.
+FORGET_FIRST_REAP = "DROP FUNCTION IF EXISTS @.pxrs_reap(text[], timestamptz, timestamptz)"
 
 # Says what has changed as the bell says it: k and a record's key, q and a queue's name.
 END = """

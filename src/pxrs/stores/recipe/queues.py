@@ -17,6 +17,8 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import Closed, StoreError, TransactionConflict
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.stores.queue_rules import (
+    given_up,
+    held_in,
     page_size,
     validate_lock,
     validate_name,
@@ -34,9 +36,11 @@ from pxrs.stores.recipe.shared import Tools
 from pxrs.stores.recipe.taking import Taker, Wish
 from pxrs.stores.recipe.upkeep import Upkeep
 from pxrs.types import (
+    Delivery,
     Held,
     Holder,
     ItemState,
+    Outcome,
     Queue,
     QueueChange,
     QueueLimits,
@@ -63,6 +67,8 @@ class RecipeQueues:
         self._upkeep = Upkeep(self._tools, self._reaper)
         self._restorer = Restorer(self._tools)
         self._closed = False
+        # Takes that were given up.
+        self._given_up: set[tuple[str, str]] = set()
 
     @property
     def limits(self) -> QueueLimits:
@@ -92,9 +98,12 @@ class RecipeQueues:
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         validate_take(count, most, lock_for)
         self._begin()
+        if (holder.session, unit) in self._given_up:
+            raise given_up(unit)
         return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for))
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
@@ -106,9 +115,13 @@ class RecipeQueues:
         self._begin()
         return self._changer.apply(change)
 
-    def applied(self, holder: Holder) -> bool:
+    def outcome(self, session: str, unit: str) -> Outcome:
         self._begin()
-        return self._receipts.applied(holder)
+        return self._receipts.outcome(session, unit, alive=self._tools.has_session(session))
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        self._given_up.add((holder.session, unit))
+        return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)

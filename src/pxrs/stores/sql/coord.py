@@ -21,7 +21,7 @@ from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
 from pxrs.stores.sql.schema import LONGEST_KEY, reading
-from pxrs.stores.sql.sessions import Observer, Sessions, SqlSession
+from pxrs.stores.sql.sessions import Observation, Sessions, SqlSession
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
@@ -39,7 +39,7 @@ class SqlCoord:
         self.database = Database(url, place)
         self.ears = Ears(self.database)
         self._sessions = Sessions(self.database, clock, self.ears.ring_all)
-        self.ears.observer = Observer(self.database, clock, self._sessions.end_expired)
+        self.ears.observation = Observation(self.database, clock, self._sessions.end_expired)
 
     def get(self, key: str) -> Versioned | None:
         rows = self.database.read(sql.GET, key=key)

@@ -58,6 +58,11 @@ class SqliteAtomic(Block[Turn]):
         return self._loan is not None and not self._lent
 
     @property
+    def is_exclusive(self) -> bool:
+        """A transaction of the caller's may not have the writer yet."""
+        return not self._is_older
+
+    @property
     def connection(self) -> sqlite3.Connection:
         connection = self._running().connection
         if not self._mark:

@@ -92,7 +92,7 @@ class Actor:
                 strategy=plan.strategy,
                 start=plan.start,
                 on_trimmed=plan.on_trimmed,
-                auto_commit=mode != "transactions",
+                auto_commit=mode not in ("asks", "transactions"),
             ),
             Decoder(),
             elsewhere=Elsewhere(self._working_on, lambda: None) if mode == "keys" else None,
@@ -181,19 +181,34 @@ class Actor:
             wanted = membership.look()
             now = self._clock.monotonic()
             self._look_at = now + _CAREFUL if wanted is None else min(now + _CAREFUL, wanted)
+            if self.mode == "asks":
+                self._commit_asked()
             if now >= self._commit_at:
                 self._commit_at = now + _CAREFUL
-                if self.mode != "transactions":
+                if self.mode not in ("asks", "transactions"):
                     self.worker.commit_handled()
             if self._watched != membership.waiting_for:
                 self._look_at = now
 
     def commit(self) -> None:
-        """Commit what was handled, without looking."""
+        """Commit what was handled, or asked for, without looking."""
         if self.mode == "transactions":
             return
         with self._tolerating("commit"):
-            self.worker.commit_handled()
+            if self.mode == "asks":
+                self._commit_asked()
+            else:
+                self.worker.commit_handled()
+
+    def _commit_asked(self) -> None:
+        """See `Steward.commit_what_was_asked`."""
+        asked, self._caller.asked = self._caller.asked, []
+        if asked:
+            try:
+                self.worker.commit_asked(asked)
+            except BaseException:
+                self._caller.asked += asked
+                raise
 
     def _arm(self, claims: frozenset[str]) -> None:
         if self._watch is not None and self._watched == claims:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
-from pxrs.runtime.runs import Run
+from pxrs.runtime.runs import Extent, Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Worker
 from pxrs.testing.simulator.account import Broken, Delivery
@@ -18,8 +18,8 @@ from pxrs.testing.simulator.locks import Blocked
 from pxrs.testing.simulator.transacting import Transacting
 from pxrs.types import Fence, Message, TopicPartition
 
-Mode = Literal["each", "poll", "keys", "transactions"]
-MODES: tuple[Mode, ...] = ("each", "poll", "keys", "transactions")
+Mode = Literal["each", "poll", "asks", "keys", "transactions"]
+MODES: tuple[Mode, ...] = ("each", "poll", "asks", "keys", "transactions")
 _RETRY = 0.2
 
 
@@ -63,6 +63,8 @@ class Caller:
         self._loop: Iterator[Message] | None = None
         self._loops = rng.random() < 0.5
         self._in_hand: list[tuple[Message, Delivery]] = []
+        # Commits that the steward shall make.
+        self.asked: list[Extent] = []
         # Of which topic's partition the messages are that carry this very fence.
         self._topic_ids: dict[int, tuple[Fence, str]] = {}
         self._schedule: Schedule[Task] = Schedule()
@@ -79,6 +81,8 @@ class Caller:
             self._each()
         elif self._mode == "poll":
             self._poll()
+        elif self._mode == "asks":
+            self._poll_and_ask()
         elif self._mode == "transactions":
             self._transact()
         else:
@@ -101,6 +105,8 @@ class Caller:
 
     def commit(self) -> None:
         """An explicit commit: of all that was handed out, or up to one message."""
+        if self._mode == "asks" and self._in_hand:
+            self._ask()
         if self._mode != "poll" or not self._in_hand:
             return
         last, of = self._rng.choice(self._in_hand)
@@ -112,7 +118,7 @@ class Caller:
         if only_one:
             self._worker.commit_message(last)
         else:
-            self._worker.commit_handed()
+            self._worker.commit_up_to(self._worker.extent())
 
     def _next_runs(self) -> list[Run]:
         runs = self._worker.hand_out(self._rng.choice(self.sizes))
@@ -149,6 +155,27 @@ class Caller:
         for run in self._next_runs():
             run.seen = len(run.messages)
             self._in_hand += [(message, self._began(message)) for message in run.messages]
+
+    def _poll_and_ask(self) -> None:
+        """`consumer.poll()` without auto-commit: what it returned counts when that is asked for."""
+        if self._in_hand and self._rng.random() < 0.3:
+            self._ask()
+            return
+        self._worker.finish()
+        for run in self._next_runs():
+            run.seen = len(run.messages)
+            self._in_hand += [(message, self._began(message)) for message in run.messages]
+
+    def _ask(self) -> None:
+        """`consumer.commit()`, or `consumer.commit_async()`. One that fails is asked for again."""
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        if self._rng.random() < 0.5:
+            self._worker.commit_up_to(self._worker.extent())
+        else:
+            self._say(f"{self._who} asks for a commit")
+            self.asked.append(self._worker.ask())
+        self._in_hand = []
 
     def _transact(self) -> None:
         """What `consumer.poll()` returned, or some turns of a loop, in one transaction."""

@@ -86,6 +86,7 @@ def draw_rates(rng: Random) -> Rates:
         unknown_applied=rate(),
         unknown_lost=rate(),
         unknown_late=rate(),
+        unlocked=0.5,
         unavailable=rate(),
         busy=rate(),
         reads=rate(),
