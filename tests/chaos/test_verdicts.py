@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy
@@ -88,40 +89,53 @@ def cut_while_working(px: pxrs.Pxrs, proxy: Proxy) -> Attacked:
 
 
 @pytest.fixture
-def late(postgres_url: str) -> Iterator[tuple[pxrs.Pxrs, Proxy, int]]:
-    """An open store, the network to it, and the process that serves its next call."""
+def far(postgres_url: str) -> Iterator[tuple[pxrs.Pxrs, Proxy]]:
+    """An open store and the network to it."""
     place, _, database = postgres_url.rpartition("/")
     with (
         Proxy(int(place.rpartition(":")[2])) as proxy,
         pxrs.connect(f"postgresql://postgres@{proxy.address}/{database}") as px,
     ):
+        # It is known to be a simple queue, so that items are put into it by the shorter way.
         for _ in range(3):
             px.put(QUEUE, "early")
         px.stores.queues.purge(QUEUE)
-        connection = px.stores.database.take()  # type: ignore[attr-defined]
-        pid = connection.info.backend_pid
-        px.stores.database.give_back(connection)  # type: ignore[attr-defined]
-        yield px, proxy, pid
+        yield px, proxy
+
+
+@contextmanager
+def late_reader(url: str, proxy: Proxy) -> Iterator[None]:
+    """The server does not read what it is sent in the block; at its end it reads all of it.
+
+    Every process that serves a connection is frozen; those of new connections are not. The old
+    connections are cut when something was sent on one of them.
+    """
+    serving = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pxrs' AND datname = %s"
+    pids = [pid for (pid,) in query(url, serving, url.rpartition("/")[2])]
+    proxy.hold_answers()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    while query(url, "SELECT 1 FROM pg_stat_activity WHERE pid = ANY (%s)", pids):
+        pass
 
 
 @postgres
 def test_a_unit_that_was_given_up_is_refused_when_it_comes(
-    late: tuple[pxrs.Pxrs, Proxy, int], postgres_url: str
+    far: tuple[pxrs.Pxrs, Proxy], postgres_url: str
 ) -> None:
     """The server reads what it was sent only after the caller has been told that it is not done."""
-    px, proxy, pid = late
-    with ThreadPoolExecutor(1) as pool:
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            proxy.hold_answers()
-            job = pool.submit(px.put, QUEUE, "late")
-            proxy.await_request()
-            proxy.reset()
-            proxy.heal()
-            assert isinstance(job.exception(PATIENCE), TransactionConflict)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        await_end_of(pid, postgres_url)
+    px, proxy = far
+    with ThreadPoolExecutor(1) as pool, late_reader(postgres_url, proxy):
+        job = pool.submit(px.put, QUEUE, "late")
+        proxy.await_request()
+        proxy.reset()
+        proxy.heal()
+        assert isinstance(job.exception(PATIENCE), TransactionConflict)
     assert look(px.stores, QUEUE) == []
     px.put(QUEUE, "again")
     assert len(look(px.stores, QUEUE)) == 1
@@ -129,31 +143,20 @@ def test_a_unit_that_was_given_up_is_refused_when_it_comes(
 
 @postgres
 def test_a_take_that_was_given_up_holds_nothing_when_it_comes(
-    late: tuple[pxrs.Pxrs, Proxy, int], postgres_url: str
+    far: tuple[pxrs.Pxrs, Proxy], postgres_url: str
 ) -> None:
-    px, proxy, pid = late
+    px, proxy = far
     px.put(QUEUE, "item")
+    other = Worker(px.stores)
     with ThreadPoolExecutor(1) as pool, px.begin() as tx:
-        tx.holder  # noqa: B018 - opens the session, with another connection
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            proxy.hold_answers()
+        assert tx.holder.session
+        with late_reader(postgres_url, proxy):
             job = pool.submit(tx.take, QUEUE, 0)
             proxy.await_request()
             proxy.reset()
             proxy.heal()
             assert job.result(PATIENCE) is None
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        await_end_of(pid, postgres_url)
-        other = Worker(px.stores)
         assert bodies([other.take_one(QUEUE)]) == [b"titem"]
-
-
-def await_end_of(pid: int, url: str) -> None:
-    """Until the server's process has done what it was sent, and noticed that nobody listens."""
-    while query(url, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid):
-        pass
 
 
 @mariadb
