@@ -19,15 +19,18 @@ class Outage:
         self._who = who
         self._clock = clock
         self.since: float | None = None
+        self.error: Exception | None = None
 
     def began(self, error: Exception) -> None:
         """A call has failed in a way that may pass."""
+        self.error = error
         if self.since is None:
             self.since = self._clock.monotonic()
             _LOG.warning("%s: trying again until it works: %s", self._who, error)
 
     def over(self) -> None:
         """A call has worked."""
+        self.error = None
         if self.since is not None:
             _LOG.warning(
                 "%s: it works again, after %.1f s", self._who, self._clock.monotonic() - self.since
