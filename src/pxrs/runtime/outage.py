@@ -25,10 +25,12 @@ class Outage:
         self._log = log
         self._lock = threading.Lock()
         self.since: float | None = None
+        self.error: Exception | None = None
 
     def began(self, error: Exception) -> None:
         """A call has failed in a way that may pass."""
         with self._lock:
+            self.error = error
             if self.since is None:
                 self.since = self._clock.monotonic()
                 self._log.warning("%s: trying again until it works: %s", self._who, error)
@@ -45,7 +47,7 @@ class Outage:
             if self.since is not None and (asked is None or asked >= self.since):
                 lasted = self._clock.monotonic() - self.since
                 self._log.warning("%s: it works again, after %.1f s", self._who, lasted)
-                self.since = None
+                self.since = self.error = None
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
