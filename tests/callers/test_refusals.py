@@ -231,3 +231,28 @@ def test_django_is_joined_inside_atomic_only(site: Site) -> None:
             site.px.put(site.name, "1", connection=connection)
     connection.close()
     assert site.landed() == site.both()
+
+
+@pytest.mark.engine("sqlite")
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_an_interrupt_asks_nobody_what_became_of_the_callers_transaction(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask would wait for that transaction, in the thread that is to end it."""
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+            if "pxrs_queue" in statement:
+                raise KeyboardInterrupt
+            return super().execute(statement, *parameters)
+
+    connection = sqlite3.connect(site.engine.url.database or "", factory=Interrupted)
+    connection.execute("INSERT INTO callers_rows VALUES (1)")
+    asked: list[object] = []
+    monkeypatch.setattr(site.px.stores.queues, "outcome", lambda *unit: asked.append(unit))
+    with pytest.raises(KeyboardInterrupt):
+        site.px.put(site.name, "1", connection=connection)
+    assert not asked
+    connection.rollback()
+    connection.close()
+    assert site.landed() == site.both()

@@ -394,7 +394,8 @@ class UnitOfWork:
         # Nothing of others is cleared away in a transaction that the caller may yet roll back.
         forget = () if self._is_callers else keeper.to_forget(holder.session)
         self._sent = QueueChange(holder, removed, tuple(self._put), keeper.next_name(), forget)
-        self._in_doubt = True
+        # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
+        self._in_doubt = not self._is_callers
         return self._sent
 
     def _stage(self, atomic: Atomic, change: QueueChange | None) -> None:
