@@ -80,6 +80,21 @@ def test_an_item_is_not_removed_without_the_effects_before_it(site: Site, end: s
         assert tx.take(site.name, PATIENCE) is not None
 
 
+@on("sqlite", "postgres", "mariadb")
+def test_a_savepoint_around_the_block_that_ends_inside_of_it_is_told(site: Site) -> None:
+    with Session(site.engine) as session, session.begin():
+        session.execute(text(INSERT.format(1)))
+        nested = session.begin_nested()
+        with (
+            pytest.raises(InvalidRequest, match="ended inside"),
+            site.px.transaction(join=session) as tx,
+        ):
+            tx.execute(INSERT.format(2))
+            nested.rollback()
+            tx.put(site.name, "2")
+    assert site.landed()[:2] == [[1], []]
+
+
 def lose_a_deadlock(site: Site, run: Any) -> None:
     """Be the victim of a deadlock, and go on as if nothing was."""
     with site.engine.connect() as other, ThreadPoolExecutor(1) as pool:

@@ -18,8 +18,10 @@ from support.callers import (
     ChangedMindError,
     Idiom,
     Site,
+    engine_begin,
     site_of,
 )
+from support.child import PATIENCE
 
 MATRIX = [
     pytest.param(kind, idiom, id=f"{kind}-{idiom.__name__}", marks=pytest.mark.engine(kind))
@@ -107,3 +109,25 @@ def test_a_connection_that_is_lost_lands_neither(site: Site, idiom: Idiom, when:
             site.write(caller, 1)
     assert not isinstance(caught.value, AssertionError)
     assert site.landed() == site.both()
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.engine(kind)) for kind in ("postgres", "mariadb")]
+)
+def test_who_has_not_committed_yet_holds_up_no_other_queue(site: Site) -> None:
+    """Not even what the same process does next: what it notes of its own commits is apart."""
+    beside = f"{site.name}-beside"
+    site.px.create_queue(beside)
+    site.px.put(beside, "0")
+    for ends in (True, False):
+        with suppress(ChangedMindError), engine_begin(site) as caller:
+            site.write(caller, 1)
+            for number in range(3):
+                site.px.put(beside, str(number))
+                with site.px.transaction() as tx:
+                    assert tx.take(beside, PATIENCE) is not None
+            if not ends:
+                raise ChangedMindError
+        site.px.put(beside, "9")
+    assert len(site.px.stores.queues.peek(site.name)) == 1
+    assert len(site.px.stores.queues.peek(beside)) == 3

@@ -206,7 +206,8 @@ def test_so_is_one_that_was_idle_for_too_long(site: Site) -> None:
         pid = driver_under(tx).info.backend_pid
         while query(site.url, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid):
             pass
-        with pytest.raises(TransactionConflict, match="keep slow work outside"):
+        # What the server said about it may be lost with the connection.
+        with pytest.raises((TransactionConflict, StoreUnavailable)):
             tx.execute("INSERT INTO callers_rows VALUES (2)")
         tx.rollback()
     assert site.landed() == site.both()

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 import pxrs
 from pxrs import aio
 from pxrs.errors import InvalidRequest, NotAtomic, StoreUnavailable, TopicNotFound
-from support.callers import Caller, Site, engine_begin, of_psycopg, site_of
+from support.callers import Caller, Site, engine_begin, of_psycopg, set_up_django, site_of
 from support.engine_fixtures import postgres_database
 
 every_engine = pytest.mark.parametrize(
@@ -211,3 +211,23 @@ def test_sqlalchemys_own_pool_is_no_matter(tmp_path: Path) -> None:
         pooled.close()
         engine.dispose()
         assert site.landed() == [[], [1], []]
+
+
+@every_engine
+def test_django_is_joined_inside_atomic_only(site: Site) -> None:
+    set_up_django(site)
+    from django.db import connection, transaction
+
+    with pytest.raises(InvalidRequest, match=r"transaction\.atomic"):
+        site.px.put(site.name, "1", connection=connection)
+    with (
+        pytest.raises(InvalidRequest, match="join="),
+        site.px.transaction(commits=connection) as tx,
+    ):
+        tx.put(site.name, "1")
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(InvalidRequest, match="rolled back"):
+            site.px.put(site.name, "1", connection=connection)
+    connection.close()
+    assert site.landed() == site.both()

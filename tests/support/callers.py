@@ -387,6 +387,69 @@ def pymysql_begun(site: Site) -> Iterator[Caller]:
         yield caller
 
 
+# Django, on every engine
+
+
+def set_up_django(site: Site) -> None:
+    """Make the site its default database. Each engine has its backend; MariaDB's is PyMySQL's."""
+    import django.conf
+    from django.db import connections
+
+    if not django.conf.settings.configured:
+        pymysql.install_as_MySQLdb()
+        django.conf.settings.configure()
+        django.setup()
+    url = site.engine.url
+    backend = {"sqlite": "sqlite3", "postgres": "postgresql", "mariadb": "mysql"}[site.kind]
+    there: dict[str, Any] = {
+        "ENGINE": f"django.db.backends.{backend}",
+        "NAME": url.database,
+        "USER": url.username or "",
+        "PASSWORD": url.password or "",
+        "HOST": url.host or "",
+        "PORT": str(url.port or ""),
+    }
+    connections.settings = connections.configure_settings({"default": there})
+    connections["default"] = connections.create_connection("default")
+
+
+@contextmanager
+def django_atomic(site: Site) -> Iterator[Caller]:
+    set_up_django(site)
+    from django.db import connection, transaction
+
+    def run(statement: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    try:
+        with transaction.atomic():
+            yield Caller(connection, run, transaction.atomic, lambda: connection.connection)
+    finally:
+        connection.close()
+
+
+@contextmanager
+def django_without_autocommit(site: Site) -> Iterator[Caller]:
+    """Whoever turns it off ends transactions by hand."""
+    set_up_django(site)
+    from django.db import connection, transaction
+
+    def run(statement: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    transaction.set_autocommit(False)
+    try:
+        yield Caller(connection, run, transaction.atomic, lambda: connection.connection)
+        transaction.commit()
+    except ChangedMindError:
+        transaction.rollback()
+        raise
+    finally:
+        connection.close()
+
+
 Idiom = Callable[[Site], AbstractContextManager[Caller]]
 
 EVERYWHERE: tuple[Idiom, ...] = (
@@ -398,6 +461,8 @@ EVERYWHERE: tuple[Idiom, ...] = (
     engine_begin,
     engine_connect,
     session_of_a_connection,
+    django_atomic,
+    django_without_autocommit,
 )
 IDIOMS: dict[str, tuple[Idiom, ...]] = {
     "sqlite": (*EVERYWHERE, begun_by_sqlalchemy, sqlite_legacy, sqlite_immediate, sqlite_begun),

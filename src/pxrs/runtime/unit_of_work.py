@@ -395,8 +395,9 @@ class UnitOfWork:
         """What is about to be sent, as a unit of its own: another try is another unit."""
         holder, keeper = self._hold.holder, self._desk.keeper
         removed = tuple(each.held for each in self._hold.taken)
-        unit, forget = keeper.next_name(), keeper.to_forget(holder.session)
-        self._sent = QueueChange(holder, removed, tuple(self._put), unit, forget)
+        # Nothing of others is cleared away in a transaction that the caller may yet roll back.
+        forget = () if self._is_callers else keeper.to_forget(holder.session)
+        self._sent = QueueChange(holder, removed, tuple(self._put), keeper.next_name(), forget)
         self._in_doubt = True
         return self._sent
 
