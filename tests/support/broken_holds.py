@@ -190,6 +190,7 @@ class HandsOutWhatItRemembers(MemoryQueues):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         aside, self._aside = self._aside, Taken([], None)
         if aside.items:
