@@ -46,7 +46,12 @@ class Stage(ABC):
         self.clock = VirtualClock()
         self.stores = MemoryStores(clock=self.clock)
         self.faults = Faults(
-            rng, self.clock, rates, before_call=self._called, no_answer=self._no_answer
+            rng,
+            self.clock,
+            rates,
+            before_call=self._called,
+            no_answer=self._no_answer,
+            interruptible=self._interruptible,
         )
         self._ttl = ttl
         self._trace = trace
@@ -66,6 +71,10 @@ class Stage(ABC):
     @abstractmethod
     def _called(self, who: str, what: str) -> None:
         """Before a call to the store: others may come first, and the caller may die."""
+
+    def _interruptible(self, who: str) -> bool:
+        """Whether Ctrl-C would meet the thread in which the process calls."""
+        return True
 
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
         self.say(f"{who} gets no answer: {why}")
