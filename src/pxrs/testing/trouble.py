@@ -125,7 +125,8 @@ class Faults:
         if fate < 1 / 3:
             change()
         elif fate < 2 / 3:
-            self.put_off(change, unit, () if self.happens(self.rates.unlocked) else locking)
+            is_there = bool(locking) and not self.happens(self.rates.unlocked)
+            self.put_off(change, unit, locking if is_there else ())
         self.unknown(who, f"{what} is interrupted", writes)
         raise Interrupted(what)
 
