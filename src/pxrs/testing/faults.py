@@ -19,7 +19,8 @@ that one of them can be cut off. What can go wrong:
   about the same records waits until it has arrived; or it holds none, and may be overtaken;
 - the same of each batch of an append by itself, or there is no room for it (`StoreFull`);
 - reads and renewals fail;
-- nobody, or one of them, can reach the store for a while;
+- nobody, or one of them, can reach the store for a while; or it crashes, and what was on its way
+  is gone;
 - wake-ups are lost, or come late.
 """
 

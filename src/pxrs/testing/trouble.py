@@ -79,6 +79,17 @@ class Faults:
         else:
             self._cut_off[who] = max(self._cut_off.get(who, until), until)
 
+    def crash(self, until: float) -> None:
+        """The store dies, and can be reached again at that time.
+
+        What was not flushed is undone: all that was on its way. What was answered is flushed, and
+        nobody reads what is not, so a commit that the crash undoes looks like one that was lost
+        (`Rates.unknown_lost`). Numbers that a store gives out by itself may then be given out once
+        more: they prove nothing.
+        """
+        self._late.clear()
+        self.cut_off(None, until)
+
     def heal(self) -> None:
         """No faults from now on; commits that are still on their way arrive now."""
         self.rates = NOTHING

@@ -243,8 +243,13 @@ class World:
 
     def _cut_off(self, who: str) -> None:
         seconds = self._rng.choice((0.2, 2.0))
-        self._say(f"{who} is cut off for {seconds:g} s")
-        self._faults.cut_off(who, self._clock.monotonic() + seconds)
+        until = self._clock.monotonic() + seconds
+        if self._rng.random() < 0.5:
+            self._say(f"the store crashes, and is back in {seconds:g} s")
+            self._faults.crash(until)
+        else:
+            self._say(f"{who} is cut off for {seconds:g} s")
+            self._faults.cut_off(who, until)
 
     def _settle(self) -> None:
         self._say("no more trouble")
