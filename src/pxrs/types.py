@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -251,11 +252,25 @@ class Release(NamedTuple):
 
 
 class QueueChange(msgspec.Struct, frozen=True):
-    """What a transaction does to queues: all of it or nothing."""
+    """What a transaction does to queues: all of it or nothing.
+
+    `unit` names this very commit: another attempt at the same has another name. `forget` are
+    earlier units of the session whose outcome the committer knows: their evidence may go.
+    """
 
     holder: Holder
     remove: tuple[Held, ...] = ()
     put: tuple[NewItem, ...] = ()
+    unit: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+    forget: tuple[str, ...] = ()
+
+
+class Outcome(enum.StrEnum):
+    """What became of a commit that was not answered. `NEVER` is final, `UNKNOWN` is not."""
+
+    DONE = "done"
+    NEVER = "never"
+    UNKNOWN = "unknown"
 
 
 class ItemState(enum.StrEnum):

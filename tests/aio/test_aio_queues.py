@@ -187,7 +187,7 @@ def test_a_session_of_the_callers(tmp_path: Path) -> None:
         async with opened(tmp_path) as px:
             with Session(engine) as session:
                 session.execute(text("INSERT INTO done VALUES ('one')"))
-                async with px.transaction(session) as tx:
+                async with px.transaction(join=session) as tx:
                     await tx.put("inbox", "one")
                 assert await px.queues.list() == []
                 session.commit()

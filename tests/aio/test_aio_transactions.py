@@ -217,11 +217,11 @@ def test_a_session_of_the_callers(tmp_path: Path) -> None:
         async with consuming(tmp_path) as (px, consumer):
             with Session(engine) as session:
                 with pytest.raises(ChangedMindError):
-                    async with consumer.transaction(session):
+                    async with consumer.transaction(commits=session):
                         session.execute(text("INSERT INTO done VALUES (1)"))
                         raise ChangedMindError
                 assert len(await consumer.poll(timeout=PATIENCE)) == 3
-                async with consumer.transaction(session) as tx:
+                async with consumer.transaction(commits=session) as tx:
                     session.execute(text("INSERT INTO done VALUES (1)"))
                     await tx.send("invoices", "for all")
                 assert not session.in_transaction()

@@ -18,8 +18,10 @@ ONLY_BLOCKING = {
     "Pxrs": {"is_around_here", "new_run"},
     "Producer": {"deliver", "hurry", "refuse_closed", "sending"},
     "Sent": {"when_done"},
-    "UnitOfWork": {"has_connection", "holder", "is_lost", "unread"},
-    "Transaction": {"has_connection", "holder", "is_lost", "keeps_on_conflict", "unread"},
+    "UnitOfWork": {"has_connection", "holder", "keep_hold", "is_lost", "unread"},
+    "Transaction": {
+        "has_connection", "holder", "keep_hold", "is_lost", "keeps_on_conflict", "unread",
+    },
 }  # fmt: skip
 ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
 # These return the classes of their own side, or take coroutines.

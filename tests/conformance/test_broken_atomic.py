@@ -65,6 +65,17 @@ class SkipsChecks(MemoryAtomic):
         pass
 
 
+class TakesAnything:
+    """A connection, as far as a block can tell."""
+
+    def execute(self, statement: str) -> None:
+        pass
+
+
+class NeverNoticesAnEnd(MemoryAtomic):
+    connection = TakesAnything()  # type: ignore[assignment]
+
+
 class TakesProducerIds(MemoryAtomic):
     def append(self, where: LogPartition, batch: Batch) -> None:
         self._appends.append(Append(where, batch))
@@ -146,6 +157,20 @@ class ChangesQueuesAfterwards(MemoryAtomic):
             self.queued = self._queues.apply(change)
 
 
+class JudgesHoldsAsTheyWere(MemoryAtomic):
+    """Sees the deadlines of when it began, as a plain read in an old snapshot would."""
+
+    def __enter__(self) -> MemoryAtomic:
+        queues = self._queues._queues.values()
+        self._seen = [(item, item.lock_until) for queue in queues for item in queue.items.values()]
+        return super().__enter__()
+
+    def _apply(self) -> None:
+        for item, lock_until in self._seen:
+            item.lock_until = lock_until
+        super()._apply()
+
+
 class TakesTheLastChange(MemoryAtomic):
     def queue(self, change: QueueChange) -> None:
         self._change = None
@@ -163,6 +188,7 @@ BROKEN: list[tuple[type[MemoryAtomic], str]] = [
     (WritesDespiteABadAppend, "check_bad_append_rolls_back"),
     (AppliesDespiteAnException, "check_exception_rolls_back"),
     (SwallowsConflicts, "check_conflict_rolls_back"),
+    (NeverNoticesAnEnd, "check_a_transaction_ended_inside_applies_nothing"),
     (SkipsUnwrittenKeys, "check_conflict_on_an_unwritten_record_rolls_back"),
     (SkipsChecks, "check_conflict_rolls_back"),
     (TakesProducerIds, "check_producer_ids_are_refused"),
@@ -178,6 +204,7 @@ BROKEN: list[tuple[type[MemoryAtomic], str]] = [
     (ChangesQueuesAtOnce, "check_queues_change_with_the_rest"),
     (ChangesQueuesAtOnce, "check_conflict_leaves_queues_alone"),
     (ChangesQueuesAfterwards, "check_lost_item_rolls_back"),
+    (JudgesHoldsAsTheyWere, "check_holds_are_extended_beside_a_block"),
     (TakesTheLastChange, "check_a_block_changes_queues_once"),
     (ForgetsTheQueues, "check_queues_change_with_the_rest"),
     (ForgetsTheQueues, "check_blocks_wake_takers"),

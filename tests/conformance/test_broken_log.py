@@ -241,6 +241,26 @@ class FailsTogether(MemoryLog):
         return super().append(appends)
 
 
+class TellsOneErrorToAll(MemoryLog):
+    """What was appended is called refused when something else of the call was."""
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        outcomes = super().append(appends)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, PxrsError)]
+        return [errors[0]] * len(outcomes) if errors else outcomes
+
+
+class EndsAtTheFirstError(MemoryLog):
+    """A refusal is taken for the fate of everything behind it."""
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        outcomes: list[Appended | PxrsError] = []
+        for append in appends:
+            refused = outcomes and isinstance(outcomes[-1], PxrsError)
+            outcomes.append(outcomes[-1] if refused else super().append([append])[0])
+        return outcomes
+
+
 class TakesEmptyBatches(MemoryLog):
     def place(self, where: LogPartition, batch: Batch) -> Appended:
         appended = self.find(where).append(batch)
@@ -344,6 +364,8 @@ BROKEN: list[tuple[type[MemoryLog], str]] = [
     (MixesPartitions, "check_partitions_and_producers_are_apart"),
     (SnapsIntoRange, "check_offsets_out_of_range"),
     (MakesWhatIsMissing, "check_unknown_partitions"),
+    (TellsOneErrorToAll, "check_a_refusal_is_said_of_its_batch_only"),
+    (EndsAtTheFirstError, "check_a_refusal_is_said_of_its_batch_only"),
     (EmptiesOnCreate, "check_create_again_changes_nothing"),
     (DropsNothing, "check_dropped_topic_is_gone"),
     (AppendsInSilence, "check_appends_wake"),

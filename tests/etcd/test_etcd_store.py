@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ import trustme
 import engines
 from pxrs.config import parse_url
 from pxrs.config_engines import EtcdSettings, etcd_settings
-from pxrs.errors import Closed, ConfigError, InvalidRequest, SessionLost, StoreUnavailable
+from pxrs.errors import (
+    Closed,
+    ConfigError,
+    InvalidRequest,
+    SessionLost,
+    StoreFull,
+    StoreUnavailable,
+)
 from pxrs.stores.etcd.coord import EtcdCoord
 from pxrs.stores.etcd.wire import grpc, rpc
 from pxrs.types import Check, Committed, Put
@@ -112,6 +120,30 @@ def test_more_than_etcd_takes_is_refused_whole(etcd_url: str) -> None:
         assert isinstance(made, Committed)
         checks = [Check(key, version) for key, version in made.versions.items()]
         assert isinstance(coord.commit(checks, many), Committed)
+
+
+def test_what_was_not_written_for_want_of_space_is_not_there(new_engine: NewEngine) -> None:
+    """etcd does a transaction that crosses its quota, and answers that there is no space."""
+    etcd = new_engine("etcd", flags=[f"--quota-backend-bytes={8 * 2**20}"])
+    told: dict[str, object] = {}
+
+    def fill(worker: int) -> None:
+        with opened(etcd.url) as coord:
+            for number in range(1000):
+                key = f"{worker}/{number:04}"
+                try:
+                    told[key] = coord.commit([Check(key, 0)], [Put(key, bytes(50_000))])
+                except StoreFull as error:
+                    told[key] = error
+                    return
+
+    with ThreadPoolExecutor(16) as pool:
+        for filled in [pool.submit(fill, worker) for worker in range(16)]:
+            filled.result(4 * PATIENCE)
+    with opened(etcd.url) as coord:
+        there = {record.key for record in coord.list("")}
+    assert there == {key for key, answer in told.items() if isinstance(answer, Committed)}
+    assert len(told) - len(there) == 16
 
 
 def test_a_closed_store_says_so(etcd_url: str) -> None:

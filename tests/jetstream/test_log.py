@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pxrs
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import parse_url
 from pxrs.config_engines import nats_settings
 from pxrs.errors import (
@@ -104,10 +105,10 @@ def test_what_nobody_can_tell_is_said(log: JetStreamLog, proxy: Proxy, url: str)
         while log.bounds("t-1")[0].end < 2:
             assert watch.wait(PATIENCE)
         proxy.refuse()
-        with pytest.raises(OutcomeUnknown):
-            outcome.result(PATIENCE)
-    with pytest.raises(StoreUnavailable):
-        cut_off.append([Append(HERE, batch(b"never sent"))])
+        (unknown,) = outcome.result(PATIENCE)
+        assert isinstance(unknown, OutcomeUnknown)
+    (unsent,) = cut_off.append([Append(HERE, batch(b"never sent"))])
+    assert isinstance(unsent, StoreUnavailable)
     watch.close()
     cut_off.close()
     assert list(values_in(log, HERE).values()) == [b"before", b"a"]
@@ -160,6 +161,29 @@ def test_a_state_put_aside_too_early_is_replaced(log: JetStreamLog) -> None:
     repeat = Append(HERE, batch(b"y", producer=(99, 0, 1)))
     following = Append(HERE, batch(b"w", producer=(99, 0, 2)))
     assert log.append([repeat, following]) == [Appended(1, duplicate=True), Appended(2 + INLINE)]
+
+
+class EightDaysAhead:
+    """The clock of a host that is wrong."""
+
+    monotonic = staticmethod(SYSTEM_CLOCK.monotonic)
+
+    def wall_ms(self) -> int:
+        return SYSTEM_CLOCK.wall_ms() + 8 * 24 * 3600 * 1000
+
+
+def test_a_host_whose_clock_is_ahead_makes_nobody_forgotten(log: JetStreamLog, url: str) -> None:
+    """Producers are forgotten by the server's time."""
+    ahead = JetStreamLog(nats_settings(parse_url(url)), EightDaysAhead())
+    many = 2 * INLINE
+    for producer in range(many):
+        append(log, HERE, batch(b"x", producer=(producer, 0, 0)))
+    append(ahead, HERE, batch(b"y", producer=(99, 0, 0)))
+    for other in (log, ahead):
+        for producer in range(many):
+            again = Append(HERE, batch(b"x", producer=(producer, 0, 0)))
+            assert other.append([again]) == [Appended(producer, duplicate=True)]
+    ahead.close()
 
 
 def test_states_survive_a_trim_of_everything(log: JetStreamLog, url: str) -> None:

@@ -107,7 +107,7 @@ async def landed(px: aio.Pxrs, url: str) -> tuple[int, int, int]:
 def test_all_of_it_lands_together(postgres_url: str, lends: Lends) -> None:
     async def main() -> None:
         async with consuming(postgres_url) as (px, consumer), lends(postgres_url) as lent:
-            async with consumer.transaction(lent.connection) as tx:
+            async with consumer.transaction(commits=lent.connection) as tx:
                 await lent.insert(0, 1)
                 await tx.execute("INSERT INTO done VALUES (2)")
                 assert isinstance(tx.connection, psycopg.AsyncConnection)
@@ -123,13 +123,13 @@ def test_an_exception_rolls_back_what_the_caller_wrote(postgres_url: str, lends:
     async def main() -> None:
         async with consuming(postgres_url) as (px, consumer), lends(postgres_url) as lent:
             with pytest.raises(ChangedMindError):
-                async with consumer.transaction(lent.connection) as tx:
+                async with consumer.transaction(commits=lent.connection) as tx:
                     await lent.insert(0, 1, 2)
                     await tx.send("invoices", "for all")
                     raise ChangedMindError
             assert await landed(px, postgres_url) == NOTHING
             assert len(await consumer.poll(3, timeout=PATIENCE)) == 3
-            async with consumer.transaction(lent.connection) as tx:
+            async with consumer.transaction(commits=lent.connection) as tx:
                 await lent.insert(0, 1, 2)
                 await tx.send("invoices", "for all")
             assert await landed(px, postgres_url) == ALL
@@ -146,7 +146,7 @@ def test_a_fenced_owner_is_rolled_back_and_told(postgres_url: str, lends: Lends)
             lends(postgres_url) as lent,
         ):
             with pytest.raises(pxrs.Fenced):
-                async with consumer.transaction(lent.connection) as tx:
+                async with consumer.transaction(commits=lent.connection) as tx:
                     await lent.insert(0, 1, 2)
                     await tx.send("invoices", "for all")
                     await other.groups.reset("g", "orders", to="earliest", force=True)
@@ -164,11 +164,11 @@ def test_items_go_with_what_the_caller_wrote(postgres_url: str, lends: Lends) ->
         async with aio.connect(postgres_url) as px, lends(postgres_url) as lent:
             await px.put("inbox", "1")
             with pytest.raises(ChangedMindError):
-                async with px.transaction(lent.connection) as tx:
+                async with px.transaction(commits=lent.connection) as tx:
                     assert await tx.take("inbox", timeout=PATIENCE) is not None
                     await tx.execute("INSERT INTO done VALUES (1)")
                     raise ChangedMindError
-            async with px.transaction(lent.connection) as tx:
+            async with px.transaction(commits=lent.connection) as tx:
                 item = await tx.take("inbox", timeout=PATIENCE)
                 assert item is not None
                 await tx.execute("INSERT INTO done VALUES (2)")
@@ -187,7 +187,7 @@ def test_a_transaction_of_the_callers_own_ends_when_the_caller_says(postgres_url
         async with aio.connect(postgres_url) as px, session(postgres_url) as lent:
             for end, rows in ((lent.connection.rollback, 0), (lent.connection.commit, 1)):
                 await lent.insert(1)
-                async with px.transaction(lent.connection) as tx:
+                async with px.transaction(join=lent.connection) as tx:
                     await tx.put("outbox", "from inside")
                 async with px.transaction() as other:
                     assert await other.take("outbox", timeout=0) is None
@@ -205,7 +205,7 @@ def test_a_task_cancelled_inside_leaves_the_session_clean(postgres_url: str) -> 
             inside = asyncio.Event()
 
             async def hang() -> None:
-                async with consumer.transaction(lent.connection):
+                async with consumer.transaction(commits=lent.connection):
                     await lent.insert(0)
                     inside.set()
                     await asyncio.Event().wait()
@@ -228,12 +228,12 @@ def test_what_is_not_this_store_is_refused(postgres_url: str) -> None:
         async with consuming(postgres_url) as (_, consumer):
             async with driver(elsewhere) as lent:
                 with pytest.raises(pxrs.NotAtomic):
-                    async with consumer.transaction(lent.connection):
+                    async with consumer.transaction(commits=lent.connection):
                         pass
             await consumer.poll(timeout=PATIENCE)
             async with driver(postgres_url) as lent:
                 with pytest.raises(pxrs.InvalidRequest, match="ended inside its block"):
-                    async with consumer.transaction(lent.connection) as tx:
+                    async with consumer.transaction(commits=lent.connection) as tx:
                         await lent.connection.commit()
                         await tx.send("invoices", "after the end")
 
@@ -246,7 +246,7 @@ def test_the_blocking_side_refuses_what_belongs_to_a_loop(postgres_url: str) -> 
             async with driver(postgres_url) as lent:
                 with (
                     pytest.raises(pxrs.NotAtomic, match=r"pxrs\.aio"),
-                    px.transaction(lent.connection) as tx,
+                    px.transaction(join=lent.connection) as tx,
                 ):
                     tx.put("q", "1")
 

@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 
 import pxrs
 from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, TransactionConflict
+from pxrs.stores.connections import Lent
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.tools import append, batch, put, value_of, values_in
 from pxrs.types import Appended, Check, LogPartition, Put
@@ -51,7 +52,7 @@ def mine(postgres_url: str, request: pytest.FixtureRequest) -> Iterator[psycopg.
 def test_pxrs_begins_and_commits_on_an_idle_connection(
     stores: PostgresStores, mine: psycopg.Connection[Any], postgres_url: str
 ) -> None:
-    with stores.atomic(mine) as tx:
+    with stores.atomic(Lent(mine)) as tx:
         assert tx.connection is mine
         mine.execute("INSERT INTO effects VALUES (1)")
         tx.write(Put("k", b"1"))
@@ -66,11 +67,11 @@ def test_all_of_it_is_rolled_back(
     stores: PostgresStores, mine: psycopg.Connection[Any], postgres_url: str
 ) -> None:
     put(stores.coord, "k", b"old")
-    with pytest.raises(CommitConflict), stores.atomic(mine) as tx:
+    with pytest.raises(CommitConflict), stores.atomic(Lent(mine)) as tx:
         mine.execute("INSERT INTO effects VALUES (1)")
         tx.check(Check("k", 999_999))
         tx.append(HERE, batch(b"a"))
-    with pytest.raises(ZeroDivisionError), stores.atomic(mine) as tx:
+    with pytest.raises(ZeroDivisionError), stores.atomic(Lent(mine)) as tx:
         mine.execute("INSERT INTO effects VALUES (2)")
         tx.write(Put("k", b"new"))
         raise ZeroDivisionError
@@ -146,11 +147,11 @@ def test_an_old_snapshot_is_a_conflict_to_be_run_again(
 def test_a_transaction_ended_inside_the_block_is_told(
     stores: PostgresStores, mine: psycopg.Connection[Any], postgres_url: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match="ended inside"), stores.atomic(mine) as tx:
+    with pytest.raises(InvalidRequest, match="ended inside"), stores.atomic(Lent(mine)) as tx:
         mine.execute("INSERT INTO effects VALUES (1)")
         mine.commit()
         tx.write(Put("k", b"1"))
-    with pytest.raises(InvalidRequest, match="ended inside"), stores.atomic(mine) as tx:
+    with pytest.raises(InvalidRequest, match="ended inside"), stores.atomic(Lent(mine)) as tx:
         mine.commit()
         mine.execute("BEGIN" if mine.autocommit else "SELECT 1")
         tx.write(Put("k", b"1"))
@@ -206,7 +207,7 @@ def test_effectively_once_with_a_session(
             with (
                 sqlalchemy.orm.Session(engine) as session,
                 pytest.raises(ZeroDivisionError),
-                consumer.transaction(connection=session),
+                consumer.transaction(commits=session),
             ):
                 session.add_all([Effect(n=int(message.value)) for message in messages])
                 session.flush()
@@ -216,7 +217,7 @@ def test_effectively_once_with_a_session(
             assert [message.value for message in again] == [b"1", b"2"]
             with (
                 sqlalchemy.orm.Session(engine) as session,
-                consumer.transaction(connection=session),
+                consumer.transaction(commits=session),
             ):
                 session.add_all([Effect(n=int(message.value)) for message in again])
         assert effects(postgres_url) == [1, 2]
@@ -227,7 +228,7 @@ def test_a_connection_of_sqlalchemy(
     stores: PostgresStores, postgres_url: str, engine: sqlalchemy.Engine
 ) -> None:
     with engine.connect() as connection:
-        with stores.atomic(connection) as tx:
+        with stores.atomic(Lent(connection)) as tx:
             connection.execute(sqlalchemy.text("INSERT INTO effects VALUES (1)"))
             tx.write(Put("k", b"1"))
         assert not connection.in_transaction()

@@ -10,12 +10,26 @@ import pytest
 
 from pxrs.errors import (
     CommitConflict,
+    Fenced,
     OutcomeUnknown,
     TransactionConflict,
 )
 from pxrs.stores.postgres.stores import PostgresStores
+from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import batch, put, value_of, values_in
-from pxrs.types import Append, Appended, Check, Committed, Conflict, Delete, LogPartition, Put
+from pxrs.types import (
+    Append,
+    Appended,
+    Check,
+    Committed,
+    Conflict,
+    Delete,
+    Holder,
+    LogPartition,
+    Outcome,
+    Put,
+    QueueChange,
+)
 from support.child import PATIENCE
 from support.postgres import query
 from support.proxy import Proxy
@@ -208,8 +222,10 @@ def test_an_append_without_an_answer_is_repeated_without_harm(
 def test_a_transaction_whose_commit_had_no_answer_is_found_out(
     far: PostgresStores, proxy: Proxy, stores: PostgresStores, arrives: bool
 ) -> None:
-    """The server knows what became of it."""
+    """Its unit tells, and one that never was will never be."""
     version = put(far.coord, "k", b"old")
+    session = stores.coord.session(LONG)
+    unit = QueueChange(Holder(session.id, "tx"), (), (), "unit")
     failed: list[BaseException] = []
 
     def commit() -> None:
@@ -217,6 +233,7 @@ def test_a_transaction_whose_commit_had_no_answer_is_found_out(
             with far.atomic() as tx:
                 tx.check(Check("k", version))
                 tx.write(Put("k", b"new"))
+                tx.queue(unit)
                 finish = tx._commit
 
                 def commit_on_a_bad_network(connection: psycopg.Connection[object]) -> None:
@@ -238,12 +255,12 @@ def test_a_transaction_whose_commit_had_no_answer_is_found_out(
     proxy.reset()
     proxy.heal()
     thread.join(PATIENCE)
-    if arrives:
-        assert failed == []
-        assert value_of(stores.coord, "k") == b"new"
-    else:
-        assert isinstance(failed[0], TransactionConflict)
-        assert value_of(stores.coord, "k") == b"old"
+    assert isinstance(failed[0], OutcomeUnknown)
+    became = far.queues.outcome(session.id, "unit")
+    assert became is (Outcome.DONE if arrives else Outcome.NEVER)
+    assert value_of(stores.coord, "k") == (b"new" if arrives else b"old")
+    with pytest.raises(Fenced):
+        far.queues.apply(unit)
 
 
 def test_reads_go_on_after_all_connections_were_cut(

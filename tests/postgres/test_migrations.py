@@ -9,6 +9,7 @@ import pxrs
 from pxrs.stores.postgres import schema
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies
+from pxrs.testing.conformance.tools import put
 from support.postgres import query
 
 pytestmark = pytest.mark.engine("postgres")
@@ -49,6 +50,7 @@ def test_topics_and_checkpoints_of_the_first_version(postgres_url: str) -> None:
     kept = stores.coord.get("old/key")
     assert kept is not None
     assert (kept.value, kept.version) == (b"kept", 41)
+    assert put(stores.coord, "old/key") > 41
     assert stores.log.bounds("t")[0].end == 5
     worker = Worker(stores)
     worker.put(b"new")
@@ -72,6 +74,20 @@ def test_queues_of_the_version_before(postgres_url: str) -> None:
     assert sorted(bodies(rest)) == [b"behind", b"front", b"new"]
     assert [item.body for item in rest if item.key == "k"] == [b"front", b"behind"]
     assert stores.queues.redrive("q", [4]) == 1
+    stores.close()
+
+
+def test_what_nobody_was_noted_to_hold_is_free(postgres_url: str) -> None:
+    """Until version 3 that came of a queue that was deleted and made again."""
+    as_version(postgres_url, 3)
+    query(postgres_url, _ITEMS)
+    query(
+        postgres_url,
+        "UPDATE pxrs.pxrs_queue_items SET state = 2, session = 'gone', tx = 't' WHERE id = 3",
+    )
+    stores = PostgresStores(postgres_url)
+    found = Worker(stores).drain()
+    assert sorted(bodies(found)) == [b"behind", b"front", b"urgent"]
     stores.close()
 
 

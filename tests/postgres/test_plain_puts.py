@@ -10,7 +10,7 @@ import pytest
 
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import READY, WAITING, bodies, look, states_of
-from pxrs.types import Holder, ItemState, NewItem, QueueChange
+from pxrs.types import Holder, ItemState, NewItem, Outcome, QueueChange
 from support.child import PATIENCE
 from support.postgres import query
 
@@ -22,7 +22,7 @@ FUNCTION = "pxrs.pxrs_queue_apply"
 
 def put(stores: PostgresStores, tx: str, *values: bytes) -> list[int | None]:
     items = tuple(NewItem(queue="q", body=value) for value in values)
-    return stores.queues.apply(QueueChange(Holder("nobody", tx), (), items))
+    return stores.queues.apply(QueueChange(Holder("nobody", tx), (), items, tx))
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_items_come_in_the_order_they_were_put_in(known: PostgresStores) -> None
 
 def test_it_is_known_to_have_been_applied(known: PostgresStores) -> None:
     put(known, "one", b"1")
-    assert known.queues.applied(Holder("nobody", "one"))
-    assert not known.queues.applied(Holder("nobody", "another"))
+    assert known.queues.outcome("nobody", "one") is Outcome.DONE
+    assert known.queues.outcome("nobody", "another") is Outcome.UNKNOWN
 
 
 def test_who_asks_whether_it_was_applied_waits_for_it(
@@ -57,12 +57,12 @@ def test_who_asks_whether_it_was_applied_waits_for_it(
     with psycopg.connect(postgres_url) as mine, ThreadPoolExecutor(1) as pool:
         mine.execute("SELECT 1")
         with known.atomic(mine) as tx:
-            tx.queue(QueueChange(holder, (), (NewItem(queue="q", body=b"1"),)))
-        answer = pool.submit(known.queues.applied, holder)
+            tx.queue(QueueChange(holder, (), (NewItem(queue="q", body=b"1"),), "unit"))
+        answer = pool.submit(known.queues.outcome, "nobody", "unit")
         while not query(postgres_url, "SELECT 1 FROM pg_locks WHERE NOT granted"):
             assert not answer.done()
         mine.commit()
-        assert answer.result(PATIENCE)
+        assert answer.result(PATIENCE) is Outcome.DONE
 
 
 def test_a_queue_that_was_deleted_is_made_again(

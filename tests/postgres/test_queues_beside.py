@@ -55,7 +55,7 @@ def pages_of_take(url: str, session: str, floor: int | None = None) -> int:
     ranks, floors = (None, None) if floor is None else ([0], [floor])
     return pages_read(
         url,
-        "SELECT * FROM pxrs.pxrs_queue_take('q', %s, 'tx', 10, 5, 1000, true, true,"
+        "SELECT * FROM pxrs.pxrs_queue_take('q', %s, 'tx', 'unit', 10, 5, 1000, NULL, true,"
         " %s::int8[], %s::int8[], 0)",
         (session, ranks, floors),
     )
@@ -92,8 +92,8 @@ def test_a_long_queue_is_not_read(stores: PostgresStores, postgres_url: str) -> 
     items = worker.take(10)
     removed = pages_read(
         postgres_url,
-        "SELECT * FROM pxrs.pxrs_queue_apply(%s, %s, '{q}', NULL, %s::int8[], %s::int8[],"
-        " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1)",
+        "SELECT * FROM pxrs.pxrs_queue_apply(%s, %s, 'unit', '{q}', NULL, %s::int8[], %s::int8[],"
+        " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)",
         (
             *worker.holder,
             [item.held.id for item in items],

@@ -13,6 +13,8 @@ import pytest
 from pxrs.errors import Closed, SessionLost
 from pxrs.stores.api import CoordStore
 from pxrs.stores.postgres.stores import PostgresStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.types import Put
 from support.child import PATIENCE, Child
 from support.engine_fixtures import NewEngine
@@ -256,3 +258,56 @@ def test_a_forked_child_can_not_use_it_and_does_not_hold_it(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for fd in (*release, *held):
         os.close(fd)
+
+
+def test_who_looks_rarely_ends_the_dead_all_the_same(lab: PostgresLab, postgres_url: str) -> None:
+    """Every five seconds, as a process does that always finds an item at its first try."""
+    worker = Worker(lab.open())
+    worker.put(b"1")
+    worker.take_one()
+    query(
+        postgres_url,
+        "UPDATE pxrs.pxrs_sessions SET ttl = 10, deadline = clock_timestamp(), lock = NULL",
+    )
+    clock = VirtualClock()
+    rare = lab.open(clock=clock).queues
+    looks = 1
+    rare.reap()
+    while rare.stats("q").held:
+        clock.advance(5.0)
+        rare.reap()
+        looks += 1
+        assert looks <= 4
+    assert rare.stats("q").ready == 1
+
+
+def test_a_deadline_too_far_ahead_is_nobodys_unless_it_is_renewed(
+    lab: PostgresLab, postgres_url: str
+) -> None:
+    """The server's clock was set back by an hour. Who lives has renewed before its TTL is over."""
+    stores, clock = lab.open(), VirtualClock()
+    dead, living = stores.coord.session(LONG), stores.coord.session(LONG)
+    for session, key in ((dead, "k/dead"), (living, "k/living")):
+        stores.coord.commit((), (Put(key, b"1", session.id),))
+    query(
+        postgres_url,
+        "UPDATE pxrs.pxrs_sessions SET ttl = 60, lock = NULL,"
+        " deadline = clock_timestamp() + interval '1 hour'",
+    )
+    observer = lab.open(clock=clock)
+
+    def look() -> list[str]:
+        clock.advance(12.0)
+        observer.queues.reap()
+        return [record.key for record in observer.coord.list("k/")]
+
+    for _ in range(4):
+        assert look() == ["k/dead", "k/living"]
+    living.renew()
+    for _ in range(20):
+        found = look()
+        assert "k/living" in found
+    assert found == ["k/living"]
+    living.renew()
+    with pytest.raises(SessionLost):
+        dead.renew()

@@ -55,6 +55,49 @@ def test_after_so_many_deaths_it_is_not_handled_any_more(casualties: Casualties)
     assert watched(message(8)) == "handled"
 
 
+def test_who_was_beside_others_is_not_blamed(casualties: Casualties) -> None:
+    """Several processes die with both in hand before they hear of each other."""
+    both = threading.Barrier(2 * 5 + 1)
+    siblings = [
+        casualties.watched(number, lambda message: [both.wait(PATIENCE) for _ in range(2)])
+        for number in range(5)
+    ]
+    with ThreadPoolExecutor(2 * 5) as threads:
+        handling = [threads.submit(each, message(offset)) for each in siblings for offset in (7, 8)]
+        both.wait(PATIENCE)
+        for number in range(5):
+            assert sorted(casualties.count(number)) == [place(7), place(8)]
+        both.wait(PATIENCE)
+        for waiting in handling:
+            waiting.result()
+    for _ in range(3):
+        die_of(casualties, 7)
+    watched = casualties.watched(0, lambda message: "handled")
+    with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
+        watched(message(7))
+    assert watched(message(8)) == "handled"
+
+
+def test_processes_that_live_hear_of_deaths(casualties: Casualties) -> None:
+    sibling = casualties.watched(1, lambda message: "handled")
+    for _ in range(3):
+        assert sibling(message(7)) == "handled"
+        die_of(casualties, 7)
+    with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
+        sibling(message(7))
+
+
+def test_who_has_missed_many_deaths_hears_of_the_latest(casualties: Casualties) -> None:
+    sibling = casualties.watched(1, lambda message: "handled")
+    for offset in range(200):
+        die_of(casualties, offset)
+    for _ in range(2):
+        die_of(casualties, 199)
+    with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
+        sibling(message(199))
+    assert sibling(message(0)) == "handled"
+
+
 def test_a_handler_that_raises_has_nothing_in_hand(casualties: Casualties) -> None:
     with pytest.raises(ZeroDivisionError):
         casualties.watched(0, lambda message: 1 // 0)(message(7))

@@ -223,10 +223,10 @@ def test_a_message_that_kills_its_process_is_put_aside(
     error = dict(letter.headers)["pxrs-dlq-error"] or b""
     assert b"2 worker processes have died" in error
     deaths = [each.message for each in caplog.records if each.name == "pxrs.processes"]
-    assert len(deaths) == 2
     assert all("'orders' partition 7 offset 0" in each for each in deaths)
-    # The second time it was alone.
-    assert deaths[1].count("offset") == 1
+    # Two times it was alone; the first time others may have been in hand, too.
+    alone = [each.count("offset") == 1 for each in deaths]
+    assert alone in ([True, True], [False, True, True])
 
 
 class Mortal:

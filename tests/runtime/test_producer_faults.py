@@ -113,7 +113,8 @@ def test_permanent_failures_can_use_up_the_epochs(faulty: Pxrs, log: FaultyLog) 
     """The epoch has 15 bits; after the last one the producer takes another id."""
     with faulty.producer() as producer:
         producer.send(TOPIC, "0", key="k").result()
-        producer._committer._epoch = 2**15 - 1
+        (where,) = producer._committer._sequences
+        producer._committer._epochs = {where: 2**15 - 1}
         producer._committer._sequences = {}
         producer.send(TOPIC, "1", key="k").result()
         log.before = times(1, StoreFull("no space"))

@@ -108,7 +108,7 @@ def test_a_commit_nobody_can_vouch_for_is_neither_confirmed_nor_denied(brief: Pl
     brief.faults.rates = Rates(unknown_applied=1.0)
 
     def cut_off_after_apply(what: str) -> None:
-        if what == "applied":
+        if what == "outcome":
             brief.faults.cut_off(None, brief.faults.clock.monotonic() + 10 * SHORT)
 
     brief.on_call = cut_off_after_apply

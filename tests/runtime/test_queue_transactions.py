@@ -466,7 +466,7 @@ def test_put_and_take_inside_the_callers_transaction(app: Pxrs, path: Path, outc
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE mine (value TEXT)")
     connection.commit()
-    tx = app.begin(connection)
+    tx = app.begin(join=connection)
     item = tx.take("in", 0)
     assert item is not None
     connection.execute("INSERT INTO mine VALUES (?)", (item.value,))
@@ -491,7 +491,7 @@ def test_idle_connection_of_the_caller_is_committed(app: Pxrs, path: Path) -> No
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE mine (value TEXT)")
     connection.commit()
-    with app.transaction(connection) as tx:
+    with app.transaction(commits=connection) as tx:
         item = tx.take("in", 0)
         assert item is not None
         tx.execute("INSERT INTO mine VALUES (?)", (item.value,))
@@ -508,7 +508,7 @@ def test_take_says_so_at_once_where_it_would_wait_for_its_own_caller(app: Pxrs, 
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE mine (value TEXT)")
     connection.execute("BEGIN IMMEDIATE")
-    tx = app.begin(connection)
+    tx = app.begin(join=connection)
     with pytest.raises(InsideTransaction, match="before"):
         tx.take("in", 0)
     connection.rollback()
@@ -529,7 +529,7 @@ def test_sqlalchemy_session(app: Pxrs, path: Path, fails: bool) -> None:
     with Session(engine) as session:
         session.execute(sqlalchemy.text("CREATE TABLE mine (value TEXT)"))
         session.commit()
-        with contextlib.suppress(ZeroDivisionError), app.transaction(session) as tx:
+        with contextlib.suppress(ZeroDivisionError), app.transaction(join=session) as tx:
             item = tx.take("in", 0)
             assert item is not None
             session.execute(
@@ -553,11 +553,11 @@ def test_rollback_succeeds_whatever_has_become_of_the_callers_session(
     engine = sqlalchemy.create_engine(f"sqlite:///{path}")
 
     def put_inside_its_block(session: Session) -> None:
-        with session.begin(), app.transaction(session) as tx:
+        with session.begin(), app.transaction(commits=session) as tx:
             tx.put("out", "never")
 
     def close_it(session: Session) -> None:
-        tx = app.begin(session)
+        tx = app.begin(join=session)
         assert tx.take("in", PATIENCE) is not None
         session.execute(sqlalchemy.text("CREATE TABLE mine (value TEXT)"))
         session.close()
@@ -565,7 +565,7 @@ def test_rollback_succeeds_whatever_has_become_of_the_callers_session(
         raise InvalidRequest
 
     def break_it(session: Session) -> None:
-        with app.begin(session) as tx:
+        with app.begin(join=session) as tx:
             assert tx.take("in", PATIENCE) is not None
             session.execute(sqlalchemy.text("INSERT INTO nowhere VALUES (1)"))
 
@@ -587,7 +587,7 @@ def test_rollback_succeeds_whatever_has_become_of_the_callers_session(
 def test_rollback_after_the_callers_connection_was_closed(app: Pxrs, path: Path) -> None:
     app.put("in", "item")
     connection = sqlite3.connect(path)
-    tx = app.begin(connection)
+    tx = app.begin(join=connection)
     assert tx.take("in", PATIENCE) is not None
     connection.close()
     tx.rollback()
@@ -598,7 +598,7 @@ def test_rollback_after_the_callers_connection_was_closed(app: Pxrs, path: Path)
 def test_memory_has_no_connections() -> None:
     with pxrs.connect("memory://") as px, sqlite3.connect(":memory:") as connection:
         px.put("in", "item")
-        with pytest.raises(pxrs.NotAtomic), px.transaction(connection) as tx:
+        with pytest.raises(pxrs.NotAtomic), px.transaction(join=connection) as tx:
             assert tx.take("in", 0) is not None
         with px.begin() as look:
             assert look.take("in", PATIENCE) is not None

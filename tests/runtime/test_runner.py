@@ -11,6 +11,7 @@ import pytest
 
 import pxrs
 from pxrs import Backoff, Message
+from pxrs.testing.clock import VirtualClock
 from support.child import PATIENCE, Child
 from support.inside import say
 from support.running import Running, checkpoints, wait_for_checkpoints
@@ -70,6 +71,40 @@ def test_a_failing_key_waits_alone(px: pxrs.Pxrs) -> None:
     px.stop()
     running.join()
     assert handled.count(b"key-3") == 10
+
+
+@pytest.mark.parametrize("parallel", ["partition", "key"])
+def test_a_due_retry_goes_before_what_was_fetched_and_not_begun(
+    px: pxrs.Pxrs, parallel: str
+) -> None:
+    clock = VirtualClock()
+    partitions = 1 if parallel == "key" else 20
+    with pxrs.Pxrs(px.stores, clock) as moving:
+        moving.create_topic("fetched", partitions=partitions)
+        with moving.producer() as producer:
+            for number in range(20):
+                producer.send("fetched", "v", f"k{number}", partition=number % partitions)
+        handled: list[bytes | None] = []
+
+        def handle(message: Message) -> None:
+            handled.append(message.key)
+            if len(handled) == 1:
+                raise ValueError("again")
+            if len(handled) == 2:
+                clock.advance(0.1)  # it takes as long as the first one has to wait
+            if len(handled) == 3:
+                moving.stop()
+
+        moving.run(
+            handle,
+            topic="fetched",
+            group="g",
+            parallel=parallel,  # type: ignore[arg-type]
+            retry=Backoff(first=0.1, jitter=0.0, attempts=2),
+            session_ttl=3600.0,
+            debounce=0.0,
+        )
+        assert handled[2] == handled[0] != handled[1]
 
 
 def test_a_poisoned_message_becomes_a_dead_letter(px: pxrs.Pxrs) -> None:

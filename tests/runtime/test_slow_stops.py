@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 import pxrs
 from support.child import PATIENCE, Child
-from support.inside import say
+from support.inside import say, signal_when_heard
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -67,7 +66,7 @@ def listen_and_be_interrupted(url: str) -> None:
     logging.getLogger("pxrs").addHandler(told)
 
     def handle(item: pxrs.Item, tx: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal_when_heard(signal.SIGINT)
         say(told.event.wait(PATIENCE))
 
     with pxrs.connect(url) as px, px.listen("inbox", handle) as listener:

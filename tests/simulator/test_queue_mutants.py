@@ -13,13 +13,15 @@ from pxrs.core.delivery import ConsumeTimes, Forever
 from pxrs.errors import OutcomeUnknown
 from pxrs.runtime.hold import Hold
 from pxrs.runtime.keeper import GivenBack, Keeper
+from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
 from pxrs.stores.memory_queues import MemoryQueues
-from pxrs.testing.faults import Rates
+from pxrs.stores.queue_rules import held_in
+from pxrs.testing.faults import Interrupted, Rates
 from pxrs.testing.simulator import Broken
 from pxrs.testing.simulator.queues import draw, run
 from pxrs.testing.simulator.queues.plan import QueuePlan
-from pxrs.types import Delivery, Held, Holder, QueueChange
+from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange
 
 SEEDS = 300
 Patch = pytest.MonkeyPatch
@@ -109,11 +111,88 @@ def unanswered_take_is_forgotten(patch: Patch) -> None:
 
 
 def no_answer_is_success(patch: Patch) -> None:
-    patch.setattr(Hold, "was_applied", lambda self: True)
+    patch.setattr(Hold, "was_applied", lambda self, unit: True)
 
 
 def no_answer_is_failure(patch: Patch) -> None:
-    patch.setattr(Hold, "was_applied", lambda self: False)
+    patch.setattr(Hold, "was_applied", lambda self, unit: False)
+
+
+def never_is_not_final(patch: Patch) -> None:
+    """Reads that a unit was not done, and lets it come later."""
+    outcome = MemoryQueues.outcome
+
+    def for_now(self: MemoryQueues, session: str, unit: str) -> Outcome:
+        known = unit in self._outcomes[session]
+        found = outcome(self, session, unit)
+        if not known:
+            self._outcomes[session].pop(unit, None)
+        return found
+
+    patch.setattr(MemoryQueues, "outcome", for_now)
+
+
+def late_takes_hold(patch: Patch) -> None:
+    patch.setattr(
+        MemoryQueues, "held", lambda self, queue, holder, unit: held_in(self, queue, holder)
+    )
+
+
+def evidence_is_a_ring(patch: Patch) -> None:
+    """Only a session's latest units are remembered: one in doubt may be older."""
+    remember = MemoryQueues._remember
+
+    def the_latest(self: MemoryQueues, change: QueueChange) -> None:
+        remember(self, change)
+        units = self._outcomes[change.holder.session]
+        while len(units) > 1:
+            del units[next(iter(units))]
+
+    patch.setattr(MemoryQueues, "_remember", the_latest)
+
+
+def begun_is_done(patch: Patch) -> None:
+    """Believes that what was sent was done, as a server does that gives a number out twice."""
+    patch.setattr(MemoryQueues, "outcome", lambda self, session, unit: Outcome.DONE)
+
+
+def interrupted_is_failure(patch: Patch) -> None:
+    """A doubt is noted only where the store said that it does not know."""
+    commit = UnitOfWork._commit
+
+    def forgetful(self: UnitOfWork) -> None:
+        try:
+            commit(self)
+        except Interrupted:
+            self._in_doubt = False
+            raise
+
+    patch.setattr(UnitOfWork, "_commit", forgetful)
+
+
+def interrupted_goes_on(patch: Patch) -> None:
+    """More is taken and put in a transaction whose commit was interrupted, and done."""
+    require_open = UnitOfWork._require_open
+
+    def careless(self: UnitOfWork) -> None:
+        doubt, self._in_doubt = self._in_doubt, False
+        try:
+            require_open(self)
+        finally:
+            self._in_doubt = doubt
+
+    patch.setattr(UnitOfWork, "_require_open", careless)
+
+
+def rollback_leaves_it_on_its_way(patch: Patch) -> None:
+    """What was interrupted, and then rolled back, may still come."""
+    release = UnitOfWork._release
+
+    def careless(self: UnitOfWork, error: str) -> None:
+        self._in_doubt = False
+        release(self, error)
+
+    patch.setattr(UnitOfWork, "_release", careless)
 
 
 def dropped_stays_locked(patch: Patch) -> None:
@@ -169,6 +248,7 @@ class Mutant(NamedTuple):
 
 
 NO_ANSWERS = Rates(unknown_applied=0.2, unknown_lost=0.2, unknown_late=0.2, longest_delay=1.0)
+INTERRUPTED = Rates(interrupted=0.3, longest_delay=5.0)
 AWAY = Rates(unavailable=0.3, busy=0.2)
 BRIEF = {"q0": QueuePlan(fifo=False, keys=0, policy=Forever(), lock_for=1.0)}
 TWICE = {"q0": QueuePlan(fifo=False, keys=0, policy=ConsumeTimes(2), lock_for=None)}
@@ -176,13 +256,20 @@ TWICE = {"q0": QueuePlan(fifo=False, keys=0, policy=ConsumeTimes(2), lock_for=No
 MUTANTS = [
     Mutant(counted_after_the_hand_out, r"counts as|handed out", {"queues": TWICE, "trouble": 2.0}),
     Mutant(fence_ignores_the_delivery, r"as delivery|done twice", {"queues": BRIEF}),
-    Mutant(fence_ignores_the_holder, r"holds it|done twice"),
+    Mutant(fence_ignores_the_holder, r"holds it|done twice|two living hands"),
     Mutant(fence_ignores_the_deadline, r"holds it", {"queues": BRIEF}),
     Mutant(locks_survive_their_session, r"no rest", {"trouble": 2.0}),
     Mutant(key_locks_the_item, r"before", {"queues": {"q0": KEYED}}),
     Mutant(unanswered_take_is_forgotten, r"no rest", {"rates": NO_ANSWERS}),
     Mutant(no_answer_is_success, r"nothing was committed", {"rates": NO_ANSWERS}),
     Mutant(no_answer_is_failure, r"was done|put twice", {"rates": NO_ANSWERS}),
+    Mutant(never_is_not_final, r"was done|put twice|more than once", {"rates": NO_ANSWERS}),
+    Mutant(late_takes_hold, r"no rest", {"rates": NO_ANSWERS}),
+    Mutant(evidence_is_a_ring, r"was done|put twice", {"rates": INTERRUPTED}),
+    Mutant(interrupted_is_failure, r"was done|put twice|given up", {"rates": INTERRUPTED}),
+    Mutant(interrupted_goes_on, r"no rest|lost|was done", {"rates": INTERRUPTED}),
+    Mutant(rollback_leaves_it_on_its_way, r"given up", {"rates": INTERRUPTED}),
+    Mutant(begun_is_done, r"nothing was committed", {"rates": NO_ANSWERS}),
     Mutant(dropped_stays_locked, r"no rest"),
     Mutant(rollback_gives_up, r"no rest", {"rates": AWAY}),
     Mutant(suspects_are_forgiven, r"counts as|handed out", {"queues": TWICE, "trouble": 2.0}),

@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 
 import pxrs
 from pxrs.errors import CommitConflict, Fenced, InvalidRequest, NotAtomic
+from pxrs.stores.connections import Lent
 from pxrs.testing.conformance.log import HERE
 from pxrs.testing.conformance.queue_tools import HELD, READY, Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import batch, put, value_of
-from pxrs.types import Check, NewItem, Put, QueueChange
+from pxrs.types import Check, NewItem, Outcome, Put, QueueChange
 from support.child import PATIENCE
 from support.sql import SqlPlace
 
@@ -42,7 +43,7 @@ def test_everything_commits_together_or_not_at_all(orders: SqlPlace) -> None:
     worker = Worker(stores)
     worker.put(b"work")
     held = worker.take_one().held
-    change = QueueChange(worker.holder, (held,), (NewItem(queue="p", body=b"new"),))
+    change = QueueChange(worker.holder, (held,), (NewItem(queue="p", body=b"new"),), "unit")
     with pytest.raises(CommitConflict), stores.atomic() as tx:
         tx.connection.execute("INSERT INTO orders VALUES (1)")
         tx.check(Check("k", version + 99))
@@ -50,10 +51,10 @@ def test_everything_commits_together_or_not_at_all(orders: SqlPlace) -> None:
     with pytest.raises(Fenced), stores.atomic() as tx:
         tx.connection.execute(_INSERT, {"n": 1})
         tx.write(Put("k", b"never"))
-        tx.queue(QueueChange(worker.holder, (held._replace(delivery=7),)))
+        tx.queue(QueueChange(worker.holder, (held._replace(delivery=7),), (), "fenced"))
     assert (found(orders), value_of(other.coord, "k")) == ([], b"old")
     assert states_of(other) == {b"work": HELD}
-    assert not other.queues.applied(worker.holder)
+    assert other.queues.outcome(worker.session.id, "fenced") is Outcome.NEVER
     records, items = other.coord.watch("k"), other.queues.watch("p")
     with stores.atomic() as tx:
         tx.connection.execute(_INSERT, {"n": 2})
@@ -66,7 +67,7 @@ def test_everything_commits_together_or_not_at_all(orders: SqlPlace) -> None:
     assert (look(other), bodies(look(other, "p"))) == ([], [b"new"])
     assert tx.queued == [look(other, "p")[0].id]
     assert tx.versions["k"] > version
-    assert other.queues.applied(worker.holder)
+    assert other.queues.outcome(worker.session.id, "unit") is Outcome.DONE
 
 
 def test_an_item_is_put_with_the_callers_own_rows(orders: SqlPlace) -> None:
@@ -75,7 +76,7 @@ def test_an_item_is_put_with_the_callers_own_rows(orders: SqlPlace) -> None:
     for ends, expected in (("rollback", []), ("commit", [b"1"])):
         with Session(orders.engine) as session:
             session.execute(_INSERT, {"n": 1})
-            with px.transaction(connection=session) as tx:
+            with px.transaction(join=session) as tx:
                 tx.put("q", "1")
             assert px.stores.queues.peek("q") == []
             getattr(session, ends)()
@@ -86,7 +87,7 @@ def test_an_item_is_put_with_the_callers_own_rows(orders: SqlPlace) -> None:
 def test_a_session_that_is_idle_is_committed(orders: SqlPlace) -> None:
     stores = orders.open()
     with Session(orders.engine) as session:
-        with stores.atomic(session) as tx:
+        with stores.atomic(Lent(session)) as tx:
             session.execute(_INSERT, {"n": 3})
             tx.write(Put("k", b"1"))
         assert not tx.joined
@@ -137,7 +138,7 @@ def test_a_checkpoint_commits_with_the_handlers_rows(orders: SqlPlace) -> None:
                 with (
                     suppress(ZeroDivisionError),
                     Session(orders.engine) as session,
-                    consumer.transaction(connection=session),
+                    consumer.transaction(commits=session),
                 ):
                     session.execute(_INSERT, {"n": int(message.value)})
                     if fails:
@@ -161,7 +162,11 @@ def test_what_can_not_be_joined_is_refused(place: SqlPlace, mariadb_url: str) ->
         pass
     url = sqlalchemy.make_url(place.url)
     driver = pymysql.connect(host=url.host, port=url.port or 0, user=url.username)
-    with pytest.raises(NotAtomic, match="SQLAlchemy"), stores.atomic(driver):
+    with pytest.raises(NotAtomic, match="SQLAlchemy"), stores.atomic(Lent(driver)):
+        pass
+    with pytest.raises(NotAtomic, match="not one to"), stores.atomic(driver):
+        pass
+    with pytest.raises(NotAtomic, match="PyMySQL"), stores.atomic(object()):
         pass
     driver.close()
     with pytest.raises(NotAtomic, match="keeps no messages"), stores.atomic() as tx:

@@ -59,7 +59,7 @@ def test_a_page_is_limited_without_a_lock() -> None:
 
 
 def test_time_is_the_servers() -> None:
-    assert "SYS_EXTRACT_UTC(SYSTIMESTAMP)" in compiled(statements.EXPIRED)
+    assert "SYS_EXTRACT_UTC(SYSTIMESTAMP)" in compiled(statements.SUSPECTS)
     assert "NUMTODSINTERVAL(pxrs_sessions.ttl, 'SECOND')" in compiled(statements.RENEW)
     assert "EXTRACT(DAY FROM (SYS_EXTRACT_UTC(SYSTIMESTAMP)" in compiled(queue_statements.NOW)
 

@@ -7,6 +7,8 @@ import sqlalchemy
 
 from pxrs.errors import SessionLost, StoreUnavailable
 from pxrs.stores.api import CoordStore, Watch
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import put
 from pxrs.types import Put
@@ -57,11 +59,11 @@ def test_who_was_out_of_touch_judges_nobody_by_time(place: SqlPlace) -> None:
         watch = observer.coord.watch("k/")
         place.query("UPDATE pxrs_sessions SET ttl = 2.0")
         # It has been in touch for the whole TTL, and sees nothing wrong.
-        observer.coord.ears.observer._since = -100.0
+        observer.coord.ears.observation.observer._since = float("-inf")
         look_on(watch, observer.coord)
         proxy.refuse()
         with pytest.raises(StoreUnavailable):
-            observer.coord.ears.observer.look()
+            observer.coord.ears.observation.look()
         place.query(_LATE)
         proxy.heal()
         look_on(watch, observer.coord)
@@ -79,3 +81,47 @@ def test_an_expired_session_can_not_be_renewed_though_nobody_has_noticed(place: 
     with pytest.raises(SessionLost):
         session.renew()
     assert session.remaining() == 0.0
+
+
+def test_who_looks_rarely_ends_the_dead_all_the_same(place: SqlPlace) -> None:
+    """Every five seconds, as a process does that always finds an item at its first try."""
+    worker = Worker(place.open())
+    worker.put(b"1")
+    worker.take_one()
+    place.query("UPDATE pxrs_sessions SET ttl = 10, deadline = UTC_TIMESTAMP(6)")
+    clock = VirtualClock()
+    rare = place.open(clock=clock).queues
+    looks = 1
+    rare.reap()
+    while rare.stats("q").held:
+        clock.advance(5.0)
+        rare.reap()
+        looks += 1
+        assert looks <= 4
+    assert rare.stats("q").ready == 1
+
+
+def test_a_deadline_too_far_ahead_is_nobodys_unless_it_is_renewed(place: SqlPlace) -> None:
+    """The server's clock was set back by an hour. Who lives has renewed before its TTL is over."""
+    stores, clock = place.open(), VirtualClock()
+    dead, living = stores.coord.session(LONG), stores.coord.session(LONG)
+    for session, key in ((dead, "k/dead"), (living, "k/living")):
+        stores.coord.commit((), (Put(key, b"1", session.id),))
+    place.query("UPDATE pxrs_sessions SET ttl = 60, deadline = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR")
+    observer = place.open(clock=clock)
+
+    def look() -> list[str]:
+        clock.advance(12.0)
+        observer.queues.reap()
+        return [record.key for record in observer.coord.list("k/")]
+
+    for _ in range(4):
+        assert look() == ["k/dead", "k/living"]
+    living.renew()
+    for _ in range(20):
+        found = look()
+        assert "k/living" in found
+    assert found == ["k/living"]
+    living.renew()
+    with pytest.raises(SessionLost):
+        dead.renew()

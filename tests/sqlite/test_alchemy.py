@@ -186,7 +186,7 @@ def test_rows_messages_and_checkpoint_land_together(
 ) -> None:
     connection, run = lent
     messages = consumer.poll(timeout=PATIENCE)
-    with consumer.transaction(connection) as tx:
+    with consumer.transaction(commits=connection) as tx:
         insert(run, messages)
         tx.send("invoices", "for all")
         assert landed(px, path) == NOTHING
@@ -195,7 +195,7 @@ def test_rows_messages_and_checkpoint_land_together(
     with px.producer() as producer:
         producer.send("orders", "3").result()
     messages = consumer.poll(timeout=PATIENCE)
-    with consumer.transaction(connection):
+    with consumer.transaction(commits=connection):
         insert(run, messages)
     assert numbers(path) == [0, 1, 2, 3]
 
@@ -205,13 +205,13 @@ def test_a_block_left_by_an_exception_leaves_nothing(
 ) -> None:
     connection, run = lent
     messages = consumer.poll(timeout=PATIENCE)
-    with pytest.raises(ChangedMindError), consumer.transaction(connection) as tx:
+    with pytest.raises(ChangedMindError), consumer.transaction(commits=connection) as tx:
         insert(run, messages)
         tx.send("invoices", "for all")
         raise ChangedMindError
     assert landed(px, path) == NOTHING
     again = consumer.poll(timeout=PATIENCE)
-    with consumer.transaction(connection) as tx:
+    with consumer.transaction(commits=connection) as tx:
         insert(run, again)
         tx.send("invoices", "for all")
     assert landed(px, path) == ALL
@@ -225,12 +225,12 @@ def test_a_fenced_owner_is_rolled_back_and_told(
     # Under the lock the consumer's own threads can't notice first.
     with consumer._worker.holdings.lock:
         px.groups.reset("billing", "orders", to="earliest", force=True)
-        with pytest.raises(pxrs.Fenced), consumer.transaction(connection) as tx:
+        with pytest.raises(pxrs.Fenced), consumer.transaction(commits=connection) as tx:
             insert(run, messages)
             tx.send("invoices", "for all")
     assert landed(px, path) == NOTHING
     messages = consumer.poll(timeout=PATIENCE)
-    with consumer.transaction(connection) as tx:
+    with consumer.transaction(commits=connection) as tx:
         insert(run, messages)
         tx.send("invoices", "for all")
     assert landed(px, path) == ALL
@@ -242,12 +242,12 @@ def test_what_had_been_begun_before_becomes_part_of_it(
     connection, run = lent
     messages = consumer.poll(timeout=PATIENCE)
     insert(run, messages[:1])
-    with pytest.raises(ChangedMindError), consumer.transaction(connection):
+    with pytest.raises(ChangedMindError), consumer.transaction(commits=connection):
         raise ChangedMindError
     assert landed(px, path) == NOTHING
     messages = consumer.poll(timeout=PATIENCE)
     insert(run, messages[:1])
-    with consumer.transaction(connection) as tx:
+    with consumer.transaction(commits=connection) as tx:
         insert(run, messages[1:])
         tx.send("invoices", "for all")
     assert landed(px, path) == ALL
@@ -259,7 +259,7 @@ def test_what_was_read_before_is_no_obstacle(
     connection, run = lent
     messages = consumer.poll(timeout=PATIENCE)
     run("SELECT count(*) FROM orders_done").fetchall()
-    with consumer.transaction(connection) as tx:
+    with consumer.transaction(commits=connection) as tx:
         insert(run, messages)
         tx.send("invoices", "for all")
     assert landed(px, path) == ALL
@@ -280,7 +280,7 @@ def test_an_old_snapshot_is_run_again(px: pxrs.Pxrs, consumer: pxrs.Consumer, pa
             session.add_all([Order(number=int(message.value)) for message in messages])
             return "done"
 
-        assert consumer.run_transaction(work, connection=session) == "done"
+        assert consumer.run_transaction(work, commits=session) == "done"
     assert len(tries) == 2
     assert landed(px, path) == ([0, 1, 2], 1, 3)
     engine.dispose()
@@ -293,7 +293,7 @@ def test_objects_not_flushed_yet_are_part_of_it(
         early = Order(number=0)
         session.add(early)
         messages = consumer.poll(timeout=PATIENCE)
-        with consumer.transaction(session) as tx:
+        with consumer.transaction(commits=session) as tx:
             session.add_all([Order(number=int(message.value)) for message in messages[1:]])
             tx.send("invoices", "for all")
         assert landed(px, path) == ALL
@@ -307,12 +307,12 @@ def test_a_flush_that_fails_undoes_the_rest(
         session.add(Order(number=2))
         session.commit()
         messages = consumer.poll(timeout=PATIENCE)
-        with pytest.raises(exc.IntegrityError), consumer.transaction(session) as tx:
+        with pytest.raises(exc.IntegrityError), consumer.transaction(commits=session) as tx:
             session.add_all([Order(number=int(message.value)) for message in messages])
             tx.send("invoices", "for all")
         assert landed(px, path) == ([2], 0, 0)
         messages = consumer.poll(timeout=PATIENCE)
-        with consumer.transaction(session) as tx:
+        with consumer.transaction(commits=session) as tx:
             session.add_all([Order(number=int(message.value)) for message in messages[:2]])
             tx.send("invoices", "for all")
         assert landed(px, path) == ALL
@@ -329,14 +329,14 @@ def test_an_error_after_the_commit_does_not_hand_out_again(
             raise ChangedMindError
 
         messages = consumer.poll(timeout=PATIENCE)
-        with pytest.raises(ChangedMindError), consumer.transaction(session) as tx:
+        with pytest.raises(ChangedMindError), consumer.transaction(commits=session) as tx:
             session.add_all([Order(number=int(message.value)) for message in messages])
             tx.send("invoices", "for all")
         assert landed(px, path) == ALL
         with px.producer() as producer:
             producer.send("orders", "3").result()
         (later,) = consumer.poll(timeout=PATIENCE)
-        with consumer.transaction(session):
+        with consumer.transaction(commits=session):
             session.add(Order(number=int(later.value)))
         assert numbers(path) == [0, 1, 2, 3]
 
@@ -349,7 +349,7 @@ def test_a_session_that_commits_inside_is_told(
         consumer.poll(timeout=PATIENCE)
         with (
             pytest.raises(pxrs.InvalidRequest, match="ended inside"),
-            consumer.transaction(session) as tx,
+            consumer.transaction(commits=session) as tx,
         ):
             tx.send("invoices", "for all")
             session.commit()
@@ -366,19 +366,25 @@ def test_begin_blocks_are_refused(
     """They commit by themselves, later: until then nobody knows whether the messages count."""
     consumer.poll(timeout=PATIENCE)
     with Session(engine) as session, session.begin():
-        with pytest.raises(pxrs.InvalidRequest, match="begin"), consumer.transaction(session):
+        with (
+            pytest.raises(pxrs.InvalidRequest, match="begin"),
+            consumer.transaction(commits=session),
+        ):
             pass
         session.add(Order(number=7))
     consumer.poll(timeout=PATIENCE)
     with engine.begin() as connection:
-        block = consumer.transaction(connection)
+        block = consumer.transaction(commits=connection)
         with pytest.raises(pxrs.InvalidRequest, match="begin"):
             block.__enter__()
         connection.execute(text("INSERT INTO orders_done VALUES (8)"))
     consumer.poll(timeout=PATIENCE)
     with Session(engine) as session:
         session.begin_nested()
-        with pytest.raises(pxrs.InvalidRequest, match="begin"), consumer.transaction(session):
+        with (
+            pytest.raises(pxrs.InvalidRequest, match="begin"),
+            consumer.transaction(commits=session),
+        ):
             pass
     assert landed(px, path) == ([7, 8], 0, 0)
 
@@ -391,7 +397,10 @@ def test_a_session_that_can_not_commit_is_told(
         outer = connection.begin()
         with Session(connection) as session:
             messages = consumer.poll(timeout=PATIENCE)
-            with pytest.raises(pxrs.NotAtomic, match="bound"), consumer.transaction(session) as tx:
+            with (
+                pytest.raises(pxrs.NotAtomic, match="bound"),
+                consumer.transaction(commits=session) as tx,
+            ):
                 session.add_all([Order(number=int(message.value)) for message in messages])
                 tx.send("invoices", "for all")
         outer.close()
@@ -403,11 +412,11 @@ def test_other_databases_are_refused(consumer: pxrs.Consumer, tmp_path: Path) ->
     consumer.poll(timeout=PATIENCE)
     other = as_it_comes(tmp_path / "other.db")
     with Session(other) as session:
-        with pytest.raises(pxrs.NotAtomic), consumer.transaction(session):
+        with pytest.raises(pxrs.NotAtomic), consumer.transaction(commits=session):
             pass
         assert not session.in_transaction()
     consumer.poll(timeout=PATIENCE)
-    with Session() as unbound, pytest.raises(pxrs.NotAtomic), consumer.transaction(unbound):
+    with Session() as unbound, pytest.raises(pxrs.NotAtomic), consumer.transaction(commits=unbound):
         pass
     other.dispose()
     with pxrs.connect("memory://") as memory:
@@ -416,7 +425,7 @@ def test_other_databases_are_refused(consumer: pxrs.Consumer, tmp_path: Path) ->
             memory.consumer("orders", "billing") as elsewhere,
             Session(other) as session,
             pytest.raises(pxrs.NotAtomic),
-            elsewhere.transaction(session),
+            elsewhere.transaction(commits=session),
         ):
             pass
 
@@ -425,7 +434,7 @@ def test_sqlalchemy_is_loaded_by_nobody_else(path: Path, px: pxrs.Pxrs) -> None:
     code = (
         "import sqlite3, sys, pxrs\n"
         f"with pxrs.connect('sqlite:///{path}') as px, px.consumer('orders', 'g') as consumer:\n"
-        f"    with consumer.transaction(sqlite3.connect({str(path)!r})): pass\n"
+        f"    with consumer.transaction(commits=sqlite3.connect({str(path)!r})): pass\n"
         "print('sqlalchemy' in sys.modules)\n"
     )
     result = subprocess.run(

@@ -94,7 +94,7 @@ def test_who_holds_the_writer_does_not_wait_for_who_waits_for_it(tmp_path: Path)
                 threading.Event().wait(0.001)
 
             def transact() -> None:
-                with consumer.transaction(mine):
+                with consumer.transaction(commits=mine):
                     pass
 
             transacting = threading.Thread(target=transact, daemon=True)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from pxrs.errors import Fenced, InsideTransaction
-from pxrs.stores.queue_rules import REMEMBERED, REMEMBERED_FOR
+from pxrs.stores.connections import Lent
+from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of
-from pxrs.types import ItemState, NewItem, QueueChange
+from pxrs.types import Holder, ItemState, NewItem, Outcome, QueueChange
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -61,7 +62,7 @@ def test_a_change_lands_or_goes_with_the_callers_transaction(
     mine.execute("INSERT INTO orders VALUES (1)")
     with stores.atomic(mine) as tx:
         new = NewItem(queue="p", body=bytes(5000), dedupe="d", dedupe_window=60.0)
-        tx.queue(QueueChange(worker.holder, (held,), (new,)))
+        tx.queue(QueueChange(worker.holder, (held,), (new,), "unit"))
     assert len(tx.queued) == 1
     assert states_of(stores) == {b"work": ItemState.HELD}
     mine.execute("COMMIT" if commits else "ROLLBACK")
@@ -69,7 +70,8 @@ def test_a_change_lands_or_goes_with_the_callers_transaction(
     assert orders == commits
     assert (look(stores) == []) == commits
     assert [len(item.body) for item in look(stores, "p")] == ([5000] if commits else [])
-    assert stores.queues.applied(worker.holder) == commits
+    found = stores.queues.outcome(worker.session.id, "unit")
+    assert found is (Outcome.DONE if commits else Outcome.NEVER)
     if not commits:
         assert worker.apply(remove=[held], put=[new]) == [1]
 
@@ -97,7 +99,7 @@ def test_calls_inside_an_open_transaction_say_so(
 ) -> None:
     worker = Worker(stores)
     worker.put(b"1")
-    for connection in (None, mine):
+    for connection in (None, Lent(mine)):
         with stores.atomic(connection):
             for call in (worker.take, worker.apply, lambda: worker.put(b"2")):
                 with pytest.raises(InsideTransaction):
@@ -137,21 +139,23 @@ def test_a_busy_queue_does_not_keep_another_from_being_looked_after(
     assert b"lost" in got
 
 
-def test_commits_are_forgotten_in_the_end(timed: SqliteStores, clock: VirtualClock) -> None:
+def test_units_are_forgotten_with_their_session_in_the_end(
+    timed: SqliteStores, clock: VirtualClock
+) -> None:
     ended, living = timed.coord.session(60.0), timed.coord.session(86_000.0)
     for session in (ended, living):
-        for _ in range(3 * REMEMBERED):
-            last = Worker(timed, session)
-            last.apply()
-        assert timed.queues.applied(last.holder)
-    assert count(timed, "queue_commits") <= 4 * REMEMBERED
+        for number in range(200):
+            timed.queues.apply(QueueChange(Holder(session.id, "tx"), (), (), f"unit {number}"))
+    assert count(timed, "queue_units") == 400
     ended.close()
     timed.queues.reap()
-    assert count(timed, "queue_commits") > 2 * REMEMBERED - 2
-    clock.advance(REMEMBERED_FOR)
+    clock.advance(REMEMBERED_FOR - 1)
     timed.queues.reap()
-    assert 0 < count(timed, "queue_commits") <= 2 * REMEMBERED
-    assert timed.queues.applied(last.holder)
+    assert count(timed, "queue_units") == 400
+    clock.advance(1)
+    timed.queues.reap()
+    assert count(timed, "queue_units") == 200
+    assert timed.queues.outcome(living.id, "unit 0") is Outcome.DONE
 
 
 def test_nothing_is_left_of_what_is_gone(stores: SqliteStores) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import pxrs
 from pxrs.stores.sqlite import schema
-from pxrs.types import Holder
+from pxrs.types import Outcome
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -93,7 +93,7 @@ def test_a_file_of_version_3_keeps_its_queues_and_what_was_counted(path: Path) -
     with pxrs.connect(f"sqlite:///{path}") as px:
         stats = px.stores.queues.stats("inbox")
         assert (stats.put, stats.done, stats.ready, stats.held) == (9, 5, 1, 0)
-        assert px.stores.queues.applied(Holder("a" * 24, "tx-1"))
+        assert px.stores.queues.outcome("a" * 24, "tx-1") is Outcome.DONE
         with px.transaction() as tx:
             item = tx.take("inbox", timeout=0)
             assert item is not None

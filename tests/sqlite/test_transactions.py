@@ -20,6 +20,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.log.batches import encode
+from pxrs.stores.connections import Lent
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Batch, Check, LogPartition, Put
 
@@ -63,19 +64,27 @@ ENDINGS: list[Callable[[sqlite3.Connection], object]] = [
 
 @pytest.mark.parametrize("whose", ["ours", "given", "joined"])
 @pytest.mark.parametrize("end", ENDINGS, ids=["COMMIT", "commit", "rollback", "script", "with"])
+@pytest.mark.parametrize("then", ["nothing", "another"])
 def test_a_transaction_that_the_caller_has_ended_applies_nothing(
     stores: SqliteStores,
     mine: sqlite3.Connection,
     end: Callable[[sqlite3.Connection], object],
     whose: str,
+    then: str,
 ) -> None:
+    """Not even if another has begun since: the effects before it are gone, or were committed."""
     if whose == "joined":
         mine.execute("BEGIN")
-    block = stores.atomic(None if whose == "ours" else mine)
-    with pytest.raises(InvalidRequest, match="ended inside"), block as tx:
+    given = {"ours": None, "given": Lent(mine), "joined": mine}
+    with pytest.raises(InvalidRequest, match="ended inside"), stores.atomic(given[whose]) as tx:
         tx.write(Put("k", b""))
         tx.append(WHERE, _batch())
         end(tx.connection)
+        if then == "another":
+            tx.connection.execute("BEGIN")
+            tx.connection.execute("INSERT INTO orders VALUES (7)")
+    if whose == "joined" and then == "another":
+        mine.execute("COMMIT")
     assert stores.coord.get("k") is None
     assert stores.log.bounds("t")[0].end == 0
     stores.coord.commit((), (Put("k", b""),))
@@ -92,7 +101,7 @@ def test_rows_and_texts_of_the_callers_own_making(
     assert record is not None
     if joined:
         mine.execute("BEGIN IMMEDIATE")
-    with stores.atomic(mine) as tx:
+    with stores.atomic(mine if joined else Lent(mine)) as tx:
         tx.check(Check("k", record.version))
         tx.write(Put("k", b"2"))
         tx.append(WHERE, _batch())
@@ -137,7 +146,7 @@ def test_an_old_snapshot_is_a_conflict_to_run_again(
         tx.write(Put("k", b"mine"))
     assert caught.value.retryable
     mine.execute("ROLLBACK")
-    with pytest.raises(CommitConflict), stores.atomic(mine) as tx:
+    with pytest.raises(CommitConflict), stores.atomic(Lent(mine)) as tx:
         tx.check(Check("k", 0))
         tx.write(Put("k", b"mine"))
 

@@ -13,6 +13,7 @@ import pytest
 
 from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
 from pxrs.log.batches import encode
+from pxrs.stores.connections import Lent
 from pxrs.stores.sqlite.log_size import WAL_LIMIT
 from pxrs.stores.sqlite.posix import try_lock, unlock
 from pxrs.stores.sqlite.stores import SqliteStores
@@ -213,7 +214,7 @@ def test_the_callers_own_statements_commit_with_ours(stores: SqliteStores, tmp_p
 def test_on_the_callers_connection(stores: SqliteStores, tmp_path: Path) -> None:
     mine = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     mine.execute("CREATE TABLE orders (id)")
-    with stores.atomic(mine) as tx:
+    with stores.atomic(Lent(mine)) as tx:
         assert tx.connection is mine
         mine.execute("INSERT INTO orders VALUES (1)")
         tx.write(Put("k", b""))

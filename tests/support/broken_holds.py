@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 
 from pxrs.errors import Fenced
 from pxrs.stores import queue_rules
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
 from pxrs.stores.memory_queues import MemoryQueues
 from pxrs.types import (
+    Delivery,
     Held,
     Holder,
     ItemState,
+    Outcome,
     QueueChange,
     Release,
     Taken,
@@ -135,6 +138,66 @@ class DeadSessionsKeepLocks(MemoryQueues):
         pass
 
 
+class HoldersAreKnownByTheQueuesName(MemoryQueues):
+    """Notes a holder in the queue that was there at its first take from one of that name."""
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+        unit: str = "",
+    ) -> Taken:
+        taken = super().take(queue, holder, count, most=most, lock_for=lock_for)
+        if taken.items:
+            self._noted.setdefault((queue, holder.session), self._queues[queue])
+        return taken
+
+    @cached_property
+    def _noted(self) -> dict[tuple[str, str], MemoryQueue]:
+        return {}
+
+    def _reap(self, queue: MemoryQueue) -> None:
+        name, held = queue.info.name, set(queue.held)
+        for number in held:
+            holder = queue.items[number].holder
+            noted = self._noted.get((name, holder.session)) if holder is not None else None
+            if noted is not None and noted is not queue:
+                queue.held.discard(number)
+        super()._reap(queue)
+        queue.held |= {number for number in held if number in queue.items}
+
+
+class HandsOutWhatItRemembers(MemoryQueues):
+    """Sets the next item aside for who commits, and looks at its queue no more."""
+
+    _aside: Taken = Taken([], None)
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        numbers = super().apply(change)
+        if change.remove:
+            self._aside = super().take(change.remove[0].queue, change.holder, 1)
+        return numbers
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+        unit: str = "",
+    ) -> Taken:
+        aside, self._aside = self._aside, Taken([], None)
+        if aside.items:
+            return aside
+        return super().take(queue, holder, count, most=most, lock_for=lock_for)
+
+
 class LateHoldersKeepLocks(MemoryQueues):
     def _reap(self, queue: MemoryQueue) -> None:
         living = self._coord.has_session
@@ -168,22 +231,77 @@ class DiesInSilence(MemoryQueues):
         pass
 
 
-class ForgetsCommitsWithTheSession(MemoryQueues):
+class ForgetsUnitsWithTheSession(MemoryQueues):
     def _session_ended(self, session: str) -> None:
         super()._session_ended(session)
-        self._applied.pop(session, None)
+        self._outcomes.pop(session, None)
 
 
-class RemembersTheLastCommitOnly(MemoryQueues):
-    def _remember(self, holder: Holder) -> None:
-        self._applied.pop(holder.session, None)
-        super()._remember(holder)
+class RemembersTheLatestUnits(MemoryQueues):
+    """A ring, as stores are tempted to have it: what is in doubt may be older."""
+
+    def _remember(self, change: QueueChange) -> None:
+        super()._remember(change)
+        units = self._outcomes[change.holder.session]
+        while len(units) > 64:
+            del units[next(iter(units))]
 
 
-class RemembersRefusedCommits(MemoryQueues):
+class RemembersRefusedUnits(MemoryQueues):
     def apply(self, change: QueueChange) -> list[int | None]:
-        self._remember(change.holder)
+        self._remember(change)
         return super().apply(change)
+
+
+class SaysNeverForNow(MemoryQueues):
+    """Reads whether the unit was done, and does not keep it from being done later."""
+
+    def outcome(self, session: str, unit: str) -> Outcome:
+        before = self._outcomes[session].get(unit)
+        found = super().outcome(session, unit)
+        if before is None:
+            self._outcomes[session].pop(unit, None)
+        return found
+
+
+class SaysNeverOfWhatIsForgotten(MemoryQueues):
+    def outcome(self, session: str, unit: str) -> Outcome:
+        found = super().outcome(session, unit)
+        return Outcome.NEVER if found is Outcome.UNKNOWN else found
+
+
+class LetsLateTakesHold(MemoryQueues):
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        return queue_rules.held_in(self, queue, holder)
+
+
+class GivesUpTheWholeTransaction(MemoryQueues):
+    """Refuses whatever a holder does after one of its takes was given up."""
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        found = super().held(queue, holder, unit)
+        self.__dict__.setdefault("given_up", set()).add(holder)
+        return found
+
+    def examine(self, change: QueueChange) -> None:
+        if change.holder in self.__dict__.get("given_up", ()):
+            raise Fenced("given up")
+        super().examine(change)
+
+
+class UnitsOfAnySession(MemoryQueues):
+    def outcome(self, session: str, unit: str) -> Outcome:
+        for units in self._outcomes.values():
+            if units.get(unit) is Outcome.DONE:
+                return Outcome.DONE
+        return super().outcome(session, unit)
+
+
+class ForgetsTheCountsToo(MemoryQueues):
+    def _remember(self, change: QueueChange) -> None:
+        super()._remember(change)
+        for queue in self._queues.values():
+            queue.put_count -= len(change.forget)
 
 
 class PutsNeedASession(MemoryQueues):
@@ -212,6 +330,7 @@ class IgnoresMost(MemoryQueues):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         return super().take(queue, holder, count, lock_for=lock_for)
 

@@ -134,6 +134,7 @@ class TakesMakeQueues(MemoryQueues):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         if self.find(queue) is None:
             self.create(queue)
@@ -236,6 +237,7 @@ class TakesOutsideTheLock(MemoryQueues):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         now_ms = self._clock.wall_ms()
         with self._lock:

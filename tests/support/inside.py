@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_LOOK = 0.001
 _voice = -1
 _turn = threading.Lock()
 
@@ -30,6 +31,28 @@ def say(word: Any) -> None:
 def wait_for_parent() -> None:
     """Block until the parent tells this process to go on."""
     sys.stdin.buffer.readline()
+
+
+def default(number: int) -> Any:
+    """What Python does about a signal."""
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+
+
+def wait_until_heard(number: int, before: Any = None) -> None:
+    """Until somebody else handles the signal."""
+    before = before or default(number)
+    while signal.getsignal(number) == before:
+        threading.Event().wait(_LOOK)
+
+
+def signal_when_heard(number: int, before: Any = None) -> None:
+    """Send a signal to this process once somebody else handles it; does not wait."""
+
+    def send() -> None:
+        wait_until_heard(number, before)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
 
 
 def main() -> None:

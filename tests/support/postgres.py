@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.stores.api import Session
 from pxrs.stores.postgres.schema import DEFAULT_SCHEMA
 from pxrs.stores.postgres.stores import PostgresStores
@@ -29,8 +30,8 @@ class PostgresLab:
         self._channel = channel
         self._opened: list[PostgresStores] = []
 
-    def open(self) -> PostgresStores:
-        stores = PostgresStores(self._url, schema=self._schema, channel=self._channel)
+    def open(self, clock: Clock = SYSTEM_CLOCK) -> PostgresStores:
+        stores = PostgresStores(self._url, schema=self._schema, channel=self._channel, clock=clock)
         self._opened.append(stores)
         return stores
 

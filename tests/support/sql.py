@@ -6,16 +6,17 @@ from typing import Any
 
 import sqlalchemy
 
+from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import parse_url
 from pxrs.config_engines import sql_settings
 from pxrs.stores.sql.schema import META, metadata
 from pxrs.stores.sql.stores import SqlStores
 
 
-def open_sql(url: str) -> SqlStores:
+def open_sql(url: str, clock: Clock = SYSTEM_CLOCK) -> SqlStores:
     """Stores as another process would open them."""
     settings = sql_settings(parse_url(url))
-    return SqlStores(settings.url, settings.shown)
+    return SqlStores(settings.url, settings.shown, clock)
 
 
 class SqlPlace:
@@ -29,8 +30,8 @@ class SqlPlace:
         self.engine = sqlalchemy.create_engine(self.url, poolclass=sqlalchemy.NullPool)
         self._opened: list[SqlStores] = []
 
-    def open(self, url: str | None = None) -> SqlStores:
-        self._opened.append(open_sql(url or self.url))
+    def open(self, url: str | None = None, clock: Clock = SYSTEM_CLOCK) -> SqlStores:
+        self._opened.append(open_sql(url or self.url, clock))
         return self._opened[-1]
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:

@@ -272,3 +272,25 @@ sys.exit(len(failed))
 
 def test_two_threads_can_load_the_codec() -> None:
     assert subprocess.run([sys.executable, "-c", LOADED_BY_TWO_THREADS], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("compression", sorted(batches.COMPRESSIONS))
+def test_a_batch_with_new_numbers_is_as_if_it_were_made_with_them(compression: str) -> None:
+    records: list[tuple[bytes | None, bytes | None, list[Header], int]] = [
+        (b"k", b"v" * 100, [("h", b"x")], 5),
+        (None, None, [], 6),
+    ]
+
+    def made(*numbers: int) -> Batch:
+        producer, epoch, sequence = numbers
+        return batches.encode(
+            records,
+            compression=compression,
+            producer_id=producer,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+
+    assert batches.renumbered(made(7, 1, 9), 2**62 - 1, 2**15 - 1, 2**31 - 1) == made(
+        2**62 - 1, 2**15 - 1, 2**31 - 1
+    )

@@ -18,6 +18,7 @@ from pxrs.aio.handlers import OnOwnLoop, OnThisLoop
 from pxrs.aio.producer import Producer
 from pxrs.aio.queue_verbs import QueueVerbs
 from pxrs.aio.reader import Reader
+from pxrs.aio.signals import stop_on_signals_of_loop
 from pxrs.aio.threads import Threads, outcome, waited_out
 from pxrs.config import (
     ConsumerSettings,
@@ -262,8 +263,8 @@ class Pxrs(QueueVerbs):
         The handler may be a coroutine function: then `workers` is how many messages are awaited
         at a time, on this loop. A plain function is called by threads. `stop` ends it: what is
         in hand is finished and committed first. So does cancelling, which cancels handlers that
-        are being awaited: their messages come again. Signals are the application's:
-        `loop.add_signal_handler(signal.SIGTERM, px.stop)`.
+        are being awaited: their messages come again. On the main thread's loop SIGTERM does what
+        `stop` does; SIGINT is `asyncio.run`'s, which cancels what is awaited.
         """
         check_handler(handler, "message")
         on_loop = OnThisLoop(handler, asyncio.get_running_loop())
@@ -298,14 +299,15 @@ class Pxrs(QueueVerbs):
             running.stop()
             on_loop.abandon()
 
-        await waited_out(self._threads.start(running.run), give_up)
+        with stop_on_signals_of_loop(self._px.stop):
+            await waited_out(self._threads.start(running.run), give_up)
 
     def stop(self) -> None:
-        """End every `run` of this object: they drain, commit and leave. Not awaited."""
+        """End every run and listener of this object. Not awaited. See `pxrs.Pxrs.stop`."""
         self._px.stop()
 
     def health(self) -> dict[str, Health]:
-        """How the consumers and runs of this object are doing, by member. Does not wait."""
+        """How all that runs under this object is doing, by name. Does not wait."""
         return self._px.health()
 
     @property

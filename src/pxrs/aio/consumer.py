@@ -18,6 +18,7 @@ from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, Transactio
 from pxrs.runtime import consumer as blocking
 from pxrs.runtime.arguments import check_timeout, check_whole
 from pxrs.runtime.callbacks import Parts
+from pxrs.runtime.callers import refuse_unsaid
 from pxrs.runtime.consumer import RUN
 from pxrs.runtime.health import Health
 from pxrs.runtime.runs import Run
@@ -134,7 +135,7 @@ class Consumer:
         self._refuse_inside()
         return Going(self._consumer.commit_async())
 
-    def transaction(self, connection: Any = None) -> Transaction:
+    def transaction(self, connection: None = None, *, commits: Any = None) -> Transaction:
         """Commit the checkpoint of what was handed out together with the caller's writes.
 
         `async with consumer.transaction() as tx`. See `pxrs.Consumer.transaction`. A connection
@@ -143,22 +144,24 @@ class Consumer:
         so has to allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
         """
         self._refuse_inside()
-        begun = self._consumer.transaction(lend(connection))
+        begun = self._consumer.transaction(connection, commits=lend(commits))
         return Transaction(begun, self._transaction_changed)
 
     async def run_transaction(
         self,
         work: Callable[[Transaction], Any],
         *,
-        connection: Any = None,
+        commits: Any = None,
         attempts: int = 5,
+        connection: None = None,
     ) -> Any:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns.
 
         `work` may be a coroutine function.
         """
+        refuse_unsaid(connection, "consumer.run_transaction(work, commits=connection)")
         self._refuse_inside()
-        for begun in self._consumer.attempts(lend(connection), attempts):
+        for begun in self._consumer.attempts(lend(commits), attempts):
             try:
                 async with Transaction(begun, self._transaction_changed) as tx:
                     result = work(tx)

@@ -18,6 +18,7 @@ import msgspec
 
 from pxrs.aio.ears import Ears
 from pxrs.aio.handlers import awaited, runner_of_this_thread
+from pxrs.aio.signals import stop_on_signals_of_loop
 from pxrs.aio.threads import Calls, Threads, fulfil, outcome, waited_out
 from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.runtime import listener as blocking
@@ -39,10 +40,12 @@ class Listener:
         listener: blocking.Listener | ProcessListener,
         threads: Threads,
         abandon: Callable[[], None],
+        stop_all: Callable[[], None],
     ) -> None:
         self._listener = listener
         self._threads = threads
         self._abandon = abandon
+        self._stop_all = stop_all
 
     @property
     def handled(self) -> int | None:
@@ -66,10 +69,12 @@ class Listener:
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until all workers have finished; whether they have. See `pxrs.Listener.join`.
 
-        Signals are the application's: `loop.add_signal_handler(signal.SIGTERM, listener.stop)`.
+        On the main thread's loop SIGTERM meanwhile does what `Pxrs.stop` does. SIGINT is
+        `asyncio.run`'s, which cancels what is awaited.
         """
         join = partial(copy_context().run, self._listener.join, timeout)
-        return await outcome(self._threads.start(join))
+        with stop_on_signals_of_loop(self._stop_all):
+            return await outcome(self._threads.start(join))
 
     async def __aenter__(self) -> Listener:
         return self
@@ -82,7 +87,8 @@ class Listener:
     ) -> None:
         """Let the workers finish. A cancellation meanwhile cancels the handlers, too."""
         self._listener.stop()
-        await waited_out(self._threads.start(self._listener.join), self._abandon)
+        with stop_on_signals_of_loop(self._stop_all):
+            await waited_out(self._threads.start(self._listener.join), self._abandon)
 
 
 class OnThisLoop:

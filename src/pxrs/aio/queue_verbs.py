@@ -15,6 +15,7 @@ from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.core.delivery import Policy
 from pxrs.runtime import app as blocking
 from pxrs.runtime.arguments import check_handler, is_coroutine_function
+from pxrs.runtime.callers import check_connection, given_connection
 from pxrs.serde import Serde
 from pxrs.stores.on_loop import lend
 from pxrs.types import Header, Queue
@@ -29,7 +30,13 @@ class QueueVerbs:
         self._ears = Ears(px.stores.queues)
 
     def transaction(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
     ) -> UnitOfWork:
         """A unit of work: `async with px.transaction() as tx`. See `pxrs.Pxrs.transaction`.
 
@@ -38,17 +45,29 @@ class QueueVerbs:
         ends, and so has to allow that: SQLAlchemy's do, and sqlite3's with
         `check_same_thread=False`.
         """
-        begin = partial(self._px.transaction, lend(connection), serde=serde, strict=strict)
+        given_connection("px.transaction", connection, None, None)
+        begin = partial(
+            self._px.transaction, commits=lend(commits), join=lend(join), serde=serde, strict=strict
+        )
         return UnitOfWork(begin, Surroundings(self._threads, self._ears))
 
     def begin(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
     ) -> UnitOfWork:
         """As `transaction`, but `commit()` has to be awaited: leaving the block rolls back.
 
         `tx = await px.begin()` does without a block.
         """
-        begin = partial(self._px.begin, lend(connection), serde=serde, strict=strict)
+        given_connection("px.begin", connection, None, None)
+        begin = partial(
+            self._px.begin, commits=lend(commits), join=lend(join), serde=serde, strict=strict
+        )
         return UnitOfWork(begin, Surroundings(self._threads, self._ears))
 
     async def put(
@@ -63,22 +82,38 @@ class QueueVerbs:
         dedupe: str | None = None,
         dedupe_window: float = 300.0,
         serde: Serde | None = None,
+        connection: Any = None,
     ) -> None:
-        """Put one item, durably. See `pxrs.UnitOfWork.put`."""
-        await self._threads.call(
-            partial(
-                self._px.put,
-                queue,
-                value,
-                priority=priority,
-                delay=delay,
-                key=key,
-                headers=headers,
-                dedupe=dedupe,
-                dedupe_window=dedupe_window,
-                serde=serde,
-            )
-        )
+        """Put one item, durably, or when the caller commits `connection`. See `pxrs.Pxrs.put`."""
+        options: dict[str, Any] = {
+            "priority": priority,
+            "delay": delay,
+            "key": key,
+            "headers": headers,
+            "dedupe": dedupe,
+            "dedupe_window": dedupe_window,
+        }
+        if connection is None:
+            await self._threads.call(partial(self._px.put, queue, value, serde=serde, **options))
+            return
+        # A cancelled one is waited out: the caller's next statement must not overtake it.
+        async with self.transaction(join=connection, serde=serde) as work:
+            await work.put(queue, value, **options)
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        connection: Any,
+        partition: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> None:
+        """Send one message when, and only if, the caller commits. See `pxrs.Pxrs.send`."""
+        check_connection(connection)
+        async with self.transaction(join=connection) as work:
+            await work.send(topic, value, key, partition=partition, headers=headers)
 
     def listen(
         self,
@@ -115,7 +150,7 @@ class QueueVerbs:
             serde=serde,
         )
         on_loop.stop = listener.stop
-        return Listener(listener, self._threads, on_loop.abandon)
+        return Listener(listener, self._threads, on_loop.abandon, self._px.stop)
 
     async def create_queue(self, name: str, *, fifo: bool = False) -> Queue:
         """Make a queue; putting to one that does not exist makes it, too, without `fifo`."""

@@ -2,7 +2,8 @@
 
 Messages stand in lanes: one per partition, or one per key. Within a lane they are handled one
 after the other, in order; lanes run side by side. A lane whose first message failed is parked
-until its time comes; the others flow.
+until its time comes; the others flow. From then on it goes before all that was not begun, but
+only every second time: what fails again and again leaves half of the work to the others.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Schedule(Generic[T]):
         self._ready: deque[Hashable] = deque()
         self._parked: list[tuple[float, int, Hashable]] = []
         self._parkings = 0
+        self._took_parked = False
         self._size = 0
 
     def __len__(self) -> int:
@@ -40,11 +42,14 @@ class Schedule(Generic[T]):
 
     def take(self, now: float) -> tuple[Hashable, T] | None:
         """The first item of a lane that is free; its lane is busy until `done` or `park`."""
-        while self._parked and self._parked[0][0] <= now:
-            self._ready.append(heapq.heappop(self._parked)[2])
-        if not self._ready:
+        due = bool(self._parked) and self._parked[0][0] <= now
+        self._took_parked = due and not (self._took_parked and self._ready)
+        if self._took_parked:
+            lane = heapq.heappop(self._parked)[2]
+        elif self._ready:
+            lane = self._ready.popleft()
+        else:
             return None
-        lane = self._ready.popleft()
         return lane, self._lanes[lane][0]
 
     def done(self, lane: Hashable) -> None:

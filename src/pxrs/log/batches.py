@@ -24,6 +24,11 @@ MAX_TIMESTAMP = 2**63 - 1
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _BASE_OFFSET = struct.Struct(">q")
+_CHECKSUM = struct.Struct(">I")
+_CHECKSUM_AT = 17
+_CHECKED_FROM = 21
+_PRODUCER = struct.Struct(">qhi")
+_PRODUCER_AT = 43
 _MAGIC = 2
 _MAX_SIZE = 2**31 - 1
 
@@ -74,6 +79,7 @@ class BatchHeader(NamedTuple):
 class _Codec(NamedTuple):
     builder: Any
     reader: Any
+    checksum: Any
     damage: tuple[type[Exception], ...]
 
 
@@ -95,6 +101,7 @@ def _import_codec() -> _Codec:
     from aiokafka.record._crecords import (  # type: ignore[import-untyped]
         DefaultRecordBatch,
         DefaultRecordBatchBuilder,
+        crc32c_cython,
     )
     from cramjam import DecompressionError
 
@@ -109,7 +116,7 @@ def _import_codec() -> _Codec:
         OverflowError,
         ValueError,
     )
-    return _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, damage)
+    return _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, crc32c_cython, damage)
 
 
 def compression_code(name: str) -> int:
@@ -167,6 +174,22 @@ def encode(
         if builder.append(index, timestamp, key, value, headers) is None:
             raise MessageTooLarge(f"message {index} would take the batch past {_MAX_SIZE} bytes")
     return seal(builder, producer_id, producer_epoch, base_sequence)
+
+
+def renumbered(batch: Batch, producer_id: int, producer_epoch: int, base_sequence: int) -> Batch:
+    """The same messages under another producer state, with the checksum that goes with it."""
+    data = bytearray(batch.data)
+    _PRODUCER.pack_into(data, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    checksum = _load().checksum(data[_CHECKED_FROM:])
+    _CHECKSUM.pack_into(data, _CHECKSUM_AT, checksum)
+    return Batch(
+        data=data,
+        count=batch.count,
+        max_timestamp=batch.max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
 
 
 def read_header(data: bytes | bytearray) -> BatchHeader:

@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -30,7 +31,7 @@ from pxrs.runtime.failure import DeadLetter, DeadLetters, OnFailure
 from pxrs.runtime.inside import employer
 from pxrs.runtime.job import Begun, Job, Running
 from pxrs.runtime.producer import Producer
-from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs
+from pxrs.runtime.queue_verbs import SESSION_TTL, QueueVerbs, all_of
 from pxrs.runtime.reader import Reader
 from pxrs.runtime.topics import TopicInfo, Topics
 from pxrs.serde import Serde
@@ -238,7 +239,8 @@ class Pxrs(QueueVerbs):
     ) -> None:
         """Call `handler(message)` for every message of the group's share, until stopped.
 
-        SIGTERM and SIGINT stop it: it finishes what is in hand, commits and leaves. Order is
+        SIGTERM and SIGINT stop it, as `stop` does, if the main thread is in here: it finishes what
+        is in hand, commits and leaves, and so does all else that runs under this object. Order is
         kept per partition, or with `parallel="key"` per key. A handler that raises is called
         again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
         are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends the run with
@@ -285,7 +287,7 @@ class Pxrs(QueueVerbs):
             running = ProcessRun(self.stores.url, job)
         else:
             running = self._new_runner(job)
-        begun = Begun(running)
+        begun = Begun(running, self.stop)
         self._running.add(begun)
         return begun
 
@@ -335,8 +337,12 @@ class Pxrs(QueueVerbs):
         return self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
 
     def stop(self) -> None:
-        """End every `run` of this object, from another thread: they drain, commit and leave."""
-        for running in list(self._running):
+        """End every run and listener of this object: they finish what is in hand, and leave.
+
+        Does not wait. From any thread, and from handlers.
+        """
+        super().stop()
+        for running in all_of(self._running):
             running.stop()
 
     def _new_consumer(
@@ -354,12 +360,17 @@ class Pxrs(QueueVerbs):
         return consumer
 
     def health(self) -> dict[str, Health]:
-        """How the consumers and runs of this object are doing, by member. From any thread.
+        """How all that runs under this object is doing, by name. From any thread.
 
-        For probes: `all(each.ok for each in px.health().values())`. Worker processes have theirs.
+        For probes: `all(each.ok for each in px.health().values())`. A consumer's name is its
+        member's, and so is a run's; worker processes are `run:<group>/worker-0` and on, as this
+        process knows them; a listener is `listen:<queue>`, with its processes as above.
         """
-        here = [consumer for consumer in list(self._consumers) if not consumer.has_left]
-        return {each.member: each.health() for each in sorted(here, key=lambda each: each.member)}
+        here = [consumer for consumer in all_of(self._consumers) if not consumer.has_left]
+        found = [(each.member, each.health()) for each in here]
+        for running in (*all_of(self._running), *all_of(self._listeners)):
+            found += running.health().items()
+        return _named(found)
 
     @property
     def groups(self) -> Groups:
@@ -381,7 +392,6 @@ class Pxrs(QueueVerbs):
 
     def _end(self, reason: BaseException | None) -> None:
         """Close because of an error that is on its way: see `Producer._end`."""
-        self._tell_listeners_to_stop()
         self.stop()
         # Last in, first out. One that fails to close must not keep the others, and the store, open.
         with ExitStack() as closing:
@@ -393,14 +403,14 @@ class Pxrs(QueueVerbs):
                 closing.callback(consumer.close)
             if not self.is_around_here:
                 closing.callback(self._join_listeners)
-                for running in list(self._running):
+                for running in all_of(self._running):
                     closing.callback(running.join)
 
     @property
     def is_around_here(self) -> bool:
         """Whether this is code that one of its runs or listeners calls: a handler."""
         return employer() in self._listeners or any(
-            running.is_around_here for running in list(self._running)
+            running.is_around_here for running in all_of(self._running)
         )
 
     def __enter__(self) -> Pxrs:
@@ -413,6 +423,16 @@ class Pxrs(QueueVerbs):
         trace: TracebackType | None,
     ) -> None:
         self._end(error)
+
+
+def _named(found: list[tuple[str, Health]]) -> dict[str, Health]:
+    """By name, sorted; those with a name that there is already are numbered."""
+    named: dict[str, Health] = {}
+    times: Counter[str] = Counter()
+    for name, health in sorted(found, key=lambda each: each[0]):
+        times[name] += 1
+        named[name if times[name] == 1 else f"{name}#{times[name]}"] = health
+    return named
 
 
 def _client() -> str:

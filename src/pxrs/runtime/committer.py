@@ -1,9 +1,14 @@
-"""Gets parcels into the log: one commit at a time, in order, again until it is known.
+"""Appends batches in order, one commit at a time, retrying until each outcome is known.
 
-Only one round runs at a time and nothing overtakes it, so a partition's batches keep their
-order under retry. Batches carry (producer id, epoch, sequence): a round whose outcome is
-unknown is simply repeated, and the log recognises what it already has. A round that was
-interrupted at any point is unknown too; every step can be done twice.
+Only one round runs at a time and a partition's batches never overtake each other, so they keep
+their order under retry. Batches carry (producer id, epoch, sequence): one whose outcome is unknown
+is simply sent again, and the log recognises what it already has. A round that was interrupted at
+any point is unknown too; every step can be done twice.
+
+An error is its own batch's alone. A batch that has to be tried again holds up the later ones of
+its partition, and nobody else's. After a batch that failed for good the partition goes on under a
+higher epoch, in which its waiting batches get new numbers: they must not look like successors of
+what never came, and what was given up must be refused if it still arrives.
 """
 
 from __future__ import annotations
@@ -14,26 +19,45 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple, TypeGuard
 
 from pxrs.clock import Clock
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
+    ConfigError,
     DeliveryFailed,
     InsideTransaction,
+    InvalidRequest,
     OutcomeUnknown,
+    ProducerFenced,
     PxrsError,
+    SequenceGap,
     TopicNotFound,
 )
-from pxrs.log.batches import seal
+from pxrs.log.batches import renumbered, seal
 from pxrs.log.sequences import SEQUENCES
 from pxrs.runtime.outbox import Outbox
 from pxrs.runtime.sent import Parcel
 from pxrs.runtime.undelivered import Undelivered
 from pxrs.stores.api import LogStore
-from pxrs.types import Append, Appended, LogPartition
+from pxrs.types import Append, Appended, Batch, LogPartition
 
 _LAST_EPOCH = 2**15 - 1
 _SHORTEST_WAIT = 0.001
+# How often the background thread looks for new batches while others are paused.
+_LOOK_EVERY = 0.01
+# What a log says of the batch itself. It was not appended, and the error says why.
+_OUT_OF_SEQUENCE = (ProducerFenced, SequenceGap)
+_REFUSALS = (InvalidRequest, *_OUT_OF_SEQUENCE)
+
+_Result = Appended | Exception
+
+
+class _Pause(NamedTuple):
+    """A partition whose last try failed: how many did in a row, and when to make the next."""
+
+    failures: int
+    until: float
 
 
 class Committer:
@@ -59,10 +83,14 @@ class Committer:
         self._owner: int | None = None
         self._backoff = Backoff(first=0.01, longest=1.0)
         self._random = random.Random(secrets.randbits(64))
-        # The round at hand, how often it failed, and whether one of those may have been done.
+        # The round at hand. Not empty between rounds if it was interrupted.
         self._round: list[Parcel] = []
-        self._failures = 0
-        self._unsure = False
+        self._pauses: dict[LogPartition, _Pause] = {}
+        # Partitions that need a higher epoch, and among those the ones in which a batch was given
+        # up that may still be appended under the present one.
+        self._broken_off: set[LogPartition] = set()
+        self._doubted: set[LogPartition] = set()
+        self._epochs: dict[LogPartition, int] = {}
         self._sequences: dict[LogPartition, int] = {}
         self._new_identity()
         # True while a commit runs: senders then give up the interpreter now and then.
@@ -79,12 +107,15 @@ class Committer:
             if left is not None and left <= 0:
                 return False
             self.run(left, unless=done)
+            if not done() and (pause := self._pause_left()):
+                # Without the lock: others have something to commit meanwhile.
+                time.sleep(pause if left is None else min(pause, left))
         return True
 
     def run(self, timeout: float | None = None, unless: Callable[[], bool] | None = None) -> bool:
         """Commit once what there is, unless `unless()` holds by then; false if the turn never came.
 
-        A failure that may pass leaves the round pending; the next call repeats it.
+        A batch whose failure may pass waits; a later call tries it again.
         """
         self.refuse_nested()
         me = threading.get_ident()
@@ -96,7 +127,7 @@ class Committer:
             if unless is None or not unless():
                 # Senders give way from here on: taking their boxes waits for them, too.
                 self.busy = True
-                self._one_round(timeout)
+                self._one_round()
             return True
         finally:
             # An interrupt may have come before the lock did, or just after: only the lock knows.
@@ -110,14 +141,16 @@ class Committer:
 
     def run_due(self, due: threading.Event, linger: float) -> bool:
         """Commit what has waited long enough, or all if it is `due`; false if there is nothing."""
-        # What has failed or did not fit into a commit has waited already.
-        wait = 0.0 if self._outbox.waiting else linger or _SHORTEST_WAIT
+        # What did not fit into a commit has waited already.
+        wait = linger or _SHORTEST_WAIT
+        if self._outbox.waiting:
+            wait = min(self._pause_left(), max(wait, _LOOK_EVERY))
         urgent = due.wait(wait)
         due.clear()
         oldest = self._outbox.oldest
         if urgent:
             self.run()
-        elif self._outbox.waiting:
+        elif self._outbox.waiting and not self._pause_left():
             # It may be another thread's round: what came after it still has time.
             self.run(unless=lambda: not self._outbox.waiting)
         elif oldest is None:
@@ -139,32 +172,31 @@ class Committer:
             )
         self._outbox.refuse_own_sender()
 
-    def _one_round(self, patience: float | None) -> None:
+    def _one_round(self) -> None:
         if not self._round:
-            self._round = self._outbox.take()
+            self._round = self._outbox.take(self._paused())
             if not self._round:
                 return
-        elif self._failures:
-            delay = self._backoff.delay(self._failures, self._random) or 0.0
-            time.sleep(delay if patience is None else min(delay, patience))
-        appends = self._sealed()
-        results = self._attempt(appends) if appends else []
-        if results is not None:
-            self._finish(results)
+        sealed = self._sealed()
+        results = self._attempt(sealed) if sealed else []
+        self._finish(sealed, results)
 
-    def _sealed(self) -> list[Append]:
+    def _sealed(self) -> list[tuple[Parcel, Batch]]:
         """The round's batches that are not settled. One that can't be sealed fails alone."""
-        appends = []
+        for where in {parcel.where for parcel in self._round} & self._broken_off:
+            self._begin_anew(where)
+        sealed = []
         for parcel in self._round:
             if parcel.settled:
                 # By a round that was interrupted, perhaps before everybody was told.
                 parcel.call_back()
                 continue
+            where = parcel.where
+            identity = (self._id, self._epochs.get(where, 0))
             batch = parcel.batch
             if batch is None:
-                sequence = self._sequences.get(parcel.where, 0)
                 try:
-                    batch = seal(parcel.builder, self._id, self._epoch, sequence)
+                    batch = seal(parcel.builder, *identity, self._sequences.get(where, 0))
                     parcel.batch = batch
                 except BaseException as error:
                     # A builder is used up by the first try: there is no second one.
@@ -172,48 +204,132 @@ class Committer:
                     if not isinstance(error, Exception):
                         raise
                     continue
-            if (batch.producer_id, batch.producer_epoch) == (self._id, self._epoch):
-                self._sequences[parcel.where] = (batch.base_sequence + batch.count) % SEQUENCES
-            appends.append(Append(parcel.where, batch))
-        return appends
+            if (batch.producer_id, batch.producer_epoch) == identity:
+                self._sequences[where] = (batch.base_sequence + batch.count) % SEQUENCES
+            sealed.append((parcel, batch))
+        return sealed
 
-    def _attempt(self, appends: list[Append]) -> list[Appended | PxrsError] | None:
-        """What became of each batch; None if the round is to be repeated."""
+    def _begin_anew(self, where: LogPartition) -> None:
+        """Number what waits for the partition from 0 under a higher epoch.
+
+        Not while one of the batches may be in the log: there it is known by its old number. The
+        log has to say first whether it has it.
+        """
+        waiting = self._outbox.unsettled_in(where)
+        if any(parcel.unsure for parcel in waiting):
+            return
+        self._raise_epoch(where)
+        sequence = 0
+        for parcel in waiting:
+            if parcel.batch is not None:
+                epoch = self._epochs.get(where, 0)
+                parcel.batch = renumbered(parcel.batch, self._id, epoch, sequence)
+                sequence = (sequence + parcel.batch.count) % SEQUENCES
+        self._doubted.discard(where)
+        self._broken_off.discard(where)
+
+    def _attempt(self, sealed: list[tuple[Parcel, Batch]]) -> list[_Result]:
+        """Append; what became of each batch. An error of the whole call is one of each."""
+        doubts = [parcel.unsure for parcel, _ in sealed]
+        # Noted before anything is sent: whatever interrupts this leaves a doubt.
+        for parcel, _ in sealed:
+            parcel.unsure = True
+        results: list[_Result]
         try:
-            results = self._log.append(appends)
-            if len(results) != len(appends):
-                raise OutcomeUnknown(f"{len(results)} answers to {len(appends)} batches")
-            return results
-        except InsideTransaction:
+            results = [*self._log.append([Append(parcel.where, batch) for parcel, batch in sealed])]
+            if len(results) != len(sealed):
+                raise OutcomeUnknown(f"{len(results)} answers to {len(sealed)} batches")
+        except Exception as error:  # noqa: BLE001 - the owners of the batches are told
+            results = [error] * len(sealed)
+        for (parcel, _), result, doubt in zip(sealed, results, doubts, strict=True):
+            if isinstance(result, PxrsError) and not isinstance(result, OutcomeUnknown):
+                # This try did not append it. An earlier one may have.
+                parcel.unsure = doubt
+        if results and isinstance(results[0], InsideTransaction):
             # This thread holds the store's writer. Others, or it later, will get the round done.
-            raise
-        except BaseException as error:
-            self._failures += 1
-            if isinstance(error, OutcomeUnknown) or not isinstance(error, PxrsError):
-                self._unsure = True
-            if not isinstance(error, Exception):
-                raise
-            if not self._give_up(error):
-                return None
-            failed = _maybe_delivered(error) if self._unsure else _delivery_failed(error)
-            return [failed] * len(appends)
+            raise results[0]
+        return results
 
-    def _give_up(self, error: Exception) -> bool:
-        may_pass = isinstance(error, OutcomeUnknown) or getattr(error, "retryable", False)
-        if not may_pass:
-            return True
-        oldest = min(parcel.born for parcel in self._round)
-        return self._clock.monotonic() - oldest >= self.delivery_timeout
-
-    def _finish(self, results: list[Appended | PxrsError]) -> None:
-        if any(not isinstance(result, Appended) for result in results):
-            self._raise_epoch()
-        parcels = [parcel for parcel in self._round if not parcel.settled]
-        for parcel, result in zip(parcels, results, strict=True):
-            self._settle(parcel, result)
-        self._outbox.release(self._round)
-        done, self._round, self._failures, self._unsure = self._round, [], 0, False
+    def _finish(self, sealed: list[tuple[Parcel, Batch]], results: list[_Result]) -> None:
+        """Settle what is known; the rest waits for a later round."""
+        held_up: set[LogPartition] = set()
+        paused: set[LogPartition] = set()
+        for (parcel, batch), result in zip(sealed, results, strict=True):
+            where = parcel.where
+            if isinstance(result, Appended):
+                self._settle(parcel, result)
+            elif isinstance(result, SequenceGap) and self._can_renumber(parcel, batch, held_up):
+                held_up.add(where)
+            elif self._may_pass(parcel, result):
+                held_up.add(where)
+                paused.add(where)
+            else:
+                self._fail(parcel, result)
+        for where in {parcel.where for parcel, _ in sealed}:
+            if where in paused:
+                self._pause(where)
+            else:
+                self._pauses.pop(where, None)
+        done = [parcel for parcel in self._round if parcel.settled]
+        self._outbox.release(done)
+        self._round = []
         self._undelivered.log(done)
+
+    def _can_renumber(self, parcel: Parcel, batch: Batch, held_up: set[LogPartition]) -> bool:
+        """Whether a batch that is out of sequence can go on: it is not its fault.
+
+        Its predecessor failed, or waits to be tried again, or was lost by the server.
+        """
+        where = parcel.where
+        if where in held_up and where not in self._broken_off:
+            return True  # Its predecessor comes first next time.
+        if parcel.unsure and where in self._doubted:
+            # The one given up and this one may both be on their way.
+            return False
+        if batch.base_sequence == 0:
+            return False
+        # The log does not have it, and an earlier try would be out of sequence as well.
+        parcel.unsure = False
+        self._broken_off.add(where)
+        return True
+
+    def _may_pass(self, parcel: Parcel, error: Exception) -> bool:
+        if isinstance(error, OutcomeUnknown) or getattr(error, "retryable", False):
+            return self._clock.monotonic() - parcel.born < self.delivery_timeout
+        return False
+
+    def _fail(self, parcel: Parcel, error: Exception) -> None:
+        """Give up; what comes next in the partition must not look like its successor."""
+        self._broken_off.add(parcel.where)
+        if _refuses(error) and not (parcel.unsure and isinstance(error, _OUT_OF_SEQUENCE)):
+            self._settle(parcel, error)
+        elif parcel.unsure:
+            self._doubted.add(parcel.where)
+            self._settle(parcel, _maybe_delivered(error))
+        else:
+            self._settle(parcel, _delivery_failed(error))
+
+    def _pause(self, where: LogPartition) -> None:
+        """Try this partition again only after a while."""
+        before = self._pauses.get(where)
+        failures = 1 if before is None else before.failures + 1
+        delay = self._backoff.delay(failures, self._random) or 0.0
+        self._pauses[where] = _Pause(failures, time.monotonic() + delay)
+
+    def _paused(self) -> frozenset[LogPartition]:
+        now = time.monotonic()
+        # In one step: the background thread looks at it without the lock.
+        pauses = tuple(self._pauses.items())
+        return frozenset(where for where, pause in pauses if pause.until > now)
+
+    def _pause_left(self) -> float:
+        """For how long nothing that waits can be tried; 0 if something can, or nothing waits."""
+        paused = self._paused()
+        if not paused or not self._outbox.waiting or not self._outbox.only_for(paused):
+            return 0.0
+        pauses = tuple(self._pauses.items())
+        soonest = min((pause.until for where, pause in pauses if where in paused), default=0.0)
+        return max(0.0, soonest - time.monotonic())
 
     def _settle(self, parcel: Parcel, result: Appended | PxrsError) -> None:
         if isinstance(result, Appended):
@@ -225,18 +341,22 @@ class Committer:
         self._before_settling(parcel, error)
         parcel.settle(base, error)
 
-    def _raise_epoch(self) -> None:
-        """After a failure that stays: what comes next must not look like its successor."""
-        if self._epoch == _LAST_EPOCH:
+    def _raise_epoch(self, where: LogPartition) -> None:
+        epoch = self._epochs.get(where, 0)
+        if epoch == _LAST_EPOCH:
             self._new_identity()
         else:
-            self._epoch += 1
-            self._sequences = {}
+            self._epochs[where] = epoch + 1
+            self._sequences[where] = 0
 
     def _new_identity(self) -> None:
         self._id = secrets.randbits(62)
-        self._epoch = 0
+        self._epochs = {}
         self._sequences = {}
+
+
+def _refuses(error: Exception) -> TypeGuard[PxrsError]:
+    return isinstance(error, _REFUSALS) and not isinstance(error, ConfigError)
 
 
 def _named(error: PxrsError, parcel: Parcel) -> PxrsError:

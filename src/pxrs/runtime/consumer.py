@@ -21,6 +21,7 @@ from pxrs.core.records import head_key
 from pxrs.errors import Closed, PxrsError, StoreError, StoreUnavailable
 from pxrs.runtime import arguments
 from pxrs.runtime.callbacks import Callbacks, Parts
+from pxrs.runtime.callers import refuse_unsaid
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.fencing import all_of, fenced
 from pxrs.runtime.health import Health, judge
@@ -186,29 +187,36 @@ class Consumer:
         self._require_open()
         return self._steward.commit_soon()
 
-    def transaction(self, connection: Any = None) -> Transaction:
+    def transaction(self, connection: None = None, *, commits: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
 
         In a loop: of the current message; without auto-commit of all since the last commit. On a
-        connection of the caller's, if one is given: the driver's own, or an SQLAlchemy Session or
-        Connection. pxrs commits it, with what it had begun before. A block left by an exception
-        is rolled back, and its messages are handed out again. `Fenced` if somebody else owns a
-        partition now; `NotAtomic` where the store can't do it.
+        connection of the caller's that pxrs `commits`, if one is given: the driver's own, or an
+        SQLAlchemy Session or Connection; with what it had begun before. A block left by an
+        exception is rolled back, and its messages are handed out again. `Fenced` if somebody else
+        owns a partition now; `NotAtomic` where the store can't do it.
         """
+        refuse_unsaid(connection, "consumer.transaction(commits=connection): pxrs does")
         self._require_open()
-        return self._transactions.begin(connection)
+        return self._transactions.begin(commits)
 
     def run_transaction(
-        self, work: Callable[[Transaction], T], *, connection: Any = None, attempts: int = 5
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        commits: Any = None,
+        attempts: int = 5,
+        connection: None = None,
     ) -> T:
         """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
+        refuse_unsaid(connection, "consumer.run_transaction(work, commits=connection)")
         self._require_open()
-        return self._transactions.run(work, connection, attempts)
+        return self._transactions.run(work, commits, attempts)
 
-    def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
+    def attempts(self, commits: Any, most: int) -> Iterator[Transaction]:
         """Transactions over the same messages, one after the other; the last one gives them up."""
         self._require_open()
-        return self._transactions.attempts(connection, most)
+        return self._transactions.attempts(commits, most)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""

@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 from pxrs.clock import Clock
 from pxrs.core.delivery import Dead, Policy, after_failure
 from pxrs.errors import OutcomeUnknown, PxrsError
-from pxrs.runtime.keeper import GivenBack, Keeper, held_by
+from pxrs.runtime.keeper import Asked, GivenBack, Keeper
 from pxrs.runtime.topics import Topics
 from pxrs.stores.api import Session, Stores
-from pxrs.types import Delivery, Held, Holder, Release
+from pxrs.types import Delivery, Held, Holder, Outcome, Release
 
 _PATIENCE = 10
 
@@ -48,8 +48,8 @@ class Hold:
         self._session: Session | None = None
         self._holder: Holder | None = None
         self.taken: list[InHand] = []
-        # Queues that were asked for items without an answer, because of an interrupt or an outage.
-        self.asked: list[str] = []
+        # Takes without an answer, because of an interrupt or an outage.
+        self.asked: list[Asked] = []
         self.surrendered = 0
 
     @property
@@ -70,21 +70,23 @@ class Hold:
     ) -> tuple[Sequence[Delivery], float | None]:
         """What there is now. A take that was not answered is looked for in the store."""
         queues, holder = self._desk.stores.queues, self.holder
-        self.asked.append(queue)
+        asked = Asked(queue, self._desk.keeper.next_name())
+        self.asked.append(asked)
         items: Sequence[Delivery]
         try:
             items, due = queues.take(
-                queue, holder, most_items, most=policy.times, lock_for=lock_for
+                queue, holder, most_items, most=policy.times, lock_for=lock_for, unit=asked.unit
             )
         except OutcomeUnknown:
             known = {each.held for each in self.taken}
-            items = self._ask(lambda: held_by(queues, queue, holder, known))
+            found = self._ask(lambda: queues.held(queue, holder, asked.unit))
+            items = [delivery for delivery in found if delivery.held not in known]
             due = 0.0
         except PxrsError:
-            self.asked.remove(queue)
+            self.asked.remove(asked)
             raise
         self.taken += [InHand(delivery.held, policy) for delivery in items]
-        self.asked.remove(queue)
+        self.asked.remove(asked)
         return items, due
 
     def extend(self, seconds: float) -> None:
@@ -93,16 +95,17 @@ class Hold:
         if held:
             self._desk.stores.queues.extend(self.holder, held, seconds)
 
-    def was_applied(self) -> bool:
-        """What became of a commit that was not answered.
+    def was_applied(self, unit: str) -> bool:
+        """What became of a commit that was not answered. Raises `OutcomeUnknown` if nobody knows.
 
-        Asks until there is an answer: nobody may be told that it is done when it is not.
+        Asks until there is an answer: nobody may be told that it is done when it is not, nor
+        that it is not when it is, or will be.
         """
-        if self._ask(lambda: self._desk.stores.queues.applied(self.holder)):
-            return True
-        if self.is_lost:
+        session = self.holder.session
+        found = self._ask(lambda: self._desk.stores.queues.outcome(session, unit))
+        if found is Outcome.UNKNOWN:
             raise OutcomeUnknown("the commit was not answered, and its session is forgotten")
-        return False
+        return found is Outcome.DONE
 
     def given_back(self, error: str, *, with_doubts: bool = True) -> GivenBack:
         """What becomes of everything that was taken, by the policy it was taken under."""
@@ -160,7 +163,9 @@ class Hold:
             try:
                 return question()
             except PxrsError as error:
-                if not error.retryable or failures > _PATIENCE:
+                # A question may be asked again, though nobody knows whether it was heard.
+                can_be_asked_again = error.retryable or isinstance(error, OutcomeUnknown)
+                if not can_be_asked_again or failures > _PATIENCE:
                     raise OutcomeUnknown(
                         "the store gave no answer, and can't say what became of the question"
                     ) from error

@@ -13,7 +13,9 @@ from pxrs.config import ConsumerSettings, OnTrimmed, Parallel, RunnerSettings, S
 from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError
 from pxrs.runtime.failure import DeadLetter, OnFailure, Stop
+from pxrs.runtime.health import Health
 from pxrs.runtime.inside import employer
+from pxrs.runtime.signals import stop_on_signals
 from pxrs.serde import Serde, check_serde
 from pxrs.types import Message
 
@@ -30,27 +32,41 @@ class Running(Protocol):
         ...
 
     def stop(self) -> None:
-        """Finish what is in hand and end. From any thread or signal; before `run`, too."""
+        """Finish what is in hand and end. From any thread; before `run`, too."""
+        ...
+
+    def health(self) -> dict[str, Health]:
+        """How its parts are doing that have no consumer here to tell. From any thread."""
         ...
 
 
 class Begun:
-    """A run, and its end: whoever closes the store waits until what is in hand was committed."""
+    """A run, and its end: whoever closes the store waits until what is in hand was committed.
 
-    def __init__(self, running: Running) -> None:
+    Signals in the main thread stop it, and with it all that `stop_all` stops.
+    """
+
+    def __init__(self, running: Running, stop_all: Callable[[], None]) -> None:
         self._running = running
+        self._stop_all = stop_all
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
     def run(self) -> None:
         self._thread = threading.current_thread()
         try:
-            self._running.run()
+            # To the very end: a second signal must not cut off what is being finished.
+            with stop_on_signals(self._stop_all):
+                self._running.run()
         finally:
             self._ended.set()
 
     def stop(self) -> None:
         self._running.stop()
+
+    def health(self) -> dict[str, Health]:
+        """As `Running.health`; nothing once it has ended."""
+        return {} if self._ended.is_set() else self._running.health()
 
     @property
     def is_around_here(self) -> bool:

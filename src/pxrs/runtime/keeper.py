@@ -19,7 +19,6 @@ import random
 import secrets
 import threading
 from collections import deque
-from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -27,25 +26,33 @@ from pxrs.clock import Clock
 from pxrs.core.retry import Backoff
 from pxrs.errors import Closed, OutcomeUnknown, PxrsError, SessionLost
 from pxrs.runtime.chores import Chore
-from pxrs.stores.api import QueueStore, Session, Stores
-from pxrs.types import Delivery, Held, Holder, ItemState, Release
+from pxrs.stores.api import Session, Stores
+from pxrs.types import Holder, Release
 
 _SWEEP_EVERY = 5.0
 _RENEWALS_PER_TTL = 4
 _RETRY = Backoff(first=0.01, longest=1.0)
 _LONG = 3600.0
-_PAGE = 500
+# So many units whose outcome is known are forgotten at once.
+_FORGET_AT_ONCE = 64
 # How many forks lie between the first process and this one: asking for its id costs a system call,
 # and every put would make one.
 _forks = 0
 
 
+class Asked(NamedTuple):
+    """A `take` that was not answered: from which queue, and the name of that very call."""
+
+    queue: str
+    unit: str
+
+
 class GivenBack(NamedTuple):
-    """What a holder lets go of. In the queues of `doubts` it may hold more than it knows of."""
+    """What a holder lets go of. By the takes in `doubts` it may hold more than it knows of."""
 
     holder: Holder
     releases: tuple[Release, ...]
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Asked, ...] = ()
 
 
 class Keeper:
@@ -61,6 +68,8 @@ class Keeper:
         self._dropped: deque[GivenBack] = deque()
         self._joined: deque[GivenBack] = deque()
         self._name, self._names = secrets.token_hex(4), itertools.count(1)
+        # Units by session whose outcome is known: their evidence may go.
+        self._known: dict[str, list[str]] = {}
         self._sweep_at = 0.0
         self._failures = 0
         self._random = random.Random()
@@ -88,8 +97,26 @@ class Keeper:
             return self._session
 
     def next_name(self) -> str:
-        """A transaction's name, which no other has."""
+        """A name for a transaction or a unit, which no other has."""
         return f"{self._name}{next(self._names):x}"
+
+    def answered(self, session: str, unit: str) -> None:
+        """The outcome of the unit is known: a later one may forget its evidence."""
+        with self._lock:
+            self._known.setdefault(session, []).append(unit)
+
+    def to_forget(self, session: str) -> tuple[str, ...]:
+        """Units that the next one is to forget: none, until there are many.
+
+        Whoever does not get that committed has to say so with `answered` again. If it is lost,
+        they go some time after the session.
+        """
+        with self._lock:
+            if len(self._known.get(session, ())) < _FORGET_AT_ONCE:
+                return ()
+            known = self._known[session]
+            names, known[:] = tuple(known[:_FORGET_AT_ONCE]), known[_FORGET_AT_ONCE:]
+            return names
 
     def holds(self, session: Session) -> bool:
         """Whether the session lives, and with it everything that it holds."""
@@ -107,6 +134,7 @@ class Keeper:
 
     def _give_up(self) -> None:
         if self._session is not None:
+            self._known.pop(self._session.id, None)
             self._given_up.append(self._session)
             self._session = None
 
@@ -136,8 +164,9 @@ class Keeper:
             known = {release.held for release in given.releases}
             found = [
                 Release(delivery.held)
-                for queue in given.doubts
-                for delivery in held_by(queues, queue, given.holder, known)
+                for asked in given.doubts
+                for delivery in queues.held(asked.queue, given.holder, asked.unit)
+                if delivery.held not in known
             ]
             queues.release(given.holder, [*given.releases, *found])
         except (SessionLost, Closed):
@@ -247,32 +276,6 @@ class Keeper:
         with self._lock:
             self._give_up()
         self._end_each()
-
-
-def held_by(
-    queues: QueueStore, queue: str, holder: Holder, known: Collection[Held] = ()
-) -> list[Delivery]:
-    """What the holder has in hand by a `take` that it had no answer to."""
-    # Waits out a write that may be under way.
-    queues.applied(holder)
-    found: list[Delivery] = []
-    after = 0
-    while page := queues.peek(queue, [ItemState.HELD], after=after, limit=_PAGE):
-        after = page[-1].id
-        for item in page:
-            held = Held(queue, item.id, item.deliveries)
-            if item.holder == holder and held not in known:
-                found.append(
-                    Delivery(
-                        held=held,
-                        body=item.body,
-                        key=item.key,
-                        priority=item.priority,
-                        put_ms=item.put_ms,
-                        error=item.error,
-                    )
-                )
-    return found
 
 
 def _after_fork_in_child() -> None:

@@ -32,10 +32,13 @@ from pxrs.errors import (
     StoreError,
 )
 from pxrs.runtime.failure import printable, words_of
+from pxrs.runtime.health import Health
 from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
+from pxrs.runtime.outage import Outage
 from pxrs.runtime.outcomes import refuse_unfinished
-from pxrs.runtime.runner import QUIET, stop_on_signals, tell_of_the_wait
+from pxrs.runtime.runner import QUIET, tell_of_the_wait
+from pxrs.runtime.signals import stop_on_signals, wait_awake
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
 
@@ -79,12 +82,14 @@ class Listener:
         queues: QueueStore,
         begin: Callable[[], UnitOfWork],
         clock: Clock,
+        stop_all: Callable[[], None],
     ) -> None:
         self._handler = handler
         self._settings = settings
         self._queues = queues
         self._begin = begin
         self._clock = clock
+        self._stop_all = stop_all
         self._random = random.Random()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -94,6 +99,7 @@ class Listener:
         self._watches: set[Watch] = set()
         self._running: dict[UnitOfWork, float] = {}
         self._failure: BaseException | None = None
+        self._outage = Outage(f"listener of {settings.queue!r}", clock, _LOG)
         self.handled = 0
         self.failed = 0
 
@@ -123,30 +129,54 @@ class Listener:
         for watch in list(self._watches):
             watch.wake()
 
+    def health(self) -> dict[str, Health]:
+        """How it is doing; nothing once it has ended as it was told to. From any thread."""
+        name = f"listen:{self._settings.queue}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._over.is_set():
+            return {}
+        if (lost := self._outage.since) is not None:
+            away = self._now() - lost
+            return {name: Health("lost the store", f"no answer from the store for {away:.1f} s")}
+        workers = self._settings.workers
+        if since := list(self._running.values()):
+            longest = self._now() - min(since)
+            busy = f"{len(since)} of {workers} workers are at an item, up to {longest:.0f} s"
+            return {name: Health("running", busy)}
+        return {name: Health("idle", f"{workers} workers, nothing waits")}
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all workers have finished; whether they have.
 
-        In the main thread SIGTERM and SIGINT stop the listener meanwhile. Raises what ended a
-        worker that should have gone on.
+        In the main thread SIGTERM and SIGINT meanwhile do what `Pxrs.stop` does: this listener
+        ends, and all else that runs under the same object. Raises what ended a worker that should
+        have gone on.
         """
         if employer() is self:
             raise InvalidRequest("a handler can't wait for its own listener to end: only stop() it")
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
-        with stop_on_signals(self._stop_from_signal):
-            for thread in self._threads:
-                thread.join(None if deadline is None else max(0.0, deadline - self._now()))
+        deadline = None if timeout is None else self._now() + timeout
+        with stop_on_signals(self._stop_all):
+            self._wait_for_the_end(deadline)
         if self._failure is not None:
             raise self._failure
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _stop_from_signal(self) -> None:
-        # A signal handler must not wait for a lock that its own thread may hold.
-        threading.Thread(target=self._stop_and_tell, daemon=True).start()
+    def _wait_for_the_end(self, deadline: float | None) -> None:
+        """Until the workers have ended, or the deadline; says what it waits for once it stops."""
 
-    def _stop_and_tell(self) -> None:
-        self.stop()
-        if not self._over.wait(QUIET):
-            tell_of_the_wait(_LOG, len(self._running), None)
+        def left(most: float | None = None) -> float | None:
+            if deadline is None:
+                return most
+            seconds = max(0.0, deadline - self._now())
+            return seconds if most is None else min(seconds, most)
+
+        if self._threads and wait_awake(self._stopping.wait, left()):
+            quiet = left(QUIET)
+            if not self._over.wait(quiet) and quiet == QUIET:
+                tell_of_the_wait(_LOG, len(self._running), None)
+        for thread in self._threads:
+            thread.join(left())
 
     def __enter__(self) -> Listener:
         return self
@@ -191,6 +221,8 @@ class Listener:
                 except PxrsError as error:
                     if not _may_pass(error):
                         raise
+                    if isinstance(error, StoreError):
+                        self._outage.began(error)
                     failures += 1
                     self._stopping.wait(_STORE_AWAY.delay(failures, self._random))
         finally:
@@ -199,6 +231,15 @@ class Listener:
                 watch.close()
 
     def _one_item(self, watch: Watch) -> None:
+        asked = self._now()
+
+        def found_nothing() -> bool:
+            """Called after each look that found nothing: whether to stop looking."""
+            nonlocal asked
+            self._outage.over(asked)
+            asked = self._now()
+            return self._stopping.is_set()
+
         with self._begin() as work:
             try:
                 items = work.take_many(
@@ -207,15 +248,17 @@ class Listener:
                     policy=self._settings.policy,
                     lock_for=self._settings.deadline,
                     watch=watch,
-                    stopping=self._stopping.is_set,
+                    stopping=found_nothing,
                 )
             except Exception as error:
                 if not work.unread:
                     raise
+                self._outage.over(asked)
                 _LOG.warning("an item of %r: %s", self._settings.queue, words_of(error))
                 # It was given back already, the way of one that can't be handled.
                 self._count(failed=1)
                 return
+            self._outage.over(asked)
             if items:
                 self._handle(items[0], work)
 
@@ -241,7 +284,8 @@ class Listener:
         """Commit what was handled, for as long as the session lives: a delivery is worth much."""
         for failures in count(1):
             try:
-                work.finish()
+                with self._outage.noticed():
+                    work.finish()
                 return
             except PxrsError as error:
                 if not error.retryable or not work.is_open:
@@ -271,11 +315,9 @@ class Listener:
         assert deadline is not None
         while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
             for work, since in list(self._running.items()):
-                # One that runs SQL holds the store's writer: extending would wait for it, and make
-                # it wait. It has as long as it was extended for before.
-                if self._may_go_on(since) and not work.has_connection:
+                if self._may_go_on(since):
                     with suppress(PxrsError):
-                        work.extend(deadline)
+                        work.keep_hold(deadline)
 
     def _may_go_on(self, since: float) -> bool:
         limit = self._settings.max_handler_time

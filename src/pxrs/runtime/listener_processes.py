@@ -11,8 +11,10 @@ import msgspec
 
 from pxrs.core.delivery import Policy
 from pxrs.errors import InvalidRequest
+from pxrs.runtime.failure import words_of
+from pxrs.runtime.health import Health
 from pxrs.runtime.processes import Workers, refuse_memory
-from pxrs.runtime.runner import stop_on_signals
+from pxrs.runtime.signals import stop_on_signals, wait_awake
 from pxrs.serde import Serde
 
 
@@ -42,10 +44,11 @@ class ListenerJob(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessListener:
     """A listener whose workers are processes. One that dies is started again."""
 
-    def __init__(self, job: ListenerJob, count: int) -> None:
+    def __init__(self, job: ListenerJob, count: int, stop_all: Callable[[], None]) -> None:
         refuse_memory(job.url)
         self._job = job
         self._count = count
+        self._stop_all = stop_all
         self._workers: Workers | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -65,15 +68,30 @@ class ProcessListener:
         if self._workers is not None:
             self._workers.stop()
 
+    def health(self) -> dict[str, Health]:
+        """How its processes are doing; nothing once it has ended as it was told to."""
+        name = f"listen:{self._job.queue}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._workers is None or self._thread is None or not self._thread.is_alive():
+            return {}
+        return self._workers.health(name)
+
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until all processes have finished; whether they have."""
-        if self._thread is None:
+        """Wait until all processes have finished; whether they have. See `Listener.join`."""
+        thread = self._thread
+        if thread is None:
             return True
-        with stop_on_signals(self.stop):
-            self._thread.join(timeout)
+
+        def has_ended(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive()
+
+        with stop_on_signals(self._stop_all):
+            ended = wait_awake(has_ended, timeout)
         if self._failure is not None:
             raise self._failure
-        return not self._thread.is_alive()
+        return ended
 
     def _run(self, workers: Workers) -> None:
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from pxrs.clock import Clock
 from pxrs.errors import BufferFull, InsideTransaction
@@ -216,8 +216,11 @@ class Outbox:
             while lane.busy:
                 time.sleep(_BUSY_PAUSE)
 
-    def take(self) -> list[Parcel]:
-        """All batches that may go into one commit, in order; they count until `release`."""
+    def take(self, paused: frozenset[LogPartition] = frozenset()) -> list[Parcel]:
+        """All batches that may go into one commit, in order; they count until `release`.
+
+        Those of paused partitions wait on.
+        """
         self._drop_finished_lanes()
         self.oldest = None
         for lane in self._lanes.copy():
@@ -225,12 +228,22 @@ class Outbox:
         taken: list[Parcel] = []
         counts: Counter[LogPartition] = Counter()
         for parcel in self._waiting:
+            if parcel.where in paused:
+                continue
             counts[parcel.where] += 1
             if counts[parcel.where] <= BATCHES_PER_COMMIT and not parcel.settled:
                 taken.append(parcel)
                 if len(taken) == MOST_BATCHES:
                     break
         return taken
+
+    def unsettled_in(self, where: LogPartition) -> list[Parcel]:
+        """What was taken for a partition and is not settled, in order."""
+        return [each for each in self._waiting if each.where == where and not each.settled]
+
+    def only_for(self, wheres: Container[LogPartition]) -> bool:
+        """Whether what was taken and is not settled is for these partitions only."""
+        return all(each.settled or each.where in wheres for each in self._waiting)
 
     def release(self, parcels: list[Parcel]) -> None:
         """These are settled: there is room again. Once more changes nothing."""

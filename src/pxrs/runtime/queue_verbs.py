@@ -10,10 +10,11 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.core.delivery import Policy
+from pxrs.runtime.callers import check_connection, given_connection
 from pxrs.runtime.topics import Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
     from pxrs.runtime.unit_of_work import UnitOfWork
 
 SESSION_TTL = 10.0
+T = TypeVar("T")
+
+
+def all_of(some: weakref.WeakSet[T]) -> list[T]:
+    """Those that are there now, while another thread may add to them."""
+    while True:
+        try:
+            return list(some)
+        except RuntimeError:
+            # One was added meanwhile.
+            continue
 
 
 class QueueVerbs:
@@ -45,27 +57,42 @@ class QueueVerbs:
         self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
 
     def transaction(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
     ) -> UnitOfWork:
         """A unit of work for a `with` block: take and put items, send messages, run SQL.
 
-        Leaving the block commits all of it at once, an exception rolls back. On the caller's
-        own database connection it commits together with the caller's statements; inside a
-        transaction of the caller's its changes land when that one commits. `strict`: taking
-        from a queue that does not exist is an error.
+        Leaving the block commits all of it at once, an exception rolls back: on a connection of
+        pxrs, or on one of the caller's that pxrs `commits`, with whatever is done on it. With
+        `join` pxrs neither begins nor commits nor rolls back: what the block did is written when
+        it is left, and lands when, and only if, the caller commits. `strict`: taking from a queue
+        that does not exist is an error.
         """
         from pxrs.runtime.unit_of_work import UnitOfWork
 
-        return UnitOfWork(self._desk(), connection=connection, serde=serde, strict=strict)
+        given = given_connection("px.transaction", connection, commits, join)
+        return UnitOfWork(self._desk(), connection=given, serde=serde, strict=strict)
 
     def begin(
-        self, connection: Any = None, *, serde: Serde | None = None, strict: bool = False
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
     ) -> UnitOfWork:
         """As `transaction`, but `commit()` has to be called: leaving the block rolls back."""
         from pxrs.runtime.unit_of_work import UnitOfWork
 
+        given = given_connection("px.begin", connection, commits, join)
         return UnitOfWork(
-            self._desk(), connection=connection, serde=serde, strict=strict, commit_on_exit=False
+            self._desk(), connection=given, serde=serde, strict=strict, commit_on_exit=False
         )
 
     def put(
@@ -80,9 +107,13 @@ class QueueVerbs:
         dedupe: str | None = None,
         dedupe_window: float = 300.0,
         serde: Serde | None = None,
+        connection: Any = None,
     ) -> None:
-        """Put one item, durably. See `UnitOfWork.put`."""
-        with self.transaction(serde=serde) as work:
+        """Put one item, durably. See `UnitOfWork.put`.
+
+        With a `connection` of the caller's it is put when, and only if, the caller commits.
+        """
+        with self.transaction(join=connection, serde=serde) as work:
             work.put(
                 queue,
                 value,
@@ -93,6 +124,24 @@ class QueueVerbs:
                 dedupe=dedupe,
                 dedupe_window=dedupe_window,
             )
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        connection: Any,
+        partition: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> None:
+        """Send one message when, and only if, the caller commits what it does on `connection`.
+
+        All other messages are sent by a `producer`.
+        """
+        check_connection(connection)
+        with self.transaction(join=connection) as work:
+            work.send(topic, value, key, partition=partition, headers=headers)
 
     def listen(
         self,
@@ -111,7 +160,8 @@ class QueueVerbs:
         When the handler returns its transaction commits: the item is done and what it put is
         there. What it raises rolls back, and the policy decides what comes next: by default
         five deliveries with growing delays, then the item is dead. `stop()` lets the workers
-        finish, `join()` waits for them; in the main thread SIGTERM stops them, too.
+        finish, `join()` waits for them; while the main thread is in there SIGTERM and SIGINT do
+        what `Pxrs.stop` does.
 
         With a `deadline` an item is lost after so many seconds unless it is being handled: then
         it is extended, for `max_handler_time` seconds at most. With `processes` so many
@@ -142,7 +192,7 @@ class QueueVerbs:
                 max_handler_time=max_handler_time,
                 serde=serde,
             )
-            listener = ProcessListener(job, processes)
+            listener = ProcessListener(job, processes, self.stop)
         else:
             listener = Listener(
                 handler,
@@ -150,6 +200,7 @@ class QueueVerbs:
                 self.stores.queues,
                 lambda: self.begin(serde=serde),
                 self._clock,
+                self.stop,
             )
         self._listeners.add(listener)
         return listener.start()
@@ -182,13 +233,14 @@ class QueueVerbs:
                 )
             return self._work_desk
 
-    def _tell_listeners_to_stop(self) -> None:
-        for listener in list(self._listeners):
+    def stop(self) -> None:
+        """End every listener: they finish what is in hand. Does not wait."""
+        for listener in all_of(self._listeners):
             listener.stop()
 
     def _join_listeners(self) -> None:
         with ExitStack() as joining:
-            for listener in list(self._listeners):
+            for listener in all_of(self._listeners):
                 joining.callback(listener.join)
 
     def _end_session(self) -> None:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import logging
 import random
-import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Hashable
 from typing import Literal, NamedTuple
 
 from pxrs.clock import Clock
@@ -24,6 +21,7 @@ from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, printable, words_of
+from pxrs.runtime.health import Health
 from pxrs.runtime.inside import work_for
 from pxrs.runtime.job import Job
 from pxrs.runtime.outcomes import refuse_unfinished
@@ -94,6 +92,15 @@ class Runner:
             # A signal handler must not wait for a lock that its own thread may hold.
             threading.Thread(target=self._consumer.wake, daemon=True).start()
 
+    def health(self) -> dict[str, Health]:
+        """What its consumer can't tell: that there is none yet, or what ends the run."""
+        name = f"run:{self._settings.group}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._consumer is None:
+            return {name: Health("joining", "it has not joined its group yet")}
+        return {}
+
     def run(self) -> None:
         """Work until stopped; raises what made it stop by itself."""
         consumer = self._consumer = self._join(self)
@@ -103,12 +110,10 @@ class Runner:
         ]
         for worker in workers:
             worker.start()
-        with stop_on_signals(self.stop):
-            try:
-                self._dispatch(consumer)
-            finally:
-                # Still under these signals: a second one must not cut the workers off.
-                self._end_run(consumer, workers)
+        try:
+            self._dispatch(consumer)
+        finally:
+            self._end_run(consumer, workers)
         if self._failure is not None:
             raise self._failure
 
@@ -327,35 +332,6 @@ def tell_of_the_wait(log: logging.Logger, handlers: int, longest: float | None) 
         what = "1 handler" if handlers == 1 else f"{handlers} handlers"
         time = "" if longest is None else f", up to {longest:g} s"
         log.warning("stopping: waiting for %s to return%s", what, time)
-
-
-@contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT mean: finish. Only the main thread can listen to signals.
-
-    A second SIGINT does what it always does: somebody at a terminal will not wait. A second
-    SIGTERM, or one after the other, changes nothing: one signal to a group of processes reaches
-    workers twice, as their parent tells them too.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def heard(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            signal.signal(number, impatient)
-        stop()
-
-    impatient = signal.getsignal(signal.SIGINT)
-    if impatient is signal.SIG_IGN:
-        # A worker process ignores it only until it listens here.
-        impatient = signal.default_int_handler
-    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _place(message: Message) -> tuple[str, int, int]:

@@ -34,7 +34,7 @@ class Parcel:
 
     __slots__ = (
         "append", "base", "batch", "born", "builder", "callbacks", "count", "driver", "error",
-        "partition", "settled", "told", "topic", "waiters", "weight", "where",
+        "partition", "settled", "told", "topic", "unsure", "waiters", "weight", "where",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +50,8 @@ class Parcel:
         self.count = 0
         self.weight = 0
         self.batch: Batch | None = None
+        # Whether a try may have appended it, or may still do so, as far as is known.
+        self.unsure = False
         self.base = -1
         self.error: PxrsError | None = None
         self.settled = False

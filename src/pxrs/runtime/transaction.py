@@ -77,8 +77,10 @@ class Transaction(UnitOfWork):
         try:
             atomic = self._open_atomic()
             self._checkpoint.stage(atomic)
+            # Claims tell afterwards whether it was done; where there are none, the unit does.
             has_items = bool(self._hold.taken or self._put)
-            self._stage(atomic, self._change() if has_items else None)
+            needs_unit = has_items or not self._checkpoint.is_staged
+            self._stage(atomic, self._change() if needs_unit else None)
         except BaseException as error:
             self._undo(error)
             raise
@@ -91,20 +93,28 @@ class Transaction(UnitOfWork):
         try:
             atomic.__exit__(None, None, None)
         except CommitConflict as conflict:
+            self._answered(committed=False)
             checkpoint.refused(conflict.current)
         except OutcomeUnknown as unknown:
-            if not checkpoint.is_staged:
-                # No claim tells whether it happened.
-                raise
-            if not checkpoint.happened(unknown):
+            if not self._happened(unknown):
+                self._answered(committed=False)
                 checkpoint.not_committed()
+            self._answered(committed=True)
         except PxrsError as error:
+            self._answered(committed=False)
             checkpoint.rewind_after(error)
             raise
         except BaseException as error:
             # Ctrl-C, or something of the caller's that its session calls: before or after?
-            if not checkpoint.happened(error):
+            if not self._happened(error):
                 checkpoint.rewind_after(error)
             raise
         else:
+            self._answered(committed=True)
             checkpoint.succeeded(atomic.versions)
+
+    def _happened(self, doubt: BaseException) -> bool:
+        """No answer came: the claims tell, or the unit where no claim was written."""
+        if self._checkpoint.is_staged:
+            return self._checkpoint.happened(doubt)
+        return self._was_committed()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -70,7 +71,8 @@ class UnitOfWork:
         self._atomic: Atomic | None = None
         # Statements of the caller's can't be repeated here.
         self._has_one_try = False
-        # A commit was sent, and nobody knows what became of it.
+        # The commit that was sent last, and whether nobody knows what became of it.
+        self._sent = QueueChange(Holder("", ""))
         self._in_doubt = False
         self._ended = ""
         self._nothing_left = False
@@ -136,7 +138,7 @@ class UnitOfWork:
         check_policy(policy)
         with self._locked():
             self._require_open()
-            if self._is_callers and is_writing(self._given):
+            if self._given is not None and self._atomic is None and is_writing(self._given):
                 raise InsideTransaction(
                     "taking is a commit of its own, and the caller's transaction holds the "
                     "writer: take items before it begins"
@@ -234,6 +236,15 @@ class UnitOfWork:
             self._require_open()
             self._hold.extend(seconds)
 
+    def keep_hold(self, seconds: float) -> None:
+        """`extend` from another thread, beside whatever the transaction does; it is not waited for.
+
+        Where its own block keeps all others from writing, nothing has to be extended.
+        """
+        atomic = self._atomic
+        if self.is_open and (atomic is None or not atomic.is_exclusive):
+            self._hold.extend(seconds)
+
     # Messages and SQL
 
     def send(
@@ -256,7 +267,7 @@ class UnitOfWork:
     def connection(self) -> Any:
         """The database connection that will commit, for the caller's own statements.
 
-        From its first use on the store's writer is held: take items before.
+        From its first use on SQLite's only writer is held: take items before.
         """
         with self._locked():
             self._require_open()
@@ -269,11 +280,20 @@ class UnitOfWork:
         return self._atomic is not None
 
     def execute(self, statement: str, parameters: Any = ()) -> Any:
-        """Run a statement of the caller's in this transaction. See `connection`."""
+        """Run a statement of the caller's in this transaction. See `connection`.
+
+        Raises the driver's errors about the statement, and ours if the connection is lost.
+        """
         connection = self.connection
         if connection is None:
             raise NotAtomic("a store in memory has no SQL; its transactions send, take and put")
-        return connection.execute(statement, parameters)
+        try:
+            return connection.execute(statement, parameters)
+        except Exception as error:
+            lost = self._atomic.lost(error) if self._atomic is not None else None
+            if lost is None:
+                raise
+            raise lost from error
 
     def _open_atomic(self) -> Atomic:
         if self._atomic is None:
@@ -290,6 +310,8 @@ class UnitOfWork:
         transaction is still open: commit again, or roll back.
         """
         with self._locked():
+            if self._in_doubt and not self._ended and self._settles_as_committed():
+                return
             self._require_open()
             try:
                 self._commit()
@@ -298,10 +320,13 @@ class UnitOfWork:
                     self._ended = "rolled back, as its commit failed"
                     self._release(describe(error))
                 raise
-            self._ended = "committed"
-            self._nothing_left = True
-            self._keep_if_dropped()
-            self._hold.forget_doubts()
+            self._end_as_committed()
+
+    def _end_as_committed(self) -> None:
+        self._ended = "committed"
+        self._nothing_left = True
+        self._keep_if_dropped()
+        self._hold.forget_doubts()
 
     def finish(self) -> None:
         """Commit, unless the transaction has ended already."""
@@ -310,9 +335,6 @@ class UnitOfWork:
                 self.commit()
 
     def _commit(self) -> None:
-        if self._in_doubt and self._hold.was_applied():
-            return
-        self._in_doubt = True
         try:
             if self._atomic is None and self._given is None and self._outgoing is None:
                 if self._hold.taken or self._put:
@@ -320,12 +342,40 @@ class UnitOfWork:
             else:
                 self._commit_atomically()
         except OutcomeUnknown:
-            if not self._hold.was_applied():
-                self._in_doubt = False
+            if not self._was_committed():
                 raise TransactionConflict("the transaction was not committed") from None
-        except Exception:
-            self._in_doubt = False
+        except PxrsError:
+            self._answered(committed=False)
             raise
+        # Anything else may have come before the commit or after it: that stays in doubt.
+        else:
+            self._answered(committed=True)
+
+    def _settles_as_committed(self) -> bool:
+        """Whether a commit that was interrupted was done all the same: then this has ended."""
+        committed = self._was_committed()
+        if committed:
+            self._end_as_committed()
+        return committed
+
+    def _was_committed(self) -> bool:
+        """What became of the commit in doubt. Raises `OutcomeUnknown` if nobody knows."""
+        committed = self._hold.was_applied(self._sent.unit)
+        self._answered(committed=committed)
+        return committed
+
+    def _answered(self, *, committed: bool) -> None:
+        """The outcome of what was sent is known: that it was done need not be remembered."""
+        if not self._in_doubt:
+            return
+        if committed:
+            # Before the doubt goes: after an interrupt in between it must not be tried again.
+            self._ended = "committed"
+        self._in_doubt = False
+        session = self._sent.holder.session
+        # What says that a unit will never be done has to stay: it may still be on its way.
+        for unit in (self._sent.unit,) if committed else self._sent.forget:
+            self._desk.keeper.answered(session, unit)
 
     def _commit_atomically(self) -> None:
         atomic = self._open_atomic()
@@ -342,8 +392,15 @@ class UnitOfWork:
             self._hold.release_when_caller_ends("it was rolled back")
 
     def _change(self) -> QueueChange:
+        """What is about to be sent, as a unit of its own: another try is another unit."""
+        holder, keeper = self._hold.holder, self._desk.keeper
         removed = tuple(each.held for each in self._hold.taken)
-        return QueueChange(self._hold.holder, removed, tuple(self._put))
+        # Nothing of others is cleared away in a transaction that the caller may yet roll back.
+        forget = () if self._is_callers else keeper.to_forget(holder.session)
+        self._sent = QueueChange(holder, removed, tuple(self._put), keeper.next_name(), forget)
+        # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
+        self._in_doubt = not self._is_callers
+        return self._sent
 
     def _stage(self, atomic: Atomic, change: QueueChange | None) -> None:
         if change is not None:
@@ -356,6 +413,8 @@ class UnitOfWork:
         atomic, self._atomic = self._atomic, None
         if atomic is not None:
             atomic.__exit__(type(error), error, error.__traceback__)
+        elif isinstance(self._given, Lent):
+            self._given.rollback()
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.
@@ -377,6 +436,10 @@ class UnitOfWork:
                 self._release(error)
 
     def _release(self, error: str) -> None:
+        if self._in_doubt:
+            # An interrupted commit that has not come yet must not come after this.
+            with suppress(PxrsError):
+                self._was_committed()
         if self._is_callers and self._caller_may_write():
             # Waiting for the caller's transaction in the caller's thread would take for ever.
             self._hold.release_when_caller_ends(error)
@@ -399,6 +462,8 @@ class UnitOfWork:
     def _require_open(self) -> None:
         if self._ended:
             raise InvalidRequest(f"the transaction was {self._ended}; begin another")
+        if self._in_doubt and self._settles_as_committed():
+            raise InvalidRequest("the transaction was committed, though interrupted; begin another")
         if self._hold.is_lost:
             raise SessionLost("the session of this transaction is over, and its items are free")
 

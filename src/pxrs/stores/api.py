@@ -23,12 +23,14 @@ from pxrs.types import (
     Check,
     Committed,
     Conflict,
+    Delivery,
     Fetched,
     Held,
     Holder,
     ItemState,
     Limits,
     LogPartition,
+    Outcome,
     Put,
     Queue,
     QueueChange,
@@ -141,11 +143,14 @@ class LogStore(Protocol):
         ...
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        """Append all batches in one durable commit, in order per partition.
+        """Append all batches durably, in order per partition; what became of each.
 
-        Each stands alone: one that can't be appended (`TopicNotFound`, `ProducerFenced`,
-        `SequenceGap`) gets its error, the others their offset. An exception means that none
-        was acknowledged; sending the same batches again is safe where they carry a producer id.
+        Each stands alone: an error is said of the batch that it belongs to, the others get their
+        offset. `OutcomeUnknown` is said of a batch that may be in the log, or may still come
+        there; every other error only of one that this call did not append and never will. Behind
+        a batch that is unknown, or whose error is retryable, the later ones of its partition are
+        not appended. An exception is an error of all the batches alike. Sending the same batches
+        again is safe where they carry a producer id.
         """
         ...
 
@@ -226,13 +231,22 @@ class QueueStore(Protocol):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         """Hold up to `count` items for the holder, each counted durably as one more delivery.
 
         An item that was delivered `most` times is not handed out again: it is dead. One whose
         holder died, or was too late, is handed out alone. A hold ends with the holder's session,
         or after `lock_for` seconds. Raises `SessionLost` if the session is over; a queue that
-        does not exist is empty.
+        does not exist is empty. `unit` names this very call, to be asked after with `held`.
+        """
+        ...
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        """What the holder holds in the queue, once its `take` named `unit` can't change that.
+
+        It waits for that `take` if it is under way. If it has not begun by then it is refused
+        with `Fenced` whenever it comes: the answer is final.
         """
         ...
 
@@ -246,14 +260,19 @@ class QueueStore(Protocol):
         Queues that are put to are made if need be. Raises `Fenced` if an item to be removed is
         not held any more by this holder at this delivery, `SessionLost` if the session is over:
         then nothing was done. The session is not looked at where nothing is removed.
+
+        It leaves evidence under its unit's name, until a later change of the session forgets it,
+        or long after the session's end by the store's own clock. A unit that `outcome` has given
+        up is refused with `Fenced`.
         """
         ...
 
-    def applied(self, holder: Holder) -> bool:
-        """Whether this holder's `apply`, which answered `OutcomeUnknown`, was done.
+    def outcome(self, session: str, unit: str) -> Outcome:
+        """What became of a unit, applied here or by `atomic`, whose answer did not come.
 
-        Waits out the one that may be under way. To be asked soon: a session's latest ones are
-        remembered, and for some minutes after its end.
+        It waits for the unit if that is under way. `DONE` and `NEVER` are final: a unit that has
+        not been committed by then is refused whenever it comes. `UNKNOWN` if there is no evidence
+        and the session is over: it may have been forgotten.
         """
         ...
 
@@ -319,7 +338,9 @@ class ItemRestorer(Protocol):
 class Atomic(Protocol):
     """Collects changes to several stores and applies them in one engine commit.
 
-    Leaving the block applies and commits; leaving it by an exception rolls back. After the
+    Leaving the block applies and commits; leaving it by an exception rolls back. A transaction
+    that was ended inside the block, whoever did it, makes leaving it an `InvalidRequest`, even if
+    another has begun since: nothing is applied without what was done before. After the
     block `versions`, `appended` and `queued` hold what `commit`, `append` and `QueueStore.apply`
     would have returned.
     """
@@ -329,9 +350,25 @@ class Atomic(Protocol):
         """The engine's connection for the caller's own statements; None where there is none."""
         ...
 
+    def lost(self, error: BaseException) -> PxrsError | None:
+        """What an error of a statement on `connection` means, if that was lost with it.
+
+        None if it is the statement's own error, which is the caller's to handle.
+        """
+        ...
+
     @property
     def joined(self) -> bool:
-        """Whether it runs inside a transaction that the caller began and will end."""
+        """Whether it runs inside a transaction that the caller will end."""
+        ...
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether nobody else can change the store until the block ends.
+
+        Then no hold can be extended meanwhile, nor lost: one whose time was not over when the
+        block began is held until it ends. Where it is false, `QueueStore.extend` works beside it.
+        """
         ...
 
     @property
@@ -352,7 +389,11 @@ class Atomic(Protocol):
         ...
 
     def queue(self, change: QueueChange) -> None:
-        """At most one: a unit of work has one holder."""
+        """At most one: a unit of work has one holder.
+
+        An empty one is worth its place: its unit is what `QueueStore.outcome` can be asked about
+        when the answer to the commit does not come (`OutcomeUnknown`).
+        """
         ...
 
     def __enter__(self) -> Atomic: ...
@@ -383,9 +424,10 @@ class Stores(Protocol):
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         """One commit across the stores, on the caller's own connection if one is given.
 
-        With a connection that is already inside a transaction the changes are applied when
-        the block is left and land when the caller commits. Raises `NotAtomic` where the
-        stores can't commit together.
+        One that comes as `pxrs.stores.connections.Lent` is committed, or rolled back, when the
+        block is left. Any other is joined: the changes are applied when the block is left and
+        land when, and only if, the caller commits; raises `InvalidRequest` if it is in no
+        transaction and would begin none. Raises `NotAtomic` where the stores can't commit together.
         """
         ...
 

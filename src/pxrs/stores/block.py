@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Generic, TypeVar
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, PxrsError
 from pxrs.stores.api import validate_batch, validate_commit
 from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.types import (
@@ -41,6 +42,10 @@ class Block(Generic[T]):
         self.appended: list[Appended] = []
         self.queued: list[int | None] = []
 
+    @property
+    def is_exclusive(self) -> bool:
+        return False
+
     def check(self, *checks: Check) -> None:
         self._running()
         self._checks += checks
@@ -61,6 +66,10 @@ class Block(Generic[T]):
         require_first(self._change)
         validate_change(change, self._queue_limits)
         self._change = change
+
+    def lost(self, error: BaseException) -> PxrsError | None:
+        """Nothing can be lost where there is no server."""
+        return None
 
     def _require_new(self) -> None:
         if self._used:
@@ -84,9 +93,18 @@ class Block(Generic[T]):
 
 
 def ended_inside(hint: str = "") -> InvalidRequest:
-    """The caller has ended the transaction that the block was to end."""
+    """The transaction that the block began, or found, is not there any more at its end."""
     return InvalidRequest(
         "the transaction was ended inside its block. What a COMMIT in there has written stays; "
         "checkpoints, messages and items of the block were not written, so that what it was about "
         f"comes again. Leave COMMIT and ROLLBACK to the block{hint and '; '}{hint}"
     )
+
+
+def new_mark() -> str:
+    """The name of a savepoint that marks a block's transaction.
+
+    It is gone once somebody has ended that transaction, the engine itself included, even if
+    another one has begun since: what is done then would land without what was done before.
+    """
+    return f"pxrs_{secrets.token_hex(8)}"

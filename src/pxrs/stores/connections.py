@@ -1,4 +1,7 @@
-"""Connections that callers lend: a driver's own, or SQLAlchemy's sessions and connections.
+"""Connections of callers: a driver's own, SQLAlchemy's sessions and connections, Django's.
+
+A caller either lends one, and pxrs commits it (`Lent`); or lets pxrs join the transaction that
+the caller ends. Nobody guesses which from what the connection happens to be doing.
 
 Two levels are easily taken for one. SQLAlchemy "begins" when a session is first used, which sends
 nothing to the database; drivers begin by themselves at the first statement, or at the first one
@@ -6,17 +9,19 @@ that writes. So a store asks the driver whether the database is in a transaction
 transaction through whoever the caller uses: a session whose commit happens behind its back would
 go on with a state that is not there any more.
 
-SQLAlchemy is never imported here: whoever lends one of its objects has done that.
+SQLAlchemy and Django are never imported here: whoever has one of their objects has done that.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pxrs.errors import InvalidRequest, NotAtomic
 from pxrs.stores.on_loop import AwaitedAlchemy, AwaitedDriver, OnLoop
+from pxrs.stores.refusals import is_in_a_block, no_transaction, refuse_drivers_block
 
 
 class Loan(Protocol):
@@ -36,8 +41,22 @@ class Loan(Protocol):
         """The driver's connection, if the caller may have begun something on it; else None."""
         ...
 
+    def refuse_block(self) -> None:
+        """Raise `InvalidRequest` inside of a block of the caller's that commits by itself."""
+        ...
+
     def open(self) -> Any:
-        """The driver's connection, on which the block's statements run."""
+        """The driver's connection, on which the block's statements run; pxrs will end them.
+
+        Not where `refuse_block` raises.
+        """
+        ...
+
+    def join(self) -> Any:
+        """The driver's connection, inside of what the caller has begun and will end.
+
+        Where nothing is begun yet it is by this, as by any statement of the caller's.
+        """
         ...
 
     def ended(self) -> bool:
@@ -58,21 +77,31 @@ class Loan(Protocol):
 
 
 class Lent:
-    """A connection that pxrs commits and rolls back, even if its transaction is older."""
+    """A connection that pxrs commits and rolls back, even if its transaction is older.
+
+    Any other that a block is given is joined: its caller commits.
+    """
 
     def __init__(self, connection: Any) -> None:
         self.loan = borrow(connection)
 
+    def rollback(self) -> None:
+        """Roll back what was begun on it. A block of the caller's is left to end by itself."""
+        # One that is closed, or whose connection is lost, has nothing left to roll back.
+        with suppress(Exception):
+            self.loan.refuse_block()
+            self.loan.rollback()
+
 
 def loan_of(connection: Any) -> tuple[Loan | None, bool]:
-    """The loan of what a block was given, if it was, and whether pxrs ends what is older."""
+    """The loan of what a block was given, if it was, and whether pxrs commits it."""
     if isinstance(connection, Lent):
         return connection.loan, True
     return (None if connection is None else borrow(connection)), False
 
 
 def borrow(connection: Any) -> Loan:
-    """The loan of a driver's connection, or of SQLAlchemy's Session or Connection.
+    """The loan of a driver's connection, of SQLAlchemy's Session or Connection, or of Django's.
 
     Those of asyncio come with their loop. Without it AsyncSession and AsyncConnection lend their
     synchronous side, which can be used only inside their `run_sync`.
@@ -82,6 +111,9 @@ def borrow(connection: Any) -> Loan:
         if side is connection.connection:
             return AwaitedDriver(connection)
         return AwaitedAlchemy(connection, borrow(side))
+    django = _django_side(connection)
+    if django is not None:
+        return _Django(django)
     alchemy = sys.modules.get("sqlalchemy")
     if alchemy is None:
         return _Driver(connection)
@@ -103,7 +135,8 @@ def is_writing(connection: Any) -> bool:
 
     Whoever waits for that writer in the caller's own thread waits for ever.
     """
-    driver = borrow(connection).begun()
+    loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
+    driver = loan.begun()
     return isinstance(driver, sqlite3.Connection) and driver.in_transaction
 
 
@@ -120,6 +153,17 @@ def _sync_side(connection: Any) -> Any:
     return connection
 
 
+def _django_side(connection: Any) -> Any:
+    """Django's connection behind `django.db.connection`, which is another one in each thread."""
+    base = sys.modules.get("django.db.backends.base.base")
+    if base is None:
+        return None
+    proxy = sys.modules["django.utils.connection"].ConnectionProxy
+    if isinstance(connection, proxy):
+        connection = sys.modules["django.db"].connections[connection.alias]
+    return connection if isinstance(connection, base.BaseDatabaseWrapper) else None
+
+
 class _Driver:
     """A connection of the driver itself."""
 
@@ -132,7 +176,14 @@ class _Driver:
     def begun(self) -> Any:
         return self._connection
 
+    def refuse_block(self) -> None:
+        refuse_drivers_block(self._connection)
+
     def open(self) -> Any:
+        self.refuse_block()
+        return self._connection
+
+    def join(self) -> Any:
         return self._connection
 
     def ended(self) -> bool:
@@ -146,6 +197,48 @@ class _Driver:
 
     def rollback(self) -> None:
         self._connection.rollback()
+
+
+class _Django:
+    """Django's connection. It is joined inside `atomic()`, and never committed by pxrs."""
+
+    began = False
+    alchemy = None
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def begun(self) -> Any:
+        return self._connection.connection
+
+    def refuse_block(self) -> None:
+        raise InvalidRequest(
+            "Django commits its connection by itself; open transaction.atomic() and pass "
+            "join=connection"
+        )
+
+    def open(self) -> Any:
+        self.refuse_block()
+
+    def join(self) -> Any:
+        self._connection.ensure_connection()
+        if self._connection.get_autocommit() and not self._connection.in_atomic_block:
+            raise no_transaction("with transaction.atomic()")
+        if self._connection.needs_rollback:
+            raise InvalidRequest("this atomic() block has failed and will be rolled back; leave it")
+        return self._connection.connection
+
+    def ended(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+    def commit(self) -> None:
+        raise AssertionError("unreachable: it is never opened")
+
+    def rollback(self) -> None:
+        raise AssertionError("unreachable: it is never opened")
 
 
 class _Connection:
@@ -166,10 +259,20 @@ class _Connection:
             return None
         return self._connection.connection.dbapi_connection
 
-    def open(self) -> Any:
+    def refuse_block(self) -> None:
         _refuse_block(self._connection)
+
+    def open(self) -> Any:
+        self.refuse_block()
         self.began = not self._connection.in_transaction()
         # Otherwise its commit() would find nothing to commit, and do nothing.
+        self._transaction = (
+            self._connection.begin() if self.began else self._connection.get_transaction()
+        )
+        return self._connection.connection.driver_connection
+
+    def join(self) -> Any:
+        self.began = not self._connection.in_transaction()
         self._transaction = (
             self._connection.begin() if self.began else self._connection.get_transaction()
         )
@@ -210,8 +313,14 @@ class _Session:
             return None
         return self._session.connection().connection.dbapi_connection
 
-    def open(self) -> Any:
+    def refuse_block(self) -> None:
         _refuse_block(self._session)
+
+    def open(self) -> Any:
+        self.refuse_block()
+        return self.join()
+
+    def join(self) -> Any:
         self.began = not self._session.in_transaction()
         try:
             self._connection = self._session.connection()
@@ -252,10 +361,7 @@ class _Session:
 def _refuse_block(subject: Any) -> None:
     """Committing inside of somebody's `with begin()` would leave the rest of it without one."""
     if subject.in_nested_transaction() or getattr(subject, "_trans_context_manager", None):
-        raise InvalidRequest(
-            f"this {type(subject).__name__} is inside a begin() block, which commits by itself; "
-            "a transaction of pxrs begins and commits too: use it without that block"
-        )
+        raise is_in_a_block(f"a begin() block of this {type(subject).__name__}")
 
 
 def _drivers_own(error: Any) -> BaseException:

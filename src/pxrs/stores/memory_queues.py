@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -16,9 +16,10 @@ from pxrs.stores.queue_rules import (
     DIED_HOLDING,
     LIVE,
     LOOSE,
-    REMEMBERED,
     USED_UP,
     delay_ms,
+    given_up,
+    held_in,
     page_size,
     pick,
     require_same,
@@ -34,9 +35,11 @@ from pxrs.stores.queue_rules import (
 )
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import (
+    Delivery,
     Held,
     Holder,
     ItemState,
+    Outcome,
     Queue,
     QueueChange,
     QueueLimits,
@@ -47,7 +50,6 @@ from pxrs.types import (
 )
 
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
-_SESSIONS_REMEMBERED = 1000
 
 
 class MemoryQueues:
@@ -58,7 +60,9 @@ class MemoryQueues:
         self._coord = coord
         self._clock = clock
         self._queues: dict[str, MemoryQueue] = {}
-        self._applied: dict[str, deque[str]] = {}
+        # By session, what became of its units: done, or given up. It outlives the session: nobody
+        # has many of them in one process.
+        self._outcomes: defaultdict[str, dict[str, Outcome]] = defaultdict(dict)
         self._wakeups: Wakeups[str] = Wakeups(lock, coord.settle)
         self._closed = False
         coord.on_session_end(self._session_ended)
@@ -99,11 +103,13 @@ class MemoryQueues:
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         validate_take(count, most, lock_for)
         with self._lock:
             self._begin()
             self._require_session(holder.session)
+            self._refuse_given_up(holder.session, unit)
             found = self._queues.get(queue)
             if found is None:
                 return Taken([], None)
@@ -154,6 +160,7 @@ class MemoryQueues:
         """Raise what keeps the change from being applied. Under the lock."""
         self._begin()
         validate_change(change, LIMITS)
+        self._refuse_given_up(change.holder.session, change.unit)
         if change.remove:
             self._require_session(change.holder.session)
             self._held_items(change.holder, change.remove)
@@ -171,24 +178,36 @@ class MemoryQueues:
             (self._queues.get(new.queue) or self._make(new.queue, fifo=False)).put(new, now_ms)
             for new in change.put
         ]
-        self._remember(change.holder)
+        self._remember(change)
         self._wakeups.ring(
             [*(held.queue for held in change.remove), *(n.queue for n in change.put)]
         )
         return numbers
 
-    def _remember(self, holder: Holder) -> None:
-        latest = self._applied.pop(holder.session, None) or deque(maxlen=REMEMBERED)
-        latest.append(holder.transaction)
-        # At the end: those that were not heard of for longest are forgotten first.
-        self._applied[holder.session] = latest
-        if len(self._applied) > _SESSIONS_REMEMBERED:
-            del self._applied[next(iter(self._applied))]
+    def _remember(self, change: QueueChange) -> None:
+        units = self._outcomes[change.holder.session]
+        for known in change.forget:
+            units.pop(known, None)
+        units[change.unit] = Outcome.DONE
 
-    def applied(self, holder: Holder) -> bool:
+    def _refuse_given_up(self, session: str, unit: str) -> None:
+        if self._outcomes[session].get(unit) is Outcome.NEVER:
+            raise given_up(unit)
+
+    def outcome(self, session: str, unit: str) -> Outcome:
         with self._lock:
             self._begin()
-            return holder.transaction in self._applied.get(holder.session, ())
+            units = self._outcomes[session]
+            if unit not in units:
+                if not self._coord.has_session(session):
+                    return Outcome.UNKNOWN
+                units[unit] = Outcome.NEVER
+            return units[unit]
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        with self._lock:
+            self.outcome(holder.session, unit)
+            return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)

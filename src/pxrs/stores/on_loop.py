@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pxrs.errors import InvalidRequest
+from pxrs.stores.refusals import refuse_drivers_block
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -108,7 +109,14 @@ class AwaitedDriver:
     def begun(self) -> Any:
         return None
 
+    def refuse_block(self) -> None:
+        refuse_drivers_block(self._lent.connection)
+
     def open(self) -> Awaited:
+        self.refuse_block()
+        return self.join()
+
+    def join(self) -> Awaited:
         return Awaited(self._lent)
 
     def ended(self) -> bool:
@@ -141,8 +149,14 @@ class AwaitedAlchemy:
     def begun(self) -> Any:
         return None
 
+    def refuse_block(self) -> None:
+        self._inner.refuse_block()
+
     def open(self) -> Awaited:
         return Awaited(OnLoop(self._wait(self._inner.open), self._lent.loop))
+
+    def join(self) -> Awaited:
+        return Awaited(OnLoop(self._wait(self._inner.join), self._lent.loop))
 
     def ended(self) -> bool:
         return self._inner.ended()

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Protocol, TypeVar
 
-from pxrs.errors import InvalidRequest, MessageTooLarge, QueueExists
+from pxrs.errors import Fenced, InvalidRequest, MessageTooLarge, QueueExists
 from pxrs.types import (
+    Delivery,
+    Held,
+    Holder,
     ItemState,
     NewItem,
     Queue,
@@ -23,9 +26,7 @@ from pxrs.types import (
 FIFO_LANE = ""
 LIVE = (ItemState.READY, ItemState.DELAYED, ItemState.HELD, ItemState.WAITING)
 LOOSE = (ItemState.READY, ItemState.DELAYED, ItemState.WAITING)
-# How many of a session's latest transactions a store can be asked about, and for how long at
-# least after the session's end.
-REMEMBERED = 64
+# For how long at least after a session's end a store can be asked what its units became.
 REMEMBERED_FOR = 600.0
 DIED_HOLDING = "its holder died, or held it for too long"
 USED_UP = "all its deliveries were used up"
@@ -34,6 +35,7 @@ _LONGEST_DELAY = 10 * 365 * 24 * 3600.0
 _LONGEST_NAME = 249
 _LONGEST_KEY = 1024
 _LONGEST_ERROR = 10_000
+_PAGE = 500
 
 
 class Counted(Protocol):
@@ -68,6 +70,43 @@ def pick(candidates: Iterable[C], count: int, most: int | None) -> tuple[list[C]
             if len(chosen) == count:
                 break
     return chosen, used_up
+
+
+def given_up(unit: str) -> Fenced:
+    """The error for a unit that arrives after somebody was told that it never will."""
+    return Fenced(f"unit {unit!r} was given up before it came; begin another")
+
+
+class _Peeks(Protocol):
+    def peek(
+        self,
+        queue: str,
+        states: Sequence[ItemState] = (),
+        *,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[StoredItem]: ...
+
+
+def held_in(store: _Peeks, queue: str, holder: Holder) -> list[Delivery]:
+    """What the holder holds in the queue now."""
+    found: list[Delivery] = []
+    after = 0
+    while page := store.peek(queue, [ItemState.HELD], after=after, limit=_PAGE):
+        after = page[-1].id
+        found += [
+            Delivery(
+                held=Held(queue, item.id, item.deliveries),
+                body=item.body,
+                key=item.key,
+                priority=item.priority,
+                put_ms=item.put_ms,
+                error=item.error,
+            )
+            for item in page
+            if item.holder == holder
+        ]
+    return found
 
 
 def lane_of(queue: Queue, key: str | None) -> str | None:

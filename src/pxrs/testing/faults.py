@@ -12,6 +12,7 @@ that one of them can be cut off. What can go wrong:
 - a commit is done, and answered with `OutcomeUnknown`;
 - a commit is not done, and answered with `OutcomeUnknown`, `StoreUnavailable` or `StoreBusy`;
 - a commit is answered with `OutcomeUnknown` and done later, if its checks still hold then;
+- a caller is interrupted while a unit of work is committed, or something taken;
 - the same of whatever changes a queue: `take`, `extend`, `apply` and `release`;
 - the same of a transaction. One that is on its way holds its locks, and whoever commits something
   about the same records waits until it has arrived; or it holds none, and may be overtaken;
@@ -31,7 +32,7 @@ from pxrs.errors import PxrsError, StoreBusy, StoreUnavailable
 from pxrs.stores.api import Atomic, CoordStore, LogStore, Session, Stores, Watch
 from pxrs.testing.faulty_atomic import FaultyAtomic
 from pxrs.testing.faulty_queues import FaultyQueues
-from pxrs.testing.trouble import NOTHING, Faults, FaultyWatch, Rates
+from pxrs.testing.trouble import NOTHING, Faults, FaultyWatch, Interrupted, Rates
 from pxrs.types import (
     Append,
     Appended,
@@ -56,6 +57,7 @@ __all__ = [
     "FaultySession",
     "FaultyStores",
     "FaultyWatch",
+    "Interrupted",
     "Rates",
 ]
 

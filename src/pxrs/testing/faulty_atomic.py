@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from pxrs.errors import StoreBusy, TransactionConflict
+from pxrs.errors import PxrsError, StoreBusy, TransactionConflict
 from pxrs.stores.api import Atomic
 from pxrs.testing.trouble import Faults
 from pxrs.types import Appended, Batch, Check, LogPartition, QueueChange, Write
@@ -38,9 +38,16 @@ class FaultyAtomic:
     def connection(self) -> Any:
         return self._entered.connection
 
+    def lost(self, error: BaseException) -> PxrsError | None:
+        return self._entered.lost(error)
+
     @property
     def joined(self) -> bool:
         return self._entered.joined
+
+    @property
+    def is_exclusive(self) -> bool:
+        return self._entered.is_exclusive
 
     @property
     def versions(self) -> dict[str, int]:

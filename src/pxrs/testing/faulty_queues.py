@@ -9,9 +9,11 @@ from pxrs.errors import StoreBusy
 from pxrs.stores.api import ItemRestorer, QueueStore, Watch
 from pxrs.testing.trouble import Faults, FaultyWatch
 from pxrs.types import (
+    Delivery,
     Held,
     Holder,
     ItemState,
+    Outcome,
     Queue,
     QueueChange,
     QueueLimits,
@@ -22,6 +24,9 @@ from pxrs.types import (
 )
 
 T = TypeVar("T")
+
+# Calls that a program makes by itself. The others are also made by threads, which no signal meets.
+_CALLERS = ("take", "apply")
 
 
 class FaultyQueues:
@@ -35,15 +40,17 @@ class FaultyQueues:
     def _read(self, what: str) -> None:
         self._faults.call(self._who, what, self._faults.rates.reads)
 
-    def _write(self, what: str, holder: Holder, change: Callable[[], T]) -> T:
+    def _write(self, what: str, unit: Holder, change: Callable[[], T]) -> T:
         faults = self._faults
         faults.call(self._who, what, faults.rates.unavailable)
         if faults.happens(faults.rates.busy):
             raise StoreBusy("somebody else is writing")
+        if what in _CALLERS:
+            faults.interrupt(what, change, unit)
         if faults.happens(faults.rates.unknown_lost):
             raise faults.unknown(self._who, f"{what} was lost", ())
         if faults.happens(faults.rates.unknown_late):
-            faults.put_off(change, holder)
+            faults.put_off(change, unit)
             raise faults.unknown(self._who, f"{what} is on its way", ())
         result = change()
         if faults.happens(faults.rates.unknown_applied):
@@ -78,23 +85,30 @@ class FaultyQueues:
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         return self._write(
             "take",
-            holder,
-            lambda: self._inner.take(queue, holder, count, most=most, lock_for=lock_for),
+            Holder(holder.session, unit),
+            lambda: self._inner.take(queue, holder, count, most=most, lock_for=lock_for, unit=unit),
         )
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        self._read("held")
+        self._faults.wait_out(Holder(holder.session, unit))
+        return self._inner.held(queue, holder, unit)
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         self._write("extend", holder, lambda: self._inner.extend(holder, held, lock_for))
 
     def apply(self, change: QueueChange) -> list[int | None]:
-        return self._write("apply", change.holder, lambda: self._inner.apply(change))
+        unit = Holder(change.holder.session, change.unit)
+        return self._write("apply", unit, lambda: self._inner.apply(change))
 
-    def applied(self, holder: Holder) -> bool:
-        self._read("applied")
-        self._faults.wait_out(holder)
-        return self._inner.applied(holder)
+    def outcome(self, session: str, unit: str) -> Outcome:
+        self._read("outcome")
+        self._faults.wait_out(Holder(session, unit))
+        return self._inner.outcome(session, unit)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         self._write("release", holder, lambda: self._inner.release(holder, releases))

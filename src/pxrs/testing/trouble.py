@@ -19,12 +19,15 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     `unknown_late` commits arrive up to `longest_delay` seconds later. `unlocked`: how many of the
     transactions among them have not reached the store at all, so that nobody waits for them.
+    `interrupted` commits are done, not done, or done later, and whoever waited for the answer got
+    `Interrupted` instead.
     """
 
     unknown_applied: float = 0.0
     unknown_lost: float = 0.0
     unknown_late: float = 0.0
     unlocked: float = 0.0
+    interrupted: float = 0.0
     unavailable: float = 0.0
     busy: float = 0.0
     reads: float = 0.0
@@ -35,6 +38,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING = Rates()
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises in the middle of a call, as Ctrl-C does."""
 
 
 class Faults:
@@ -98,6 +105,17 @@ class Faults:
         """Whether something that happens so often happens now."""
         return rate > 0 and self.rng.random() < rate
 
+    def interrupt(self, what: str, change: Callable[[], object], unit: Holder | None) -> None:
+        """Now and then: the caller is interrupted, and what was sent may be done or not."""
+        if not self.happens(self.rates.interrupted):
+            return
+        fate = self.rng.random()
+        if fate < 1 / 3:
+            change()
+        elif fate < 2 / 3:
+            self.put_off(change, unit)
+        raise Interrupted(what)
+
     def unknown(self, who: str, why: str, writes: Sequence[Write]) -> OutcomeUnknown:
         """The error for a commit that gets no answer."""
         if self._no_answer is not None:
@@ -107,18 +125,19 @@ class Faults:
     def put_off(
         self,
         commit: Callable[[], object],
-        by: Holder | None = None,
+        unit: Holder | None = None,
         locking: Collection[str] = (),
     ) -> None:
         """Do the commit later; records that it has locked wait for it."""
         delay = self.rng.random() * self.rates.longest_delay
         at = self.clock.monotonic() + delay
-        self._late.append(_Late(at, commit, by, frozenset(locking)))
+        self._late.append(_Late(at, commit, unit, frozenset(locking)))
 
-    def wait_out(self, by: Holder) -> None:
-        """Do what is on its way from this holder: a store that can be asked has waited for it."""
-        for late in self._take_late(lambda late: late.by == by):
-            late.arrive()
+    def wait_out(self, unit: Holder) -> None:
+        """Somebody asks after this unit. It arrives now, or later: then the store refuses it."""
+        if self.rng.random() < 0.5:
+            for late in self._take_late(lambda late: late.unit == unit):
+                late.arrive()
 
     def wait_for_locks(self, keys: Iterable[str]) -> None:
         """Do what is on its way and has locked one of these records."""
@@ -138,7 +157,7 @@ class _Late(NamedTuple):
 
     at: float
     commit: Callable[[], object]
-    by: Holder | None
+    unit: Holder | None
     locked: frozenset[str]
 
     def arrive(self) -> None:

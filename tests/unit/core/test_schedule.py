@@ -37,6 +37,39 @@ def test_a_parked_lane_waits_alone() -> None:
     assert schedule.next_time() is None
 
 
+def test_what_is_due_again_goes_before_what_was_not_begun() -> None:
+    schedule: Schedule[str] = Schedule()
+    for number in range(9):
+        schedule.put(number, f"{number}")
+    assert schedule.take(0) == (0, "0")
+    schedule.park(0, until=1.0)
+    assert schedule.take(0.9) == (1, "1")
+    schedule.done(1)
+    assert schedule.take(1.0) == (0, "0")
+    schedule.done(0)
+    assert schedule.take(1.0) == (2, "2")
+
+
+def test_what_fails_at_once_again_and_again_does_not_keep_others_from_their_turn() -> None:
+    schedule: Schedule[str] = Schedule()
+    for number in range(9):
+        schedule.put(number, f"{number}")
+    failing = [schedule.take(0) for _ in range(3)]
+    assert failing == [(0, "0"), (1, "1"), (2, "2")]
+    for lane in (0, 1, 2):
+        schedule.park(lane, until=0)
+    begun: list[object] = []
+    while len(begun) < 6:
+        taken = schedule.take(0)
+        assert taken is not None
+        if taken[0] in (0, 1, 2):
+            schedule.park(taken[0], until=0)
+        else:
+            schedule.done(taken[0])
+            begun.append(taken[0])
+    assert begun == [3, 4, 5, 6, 7, 8]
+
+
 @given(
     st.lists(st.integers(0, 4)),
     st.lists(st.sampled_from(["take", "done", "park"]), max_size=200),

@@ -3,6 +3,9 @@
 A publish names the sequence of the subject's last message, which it was built for. So at most
 one try of a batch is stored, whatever became of the answers: a sequence that was passed never
 comes back. What the last message says of the producers decides whether a batch is there already.
+
+A partition's error is given to its own batches only, and a partition that does not answer does not
+keep the others' answers back: who asked is told that the outcome is unknown, and asks again.
 """
 
 from __future__ import annotations
@@ -14,11 +17,10 @@ from collections.abc import Sequence
 from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.errors import (
-    InvalidRequest,
     MessageTooLarge,
     OutcomeUnknown,
-    PartitionNotFound,
     PxrsError,
+    StoreError,
     StoreUnavailable,
     TopicNotFound,
 )
@@ -56,6 +58,8 @@ _PUBLISH = 3.0
 # The most that headers take: the states of some producers, and numbers.
 _HEADER_ROOM = 2304
 _SOON = 0.004
+# How much longer than the others a partition may take before its outcome is called unknown.
+_COMPANY = 1.0
 
 
 class Appending:
@@ -66,55 +70,81 @@ class Appending:
         self._topics = topics
         self._reading = reading
         self._clock = clock
+        # Partitions that kept the last call waiting, and what is still under way for them.
+        self._late: set[LogPartition] = set()
+        self._left: set[asyncio.Task[None]] = set()
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        """See `LogStore.append`. The partitions go in parallel; a failure waits for the others."""
-        outcomes: list[Appended | PxrsError | None] = [None] * len(appends)
-        queues: dict[LogPartition, list[int]] = {}
+        """See `LogStore.append`. The partitions go in parallel, and none waits long for another."""
+        numbers: dict[LogPartition, list[int]] = {}
         for number, append in enumerate(appends):
-            queues.setdefault(append.where, []).append(number)
+            numbers.setdefault(append.where, []).append(number)
+        works = [
+            _Work(self, where, [appends[number].batch for number in those])
+            for where, those in numbers.items()
+        ]
+        await self._carry_out(works)
+        outcomes: dict[int, Appended | PxrsError] = {}
+        for work in works:
+            outcomes.update(zip(numbers[work.where], work.outcomes_now(), strict=True))
+            (self._late.discard if work.finished else self._late.add)(work.where)
+        return [outcomes[number] for number in range(len(appends))]
 
-        async def one(where: LogPartition, numbers: list[int]) -> None:
-            batches = [appends[number].batch for number in numbers]
-            results = await self._append_to(where, batches)
-            for number, outcome in zip(numbers, results, strict=True):
-                outcomes[number] = outcome
+    async def _carry_out(self, works: Sequence[_Work]) -> None:
+        """Until all is done that can be waited for.
 
-        ends = await asyncio.gather(
-            *(one(where, numbers) for where, numbers in queues.items()), return_exceptions=True
-        )
-        for end in ends:
-            if end is not None:
-                raise end
-        return [outcome for outcome in outcomes if outcome is not None]
+        Once others are done, or if it was late before, a partition gets a little time. What is
+        under way then goes on, and whoever sends the same batches again finds its outcome.
+        """
+        tasks = {asyncio.create_task(work.run()): work for work in works}
+        waiting = set(tasks)
+        try:
+            while waiting:
+                nobody_yet = len(waiting) == len(tasks)
+                prompt = any(tasks[task].where not in self._late for task in waiting)
+                done, waiting = await asyncio.wait(
+                    waiting,
+                    timeout=None if nobody_yet and prompt else _COMPANY,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    waiting = {task for task in waiting if not self._leave(task, tasks[task])}
+        except BaseException:
+            for task in waiting:
+                task.cancel()
+            raise
 
-    async def _append_to(
-        self, where: LogPartition, batches: Sequence[Batch]
-    ) -> list[Appended | PxrsError]:
-        outcomes: list[Appended | PxrsError] = []
-        for _ in range(2):
-            try:
-                topic = await self._topics.find(where.topic_id)
-                part = topic.part(where.partition)
-                async with part.lock:
-                    for batch in batches[len(outcomes) :]:
-                        outcome = await self._one(topic, part, batch)
-                        # One by one: what was appended counts, whatever becomes of the next.
-                        outcomes.append(outcome)
-            except (TopicNotFound, PartitionNotFound) as error:
-                return outcomes + [error] * (len(batches) - len(outcomes))
-            except Stale:
-                self._topics.forget(topic)
-            else:
-                return outcomes
-        return outcomes + [TopicNotFound(where.topic_id)] * (len(batches) - len(outcomes))
+    def _leave(self, task: asyncio.Task[None], work: _Work) -> bool:
+        """Stop waiting for a partition; false if its batch could not be recognised later."""
+        if not work.under_way:
+            task.cancel()
+        elif work.batches[len(work.outcomes)].producer_id < 0:
+            return False
+        work.is_left = True
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        return True
 
-    async def _one(self, topic: Topic, part: Part, batch: Batch) -> Appended | PxrsError:
+    async def find(self, where: LogPartition) -> tuple[Topic, Part]:
+        topic = await self._topics.find(where.topic_id)
+        return topic, topic.part(where.partition)
+
+    def forget(self, topic: Topic) -> None:
+        self._topics.forget(topic)
+
+    async def one(self, topic: Topic, part: Part, batch: Batch) -> Appended | PxrsError:
+        """Append one batch, or say why not. Raises `Stale` only."""
         try:
             validate_batch(batch)
-        except InvalidRequest as error:
+            return await _Attempt(self, topic, part, batch).run()
+        except Stale:
+            raise
+        except PxrsError as error:
             return error
-        return await _Attempt(self, topic, part, batch).run()
+        except Exception as error:  # noqa: BLE001 - one partition's trouble is not the others'
+            unknown = OutcomeUnknown(f"appending failed in a way nobody expected: {error!r}")
+            unknown.__cause__ = error
+            return unknown
 
     # What an attempt needs
 
@@ -208,8 +238,74 @@ class Appending:
     async def require(self, part: Part) -> None:
         await self._streams.require(part.stream)
 
-    def now(self) -> int:
-        return self._clock.wall_ms()
+    def now(self, topic: Topic) -> int:
+        """The server's time, by which producers are forgotten."""
+        return topic.time.now(self._clock)
+
+
+class _Work:
+    """The batches of one call for one partition, one after the other."""
+
+    def __init__(self, desk: Appending, where: LogPartition, batches: Sequence[Batch]) -> None:
+        self._desk = desk
+        self.where = where
+        self.batches = batches
+        self.outcomes: list[Appended | PxrsError] = []
+        # Whether a batch is on its way, the one after those that have an outcome.
+        self.under_way = False
+        # Nobody waits any more: the batch on its way is the last one.
+        self.is_left = False
+
+    async def run(self) -> None:
+        try:
+            await self._run()
+        except PxrsError as error:
+            # The topic can't be found, or nobody can tell. Nothing of the rest was sent.
+            self._answer_rest(error)
+
+    async def _run(self) -> None:
+        for _ in range(2):
+            topic, part = await self._desk.find(self.where)
+            try:
+                async with part.lock:
+                    await self._append_all(topic, part)
+                return
+            except Stale:
+                self._desk.forget(topic)
+        raise TopicNotFound(self.where.topic_id)
+
+    async def _append_all(self, topic: Topic, part: Part) -> None:
+        while not self.is_left and len(self.outcomes) < len(self.batches):
+            self.under_way = True
+            try:
+                outcome = await self._desk.one(topic, part, self.batches[len(self.outcomes)])
+            finally:
+                self.under_way = False
+            self.outcomes.append(outcome)
+            if _comes_again(outcome):
+                # What follows it must not come first.
+                return
+
+    @property
+    def finished(self) -> bool:
+        """Whether each batch has an outcome that stays."""
+        return len(self.outcomes) == len(self.batches) and not any(map(_comes_again, self.outcomes))
+
+    def outcomes_now(self) -> list[Appended | PxrsError]:
+        """An outcome for every batch, as far as it is known now."""
+        known = list(self.outcomes)
+        if self.under_way:
+            known.append(OutcomeUnknown("a batch is under way and its partition does not answer"))
+        not_sent = StoreUnavailable("not sent: what comes before it waits for its partition")
+        return known + [not_sent] * (len(self.batches) - len(known))
+
+    def _answer_rest(self, error: PxrsError) -> None:
+        self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
+
+
+def _comes_again(outcome: Appended | PxrsError) -> bool:
+    """Whether the same batch should be sent again, before those that follow it."""
+    return isinstance(outcome, OutcomeUnknown) or getattr(outcome, "retryable", False)
 
 
 class _Overtaken(Exception):  # noqa: N818 - it is tried again
@@ -235,6 +331,15 @@ class _Attempt:
                 f"{self._desk.max_payload} with headers: raise its max_payload, or lower the "
                 "producer's batch_bytes and max_message_bytes"
             )
+        try:
+            return await self._until_known()
+        except StoreError as error:
+            if self._unanswered is None or isinstance(error, OutcomeUnknown):
+                raise
+            raise OutcomeUnknown(f"a batch was sent and no answer came: {error}") from error
+
+    async def _until_known(self) -> Appended | PxrsError:
+        """Try until there is an answer; `StoreError` if that can't be had."""
         deadline = self._desk.deadline()
         tries = 0
         fresh = False
@@ -256,13 +361,8 @@ class _Attempt:
                 if not passing(error):
                     raise translated(error) from error
                 why = error
-            except StoreUnavailable as error:
-                raise self._given_up(error) from error
             fresh = True
-            try:
-                await self._desk.pause(tries, deadline, why)
-            except StoreUnavailable as error:
-                raise self._given_up(error) from error
+            await self._desk.pause(tries, deadline, why)
             tries += 1
 
     async def _publish(self, last: Entry) -> Appended | PxrsError | None:
@@ -282,10 +382,12 @@ class _Attempt:
         except ApiError as error:
             if error.err_code in WRONG_SEQUENCE:
                 return None
+            if passing(error):
+                # From a leader that may have passed it on before it stopped leading.
+                self._unanswered = self._unanswered or last
             raise
         except NoAnswer:
-            if self._unanswered is None:
-                self._unanswered = last
+            self._unanswered = self._unanswered or last
             raise
         self._part.note(entry._replace(seq=seq))
         return Appended(entry.base)
@@ -297,7 +399,7 @@ class _Attempt:
         known = producers.get(batch.producer_id)
         if known is None and producers.aside:
             known = await self._desk.from_aside(self._part, batch.producer_id)
-        now = self._desk.now()
+        now = self._desk.now(self._topic)
         if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
             known = None
         verdict = judge(known.state if known else None, batch, last.next)
@@ -324,8 +426,3 @@ class _Attempt:
             self._unanswered = None
             return None
         return Appended(mine.base)
-
-    def _given_up(self, error: StoreUnavailable) -> PxrsError:
-        if self._unanswered is None:
-            return error
-        return OutcomeUnknown(f"a batch was sent and no answer came: {error}")

@@ -107,7 +107,10 @@ def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
 
 
 class Known(NamedTuple):
-    """A producer's state, when it last appended, and the sequence under which it was put aside."""
+    """A producer's state, when it last appended, and the sequence under which it was put aside.
+
+    `used` is the server's time: by a host's own, one that is ahead would forget all others.
+    """
 
     state: ProducerState
     used: int

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config_engines import NatsSettings
-from pxrs.errors import PxrsError, TopicNotFound
+from pxrs.errors import OutcomeUnknown, PxrsError, TopicNotFound
 from pxrs.log.jetstream.appending import Appending
 from pxrs.log.jetstream.bells import Bells, BellWatch
-from pxrs.log.jetstream.loop import LoopThread
+from pxrs.log.jetstream.loop import ClosedMeanwhile, LoopThread
 from pxrs.log.jetstream.reading import Reading
 from pxrs.log.jetstream.streams import Stale, Streams
 from pxrs.log.jetstream.topics import Part, Topic, Topics
@@ -37,7 +37,7 @@ class JetStreamLog:
         self._wire = Wire(settings)
         await self._wire.open()
         streams = Streams(self._wire, settings)
-        self._topics = Topics(streams, settings)
+        self._topics = Topics(streams, settings, clock)
         self._reading = Reading(streams, self._topics)
         self._appending = Appending(streams, self._topics, self._reading, clock)
         self._bells = Bells(self._thread, streams, self._topics)
@@ -49,7 +49,10 @@ class JetStreamLog:
         self._run(self._topics.drop(topic_id))
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        return self._run(self._appending.append(appends))
+        try:
+            return self._run(self._appending.append(appends))
+        except ClosedMeanwhile as error:
+            raise OutcomeUnknown("the log was closed while batches were on their way") from error
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         return self._in_part(

@@ -14,6 +14,10 @@ from pxrs.errors import Closed
 T = TypeVar("T")
 
 
+class ClosedMeanwhile(Closed):
+    """The loop was closed under a coroutine: some of its work may be done."""
+
+
 class LoopThread:
     """Runs coroutines for whichever thread asks. After a fork only the parent can use it."""
 
@@ -39,7 +43,7 @@ class LoopThread:
         try:
             return future.result()
         except CancelledError:
-            raise Closed("the log was closed meanwhile") from None
+            raise ClosedMeanwhile("the log was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise

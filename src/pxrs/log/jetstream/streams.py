@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -84,6 +85,8 @@ class Info(Reply):
 
     config: _Config | None = None
     state: _State | None = None
+    # The server's time when it said so.
+    ts: datetime | None = None
 
 
 _got = msgspec.json.Decoder(_Got)
@@ -104,15 +107,15 @@ class Streams:
 
     # Streams
 
-    async def create(self, name: str, config: Mapping[str, Any]) -> bool:
-        """Make the stream; false if there is one of this name and other settings."""
+    async def create(self, name: str, config: Mapping[str, Any]) -> Info | None:
+        """Make the stream; None if there is one of this name and other settings."""
         try:
-            await self._ask("CREATE", name, {"name": name, **config}, _reply)
+            info: Info = await self._ask("CREATE", name, {"name": name, **config}, _info)
         except ApiError as error:
             if error.err_code == NAME_IN_USE:
-                return False
+                return None
             raise translated(error) from error
-        return True
+        return info
 
     async def info(self, name: str) -> Info | None:
         """The stream, None if there is none.

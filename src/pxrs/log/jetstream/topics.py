@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
+from pxrs.clock import Clock
 from pxrs.config_engines import NatsSettings
 from pxrs.errors import (
     InvalidRequest,
     PartitionNotFound,
     SchemaMismatch,
+    StoreError,
     TopicExists,
     TopicNotFound,
 )
 from pxrs.log.jetstream.entries import NOTHING, Entry, from_headers
 from pxrs.log.jetstream.floors import GENESIS, publish_floor
 from pxrs.log.jetstream.marks import Marks
-from pxrs.log.jetstream.streams import Stale, Stored, Streams
+from pxrs.log.jetstream.streams import Info, Stale, Stored, Streams
 from pxrs.log.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import LogPartition
 
@@ -68,13 +70,30 @@ class Part:
         self.tail = None
 
 
+class ServerTime(NamedTuple):
+    """What time it was by the server, in ms since 1970, and when by our own monotonic clock.
+
+    Hosts' clocks may be wrong by days, and each in its own way; the server's is the same for all.
+    """
+
+    told: int
+    heard: float
+
+    def now(self, clock: Clock) -> int:
+        """What time it is by the server; a little less for the way of its answer."""
+        return self.told + int((clock.monotonic() - self.heard) * 1000)
+
+
 class Topic:
     """A stream that is there, as far as is known."""
 
-    def __init__(self, topic_id: str, stream: str, root: str, parts: int, replicas: int) -> None:
+    def __init__(
+        self, topic_id: str, stream: str, root: str, parts: int, replicas: int, time: ServerTime
+    ) -> None:
         self.id = topic_id
         self.stream = stream
         self.root = root
+        self.time = time
         self.parts = [Part(stream, root, number, replicas > 1) for number in range(parts)]
 
     def part(self, number: int) -> Part:
@@ -86,9 +105,10 @@ class Topic:
 class Topics:
     """Finds, makes and drops topics."""
 
-    def __init__(self, streams: Streams, settings: NatsSettings) -> None:
+    def __init__(self, streams: Streams, settings: NatsSettings, clock: Clock) -> None:
         self._streams = streams
         self._settings = settings
+        self._clock = clock
         self._found: dict[str, Topic] = {}
 
     def bell(self, where: LogPartition) -> str:
@@ -133,8 +153,10 @@ class Topics:
             raise InvalidRequest(f"{partitions} partitions: a topic has at least one")
         root = f"{self._settings.prefix}.{token(topic_id)}.{secrets.token_hex(4)}"
         stream = self.stream(topic_id)
-        if await self._streams.create(stream, self._config(topic_id, root, partitions)):
-            topic = Topic(topic_id, stream, root, partitions, self._settings.replicas)
+        made = await self._streams.create(stream, self._config(topic_id, root, partitions))
+        if made is not None:
+            time = self._time(made)
+            topic = Topic(topic_id, stream, root, partitions, self._settings.replicas, time)
             await self._lay_floors(topic)
             self._found[topic_id] = topic
             return
@@ -162,7 +184,13 @@ class Topics:
             metadata["pxrs.root"],
             int(metadata["pxrs.partitions"]),
             info.config.num_replicas,
+            self._time(info),
         )
+
+    def _time(self, info: Info) -> ServerTime:
+        if info.ts is None:
+            raise StoreError("NATS said nothing of its time; pxrs needs NATS 2.11 or newer")
+        return ServerTime(int(info.ts.timestamp() * 1000), self._clock.monotonic())
 
     def _config(self, topic_id: str, root: str, partitions: int) -> dict[str, Any]:
         bell = f"{self._settings.prefix}-bell.{token(topic_id)}"

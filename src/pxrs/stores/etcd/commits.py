@@ -5,7 +5,8 @@ on that slot being as this handle left it. So of several copies of one transacti
 because no answer came, still on its way through some node) at most one is ever applied, and
 the slot tells by the transaction's id whether one was. A conflict is final only when no copy
 can come after it: "there is no such record" may become true again, so after a doubtful try the
-slot is written once more before a conflict is reported.
+slot is written once more before a conflict is reported. And since etcd may do a transaction and
+answer that it has no space, the slot is read before that is believed.
 
 Slots belong to a lease of their own and vanish an hour after their last use.
 """
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.errors import OutcomeUnknown, PxrsError, SessionLost
+from pxrs.errors import OutcomeUnknown, PxrsError, SessionLost, StoreFull
 from pxrs.stores.etcd.failures import Remedy, remedy
 from pxrs.stores.etcd.nodes import Node, Nodes
 from pxrs.stores.etcd.wire import first_kv, get_op, grpc, put_op, rpc, txn, unchanged
@@ -146,11 +147,14 @@ class _Transaction:
             [put_op(slot.key, self._mark, slot.lease), *writes],
             [get_op(slot.key), *reads],
         )
-        answer = self._send(request)
+        try:
+            answer = self._send(request)
+        except StoreFull as full:
+            return self._look(full)
         if answer.succeeded:
             slot.revision = answer.header.revision
             return Outcome(slot.revision)
-        happened = self._judge(answer)
+        happened = self._judge(first_kv(answer.responses[0]))
         if happened is not None:
             return happened
         if self._doubtful:
@@ -159,9 +163,8 @@ class _Transaction:
                 return settled
         return Outcome(None, answer.responses[1:])
 
-    def _judge(self, answer: Any) -> Outcome | None:
-        """An earlier copy's success, if the slot says so."""
-        found = first_kv(answer.responses[0])
+    def _judge(self, found: Any) -> Outcome | None:
+        """An earlier copy's success, if the slot, as it was found, says so."""
         if found is not None and found.value == self._mark:
             self._slot.revision = found.mod_revision
             return Outcome(found.mod_revision)
@@ -177,13 +180,17 @@ class _Transaction:
     def _settle(self) -> Outcome | None:
         """Make sure that no copy comes after the conflict that was seen."""
         slot, void = self._slot, b"void " + self._mark
-        answer = self._send(
-            txn(
-                [unchanged(slot.key, slot.revision)],
-                [put_op(slot.key, void, slot.lease)],
-                [get_op(slot.key)],
-            )
+        request = txn(
+            [unchanged(slot.key, slot.revision)],
+            [put_op(slot.key, void, slot.lease)],
+            [get_op(slot.key)],
         )
+        try:
+            answer = self._send(request)
+        except StoreFull as full:
+            raise OutcomeUnknown(
+                f"no answer to a commit came, and now nobody can tell what became of it: {full}"
+            ) from full
         if answer.succeeded:
             slot.revision = answer.header.revision
             return None
@@ -191,7 +198,27 @@ class _Transaction:
         if found is not None and found.value == void:
             slot.revision = found.mod_revision
             return None
-        return self._judge(answer)
+        return self._judge(found)
+
+    def _look(self, full: StoreFull) -> Outcome:
+        """What became of a transaction for which etcd says that it has no space.
+
+        It may have done it: the transaction that crosses the quota is applied and answered with
+        that error. Refused or applied, this copy is not on its way any more. Reading needs no room.
+        """
+        request = rpc.RangeRequest(key=self._slot.key)
+        try:
+            answer = self._nodes.call(
+                lambda node, left, words: node.kv.Range(request, timeout=left, metadata=words)
+            )
+        except PxrsError as error:
+            raise _unknown(error) from error
+        happened = self._judge(answer.kvs[0] if answer.kvs else None)
+        if happened is not None:
+            return happened
+        if self._doubtful:
+            raise _unknown(full) from full
+        raise full
 
     def _send(self, request: Any) -> Any:
         def send(node: Node, left: float, words: list[tuple[str, str]]) -> Any:
@@ -206,10 +233,17 @@ class _Transaction:
         except SessionLost:
             # Leases do not come back: copies fail as well.
             raise
+        except StoreFull:
+            # It may be done all the same: the caller has to look.
+            raise
         except PxrsError as error:
             if not self._doubtful:
                 raise
-            raise OutcomeUnknown(
-                f"a commit was sent to etcd and no node has answered ({error}); "
-                "it may have happened or may still happen"
-            ) from error
+            raise _unknown(error) from error
+
+
+def _unknown(error: PxrsError) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"a commit was sent to etcd and nobody can tell what became of it ({error}); "
+        "it may have happened or may still happen"
+    )

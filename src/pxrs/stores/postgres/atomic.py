@@ -3,56 +3,53 @@
 from __future__ import annotations
 
 import secrets
-import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import (
     CommitConflict,
     InvalidRequest,
     NotAtomic,
     PxrsError,
-    TransactionConflict,
 )
 from pxrs.log.postgres import PostgresLog
 from pxrs.stores.block import Block, ended_inside
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.on_loop import own_side
 from pxrs.stores.postgres.coord import PostgresCoord
-from pxrs.stores.postgres.database import Database, Pg, run
+from pxrs.stores.postgres.database import Database, Pg, is_idle, run
 from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.queues import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
+from pxrs.stores.refusals import no_transaction
 from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
-# So long a commit without an answer may stay undecided, and so often it is asked after.
-_UNDECIDED = 15.0
-_ASK_AGAIN = 0.05
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+# The block's name tells at its end whether it is still the same transaction.
+_MARK = "SELECT set_config('pxrs.block', %s, true)"
 # A process that freezes must not hold anything for longer than its session. A stricter setting of
-# the database stays. The block's name tells at its end whether it is still the same transaction.
-_MARK = """SELECT set_config('pxrs.block', %s, true),
+# the database stays; so do all settings of a transaction that the caller ends.
+_MARK_OURS = """SELECT set_config('pxrs.block', %s, true),
     set_config('idle_in_transaction_session_timeout', coalesce(least(nullif(
         extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000,
         0), %s::numeric), %s::numeric)::int::text, true)"""
-_STILL_IN_IT = """SELECT current_setting('pxrs.block', true) = %s, pg_current_xact_id()::text"""
+_STILL_IN_IT = "SELECT current_setting('pxrs.block', true) = %s"
 
 
 class PostgresAtomic(Block[Pg]):
     """See `pxrs.stores.api.Atomic`.
 
-    Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
-    or inside a transaction that the caller began and will commit. Then nobody can be notified
-    after the commit, and others notice within a second. A connection that comes as `Lent` is
-    committed by pxrs in any case.
+    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
+    with what its caller had begun before; or inside a transaction that the caller will end. Then
+    nobody can be notified after the commit, and others notice within a second.
 
     What was collected is applied last, so no row of pxrs is locked while the caller works.
     """
@@ -75,21 +72,27 @@ class PostgresAtomic(Block[Pg]):
         self._ears = ears
         self._sessions = sessions
         self._loan, self._lent = loan_of(connection)
-        self._joined = False
+        # Whether the transaction was begun outside.
+        self._is_older = False
         self._block = secrets.token_hex(8)
-        self._transaction = ""
 
     @property
     def joined(self) -> bool:
-        return self._joined and not self._lent
+        return self._loan is not None and not self._lent
 
     @property
     def connection(self) -> Pg:
         return self._running()
 
+    def lost(self, error: BaseException) -> PxrsError | None:
+        if isinstance(error, psycopg.Error) and was_cut(self._running()):
+            return translate(error, self._database.place)
+        return None
+
     def __enter__(self) -> PostgresAtomic:
         self._require_new()
-        connection = self._database.take() if self._loan is None else self._lend(self._loan)
+        database = self._database
+        connection = database.take_for_block() if self._loan is None else self._lend(self._loan)
         try:
             self._begin(connection)
         except BaseException as error:
@@ -102,7 +105,8 @@ class PostgresAtomic(Block[Pg]):
 
     def _lend(self, loan: Loan) -> Pg:
         try:
-            connection = loan.open()
+            connection = loan.open() if self._lent else loan.join()
+            self._refuse_other_connection(connection)
             self._refuse_other_database(connection)
         except BaseException:
             if loan.began:
@@ -111,11 +115,14 @@ class PostgresAtomic(Block[Pg]):
         return connection  # type: ignore[no-any-return]
 
     def _begin(self, connection: Pg) -> None:
-        self._joined = connection.info.transaction_status != TransactionStatus.IDLE
-        if connection.autocommit and not self._joined:
+        self._is_older = self.joined or not is_idle(connection)
+        if self.joined:
+            run(connection, _MARK, (self._block,))
+            return
+        if connection.autocommit and not self._is_older:
             connection.execute(_BEGIN)
         idle = int(1000 * (self._sessions.shortest_ttl or _IDLE))
-        run(connection, _MARK, (self._block, idle, idle))
+        run(connection, _MARK_OURS, (self._block, idle, idle))
 
     def __exit__(
         self,
@@ -139,24 +146,16 @@ class PostgresAtomic(Block[Pg]):
             self._database.give_back(connection)
 
     def _finish(self, connection: Pg) -> None:
-        if self._loan is not None:
+        if self._loan is not None and self._lent:
             self._loan.flush()
         self._refuse_ended(connection)
         self._validate()
-        if self._joined:
-            run(connection, "SAVEPOINT pxrs")
-            try:
+        if self._is_older:
+            with _savepoint(connection):
                 applied = self._apply(connection)
-            except BaseException:
-                if not was_cut(connection):
-                    run(connection, "ROLLBACK TO pxrs")
-                raise
-            finally:
-                if not was_cut(connection):
-                    run(connection, "RELEASE pxrs")
         else:
             applied = self._apply(connection)
-        if not self._joined or self._lent:
+        if not self.joined:
             self._commit(connection)
             self._ears.ring(
                 keys=[write.key for write in self._writes],
@@ -181,36 +180,20 @@ class PostgresAtomic(Block[Pg]):
         return dict(outcome.versions), appended, queued
 
     def _commit(self, connection: Pg) -> None:
+        """If no answer comes, only what is in the database tells what became of it.
+
+        The number of the transaction does not: if its commit was never flushed to disk, the
+        server gives the same number to another one after a crash.
+        """
         try:
             if self._loan is not None:
                 self._loan.commit()
             else:
                 connection.execute("COMMIT")
         except DRIVER_ERRORS as error:
-            if not was_cut(connection):
-                raise
-            self._find_out(error)
-
-    def _find_out(self, lost: BaseException) -> None:
-        """The answer to COMMIT did not come. The server knows what became of the transaction."""
-        deadline = SYSTEM_CLOCK.monotonic() + _UNDECIDED
-        status = None
-        while SYSTEM_CLOCK.monotonic() < deadline:
-            with suppress(PxrsError):
-                ((status,),) = self._database.read(
-                    "SELECT pg_xact_status(%s::text::xid8)", (self._transaction,)
-                )
-                if status != "in progress":
-                    break
-            time.sleep(_ASK_AGAIN)
-        if status == "committed":
-            return
-        if status == "aborted":
-            raise TransactionConflict(
-                f"the connection to {self._database.place} was lost and the transaction rolled "
-                "back; run it again"
-            ) from lost
-        raise lost_answer(lost, self._database.place) from lost
+            if was_cut(connection):
+                raise lost_answer(error, self._database.place) from error
+            raise
 
     def _let_go(self, connection: Pg) -> None:
         """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
@@ -218,7 +201,7 @@ class PostgresAtomic(Block[Pg]):
             if self._loan is None:
                 if not was_cut(connection):
                     connection.rollback()
-            elif self._lent or not self._joined:
+            elif self._lent:
                 self._loan.rollback()
         if self._loan is None:
             self._database.give_back(connection)
@@ -229,7 +212,7 @@ class PostgresAtomic(Block[Pg]):
             connection.info.transaction_status == TransactionStatus.INTRANS
         )
         if still:
-            ((still, self._transaction),) = run(connection, _STILL_IN_IT, (self._block,))
+            ((still,),) = run(connection, _STILL_IN_IT, (self._block,))
         if connection.info.transaction_status == TransactionStatus.INERROR:
             raise InvalidRequest(
                 "a statement of the block failed, so PostgreSQL will not commit it; let its error "
@@ -238,7 +221,7 @@ class PostgresAtomic(Block[Pg]):
         if not still or (self._loan is not None and self._loan.ended()):
             raise ended_inside()
 
-    def _refuse_other_database(self, connection: Any) -> None:
+    def _refuse_other_connection(self, connection: Any) -> None:
         own = own_side(connection)
         if not isinstance(own, psycopg.Connection) and connection is own:
             raise NotAtomic(
@@ -257,15 +240,40 @@ class PostgresAtomic(Block[Pg]):
             TransactionStatus.INTRANS,
         ):
             raise InvalidRequest("the connection is busy, or its transaction has failed")
-        was_idle = connection.info.transaction_status == TransactionStatus.IDLE
+        if self.joined and connection.autocommit and is_idle(connection):
+            raise no_transaction("with connection.transaction()")
+
+    def _refuse_other_database(self, connection: Any) -> None:
+        was_idle = is_idle(connection)
+        found = ""
         try:
-            found = self._database.read_store_id(connection)
+            with nullcontext() if was_idle else _savepoint(connection):
+                found = self._database.read_store_id(connection)
         except psycopg.Error as error:
+            if was_cut(connection):
+                raise translate(error, self._database.place) from error
             raise NotAtomic(
                 f"the connection does not see schema {self._database.schema!r}: {error}"
             ) from error
         finally:
-            if was_idle and not connection.closed:
+            # What this look began by itself is empty, and nobody's yet.
+            is_wanted = self.joined and found == self._database.store_id
+            if was_idle and not is_wanted and not connection.closed:
                 connection.rollback()
         if found != self._database.store_id:
             raise NotAtomic(f"the connection is not one to {self._database.place}")
+
+
+@contextmanager
+def _savepoint(connection: Pg) -> Iterator[None]:
+    """What fails in here leaves the transaction as it was."""
+    run(connection, "SAVEPOINT pxrs")
+    try:
+        yield
+    except BaseException:
+        if not was_cut(connection):
+            run(connection, "ROLLBACK TO pxrs")
+        raise
+    finally:
+        if not was_cut(connection):
+            run(connection, "RELEASE pxrs")

@@ -60,7 +60,7 @@ class PostgresCoord:
     def _living(self, read: Callable[[], Sequence[Row]]) -> Sequence[Versioned]:
         """What was read. If nobody looks after sessions, those behind it are looked at first."""
         rows = read()
-        if any(row[3] is not None for row in rows) and self._sessions.observer.look_if_due():
+        if any(row[3] is not None for row in rows) and self._sessions.observation.look_if_due():
             rows = read()
         records = [Versioned(*row) for row in rows]
         self._ears.read(records)

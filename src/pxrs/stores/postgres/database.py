@@ -56,6 +56,9 @@ _DEFAULTS = {
     "tcp_user_timeout": "15000",
 }
 
+_SYNCHRONOUS = """SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') = 'off'"""
+
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
@@ -79,9 +82,14 @@ class Database:
                 "connections and busy_timeout"
             ) from None
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **wanted})
+        self._options = str(wanted.get("options", ""))
         self.place = _describe(wanted)
         self.busy_timeout = busy_timeout
-        self._room = threading.BoundedSemaphore(connections)
+        # Blocks of callers may last: they leave one connection for statements, which are short. On
+        # it sessions are renewed and items extended while all others are in somebody's block.
+        self._room = threading.BoundedSemaphore(connections + 1)
+        self._room_for_blocks = threading.BoundedSemaphore(connections)
+        self._in_blocks: set[Pg] = set()
         self._idle: deque[Pg] = deque()
         self._all: set[Pg] = set()
         self._lock = threading.Lock()
@@ -104,6 +112,8 @@ class Database:
             self.pooled = row is None or row[0] != connection.info.backend_pid
             if self.pooled:
                 connection.prepare_threshold = None
+            else:
+                self._wait_for_the_disk(connection)
             version = schemas.found_version(connection, self.schema)
             schemas.refuse_newer(version, self.schema, self.place)
             versions = (version, version)
@@ -132,9 +142,25 @@ class Database:
             raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
         connection.prepare_threshold = None if self.pooled else 2
         teach(connection)
+        # Of the first one it is not known yet whether it leads to a pooler.
+        if self.store_id and not self.pooled:
+            self._wait_for_the_disk(connection)
         with self._lock:
             self._all.add(connection)
         return connection
+
+    def _wait_for_the_disk(self, connection: Pg) -> None:
+        """Acknowledge what is written down only, whatever is set for everybody's commits.
+
+        Unless the URL says so. A pooler would hand the setting to others.
+        """
+        if "synchronous_commit" in self._options:
+            return
+        try:
+            connection.execute(_SYNCHRONOUS)
+        except psycopg.Error as error:
+            self.drop(connection)
+            raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
 
     def drop(self, connection: Pg) -> None:
         """Close a connection."""
@@ -244,14 +270,29 @@ class Database:
         finally:
             self.give_back(connection)
 
-    def take(self) -> Pg:
-        """A connection from the pool, outside of any transaction."""
+    def take_for_block(self) -> Pg:
+        """A connection for a transaction that lasts as long as its caller's block."""
         self.check_open()
-        if not self._room.acquire(timeout=self.busy_timeout):
+        self._enter(self._room_for_blocks)
+        try:
+            connection = self.take()
+        except BaseException:
+            self._room_for_blocks.release()
+            raise
+        self._in_blocks.add(connection)
+        return connection
+
+    def _enter(self, room: threading.BoundedSemaphore) -> None:
+        if not room.acquire(timeout=self.busy_timeout):
             raise StoreBusy(
                 f"all connections of this process to {self.place} have been in use for "
                 f"{self.busy_timeout:g} s; use shorter transactions, or more ?connections="
             )
+
+    def take(self) -> Pg:
+        """A connection from the pool, outside of any transaction, for one statement."""
+        self.check_open()
+        self._enter(self._room)
         try:
             while self._idle:
                 with suppress(IndexError):
@@ -266,8 +307,11 @@ class Database:
 
     def give_back(self, connection: Pg) -> None:
         """What was taken. One that is not as it was is closed."""
+        if connection in self._in_blocks:
+            self._in_blocks.discard(connection)
+            self._room_for_blocks.release()
         try:
-            if connection.closed or self._closed or not _is_idle(connection):
+            if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)
             else:
                 self._idle.append(connection)
@@ -321,7 +365,8 @@ def hang_up(connection: Pg) -> None:
         other.shutdown(socket.SHUT_RDWR)
 
 
-def _is_idle(connection: Pg) -> bool:
+def is_idle(connection: Pg) -> bool:
+    """Whether it is in no transaction."""
     return connection.info.transaction_status == TransactionStatus.IDLE
 
 

@@ -21,10 +21,11 @@ import psycopg
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed
+from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.bell import Bell, News, channel_of
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, Seen, named
-from pxrs.stores.postgres.sessions import TICK, Anchor, Contact, Observer, Statement
+from pxrs.stores.postgres.sessions import Anchor, Observation, Statement
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 from pxrs.types import LogPartition, Versioned
 
@@ -45,7 +46,7 @@ class Ears:
         self._keys: Wakeups[str] = Wakeups(self._lock, lambda: None)
         self._partitions: Wakeups[LogPartition] = Wakeups(self._lock, lambda: None)
         self._queues: Wakeups[str] = Wakeups(self._lock, lambda: None)
-        self.observer = Observer(database, clock, self._sessions_ended)
+        self.observation = Observation(database, clock, self._sessions_ended)
         self._pace = Pace()
         self._anchors: list[Anchor] = []
         self._connection: Pg | None = None
@@ -161,6 +162,7 @@ class Ears:
                 self._serve()
             except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
                 self._pace.listening = False
+                self.observation.observer.out_of_touch()
                 self._doubt()
                 select.select([self._stirred], [], [], pause)
                 self._calm()
@@ -204,7 +206,7 @@ class Ears:
                 look = max(rested, now() + self._pace.pause)
                 self._hear(connection)
             elif observe:
-                self.observer.look(self.observer.asking(on_it), on_it)
+                self.observation.look(self.observation.asking(on_it), on_it)
                 self._hear(connection)
             if now() >= tick:
                 tick = now() + TICK
@@ -272,17 +274,17 @@ class Ears:
             return 0.0
         found: list[tuple[Seen, float]] = []
 
-        def ask(contact: Contact | None) -> Row:
-            also = None if contact is None else (self.observer.question, contact)
+        def ask() -> Row:
+            also = self.observation.question if observe else None
             began = self._clock.monotonic()
             seen, answer = self._looks.look(on_it, *wanted, also)
             found.append((seen, self._clock.monotonic() - began))
             return answer
 
         if observe:
-            self.observer.look(ask, on_it)
+            self.observation.look(ask, on_it)
         else:
-            ask(None)
+            ask()
         ((seen, took),) = found
         self._tell(seen)
         return took

@@ -22,6 +22,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.stores.postgres import functions, queue_functions
+from pxrs.stores.queue_rules import given_up
 
 # A number or text that PostgreSQL has no column for never reaches it: the driver refuses it.
 DRIVER_ERRORS = (psycopg.Error, OverflowError, UnicodeError)
@@ -54,6 +55,8 @@ def translate(error: BaseException, place: str) -> PxrsError:
         return SessionLost(f"session {text} is over; open a new one and start again")
     if code == queue_functions.FENCED:
         return Fenced(f"{text} items are not held any more; somebody else has them, or will")
+    if code == queue_functions.GIVEN_UP:
+        return given_up(text)
     if code == queue_functions.STRICT:
         return InvalidRequest(
             f"queue {text!r} is strictly fifo: its items have neither priority nor delay"

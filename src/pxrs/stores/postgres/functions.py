@@ -9,6 +9,8 @@ number. Keys sort by code point here ("C") and in Python alike.
 
 from __future__ import annotations
 
+from pxrs.stores.versions import CHANCE_BITS
+
 # Conditions that functions raise for; `failures.py` knows them.
 OVERTAKEN = "PX001"
 SESSION_LOST = "PX002"
@@ -27,8 +29,16 @@ APPENDED, DUPLICATE, NO_TOPIC, NO_PARTITION, FENCED, GAP = range(6)
 # versions behind, and while some old transaction keeps them from being removed every look by
 # key has to pass all of them. A look by place does not. A place that does not fit any more is
 # no harm: the key is compared too, and then it is looked for.
+#
+# A crash of the server, or a fail-over, may lose commits, and with them the sequence goes back: it
+# would give the same numbers again, and an owner that was frozen would find its successor's record
+# at the version that it remembers. So a part of each version is drawn by chance.
+_NEXT_VERSION = (
+    f"(nextval('@.pxrs_revision') << {CHANCE_BITS}) + floor(random() * {2**CHANCE_BITS})::int8"
+)
+
 COMMIT = f"""
-CREATE FUNCTION @.pxrs_commit(
+CREATE OR REPLACE FUNCTION @.pxrs_commit(
     keys text[], kinds int8[], expected int8[], vals bytea[], owners text[], places text[])
 RETURNS TABLE (failed bool, r_key text, r_version int8, r_place text, r_value bytea, r_session text)
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
@@ -90,7 +100,7 @@ BEGIN
     failed := false;
     r_value := NULL;
     r_session := NULL;
-    revision := nextval('@.pxrs_revision');
+    revision := {_NEXT_VERSION};
     FOR each IN SELECT * FROM unnest(keys, kinds, expected, vals, owners) WITH ORDINALITY
             AS u(key, kind, expected, value, owner, number) WHERE kind <> {CHECK} LOOP
         here := heres[each.number];
@@ -112,7 +122,7 @@ BEGIN
             INSERT INTO @.pxrs_coord AS c VALUES
                 (each.key, each.value, revision, nullif(each.owner, ''))
                 ON CONFLICT (key) DO UPDATE SET value = excluded.value,
-                    version = nextval('@.pxrs_revision'), session = excluded.session
+                    version = {_NEXT_VERSION}, session = excluded.session
                 RETURNING c.ctid, c.version INTO here, told;
         END IF;
         IF NOT FOUND THEN
@@ -276,26 +286,27 @@ BEGIN
     RETURN NEXT;
 END $$"""
 
-# Ends sessions, with everything written with them, in one transaction. `since` and `last` say
-# from when until when, by the server's clock, the caller has been in touch with it: whoever was
-# away for a while, as everybody may have been, waits one TTL before it judges anybody by time.
-# A free lock is proof at once, but only under the server's start that it was taken under.
-_IS_OVER = """(
-    CASE WHEN s.lock IS NOT NULL AND s.started = pg_postmaster_start_time()
-        THEN pg_try_advisory_xact_lock_shared(s.lock) ELSE false END
-    OR (s.deadline <= clock_timestamp()
-        AND pg_postmaster_start_time() + s.ttl * interval '1 second' <= clock_timestamp()
-        AND {since} + s.ttl * interval '1 second' <= clock_timestamp()
-        AND {last} + interval '3 seconds' > clock_timestamp()))"""
+# Whether the connection that held its lock is closed. Under another start of the server that can't
+# be told: a restart frees every lock.
+_IS_UNLOCKED = """CASE WHEN s.lock IS NOT NULL AND s.started = pg_postmaster_start_time()
+        THEN pg_try_advisory_xact_lock_shared(s.lock) ELSE false END"""
+_IS_LATE = "s.deadline <= clock_timestamp()"
+# Further ahead than it can be, unless the server's clock was set back.
+_IS_AHEAD = "s.deadline > clock_timestamp() + s.ttl * interval '1 second'"
 
+# The server's start and, as JSON, the sessions that may be over: id, TTL, deadline, whether it has
+# passed, whether the session's connection is closed. See `pxrs.stores.observer`.
+SUSPECTS = f"""pg_postmaster_start_time(), (
+    SELECT json_agg(json_build_array(o.id, o.ttl, o.deadline, o.late, o.unlocked))::text FROM (
+        SELECT s.id, s.ttl, (extract(epoch FROM s.deadline) * 1000000)::int8 AS deadline,
+            {_IS_LATE} AS late, {_IS_UNLOCKED} AS unlocked, {_IS_AHEAD} AS ahead
+        FROM @.pxrs_sessions s OFFSET 0) o
+    WHERE o.late OR o.unlocked OR o.ahead)"""
 
-def over(since: str, last: str) -> str:
-    """The condition under which a session `s` is over, for an observer with this contact."""
-    return _IS_OVER.format(since=since, last=last)
-
-
+# Ends sessions, with everything written with them, in one transaction: those whose connection is
+# closed, and of `judged` those whose time is still over, or too far ahead.
 REAP = f"""
-CREATE FUNCTION @.pxrs_reap(ids text[], since timestamptz, last timestamptz)
+CREATE OR REPLACE FUNCTION @.pxrs_reap(unlocked text[], judged text[])
 RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 DECLARE
@@ -303,11 +314,15 @@ DECLARE
 BEGIN
     -- Whoever renews or writes with it right now is let be: there is a next time.
     WITH locked AS (
-        SELECT s.id FROM @.pxrs_sessions s WHERE s.id = ANY (ids)
-            AND {over("since", "last")} ORDER BY s.id FOR UPDATE SKIP LOCKED)
+        SELECT s.id FROM @.pxrs_sessions s WHERE s.id = ANY (unlocked || judged)
+            AND ((s.id = ANY (judged) AND ({_IS_LATE} OR {_IS_AHEAD})) OR {_IS_UNLOCKED})
+            ORDER BY s.id FOR UPDATE SKIP LOCKED)
     SELECT array_agg(id) INTO ended FROM locked;
     RETURN QUERY SELECT @.pxrs_end(ended);
 END $$"""
+
+# As versions up to 3 had it: it knew by the server's clock since when the caller was in touch.
+FORGET_FIRST_REAP = "DROP FUNCTION IF EXISTS @.pxrs_reap(text[], timestamptz, timestamptz)"
 
 # Says what has changed as the bell says it: k and a record's key, q and a queue's name.
 END = """

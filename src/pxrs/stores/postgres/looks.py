@@ -25,9 +25,10 @@ import threading
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
+from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.postgres.queue_functions import DELAYED, HELD, READY, WAITING
-from pxrs.stores.postgres.sessions import TICK, Contact, Statement, this_process
+from pxrs.stores.postgres.sessions import Statement, this_process
 from pxrs.types import LogPartition, Versioned
 
 T = TypeVar("T")
@@ -218,14 +219,13 @@ class Looks:
         prefixes: set[str],
         places: set[LogPartition],
         queues: set[str],
-        also: tuple[str, Contact] | None = None,
+        also: str | None = None,
     ) -> tuple[Seen, Row]:
-        """Look at these. `also`: two columns and their parameters, asked in the same query."""
-        columns, parameters = also or ("NULL, NULL", ())
+        """Look at these. `also`: two columns that are asked for in the same query."""
         keys, where, names = sorted(prefixes), sorted(places), sorted(queues)
         since = self._read_since()
         ((versions, ends, fronts, otherwise, *rest),) = read(
-            f"SELECT {self._columns}, {columns}",
+            f"SELECT {self._columns}, {also or 'NULL, NULL'}",
             (
                 keys,
                 [prefix + _LAST for prefix in keys],
@@ -235,7 +235,6 @@ class Looks:
                 names,
                 list(since),
                 list(since.values()),
-                *parameters,
             ),
         )
         new_keys, keys_now = self._prefixes.compare(dict(zip(keys, versions, strict=True)))

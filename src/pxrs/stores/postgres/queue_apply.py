@@ -13,6 +13,7 @@ from __future__ import annotations
 from pxrs.stores.postgres.queue_functions import (
     DELAYED,
     FENCED,
+    GIVEN_UP,
     HELD,
     OPTIONS,
     PLAIN,
@@ -168,14 +169,14 @@ END $$"""
 
 _COLUMNS = "queue, id, state, rank, visible, deliveries, suspect, put_ms, error, body"
 
-# `forget_after`: where the session's commits were cut off the last time; -1 if it is not the turn.
+# The unit's record comes last: who gives it up meanwhile is in its way, and all of it is undone.
 APPLY = f"""
-CREATE FUNCTION @.pxrs_queue_apply(in_session text, in_tx text, names text[],
+CREATE FUNCTION @.pxrs_queue_apply(in_session text, in_tx text, in_unit text, names text[],
     places int8[], ids int8[], counts int8[],
     put_places int8[], bodies bytea[], ranks int8[], delays int8[],
     keys text[], lanes text[], seen text[], windows int8[],
-    puts int8[], dones int8[], forget_after int8)
-RETURNS TABLE (r_numbers int8[], r_lowest int8[], r_cut int8) {OPTIONS} AS $$
+    puts int8[], dones int8[], forget text[])
+RETURNS TABLE (r_numbers int8[], r_lowest int8[]) {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
     now_ms int8;
@@ -189,7 +190,6 @@ DECLARE
     gone int8 := 0;
     more int8;
 BEGIN
-    PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
     IF ids IS NOT NULL THEN
         {REQUIRED};
     END IF;
@@ -269,9 +269,13 @@ BEGIN
     END IF;
 
     INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
-        VALUES (in_session, in_tx, clock_timestamp(), coalesce(queues, '{{}}'), puts, dones);
-    IF forget_after >= 0 THEN
-        r_cut := @.pxrs_queue_forget(in_session, forget_after);
+        VALUES (in_session, in_unit, clock_timestamp(), coalesce(queues, '{{}}'), puts, dones)
+        ON CONFLICT (session, tx) DO NOTHING;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
+    END IF;
+    IF forget IS NOT NULL THEN
+        PERFORM @.pxrs_queue_forget(in_session, forget);
     END IF;
     RETURN NEXT;
 END $$"""

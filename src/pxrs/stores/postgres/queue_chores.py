@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pxrs.stores.postgres.queue_functions import DEAD, OPTIONS, PLAIN
-from pxrs.stores.queue_rules import REMEMBERED, REMEMBERED_FOR
+from pxrs.stores.queue_rules import REMEMBERED_FOR
 
 # A commit's record says how many items it put and removed, too. What is forgotten is added up.
 FOLD = f"""
@@ -17,27 +17,60 @@ BEGIN
         GROUP BY u.queue HAVING sum(u.put) > 0 OR sum(u.done) > 0;
 END $$"""
 
-# Forgets all but a session's latest commits; up to which.
+# Forgets units of a session whose outcome their committer knows.
 FORGET = f"""
-CREATE FUNCTION @.pxrs_queue_forget(in_session text, after int8) RETURNS int8 {PLAIN} AS $$
+CREATE FUNCTION @.pxrs_queue_forget(in_session text, units text[]) RETURNS void {PLAIN} AS $$
 #variable_conflict use_column
 DECLARE
-    cut int8;
     queues int8[];
     puts int8[];
     dones int8[];
 BEGIN
-    SELECT c.n INTO cut FROM @.pxrs_queue_commits c WHERE c.session = in_session AND c.n > after
-        ORDER BY c.n DESC OFFSET {REMEMBERED} LIMIT 1;
-    IF cut IS NULL THEN
-        RETURN after;
-    END IF;
     WITH gone AS (DELETE FROM @.pxrs_queue_commits c
-        WHERE c.session = in_session AND c.n > after AND c.n <= cut RETURNING c.*)
+        WHERE c.session = in_session AND c.tx = ANY (units) RETURNING c.*)
     SELECT array_agg(u.queue), array_agg(u.put), array_agg(u.done) INTO queues, puts, dones
         FROM gone g, unnest(g.queues, g.puts, g.dones) AS u(queue, put, done);
     PERFORM @.pxrs_queue_fold(queues, puts, dones);
-    RETURN cut;
+END $$"""
+
+# What became of a unit: it is given up, by a record in its place, unless it is there already. The
+# index decides who was first, and waits for a unit that is being committed at this moment. Without
+# a session it may have been there and be forgotten.
+OUTCOME = f"""
+CREATE FUNCTION @.pxrs_queue_outcome(in_session text, in_unit text) RETURNS text {OPTIONS} AS $$
+#variable_conflict use_column
+DECLARE
+    is_void bool;
+BEGIN
+    LOOP
+        INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones, void)
+            VALUES (in_session, in_unit, clock_timestamp(), '{{}}', '{{}}', '{{}}', true)
+            ON CONFLICT (session, tx) DO NOTHING;
+        IF FOUND THEN
+            PERFORM 1 FROM @.pxrs_sessions s
+                WHERE s.id = in_session AND s.deadline > clock_timestamp() FOR KEY SHARE;
+            IF FOUND THEN
+                RETURN 'never';
+            END IF;
+            DELETE FROM @.pxrs_queue_commits c WHERE c.session = in_session AND c.tx = in_unit;
+            RETURN 'unknown';
+        END IF;
+        SELECT c.void INTO is_void FROM @.pxrs_queue_commits c
+            WHERE c.session = in_session AND c.tx = in_unit;
+        IF FOUND THEN
+            RETURN CASE WHEN is_void THEN 'never' ELSE 'done' END;
+        END IF;
+    END LOOP;
+END $$"""
+
+# From now on this take is refused; one that is under way is waited for.
+GIVE_UP = f"""
+CREATE FUNCTION @.pxrs_queue_give_up(in_session text, in_unit text) RETURNS void {OPTIONS} AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(@.pxrs_queue_unit(in_session, in_unit));
+    INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones, void)
+        VALUES (in_session, in_unit, clock_timestamp(), '{{}}', '{{}}', '{{}}', true)
+        ON CONFLICT (session, tx) DO NOTHING;
 END $$"""
 
 # Frees and shows what it can in every queue; those where it did, and when to look again.
@@ -108,4 +141,4 @@ BEGIN
     END LOOP;
 END $$"""
 
-CHORES = (FOLD, FORGET, SWEEP, TIDY)
+CHORES = (FOLD, FORGET, OUTCOME, GIVE_UP, SWEEP, TIDY)

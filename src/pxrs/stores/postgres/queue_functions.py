@@ -20,6 +20,7 @@ from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
 
 FENCED = "PX004"
 STRICT = "PX005"
+GIVEN_UP = "PX006"
 READY, DELAYED, HELD, WAITING, DEAD = range(5)
 
 # A plan that was made for an empty queue must do for a long one: only ever by index. Where items
@@ -37,10 +38,10 @@ NOW = """
 CREATE FUNCTION @.pxrs_now_ms() RETURNS int8 LANGUAGE sql VOLATILE AS $$
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 $$"""
 
-# Every call of one holder; `applied` waits for it, and with it for what had no answer.
-HOLDER = """
-CREATE FUNCTION @.pxrs_queue_holder(in_session text, in_tx text) RETURNS int8
-LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_tx, 5) $$"""
+# The lock of one take: who asks what became of it waits for it.
+UNIT = """
+CREATE FUNCTION @.pxrs_queue_unit(in_session text, in_unit text) RETURNS int8
+LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_unit, 5) $$"""
 
 # The session has to live until the commit. In whatever function needs it: a call costs more.
 REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
@@ -213,12 +214,14 @@ _HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
             coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
 
 # `ranks` and `floors`: only look above these ids, by priority; all, if there are none. `after`:
-# what was due before has been seen to. The first row tells of the search: as its delivery how many
-# pages it read, as its put when it began. The others are items,
-# to be ordered by `r_at`, or by rank and id.
+# what was due before has been seen to. `noted_in`: the queue in which the caller knows its session
+# to be noted as a holder, by id: one that was deleted and made again has its name, but no holders.
+# The first row tells of the search: as its id which queue it was, as its delivery how many pages
+# it read, as its put when it began. The others are items, to be ordered by `r_at`, or by rank and
+# id.
 TAKE = f"""
-CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, n int8,
-    in_most int8, lock_ms int8, register bool, sweep bool, ranks int8[], floors int8[],
+CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, in_unit text,
+    n int8, in_most int8, lock_ms int8, noted_in int8, sweep bool, ranks int8[], floors int8[],
     after int8)
 RETURNS TABLE (r_at int8, r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8,
     r_put int8, r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
@@ -240,7 +243,13 @@ DECLARE
     is_unsettled bool;
     swept bool := false;
 BEGIN
-    PERFORM pg_advisory_xact_lock(@.pxrs_queue_holder(in_session, in_tx));
+    IF in_unit <> '' THEN
+        PERFORM pg_advisory_xact_lock(@.pxrs_queue_unit(in_session, in_unit));
+        IF EXISTS (SELECT 1 FROM @.pxrs_queue_commits c
+                WHERE c.session = in_session AND c.tx = in_unit) THEN
+            RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
+        END IF;
+    END IF;
     {REQUIRED};
     r_moved := false;
     began := clock_timestamp();
@@ -257,9 +266,10 @@ BEGIN
         RETURN;
     END IF;
     r_spent := extract(epoch FROM clock_timestamp() - began)::float8;
-    IF register THEN
+    IF q IS DISTINCT FROM noted_in THEN
         INSERT INTO @.pxrs_queue_holders VALUES (q, in_session) ON CONFLICT DO NOTHING;
     END IF;
+    r_id := q;
     LOOP
         IF sweep THEN
             r_moved := r_moved OR @.pxrs_queue_free(q, after) > 0;
@@ -364,7 +374,7 @@ END $$"""
 
 TAKING = (
     NOW,
-    HOLDER,
+    UNIT,
     PROMOTE,
     FREE,
     DUE,

@@ -12,38 +12,34 @@ from pxrs.types import Held, NewItem, QueueChange
 
 LONGEST_INDEXED = 501
 
-_APPLY = """SELECT r_numbers, r_lowest, r_cut FROM @.pxrs_queue_apply(%b::text, %b::text,
+_APPLY = """SELECT r_numbers, r_lowest FROM @.pxrs_queue_apply(%b::text, %b::text, %b::text,
     {names}, %b::int8[], %b::int8[], %b::int8[], %b::int8[], {bodies}, %b::int8[],
-    %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[], %b::int8)"""
+    %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[],
+    %b::text[])"""
 # The server makes an array of one much sooner than the driver.
 _NAMES = ("ARRAY[%b::text]", "%b::text[]")
 _BODIES = ("ARRAY[%b::bytea]", "%b::bytea[]")
 
 # What most units that only put are: items without a key, priority or delay for one queue, which is
 # there and not fifo. For these the function would be half of the server's work. NULL if there is no
-# such queue: then nothing was done. The holder's lock comes first, as in every call.
+# such queue, or the unit was given up: then nothing was done.
 _PLAIN_PUT = f"""
-    WITH unit AS MATERIALIZED (SELECT %b::text AS session, %b::text AS tx),
-    queue AS MATERIALIZED (
-        SELECT pg_advisory_xact_lock(@.pxrs_queue_holder(u.session, u.tx)),
-            k.id, u.session, u.tx, @.pxrs_now_ms() AS now_ms
-        FROM unit u, @.pxrs_queues k
-        WHERE k.name = %b::text AND k.dropped IS NULL AND NOT k.fifo),
-    noted AS (INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
-        SELECT q.session, q.tx, clock_timestamp(), ARRAY[q.id], ARRAY[%b::int8],
-            ARRAY[0::int8] FROM queue q),
+    WITH noted AS (INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
+        SELECT %b::text, %b::text, clock_timestamp(), ARRAY[k.id], ARRAY[%b::int8], ARRAY[0::int8]
+        FROM @.pxrs_queues k WHERE k.name = %b::text AND k.dropped IS NULL AND NOT k.fifo
+        ON CONFLICT (session, tx) DO NOTHING RETURNING queues[1] AS id),
     new AS (INSERT INTO @.pxrs_queue_items (queue, id, state, rank, visible, deliveries, suspect,
             put_ms, error, body)
         SELECT q.id, nextval('@.pxrs_queue_numbers'), {READY}, 0, q.now_ms, 0, false, q.now_ms,
             '', {{bodies}}
-        FROM queue q RETURNING id)
+        FROM (SELECT n.id, @.pxrs_now_ms() AS now_ms FROM noted n OFFSET 0) q RETURNING id)
     SELECT array_agg(id) FROM new"""
 _PLAIN_PUTS = tuple(
     _PLAIN_PUT.format(bodies=bodies) for bodies in ("%b::bytea", "unnest(%b::bytea[])")
 )
 
 
-def application(change: QueueChange, forget_after: int) -> tuple[str, tuple[object, ...]]:
+def application(change: QueueChange) -> tuple[str, tuple[object, ...]]:
     """The statement for any unit, and its parameters."""
     names = names_of(change)
     removed, added = sorted(change.remove), change.put
@@ -54,6 +50,7 @@ def application(change: QueueChange, forget_after: int) -> tuple[str, tuple[obje
     statement = _APPLY.format(names=_NAMES[len(names) != 1], bodies=_BODIES[not alone])
     return statement, (
         *change.holder,
+        change.unit,
         names[0] if len(names) == 1 else names,
         numbers([place[held.queue] for held in removed]) if several else None,
         numbers([held.id for held in removed]),
@@ -62,7 +59,7 @@ def application(change: QueueChange, forget_after: int) -> tuple[str, tuple[obje
         bodies[0] if alone else bodies or None,
         *_details(added),
         *(_tally(names, added, removed) if several else (None, None)),
-        forget_after,
+        list(change.forget) or None,
     )
 
 
@@ -81,9 +78,10 @@ def plain_put(change: QueueChange) -> tuple[str, tuple[object, ...]]:
     alone = len(put) == 1
     bodies = _bodies(put)
     return _PLAIN_PUTS[not alone], (
-        *change.holder,
-        put[0].queue,
+        change.holder.session,
+        change.unit,
         len(put),
+        put[0].queue,
         bodies[0] if alone else bodies,
     )
 

@@ -8,7 +8,6 @@ which `sessions.py` judges, or at its deadline by the server's clock.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,8 +30,8 @@ from pxrs.stores.postgres.queue_statements import (
 from pxrs.stores.postgres.queue_upkeep import QueueUpkeep
 from pxrs.stores.postgres.sessions import Statement
 from pxrs.stores.queue_rules import (
-    REMEMBERED,
     delay_ms,
+    held_in,
     tidy,
     validate_change,
     validate_lock,
@@ -45,6 +44,7 @@ from pxrs.types import (
     Delivery,
     Held,
     Holder,
+    Outcome,
     QueueChange,
     QueueLimits,
     Release,
@@ -62,14 +62,14 @@ _MOST_QUEUES = 1000
 _NUMBERS = 2**63
 _BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
 
-_TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::int8, %b::int8,
-    %b::int8, %b::bool, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
+_TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::text, %b::int8,
+    %b::int8, %b::int8, %b::int8, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
 _EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8)"""
 _RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8[], %b::text[], %b::bool[])"""
-_WAIT_OUT = "SELECT pg_advisory_xact_lock(@.pxrs_queue_holder(%b::text, %b::text))"
-_APPLIED = "SELECT EXISTS (SELECT 1 FROM @.pxrs_queue_commits WHERE session = %b AND tx = %b)"
+_OUTCOME = "SELECT @.pxrs_queue_outcome(%b::text, %b::text)"
+_GIVE_UP = "SELECT @.pxrs_queue_give_up(%b::text, %b::text)"
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,6 @@ class Applied:
     put_to: frozenset[str] = frozenset()
     # The lowest item that shows in a queue and did not before.
     shown: dict[str, int] = field(default_factory=dict)
-    session: str = ""
-    cut: int | None = None
 
 
 class PostgresQueues(QueueUpkeep):
@@ -94,13 +92,11 @@ class PostgresQueues(QueueUpkeep):
         self._clock = clock
         self._lock = threading.Lock()
         self._scouts: dict[str, Scout] = {}
-        # Sessions that are known to hold in a queue, and when each queue was last swept.
-        self._registered: set[tuple[str, str]] = set()
+        # By a queue's name and a session: the id of the queue that it is known to hold in. And when
+        # each queue was last swept.
+        self._noted: dict[tuple[str, str], int] = {}
         self._next_sweep: dict[str, float] = {}
         self._next_tidy = 0.0
-        # How many commits of a session were made, and up to which they are forgotten.
-        self._commits: Counter[str] = Counter()
-        self._cuts: dict[str, int] = {}
         # Queues that were put into: false where it was found to be fifo, or gone.
         self._plain: dict[str, bool] = {}
         database.on_fork(self._abandon)
@@ -115,16 +111,23 @@ class PostgresQueues(QueueUpkeep):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         validate_take(count, most, lock_for)
         number = min(count, LIMITS.items)
-        taken = self._take(queue, holder, number, most, lock_for)
-        if not taken.items and self._ears.observer.look_if_due():
-            taken = self._take(queue, holder, number, most, lock_for)
+        taken = self._take(queue, holder, unit, number, most, lock_for)
+        if not taken.items and self._ears.observation.look_if_due():
+            taken = self._take(queue, holder, unit, number, most, lock_for)
         return taken
 
     def _take(
-        self, queue: str, holder: Holder, count: int, most: int | None, lock_for: float | None
+        self,
+        queue: str,
+        holder: Holder,
+        unit: str,
+        count: int,
+        most: int | None,
+        lock_for: float | None,
     ) -> Taken:
         now = self._clock.monotonic()
         scout = self._scouts.setdefault(queue, Scout())
@@ -137,10 +140,11 @@ class PostgresQueues(QueueUpkeep):
             (
                 queue,
                 *holder,
+                unit,
                 count,
                 None if most is None else min(most, _NUMBERS - 1),
                 None if lock_for is None else delay_ms(lock_for),
-                mark not in self._registered,
+                self._noted.get(mark),
                 sweep,
                 numbers(plan.ranks),
                 numbers(plan.floors),
@@ -158,7 +162,7 @@ class PostgresQueues(QueueUpkeep):
         if sweep:
             self._next_sweep[queue] = now + _SWEEP_EVERY
         if items:
-            self._register(mark)
+            self._note(mark, told[1])
         elif not plan.is_whole:
             rest = scout.rest(now)
             due = rest if due is None else min(due, rest)
@@ -166,10 +170,10 @@ class PostgresQueues(QueueUpkeep):
             self._ears.ring(queues=[queue])
         return Taken(items, due if due is None else max(due, _LOCKED))
 
-    def _register(self, mark: tuple[str, str]) -> None:
-        if len(self._registered) > _MOST_SESSIONS:
-            self._registered.clear()
-        self._registered.add(mark)
+    def _note(self, mark: tuple[str, str], queue: int) -> None:
+        if len(self._noted) > _MOST_SESSIONS:
+            self._noted.clear()
+        self._noted[mark] = queue
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -193,15 +197,14 @@ class PostgresQueues(QueueUpkeep):
         return self._apply(change, partial(run, connection))
 
     def _apply(self, change: QueueChange, run_it: Statement) -> Applied:
-        forget_after = self._forget_after(change.holder.session)
         queue = only_puts_to(change)
-        if queue is not None and forget_after < 0 and self._is_known_plain(queue):
+        if queue is not None and not change.forget and self._is_known_plain(queue):
             statement, parameters = plain_put(change)
             ((ids,),) = run_it(self._database.sql(statement), parameters)
             if ids is not None:
                 return Applied(ids, frozenset((queue,)))
             self._plain[queue] = False
-        statement, parameters = application(change, forget_after)
+        statement, parameters = application(change)
         return _applied(change, run_it(self._database.sql(statement), parameters))
 
     def _is_known_plain(self, queue: str) -> bool:
@@ -218,8 +221,6 @@ class PostgresQueues(QueueUpkeep):
 
     def committed(self, applied: Applied) -> None:
         """Tell everybody of a change that is committed."""
-        if applied.cut is not None:
-            self._cuts[applied.session] = applied.cut
         with self._lock:
             for queue, lowest in applied.shown.items():
                 if queue in self._scouts:
@@ -229,19 +230,13 @@ class PostgresQueues(QueueUpkeep):
             # Else the thread that tells others would wake for nothing, and take its turn.
             self._ears.ring(queues=news)
 
-    def _forget_after(self, session: str) -> int:
-        """From where on to forget what the session has committed; -1 if it is not the time."""
-        if len(self._commits) > _MOST_SESSIONS:
-            self._commits.clear()
-            self._cuts.clear()
-        self._commits[session] += 1
-        return self._cuts.get(session, 0) if self._commits[session] % REMEMBERED == 0 else -1
+    def outcome(self, session: str, unit: str) -> Outcome:
+        ((found,),) = self._database.write(self._database.sql(_OUTCOME), (session, unit))
+        return Outcome(found)
 
-    def applied(self, holder: Holder) -> bool:
-        # In two statements: what is read has to be read after the wait.
-        self._database.read(self._database.sql(_WAIT_OUT), tuple(holder))
-        ((found,),) = self._database.read(self._database.sql(_APPLIED), tuple(holder))
-        return bool(found)
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        self._database.write(self._database.sql(_GIVE_UP), (holder.session, unit))
+        return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)
@@ -275,7 +270,7 @@ class PostgresQueues(QueueUpkeep):
         return int(added)
 
     def reap(self) -> float | None:
-        self._ears.observer.look_if_due()
+        self._ears.observation.look_if_due()
         now = self._clock.monotonic()
         ((freed, due),) = self._database.write(
             self._database.sql("SELECT r_freed, r_due FROM @.pxrs_queue_sweep()")
@@ -330,11 +325,9 @@ def _shown(names: Sequence[str], lowest: Sequence[int | None] | None) -> dict[st
 
 
 def _applied(change: QueueChange, rows: list[Row]) -> Applied:
-    ((numbers, lowest, cut),) = rows
+    ((numbers, lowest),) = rows
     return Applied(
         numbers=numbers or [],
         put_to=frozenset(item.queue for item in change.put),
         shown=_shown(names_of(change), lowest),
-        session=change.holder.session,
-        cut=cut,
     )

@@ -21,7 +21,7 @@ from pxrs.stores.postgres import (
     queue_restore,
 )
 
-VERSION = 3
+VERSION = 4
 OLDEST_SERVER = 13_00_00
 DEFAULT_SCHEMA = "pxrs"
 _LONGEST_NAME = 63
@@ -136,6 +136,17 @@ _ROOM_FOR_TAKING = (
     "ALTER INDEX @.pxrs_queue_items_pkey SET (fillfactor = 50)",
 )
 
+# A unit of work is remembered until its committer knows what became of it. One that was given up
+# (`void`) has a record too, which is in its way when it comes.
+_UNITS = (
+    "ALTER TABLE @.pxrs_queue_commits ADD COLUMN void bool NOT NULL DEFAULT false",
+    """UPDATE @.pxrs_queue_commits c SET tx = c.tx || '#' || c.n WHERE EXISTS (
+        SELECT 1 FROM @.pxrs_queue_commits o
+        WHERE o.session = c.session AND o.tx = c.tx AND o.n < c.n)""",
+    "DROP INDEX @.pxrs_queue_commits_session",
+    "CREATE UNIQUE INDEX pxrs_queue_commits_unit ON @.pxrs_queue_commits (session, tx)",
+)
+
 # Whatever an older version had: what they take and return may change.
 _FORGET_QUEUE_FUNCTIONS = (
     """DO $$
@@ -150,11 +161,26 @@ _FORGET_QUEUE_FUNCTIONS = (
     END $$""",
 )
 
+# Up to version 3 a session was not noted as the holder of what it took from a queue that was made
+# again under an old name: nobody would ever have freed it.
+_NOTE_ALL_HOLDERS = """INSERT INTO @.pxrs_queue_holders
+    SELECT DISTINCT i.queue, i.session FROM @.pxrs_queue_items i
+    WHERE i.state = 2 AND i.session IS NOT NULL ON CONFLICT DO NOTHING"""
+
 # From version N to N+1. All steps run in the transaction that records the new version.
 _MIGRATIONS: dict[int, tuple[str, ...]] = {
     0: (*_TABLES, *functions.FIRST, _VIEW),
     1: (*_QUEUES, functions.END),
-    2: (*_ROOM_FOR_TAKING, *_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
+    2: _ROOM_FOR_TAKING,
+    3: (
+        *_UNITS,
+        *_FORGET_QUEUE_FUNCTIONS,
+        *QUEUE_FUNCTIONS,
+        _NOTE_ALL_HOLDERS,
+        functions.FORGET_FIRST_REAP,
+        functions.REAP,
+        functions.COMMIT,
+    ),
 }
 
 

@@ -8,33 +8,30 @@ with it, in one transaction. Why a verdict can't be taken back:
 - The lock is taken on a connection of this process before the row is there, so a free lock means
   that the connection is closed. Not after the server was started again, which frees every lock;
   and not behind a pooler, whose connections are not ours. Then only the clock counts.
-- Nobody is judged by time by an observer that was out of touch: if the server stood still, nobody
-  could renew. See `pxrs_reap`.
+- Who may end the session of another process by its time, and when, stands in
+  `pxrs.stores.observer`.
 
 The process hears of its closed connection too, from its own socket, and counts the session as over.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
 
 import psycopg
 
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreUnavailable
+from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.postgres.database import Database, Pg, Row, hang_up, is_fit, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
-from pxrs.stores.postgres.functions import over
-
-# How often sessions of others are looked at, and how long a look counts.
-TICK = 0.25
-_OUT_OF_TOUCH = timedelta(seconds=3)
+from pxrs.stores.postgres.functions import SUSPECTS
 
 _OPEN = """INSERT INTO @.pxrs_sessions
     SELECT %b::text, %b::float8, clock_timestamp() + %b::float8 * interval '1 second', lock,
@@ -43,11 +40,8 @@ _OPEN = """INSERT INTO @.pxrs_sessions
     RETURNING 1"""
 _RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
     WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
-_SUSPECTS = f"""clock_timestamp(), ARRAY(SELECT s.id FROM @.pxrs_sessions s
-    WHERE {over("%s::timestamptz", "%s::timestamptz")})"""
 
 Statement = Callable[[str, tuple[object, ...]], list[Row]]
-Contact = tuple[datetime | None, datetime | None]
 
 
 def this_process() -> str:
@@ -55,8 +49,8 @@ def this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class Observer:
-    """Looks after the sessions of others, and ends those that are over."""
+class Observation:
+    """Looks at the sessions of others, and ends those whose process died or whose time is over."""
 
     def __init__(
         self, database: Database, clock: Clock, on_ended: Callable[[list[str]], None]
@@ -64,43 +58,43 @@ class Observer:
         self._database = database
         self._clock = clock
         self.on_ended = on_ended
-        self._lock = threading.Lock()
-        # Two columns, with the contact as parameters: whoever asks something else can ask this too.
-        self.question = database.sql(_SUSPECTS)
-        self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s, %s)")
-        # Since when and until when this process was in touch, by the server's clock.
-        self._since: datetime | None = None
-        self._last: datetime | None = None
-        self._looked = -1.0
+        self.observer = Observer(clock)
+        # Two columns: whoever asks something else can ask this too.
+        self.question = database.sql(SUSPECTS)
+        self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s::text[])")
 
     def look_if_due(self) -> bool:
         """Look, unless somebody just has; whether any session ended."""
-        if self._clock.monotonic() - self._looked < TICK:
+        if not self.observer.is_due:
             return False
         return self.look(self.asking(self._database.read), self._database.write)
 
-    def asking(self, read: Statement) -> Callable[[Contact], Row]:
+    def asking(self, read: Statement) -> Callable[[], Row]:
         """Asks the question by itself."""
-        return lambda contact: read(f"SELECT {self.question}", contact)[0]
+        return lambda: read(f"SELECT {self.question}", ())[0]
 
-    def look(self, ask: Callable[[Contact], Row], write: Statement) -> bool:
+    def look(self, ask: Callable[[], Row], write: Statement) -> bool:
         """Find the sessions that are over and end them; whether there were any."""
-        with self._lock:
-            contact = (self._since, self._last)
-            now, suspects = ask(contact)
-            if self._last is None or now - self._last > _OUT_OF_TOUCH:
-                self._since = now
-            self._last = now
-            self._looked = self._clock.monotonic()
-        if not suspects:
+        sent = self._clock.monotonic()
+        try:
+            server, found = ask()
+        except BaseException:
+            self.observer.out_of_touch()
+            raise
+        suspects, unlocked = _read(found)
+        judged = self.observer.judge(suspects, sent, server)
+        if not unlocked and not judged:
             return False
-        keys = [row[0] for row in write(self._reap, (suspects, *contact))]
+        keys = [row[0] for row in write(self._reap, (unlocked, judged))]
         self.on_ended(keys)
         return True
 
-    def abandon(self) -> None:
-        """In a forked child."""
-        self._lock = threading.Lock()
+
+def _read(found: str | None) -> tuple[list[Suspect], list[str]]:
+    """Who is to be judged by time, and whose connection is closed."""
+    rows = json.loads(found) if found else []
+    suspects = [Suspect(*row[:4]) for row in rows if not row[4]]
+    return suspects, [row[0] for row in rows if row[4]]
 
 
 class Anchor:
@@ -139,12 +133,12 @@ class Sessions:
         self,
         database: Database,
         clock: Clock,
-        observer: Observer,
+        observation: Observation,
         on_open: Callable[[Anchor | None], None],
     ) -> None:
         self._database = database
         self._clock = clock
-        self.observer = observer
+        self.observation = observation
         self._on_open = on_open
         self._lock = threading.Lock()
         self._anchor: Anchor | None = None
@@ -185,7 +179,7 @@ class Sessions:
         self._held.discard(session)
         statement = self._database.sql("SELECT @.pxrs_end(%s::text[])")
         keys = [row[0] for row in self._database.write(statement, ([session.id],))]
-        self.observer.on_ended(keys)
+        self.observation.on_ended(keys)
         anchor = session.anchor
         if anchor is not None and anchor.holds:
             with suppress(psycopg.Error):
@@ -223,7 +217,7 @@ class Sessions:
 
     def _abandon(self) -> None:
         self._lock = threading.Lock()
-        self.observer.abandon()
+        self.observation.observer.abandon()
         for session in self._held:
             session.forget()
         self._held = set()

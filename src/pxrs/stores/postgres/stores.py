@@ -35,7 +35,7 @@ class PostgresStores:
             conninfo, schema, connections=connections, busy_timeout=busy_timeout
         )
         self._ears = Ears(self.database, clock, channel)
-        self._sessions = Sessions(self.database, clock, self._ears.observer, self._ears.guard)
+        self._sessions = Sessions(self.database, clock, self._ears.observation, self._ears.guard)
         self.coord = PostgresCoord(self.database, self._sessions, self._ears)
         self.log = PostgresLog(self.database, self._ears)
         self.queues = PostgresQueues(self.database, self._ears, clock)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
-from pxrs.stores.queue_rules import delay_ms, lane_of, validate_change, validate_for
+from pxrs.errors import Fenced, PxrsError, SessionLost
+from pxrs.stores.queue_rules import delay_ms, given_up, lane_of, validate_change, validate_for
 from pxrs.stores.recipe.directory import Tails
 from pxrs.stores.recipe.draft import Draft, attempts
 from pxrs.stores.recipe.layout import Entry, Item, Layout, Standing, encode, lane_name
 from pxrs.stores.recipe.moves import add, attach, bury, detach, loose, remove
-from pxrs.stores.recipe.receipts import Receipts, Slot
+from pxrs.stores.recipe.receipts import Receipts
 from pxrs.stores.recipe.seen import Seen
 from pxrs.stores.recipe.shared import Tools, cost, lost
 from pxrs.types import Committed, Held, Holder, NewItem, Queue, QueueChange, Release
@@ -27,28 +27,17 @@ class Changer:
 
     def apply(self, change: QueueChange) -> list[int | None]:
         validate_change(change, self._tools.limits)
-        holder = change.holder
-        slot = self._receipts.slot(holder.session)
         for attempt in attempts("a transaction could not be applied"):
             try:
-                numbers = self._try_to_apply(change, slot, fresh=attempt > 0)
-            except OutcomeUnknown:
-                self._receipts.doubt(holder, slot)
-                raise
+                numbers = self._try_to_apply(change, fresh=attempt > 0)
             except SessionLost:
-                self._receipts.unused(holder.session, slot)
-                raise self._who_ended(holder, change.remove) from None
-            except PxrsError:
-                self._receipts.unused(holder.session, slot)
-                raise
+                raise self._who_ended(change.holder, change.remove) from None
             if numbers is not None:
+                self._receipts.forget(change.holder.session, change.forget)
                 return numbers
-            slot = self._receipts.slot(holder.session)
         raise AssertionError("attempts raise in the end")
 
-    def _try_to_apply(
-        self, change: QueueChange, slot: Slot, *, fresh: bool
-    ) -> list[int | None] | None:
+    def _try_to_apply(self, change: QueueChange, *, fresh: bool) -> list[int | None] | None:
         """None if something that it builds on has changed."""
         draft = self._tools.draft()
         entries = self._held(change.holder, change.remove, fresh=fresh)
@@ -59,15 +48,14 @@ class Changer:
         tails, seen = Tails(self._tools.directory, draft), Seen(draft)
         numbers = [self._put(draft, tails, seen, item) for item in change.put]
         tails.write()
-        self._receipts.write(draft, slot, change.holder)
+        receipt = self._receipts.write(draft, change)
         outcome = draft.commit()
         if not isinstance(outcome, Committed):
             tails.refused()
-            if slot.key not in outcome.current:
-                self._receipts.unused(change.holder.session, slot)
+            if receipt in outcome.current:
+                raise given_up(change.unit)
             return None
         tails.committed(outcome)
-        self._receipts.written(change.holder.session, slot, outcome)
         self._let_go(change.holder, change.remove, entries)
         return numbers
 

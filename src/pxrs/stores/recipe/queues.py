@@ -17,6 +17,7 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import Closed, StoreError, TransactionConflict
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.stores.queue_rules import (
+    held_in,
     page_size,
     validate_lock,
     validate_name,
@@ -34,9 +35,11 @@ from pxrs.stores.recipe.shared import Tools
 from pxrs.stores.recipe.taking import Taker, Wish
 from pxrs.stores.recipe.upkeep import Upkeep
 from pxrs.types import (
+    Delivery,
     Held,
     Holder,
     ItemState,
+    Outcome,
     Queue,
     QueueChange,
     QueueLimits,
@@ -56,7 +59,7 @@ class RecipeQueues:
         self._directory = Directory(coord, clock)
         self._deadlines = Deadlines(coord, holds)
         self._tools = Tools(coord, clock, self._directory, holds, self._deadlines)
-        self._receipts = Receipts(coord, clock)
+        self._receipts = Receipts(self._tools)
         self._reaper = Reaper(self._tools)
         self._taker = Taker(self._tools, self._reaper)
         self._changer = Changer(self._tools, self._receipts)
@@ -92,10 +95,11 @@ class RecipeQueues:
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         validate_take(count, most, lock_for)
         self._begin()
-        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for))
+        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for, unit))
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -106,9 +110,14 @@ class RecipeQueues:
         self._begin()
         return self._changer.apply(change)
 
-    def applied(self, holder: Holder) -> bool:
+    def outcome(self, session: str, unit: str) -> Outcome:
         self._begin()
-        return self._receipts.applied(holder)
+        return self._receipts.outcome(session, unit)
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        self._begin()
+        self._taker.give_up(holder, unit)
+        return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)

@@ -1,98 +1,88 @@
-"""Which transactions were applied: asked by those whose commit was not answered.
+"""What became of units: asked by those whose commit was not answered.
 
-Each commit writes a *slot*, a record of its own for the time being, under a check. So a commit
-that is still on its way can be told to stay away: by writing the slot once more. A session's
-slots are used in turn and stay when it ends; they are swept after an hour, by the wall clock.
+Each unit makes a record of its own, under its name, so a unit that is still on its way can be
+told to stay away: by making that record first. The record goes with a later commit of the same
+session, once the committer knows that it was done. Those of a session that has ended are swept by
+whoever has known that for an hour of its own monotonic clock: no two hosts' clocks are compared.
 """
 
 from __future__ import annotations
 
-import secrets
-import threading
-from collections import deque
-from typing import NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
-from pxrs.clock import Clock
-from pxrs.stores.api import CoordStore
-from pxrs.stores.queue_rules import REMEMBERED, REMEMBERED_FOR
+from pxrs.errors import PxrsError
+from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.recipe.draft import Draft, attempts
 from pxrs.stores.recipe.layout import COMMITS, decode, encode, part_name
-from pxrs.types import Check, Committed, Delete, Holder, Put
+from pxrs.stores.recipe.shared import Tools
+from pxrs.types import Check, Committed, Delete, Outcome, Put, QueueChange
 
-_SESSIONS_KNOWN = 1000
-_KEPT_MS = int(6 * REMEMBERED_FOR * 1000)
+_KEPT = 6 * REMEMBERED_FOR
 _SWEPT_AT_ONCE = 50
+_SESSIONS_KNOWN = 10_000
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Whose commit it was. Without a transaction: nobody's, and nobody's will come."""
+    """Of a unit that was committed, or given up: without its name. `at_ms` is for people."""
 
     transaction: str | None
     at_ms: int
-
-
-class Slot(NamedTuple):
-    key: str
-    version: int
+    session: str = ""
 
 
 class Receipts:
-    """The slots of one handle."""
+    """The units of one handle."""
 
-    def __init__(self, coord: CoordStore, clock: Clock) -> None:
-        self._coord = coord
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._handle = secrets.token_hex(4)
-        self._free: dict[str, deque[Slot]] = {}
-        self._made = 0
-        self._doubtful: dict[Holder, Slot] = {}
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._coord = tools.coord
+        self._clock = tools.clock
         self._swept = ""
+        # When each ended session was first seen to have ended.
+        self._ended: dict[str, float] = {}
 
-    def slot(self, session: str) -> Slot:
-        """The one that was not used for longest, or a new one while there are few."""
-        with self._lock:
-            free = self._free.get(session)
-            if free is not None and len(free) >= REMEMBERED:
-                return free.popleft()
-            return self._new(session)
+    def write(self, draft: Draft, change: QueueChange) -> str:
+        """Add the unit's record, which nobody may have made; its key."""
+        key = _key(change.holder.session, change.unit)
+        draft.require(key, 0)
+        draft.put(key, encode(Receipt(change.unit, draft.now_ms, change.holder.session)))
+        return key
 
-    def write(self, draft: Draft, slot: Slot, holder: Holder) -> None:
-        draft.require(slot.key, slot.version)
-        draft.put(slot.key, encode(Receipt(holder.transaction, draft.now_ms)))
+    def outcome(self, session: str, unit: str) -> Outcome:
+        """Read the record, or make it, and with that keep the unit from ever making it."""
+        key = _key(session, unit)
+        void = encode(Receipt(None, self._clock.wall_ms(), session))
+        alive = self._tools.has_session(session)
+        for _ in attempts("what became of a transaction could not be found out"):
+            found = self._coord.get(key)
+            if found is not None:
+                known = decode(found.value, Receipt).transaction is not None
+                return Outcome.DONE if known else Outcome.NEVER
+            if not alive:
+                return Outcome.UNKNOWN
+            if isinstance(self._coord.commit([Check(key, 0)], [Put(key, void)]), Committed):
+                return Outcome.NEVER
+        raise AssertionError("attempts raise in the end")
 
-    def written(self, session: str, slot: Slot, outcome: Committed) -> None:
-        self._give_back(session, Slot(slot.key, outcome.versions[slot.key]))
-
-    def unused(self, session: str, slot: Slot) -> None:
-        """Nothing was done with it."""
-        if slot.version:
-            self._give_back(session, slot)
-
-    def doubt(self, holder: Holder, slot: Slot) -> None:
-        """Its commit was sent and not answered."""
-        with self._lock:
-            self._doubtful[holder] = slot
-
-    def applied(self, holder: Holder) -> bool:
-        with self._lock:
-            slot = self._doubtful.get(holder)
-        if slot is None:
-            found = self._coord.list(_folder(holder.session))
-            return any(_names(record.value, holder) for record in found)
-        answer = self._settle(holder, slot)
-        with self._lock:
-            self._doubtful.pop(holder, None)
-        return answer
+    def forget(self, session: str, units: Sequence[str]) -> None:
+        """Their committer knows what became of them."""
+        room = self._coord.limits.operations
+        with suppress(PxrsError):
+            # What stays is swept with the session's others.
+            for start in range(0, len(units), room):
+                some = units[start : start + room]
+                self._coord.commit([], [Delete(_key(session, unit)) for unit in some])
 
     def sweep(self) -> None:
-        """Remove some that are too old to be asked for, round and round."""
+        """Remove some whose session ended long ago, round and round."""
         found = self._coord.list(COMMITS, after=self._swept or None, limit=_SWEPT_AT_ONCE)
         self._swept = found[-1].key if len(found) == _SWEPT_AT_ONCE else ""
-        before = self._clock.wall_ms() - _KEPT_MS
-        old = [each for each in found if decode(each.value, Receipt).at_ms < before]
+        sessions = {each.key: decode(each.value, Receipt).session for each in found}
+        long_over = set(filter(self._ended_long_ago, set(sessions.values())))
+        old = [each for each in found if sessions[each.key] in long_over]
         room = self._coord.limits.operations // 2
         if old:
             self._coord.commit(
@@ -100,37 +90,19 @@ class Receipts:
                 [Delete(each.key) for each in old[:room]],
             )
 
-    def _settle(self, holder: Holder, slot: Slot) -> bool:
-        """Read the receipt, or see to it that it is never written."""
-        void = encode(Receipt(None, self._clock.wall_ms()))
-        for _ in attempts("what became of a transaction could not be found out"):
-            found = self._coord.get(slot.key)
-            if found is not None and _names(found.value, holder):
-                return True
-            if (0 if found is None else found.version) != slot.version:
+    def _ended_long_ago(self, session: str) -> bool:
+        """Whether we have known for so long that it has ended. One that has never comes back."""
+        now = self._clock.monotonic()
+        since = self._ended.get(session)
+        if since is None:
+            if session and self._tools.has_session(session):
                 return False
-            outcome = self._coord.commit([Check(slot.key, slot.version)], [Put(slot.key, void)])
-            if isinstance(outcome, Committed):
-                return False
-        return False
-
-    def _new(self, session: str) -> Slot:
-        self._made += 1
-        return Slot(f"{_folder(session)}{self._handle}-{self._made}", 0)
-
-    def _give_back(self, session: str, slot: Slot) -> None:
-        with self._lock:
-            free = self._free.pop(session, None) or deque()
-            free.append(slot)
-            # At the end: those that were not heard of for longest are forgotten first.
-            self._free[session] = free
-            if len(self._free) > _SESSIONS_KNOWN:
-                del self._free[next(iter(self._free))]
+            if len(self._ended) >= _SESSIONS_KNOWN:
+                # They are seen again, and their hour begins anew.
+                self._ended.clear()
+            since = self._ended[session] = now
+        return now - since >= _KEPT
 
 
-def _folder(session: str) -> str:
-    return f"{COMMITS}{part_name(session)}/"
-
-
-def _names(value: bytes, holder: Holder) -> bool:
-    return decode(value, Receipt).transaction == holder.transaction
+def _key(session: str, unit: str) -> str:
+    return f"{COMMITS}{part_name(session)}/{part_name(unit)}"

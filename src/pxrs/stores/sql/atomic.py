@@ -13,11 +13,13 @@ from pxrs.errors import (
     CommitConflict,
     NotAtomic,
     OutcomeUnknown,
+    PxrsError,
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.block import Block, ended_inside
-from pxrs.stores.connections import Lent, Loan, borrow
+from pxrs.stores.block import Block, ended_inside, new_mark
+from pxrs.stores.connections import Loan, loan_of
+from pxrs.stores.refusals import no_transaction
 from pxrs.stores.sql.coord import Commit, SqlCoord, validate
 from pxrs.stores.sql.database import Raced
 from pxrs.stores.sql.queue_changes import Applied, Change
@@ -30,6 +32,13 @@ _WHERE = {
     "oracle": "SELECT SYS_CONTEXT('USERENV', 'DB_UNIQUE_NAME'), "
     "SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL",
 }
+
+# A flag of every answer: SERVER_STATUS_IN_TRANS.
+_IN_TRANSACTION = 1
+_OR_THE_SERVER = (
+    "DDL ends a transaction, too, and the server itself ends that of a deadlock's victim: let such "
+    "an error (1213) leave the block"
+)
 
 
 class PlainConnection:
@@ -51,9 +60,9 @@ class PlainConnection:
 class SqlAtomic(Block[Connection]):
     """See `pxrs.stores.api.Atomic`.
 
-    Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
-    or inside a transaction that the caller began and will commit. The caller's is a Session or a
-    Connection of SQLAlchemy. One that comes as `Lent` is committed by pxrs in any case.
+    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
+    with what its caller had begun before: a Session or a Connection of SQLAlchemy; or inside a
+    transaction that the caller will end: on those, or on a connection of PyMySQL.
 
     What was collected is applied last, so no row of pxrs is locked while the caller works.
     Messages are kept elsewhere, and can't be part of it.
@@ -64,11 +73,10 @@ class SqlAtomic(Block[Connection]):
         self._coord = coord
         self._database = coord.database
         self._queues = queues
-        self._lent = isinstance(connection, Lent)
-        self._loan: Loan | None = None
-        if connection is not None:
-            self._loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
-        self._joined = False
+        self._loan, self._lent = loan_of(connection)
+        # Whether the transaction was begun outside.
+        self._is_older = False
+        self._mark = ""
         # Whether plain reads show what was there when the caller's transaction began.
         self._has_snapshot = False
         self._transaction: Any = None
@@ -76,11 +84,22 @@ class SqlAtomic(Block[Connection]):
 
     @property
     def joined(self) -> bool:
-        return self._joined and not self._lent
+        return self._loan is not None and not self._lent
 
     @property
     def connection(self) -> PlainConnection:
-        return PlainConnection(self._running())
+        connection = self._running()
+        if not self._mark:
+            self._set_mark(connection)
+        return PlainConnection(connection)
+
+    def lost(self, error: BaseException) -> PxrsError | None:
+        if not isinstance(error, exc.SQLAlchemyError):
+            return None
+        if self._running().invalidated:
+            return StoreUnavailable(f"{self._database.place}: the connection was lost: {error}")
+        translated = self._database.translated(error)
+        return translated if isinstance(translated, StoreUnavailable) else None
 
     def append(self, where: LogPartition, batch: Batch) -> None:
         raise NotAtomic(
@@ -100,16 +119,14 @@ class SqlAtomic(Block[Connection]):
 
     def _lend(self, loan: Loan) -> Connection:
         try:
-            driver = loan.open()
-            connection = loan.alchemy
-            if connection is None:
-                raise NotAtomic(
-                    "this store commits on SQLAlchemy's sessions and connections, not on "
-                    f"{type(driver).__name__}"
-                )
-            self._joined = _has_begun(connection, loan)
-            self._has_snapshot = connection.get_isolation_level() != "READ COMMITTED"
+            driver = loan.open() if self._lent else loan.join()
+            connection = loan.alchemy or self._around(driver)
             self._refuse_other_database(connection)
+            if self.joined and _commits_each_statement(connection):
+                raise no_transaction("with connection.begin()")
+            self._is_older = self.joined or _has_begun(connection, loan)
+            self._has_snapshot = connection.get_isolation_level() != "READ COMMITTED"
+            self._set_mark(connection)
         except BaseException as error:
             if loan.began:
                 loan.rollback()
@@ -117,7 +134,16 @@ class SqlAtomic(Block[Connection]):
                 raise self._database.translated(error) from error
             raise
         self._transaction = connection.get_transaction()
-        return connection  # type: ignore[no-any-return]
+        return connection
+
+    def _around(self, driver: Any) -> Connection:
+        """SQLAlchemy's connection around one of the driver, for statements of ours."""
+        if not self.joined or not self._database.is_drivers(driver):
+            raise NotAtomic(
+                "this store commits on SQLAlchemy's sessions and connections, and joins those and "
+                f"PyMySQL's connections, not {type(driver).__name__}"
+            )
+        return self._held.enter_context(self._database.around(driver))
 
     def __exit__(
         self,
@@ -138,18 +164,18 @@ class SqlAtomic(Block[Connection]):
             self._held.close()
 
     def _finish(self, connection: Connection) -> None:
-        if self._loan is not None:
+        if self._loan is not None and self._lent:
             self._loan.flush()
         self._refuse_ended(connection)
         validate(self._checks, self._writes)
         try:
-            apply = self._apply_in_savepoint if self._joined else self._apply
+            apply = self._apply_in_savepoint if self._is_older else self._apply
             versions, applied = apply(connection)
         except (Raced, exc.IntegrityError) as error:
             raise TransactionConflict(f"somebody else made the same just now: {error}") from error
         except exc.DBAPIError as error:
             raise self._database.translated(error) from error
-        if not self._joined or self._lent:
+        if not self.joined:
             self._commit()
             self._coord.ears.ring([write.key for write in self._writes])
             if self._change is not None and applied is not None:
@@ -202,7 +228,7 @@ class SqlAtomic(Block[Connection]):
         with suppress(exc.SQLAlchemyError):
             if self._loan is None:
                 connection.rollback()
-            elif self._lent or not self._joined:
+            elif self._lent:
                 self._loan.rollback()
 
     def _refuse_ended(self, connection: Connection) -> None:
@@ -210,6 +236,19 @@ class SqlAtomic(Block[Connection]):
         ended = connection.closed or connection.get_transaction() is not self._transaction
         if ended or (self._loan is not None and self._loan.ended()):
             raise ended_inside()
+        if self._mark and _has_savepoints(connection):
+            try:
+                connection.exec_driver_sql(f"RELEASE SAVEPOINT {self._mark}")
+            except exc.DBAPIError as error:
+                translated = self._database.translated(error)
+                if isinstance(translated, StoreUnavailable):
+                    raise translated from error
+                raise ended_inside(_OR_THE_SERVER) from error
+
+    def _set_mark(self, connection: Connection) -> None:
+        self._mark = new_mark()
+        if _has_savepoints(connection):
+            connection.exec_driver_sql(f"SAVEPOINT {self._mark}")
 
     def _refuse_other_database(self, connection: Connection) -> None:
         dialect = connection.dialect.name
@@ -218,6 +257,24 @@ class SqlAtomic(Block[Connection]):
         there = connection.exec_driver_sql(query).all() if query else None
         if there is None or [tuple(row) for row in own] != [tuple(row) for row in there]:
             raise NotAtomic(f"the connection is not one to {self._database.place}")
+
+
+def _has_savepoints(connection: Connection) -> bool:
+    """Whether a savepoint that is gone can be told from one that is there; not on Oracle."""
+    return connection.dialect.name in ("mysql", "mariadb")
+
+
+def _commits_each_statement(connection: Connection) -> bool:
+    """Whether nothing is begun by what is sent next."""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+    if not connection.exec_driver_sql("SELECT @@autocommit").scalar():
+        return False
+    if getattr(connection.dialect, "is_mariadb", False):
+        return not connection.exec_driver_sql("SELECT @@in_transaction").scalar()
+    # MySQL tells it with every answer.
+    status = getattr(connection.connection.dbapi_connection, "server_status", 0)
+    return not status & _IN_TRANSACTION
 
 
 def _has_begun(connection: Connection, loan: Loan) -> bool:

@@ -9,10 +9,11 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Connection, event, exc
+from sqlalchemy import Connection, StaticPool, event, exc
 
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import (
@@ -21,6 +22,7 @@ from pxrs.errors import (
     OutcomeUnknown,
     PxrsError,
     SchemaMismatch,
+    StoreBusy,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -50,7 +52,11 @@ class Raced(Exception):  # noqa: N818 - the transaction is run again
 
 
 class Database:
-    """An engine that writes in short transactions, and one that reads without any."""
+    """An engine that writes in short transactions, and one that reads without any.
+
+    Blocks of callers, which may last, have a third with connections of its own: however many of
+    them there are, sessions are renewed and items extended.
+    """
 
     def __init__(self, url: str, place: str) -> None:
         self.place = place
@@ -58,17 +64,15 @@ class Database:
         self._closed = False
         try:
             # Every transaction is ended here: another rollback would be a round trip for nothing.
-            self._writing, self._reading = (
+            self._writing, self._lasting, self._reading = (
                 sqlalchemy.create_engine(
-                    url,
-                    isolation_level=level,
-                    pool_reset_on_return=None,
-                    skip_autocommit_rollback=True,
-                    connect_args=arguments,
+                    url, pool_reset_on_return=None, skip_autocommit_rollback=True, **options
                 )
-                for level, arguments in (
-                    ("READ COMMITTED", {}),
-                    ("AUTOCOMMIT", _several_statements(url)),
+                for options in (
+                    {"isolation_level": "READ COMMITTED"},
+                    # A statement of the caller's can't be repeated on another connection.
+                    {"isolation_level": "READ COMMITTED", "pool_pre_ping": True},
+                    {"isolation_level": "AUTOCOMMIT", "connect_args": _several_statements(url)},
                 )
             )
         except exc.NoSuchModuleError as error:
@@ -78,14 +82,19 @@ class Database:
                 f"the driver {error.name} is not installed: pip install {error.name}"
             ) from error
         if self._writing.dialect.name in ("mysql", "mariadb"):
-            for engine in (self._writing, self._reading):
-                event.listen(engine, "connect", _set_up_mysql)
+            for engine in self._engines:
+                idle = _IDLE_IN_BLOCK if engine is self._lasting else _IDLE_SECONDS
+                event.listen(engine, "connect", partial(_set_up_mysql, idle))
         try:
             self._create()
             self.skips_locked = _skips_locked(self._reading.dialect)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def _engines(self) -> tuple[sqlalchemy.Engine, ...]:
+        return self._writing, self._lasting, self._reading
 
     def check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -184,26 +193,40 @@ class Database:
         """A connection for a transaction that lasts as long as somebody's block."""
         self.check_open()
         try:
-            connection = self._writing.connect()
-            self._let_idle(connection, _IDLE_IN_BLOCK)
+            connection = self._lasting.connect()
         except exc.DBAPIError as error:
             raise self.translated(error) from error
+        except exc.TimeoutError as error:
+            raise StoreBusy(
+                f"all connections of this process to {self.place} are in use by transactions; use "
+                "shorter ones, or fewer at once"
+            ) from error
         with connection:
             yield connection
-            with suppress(exc.SQLAlchemyError):
-                self._let_idle(connection, _IDLE_SECONDS)
 
-    def _let_idle(self, connection: Connection, seconds: int) -> None:
-        """How long a transaction may do nothing before the server ends it. Only MariaDB does."""
-        if getattr(connection.dialect, "is_mariadb", False):
-            connection.exec_driver_sql(f"SET SESSION idle_transaction_timeout = {seconds}")
-            connection.rollback()
+    def is_drivers(self, connection: Any) -> bool:
+        """Whether it is a connection of the driver that this uses, which has to be PyMySQL."""
+        driver = self._writing.dialect.loaded_dbapi
+        return self.sends_at_once and isinstance(connection, driver.Connection)
+
+    @contextmanager
+    def around(self, driver: Any) -> Iterator[Connection]:
+        """SQLAlchemy's connection around one of the caller's, which is neither ended nor closed.
+
+        Closing SQLAlchemy's own would roll back; what it got from its pool is given back instead.
+        """
+        pool = StaticPool(lambda: _PlainCursors(driver), reset_on_return=None)
+        proxied = pool.connect()
+        try:
+            yield Connection(self._writing, proxied)
+        finally:
+            proxied.close()
 
     def close(self) -> None:
         if not self.usable:
             return
         self._closed = True
-        for engine in (self._writing, self._reading):
+        for engine in self._engines:
             engine.dispose()
 
     def translated(self, error: BaseException) -> PxrsError:
@@ -268,6 +291,21 @@ class Database:
                 connection.exec_driver_sql(PARTITIONS_VIEW)
 
 
+class _PlainCursors:
+    """A connection of PyMySQL whose rows are tuples, whatever its owner has them made of."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def cursor(self) -> Any:
+        from pymysql.cursors import Cursor
+
+        return self._driver.cursor(Cursor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+
 def _skips_locked(dialect: Any) -> bool:
     """Whether the server that was connected to knows SKIP LOCKED; Oracle does."""
     if dialect.name not in ("mysql", "mariadb"):
@@ -298,10 +336,10 @@ def _is_stale(driver: Any) -> bool:
     return bool(poll.poll(0))
 
 
-def _set_up_mysql(connection: Any, record: Any) -> None:
+def _set_up_mysql(idle: int, connection: Any, record: Any) -> None:
     """What every transaction goes by. MySQL has no limit for idle ones; MariaDB has."""
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}")
         with suppress(Exception):
-            cursor.execute(f"SET SESSION idle_transaction_timeout = {_IDLE_SECONDS}")
+            cursor.execute(f"SET SESSION idle_transaction_timeout = {idle}")

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
-from pxrs.stores.sql.sessions import Observer
+from pxrs.stores.sql.sessions import Observation
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 
 _SOON = 0.02
@@ -27,9 +27,9 @@ _open_ears: weakref.WeakSet[Ears] = weakref.WeakSet()
 
 
 class Ears:
-    """All watches of one store. `observer` is set by who makes it."""
+    """All watches of one store. `observation` is set by who makes it."""
 
-    observer: Observer
+    observation: Observation
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -125,25 +125,27 @@ class Ears:
             except Exception:  # noqa: BLE001 - who waits would never learn that nobody looks
                 # What happens meanwhile is not known: everybody looks for themselves.
                 self._seen = None
-                self.observer.out_of_touch()
+                self.observation.observer.out_of_touch()
                 wait = _LATE
 
     def _look(self) -> bool:
         """Ring for what has changed since the last look; whether anything had."""
-        ((revision, removals, expired),) = self._database.read(sql.LOOK)
-        self.observer.heard()
-        if expired:
-            self.observer.look()
+        sent = self.observation.clock.monotonic()
+        ((revision, removals, suspects),) = self._database.read(sql.LOOK)
+        if suspects:
+            self.observation.look()
+        else:
+            self.observation.observer.judge((), sent)
         before, self._seen = self._seen, (revision, removals)
-        if before is None or before[1] != removals:
-            # A record is gone, or a session with what it held.
+        if before is None or before[1] != removals or revision < before[0]:
+            # A record is gone, or a session with what it held; or a crash has taken commits.
             self._wakeups.ring((None,))
             self._queue_wakeups.ring((None,))
             return True
         if before[0] != revision:
             changed = self._database.read(sql.CHANGED, since=before[0])
             self._wakeups.ring([row[0] for row in changed])
-        return before != self._seen or bool(expired)
+        return before != self._seen or bool(suspects)
 
     def _look_at_queues(self) -> bool:
         """Ring for the queues that have changed since they were last looked at."""

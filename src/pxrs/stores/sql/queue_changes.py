@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, exc
 
 from pxrs.errors import Fenced
 from pxrs.stores.queue_columns import DELAYED, READY, WAITING
-from pxrs.stores.queue_rules import delay_ms, indexed, validate_for
+from pxrs.stores.queue_rules import delay_ms, given_up, indexed, validate_for
 from pxrs.stores.sql import queue_statements as sql
 from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.database import Raced
@@ -37,8 +38,10 @@ from pxrs.stores.sql.queue_tables import LANE_BYTES
 from pxrs.stores.sql.schema import reading
 from pxrs.types import Held, Holder, NewItem, Queue, QueueChange
 
-# A commit's number: the time in ms, and a random rest.
-_REST_BITS = 20
+# A unit's records: how many there are is in their numbers' last bits.
+_PLACES = 2**14
+# Instead of how many items were removed: the unit was given up.
+VOID = -1
 
 
 class Applied(NamedTuple):
@@ -218,30 +221,32 @@ class Change:
 
     def _remember(self) -> None:
         """That it was done, and how much: beside it, so that either both are there or none."""
-        if not self._now:
-            self._now = self._connection.execute(sql.NOW).scalar_one()
-        first = self._now << _REST_BITS | secrets.randbits(_REST_BITS - 1)
         done = Counter({self._queues[name].id: len(held) for name, held in self._removed.items()})
+        session, unit = self._change.holder.session, self._change.unit
         rows = [
-            {
-                "session_id": self._change.holder.session,
-                "n": first + at,
-                "tx": self._change.holder.transaction,
-                "queue_id": queue,
-                "done": count,
-            }
+            unit_row(session, unit, queue, count, at)
             for at, (queue, count) in enumerate(sorted(done.items()) or [(0, 0)])
         ]
-        self._connection.execute(kept.REMEMBER, rows)
+        try:
+            self._connection.execute(kept.REMEMBER, rows)
+        except exc.IntegrityError:
+            raise given_up(unit) from None
+
+
+def unit_row(session: str, unit: str, queue: int, done: int, at: int = 0) -> dict[str, Any]:
+    """One record of a unit. Its number comes of the unit's name: nobody else writes it."""
+    digest = int.from_bytes(sha256(unit.encode()).digest()[:8]) >> 1
+    return {
+        "session_id": session,
+        "n": digest // _PLACES * _PLACES + at,
+        "tx": unit,
+        "queue_id": queue,
+        "done": done,
+    }
 
 
 def _deleted(name: str) -> Fenced:
     return Fenced(f"queue {name!r} was deleted, and its items with it")
-
-
-def age_ms(number: int, now: int) -> int:
-    """How long ago the commit of this number was."""
-    return now - (number >> _REST_BITS)
 
 
 def holding(holder: Holder) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from pxrs.clock import Clock
 from pxrs.errors import QueueNotFound
 from pxrs.stores.queue_columns import (
     DEAD,
@@ -35,7 +36,7 @@ from pxrs.stores.sql import queue_statements as sql
 from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
-from pxrs.stores.sql.queue_changes import age_ms, make_queue
+from pxrs.stores.sql.queue_changes import make_queue
 from pxrs.stores.sql.queue_rows import (
     QueueRow,
     find_queues,
@@ -56,9 +57,11 @@ _NUMBERS = 2**63
 class QueueUpkeep:
     """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
 
-    def __init__(self, database: Database, ears: Ears) -> None:
+    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
         self._database = database
         self._ears = ears
+        self._clock = clock
+        self._ended_at: dict[str, float] = {}
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
         validate_name(name)
@@ -169,28 +172,34 @@ class QueueUpkeep:
     # What was applied, and what is left over
 
     def _tidy(self) -> None:
-        """Forget what nobody will ask for, and remove what belongs to no queue."""
-        now = self._database.read(sql.NOW)[0][0]
-        for session, latest in self._database.read(kept.ORPHANED):
-            if age_ms(latest, now) > REMEMBERED_FOR * 1000:
-                while self._forget_commits(session, keep=0):
+        """Forget what nobody will ask for, and remove what belongs to no queue.
+
+        How long a session has been over is counted here, from when it was first seen to be.
+        """
+        now = self._clock.monotonic()
+        orphaned = [session for (session,) in self._database.read(kept.ORPHANED)]
+        self._ended_at = {session: self._ended_at.get(session, now) for session in orphaned}
+        for session, ended_at in self._ended_at.items():
+            if ended_at + REMEMBERED_FOR <= now:
+                while self._forget(session, self._database.read(kept.NOTED_IN, session=session)):
                     pass
         for (queue,) in self._database.read(kept.STRAYS):
             self._delete_items(queue)
 
-    def _forget_commits(self, session: str, *, keep: int) -> bool:
-        """Forget all but a session's latest commits; what they did is added up."""
-        old = self._database.read(kept.old_commits(keep), session=session)
-        if not old:
-            return False
+    def _forget_units(self, session: str, units: Sequence[str]) -> None:
+        for some in in_chunks(units):
+            self._forget(session, self._database.read(kept.NOTED, session=session, units=some))
+
+    def _forget(self, session: str, noted: Sequence[Any]) -> bool:
+        """Forget records of units; what they did is added up. Whether there were any."""
         numbers: dict[int, list[int]] = {}
         done: Counter[int] = Counter()
-        for number, queue, count in old:
+        for number, queue, count in noted:
             numbers.setdefault(queue, []).append(number)
             done[queue] += count
         for queue, some in numbers.items():
             self._database.write(partial(_fold, session, queue, some, done[queue]))
-        return True
+        return bool(numbers)
 
 
 def _fold(

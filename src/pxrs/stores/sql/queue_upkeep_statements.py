@@ -87,27 +87,36 @@ STIR = update(QUEUES).where(_q.id.in_(_ids)).values(changes=_q.changes + 1)
 DROP_QUEUE = delete(QUEUES).where(_q.id == _queue)
 WATCHED = select(_q.name, _q.id, _q.changes).where(_named_so)
 
-# What was applied
+# What was applied, or given up
 REMEMBER = insert(COMMITS)
-APPLIED = (
-    select(COMMITS.c.n)
-    .where(COMMITS.c.session_id == bindparam("session"), COMMITS.c.tx == bindparam("transaction"))
+# A record that somebody is about to commit is waited for.
+BECAME = (
+    select(COMMITS.c.done)
+    .where(COMMITS.c.session_id == bindparam("session"), COMMITS.c.tx == bindparam("unit"))
     .with_for_update(read=True)
 )
-
-
-def old_commits(keep: int) -> Select[Any]:
-    """A session's commits without the latest ones: some of them."""
-    query = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done)
-    query = query.where(COMMITS.c.session_id == bindparam("session"))
-    return query.order_by(COMMITS.c.n.desc()).offset(keep).limit(1000)
-
-
+HELD_BY = hinted(
+    select(_i.item_id)
+    .where(
+        _i.queue_id == select(_q.id).where(_q.name == bindparam("name")).scalar_subquery(),
+        _i.state == HELD,
+        _i.session_id == bindparam("session"),
+        _i.tx == bindparam("transaction"),
+    )
+    .with_for_update(),
+    "pxrs_items_ready",
+)
+NOTED = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done).where(
+    COMMITS.c.session_id == bindparam("session"),
+    COMMITS.c.tx.in_(bindparam("units", expanding=True)),
+)
+NOTED_IN = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done)
+NOTED_IN = NOTED_IN.where(COMMITS.c.session_id == bindparam("session")).limit(1000)
 ORPHANED = (
-    select(COMMITS.c.session_id, func.max(COMMITS.c.n))
+    select(COMMITS.c.session_id)
     .select_from(COMMITS.outerjoin(SESSIONS, SESSIONS.c.id == COMMITS.c.session_id))
     .where(SESSIONS.c.id.is_(None))
-    .group_by(COMMITS.c.session_id)
+    .distinct()
 )
 FORGET = delete(COMMITS).where(
     COMMITS.c.session_id == bindparam("session"),
@@ -217,7 +226,6 @@ REVIVE = (
 
 ALL = {
     **named_statements(dict(globals())),
-    "OLD_COMMITS": old_commits(64),
     "PEEK": peek([READY, HELD], 10),
     "LATEST": latest([DELAYED], 10),
     "LOCK_STANDING": lock_standing([READY, DEAD]),

@@ -8,16 +8,17 @@ deadline by the database's clock.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, exc
 
 from pxrs.clock import Clock
-from pxrs.errors import Fenced
+from pxrs.errors import Fenced, PxrsError
 from pxrs.stores.queue_rules import (
-    REMEMBERED,
     delay_ms,
+    given_up,
+    held_in,
     tidy,
     validate_change,
     validate_lock,
@@ -28,7 +29,7 @@ from pxrs.stores.sql import queue_statements as sql
 from pxrs.stores.sql import queue_upkeep_statements as kept
 from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
-from pxrs.stores.sql.queue_changes import Applied, Change, holding
+from pxrs.stores.sql.queue_changes import VOID, Applied, Change, holding, unit_row
 from pxrs.stores.sql.queue_rows import (
     by_queue,
     fence,
@@ -42,7 +43,7 @@ from pxrs.stores.sql.queue_rows import (
 from pxrs.stores.sql.queue_take import QueueNeeded, Take, Wanted, due_in, is_due
 from pxrs.stores.sql.queue_upkeep import LIMITS, QueueUpkeep
 from pxrs.stores.wakeups import LocalWatch
-from pxrs.types import Held, Holder, QueueChange, Release, Taken
+from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
 
 _FREE_EVERY = 0.1
 _TIDY_EVERY = 60.0
@@ -56,12 +57,12 @@ class SqlQueues(QueueUpkeep):
     limits = LIMITS
 
     def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
-        super().__init__(database, ears)
-        self._clock = clock
+        super().__init__(database, ears, clock)
         self._next_free: dict[str, float] = {}
         self._next_tidy = 0.0
-        # How many commits each session made: now and then the old ones are forgotten.
-        self._commits: Counter[str] = Counter()
+        # Takes that were given up. None of them can be on its way: a take is counted and held
+        # before its commit is sent.
+        self._given_up: set[tuple[str, str]] = set()
 
     # Taking
 
@@ -73,8 +74,11 @@ class SqlQueues(QueueUpkeep):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         validate_take(count, most, lock_for)
+        if (holder.session, unit) in self._given_up:
+            raise given_up(unit)
         self._database.require_skip_locked()
         number = min(count, LIMITS.items)
         wanted = Wanted(queue, holder, number, None if most is None else min(most, _MOST), lock_for)
@@ -84,7 +88,7 @@ class SqlQueues(QueueUpkeep):
             self._free_named(queue)
         taken = self._take(wanted)
         if not taken.items:
-            self._ears.observer.look_if_due()
+            self._ears.observation.look_if_due()
             if self._free_named(queue):
                 taken = self._take(wanted)
         return taken
@@ -138,18 +142,44 @@ class SqlQueues(QueueUpkeep):
     def committed(self, change: QueueChange, applied: Applied) -> None:
         """Tell who waits of a change that is committed."""
         self._ears.ring_queues(applied.stirred)
-        session = change.holder.session
-        if len(self._commits) > _MOST_SESSIONS:
-            self._commits.clear()
-        self._commits[session] += 1
-        if self._commits[session] % REMEMBERED == 0:
-            self._forget_commits(session, keep=REMEMBERED)
+        if change.forget:
+            with suppress(PxrsError):
+                # They go with the session, then.
+                self._forget_units(change.holder.session, change.forget)
 
-    def applied(self, holder: Holder) -> bool:
-        """What was committed, or rolled back, has let go of its row: this waits for it."""
-        return self._database.write(
-            lambda connection: bool(connection.execute(kept.APPLIED, holding(holder)).all())
+    def outcome(self, session: str, unit: str) -> Outcome:
+        """Whoever writes the unit's record first decides: its commit, or this."""
+
+        def work(connection: Connection) -> Outcome | None:
+            values = {"session": session, "unit": unit}
+            found = connection.execute(kept.BECAME, values).scalars().first()
+            if found is not None:
+                return Outcome.NEVER if found == VOID else Outcome.DONE
+            try:
+                connection.execute(kept.REMEMBER, [unit_row(session, unit, 0, VOID)])
+            except exc.IntegrityError:
+                connection.rollback()
+                return None
+            if connection.execute(sql.REQUIRE, {"session": session}).scalar_one_or_none() is None:
+                # It may have been there, and be forgotten.
+                connection.rollback()
+                return Outcome.UNKNOWN
+            return Outcome.NEVER
+
+        while True:
+            found = self._database.write(work)
+            if found is not None:
+                return found
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        self._given_up.add((holder.session, unit))
+        # Who reads for a lock waits for the commit of what is being taken at this moment.
+        self._database.write(
+            lambda connection: connection.execute(
+                kept.HELD_BY, {"name": queue, **holding(holder)}
+            ).all()
         )
+        return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)
@@ -167,7 +197,7 @@ class SqlQueues(QueueUpkeep):
     # What the dead leave behind
 
     def reap(self) -> float | None:
-        self._ears.observer.look_if_due()
+        self._ears.observation.look_if_due()
         found = self._database.read(sql.DUE)
         overdue = [
             (queue, name)

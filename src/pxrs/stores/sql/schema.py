@@ -29,7 +29,7 @@ from sqlalchemy.sql.expression import ColumnElement, FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 # 2: queues.
-SCHEMA = 2
+SCHEMA = 3
 LONGEST_KEY = 1000
 # Oracle's text has 4,000 bytes at most.
 _LONGEST_TEXT = 1024

@@ -5,8 +5,7 @@ with it, in one transaction. Why a verdict can't be taken back: renewing locks t
 only if its time is not over then; ending by time locks it too, and looks again. One of the two is
 first.
 
-Nobody is judged by time by an observer that was out of touch. If the server stood still nobody
-could renew: whoever finds it again waits one whole TTL, by its own clock, before it ends anybody.
+Who may end the session of another process, and when, stands in `pxrs.stores.observer`.
 """
 
 from __future__ import annotations
@@ -22,58 +21,36 @@ from sqlalchemy import Connection
 
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost
+from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
-
-# How often sessions of others are looked at, and how long one look counts.
-_TICK = 0.25
-_OUT_OF_TOUCH = 1.0
+from pxrs.stores.versions import next_step
 
 
-class Observer:
-    """Ends the sessions of others that are past their time, once it has been in touch for a TTL."""
+class Observation:
+    """Looks at the sessions of others, and ends those that `observer` says are over."""
 
     def __init__(
         self, database: Database, clock: Clock, end: Callable[[Sequence[str]], bool]
     ) -> None:
         self._database = database
-        self._clock = clock
+        self.clock = clock
         self._end = end
-        self._lock = threading.Lock()
-        # Since when and until when the database has answered, by this process's clock.
-        self._since: float | None = None
-        self._last = 0.0
-
-    def heard(self) -> None:
-        """The database has answered just now."""
-        with self._lock:
-            now = self._clock.monotonic()
-            if self._since is None or now - self._last > _OUT_OF_TOUCH:
-                self._since = now
-            self._last = now
-
-    def out_of_touch(self) -> None:
-        """It has not: whatever was seen before counts for nothing."""
-        with self._lock:
-            self._since = None
+        self.observer = Observer(clock)
 
     def look_if_due(self) -> bool:
         """Look, unless somebody just has; whether any session ended."""
-        if self._since is not None and self._clock.monotonic() - self._last < _TICK:
-            return False
-        return self.look()
+        return self.observer.is_due and self.look()
 
     def look(self) -> bool:
-        """Find the sessions whose time is over, and end those it may; whether there were any."""
-        sent = self._clock.monotonic()
+        """End the sessions that are over; whether there were any."""
+        sent = self.clock.monotonic()
         try:
-            expired = self._database.read(sql.EXPIRED)
+            found = self._database.read(sql.SUSPECTS)
         except PxrsError:
-            self.out_of_touch()
+            self.observer.out_of_touch()
             raise
-        self.heard()
-        since = self._since
-        over = [name for name, ttl in expired if since is not None and since + ttl <= sent]
+        over = self.observer.judge((Suspect(*row) for row in found), sent)
         return bool(over) and self._end(over)
 
 
@@ -113,10 +90,10 @@ class Sessions:
         self._on_ended()
 
     def end_expired(self, ids: Sequence[str]) -> bool:
-        """End those of them that are still past their time; whether there were any."""
+        """End those of them that stand as suspects still; whether there were any."""
 
         def work(connection: Connection) -> bool:
-            over = connection.execute(sql.LOCK_EXPIRED, {"ids": ids}).scalars().all()
+            over = connection.execute(sql.LOCK_SUSPECTS, {"ids": ids}).scalars().all()
             return _end(connection, over) if over else False
 
         ended = self._database.write(work)
@@ -136,7 +113,7 @@ def _end(connection: Connection, ids: Sequence[str]) -> bool:
     if not connection.execute(sql.END, {"ids": ids}).rowcount:
         return False
     connection.execute(sql.DELETE_BOUND, {"ids": ids})
-    connection.execute(sql.RAISE_BOTH)
+    connection.execute(sql.RAISE_BOTH, {"step": next_step()})
     return True
 
 

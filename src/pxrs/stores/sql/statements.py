@@ -13,6 +13,7 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -24,6 +25,8 @@ from sqlalchemy import (
 from pxrs.stores.sql.schema import META, RECORDS, SESSIONS, later, utc_now
 
 _alive = SESSIONS.c.deadline > utc_now()
+# Further ahead than it can be, unless the server's clock was set back. See `pxrs.stores.observer`.
+_suspect = or_(~_alive, SESSIONS.c.deadline > later(SESSIONS.c.ttl))
 _joined = RECORDS.outerjoin(SESSIONS, RECORDS.c.session_id == SESSIONS.c.id)
 _columns = (RECORDS.c.name, RECORDS.c.body, RECORDS.c.version, RECORDS.c.session_id)
 # A session is over when its row is gone: who reads does not judge by the clock.
@@ -44,7 +47,7 @@ LIST_AFTER = _living.where(and_(RECORDS.c.name > bindparam("first"), _upto))
 LOOK = select(
     META.c.revision,
     META.c.removals,
-    select(func.count()).select_from(SESSIONS).where(~_alive).scalar_subquery(),
+    select(func.count()).select_from(SESSIONS).where(_suspect).scalar_subquery(),
 )
 CHANGED = select(RECORDS.c.name).where(RECORDS.c.version > bindparam("since"))
 
@@ -60,8 +63,9 @@ LIVING_SESSIONS = (
 LOCK_RECORDS = (
     select(*_columns).where(RECORDS.c.name.in_(_keys)).order_by(RECORDS.c.name).with_for_update()
 )
-RAISE_REVISION = update(META).values(revision=META.c.revision + 1)
-RAISE_BOTH = update(META).values(revision=META.c.revision + 1, removals=META.c.removals + 1)
+_raised = META.c.revision + bindparam("step")
+RAISE_REVISION = update(META).values(revision=_raised)
+RAISE_BOTH = update(META).values(revision=_raised, removals=META.c.removals + 1)
 REVISION = select(META.c.revision)
 INSERT = insert(RECORDS)
 UPDATE = (
@@ -88,10 +92,19 @@ RENEW = (
     .where(and_(SESSIONS.c.id == bindparam("one"), _alive))
     .values(deadline=later(SESSIONS.c.ttl))
 )
-EXPIRED = select(SESSIONS.c.id, SESSIONS.c.ttl).where(~_alive).order_by(SESSIONS.c.id)
-LOCK_EXPIRED = (
+SUSPECTS = (
+    select(
+        SESSIONS.c.id,
+        SESSIONS.c.ttl,
+        SESSIONS.c.deadline,
+        case((_alive, 0), else_=1).label("is_late"),
+    )
+    .where(_suspect)
+    .order_by(SESSIONS.c.id)
+)
+LOCK_SUSPECTS = (
     select(SESSIONS.c.id)
-    .where(and_(SESSIONS.c.id.in_(_ids), ~_alive))
+    .where(and_(SESSIONS.c.id.in_(_ids), _suspect))
     .order_by(SESSIONS.c.id)
     .with_for_update()
 )

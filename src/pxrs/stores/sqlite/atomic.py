@@ -11,25 +11,28 @@ from typing import Any
 
 from pxrs.errors import CommitConflict, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
-from pxrs.stores.block import Block, ended_inside
+from pxrs.stores.block import Block, ended_inside, new_mark
 from pxrs.stores.connections import Loan, loan_of
+from pxrs.stores.refusals import no_transaction
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, is_old_snapshot, translate
 from pxrs.stores.sqlite.queues import SqliteQueues
 from pxrs.types import Conflict
 
+# sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not name.
+_AS_EVER = -1
+
 
 class SqliteAtomic(Block[Turn]):
     """See `pxrs.stores.api.Atomic`.
 
-    Three ways to run: on pxrs' own connection; on the caller's, which pxrs begins and commits;
-    or inside a transaction that the caller began and will commit. Then no bell can be rung
-    after the commit, and other processes notice within a quarter of a second. A connection that
-    comes as `Lent` is committed by pxrs in any case.
+    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
+    with what its caller had begun before; or inside a transaction that the caller will end. Then
+    no bell can be rung after the commit, and other processes notice within a quarter of a second.
 
-    The caller must not end the transaction inside the block. Who does is told, and nothing of
-    what the block collected is applied: it would not be atomic any more.
+    The transaction must not be ended inside the block. Who does is told, and nothing of what the
+    block collected is applied: it would not be atomic any more.
     """
 
     def __init__(
@@ -46,15 +49,25 @@ class SqliteAtomic(Block[Turn]):
         self._log = log
         self._queues = queues
         self._loan, self._lent = loan_of(connection)
-        self._joined = False
+        # Whether the transaction was begun outside.
+        self._is_older = False
+        self._mark = ""
 
     @property
     def joined(self) -> bool:
-        return self._joined and not self._lent
+        return self._loan is not None and not self._lent
+
+    @property
+    def is_exclusive(self) -> bool:
+        """A transaction of the caller's may not have the writer yet."""
+        return not self._is_older
 
     @property
     def connection(self) -> sqlite3.Connection:
-        return self._running().connection
+        connection = self._running().connection
+        if not self._mark:
+            self._set_mark(connection)
+        return connection
 
     def __enter__(self) -> SqliteAtomic:
         self._require_new()
@@ -63,22 +76,40 @@ class SqliteAtomic(Block[Turn]):
         else:
             try:
                 self._enter(self._begin_on(self._loan))
-            except BaseException:
+            except BaseException as error:
+                if self._is_older:
+                    self._database.part()
                 if self._loan.began:
                     self._loan.rollback()
+                if isinstance(error, sqlite3.Error):
+                    raise translate(error, self._database.path) from error
                 raise
         return self
 
     def _begin_on(self, loan: Loan) -> Turn:
+        turn = self._begin_lent(loan) if self._lent else self._join(loan)
+        self._set_mark(turn.connection)
+        return turn
+
+    def _join(self, loan: Loan) -> Turn:
+        connection = loan.join()
+        self._refuse_other_file(connection)
+        self._database.join()
+        self._is_older = True
+        if not connection.in_transaction:
+            _begin_as_the_driver_would(connection)
+        return Turn(connection)
+
+    def _begin_lent(self, loan: Loan) -> Turn:
         connection = loan.open()
         self._refuse_other_file(connection)
         if loan.began and connection.in_transaction and _begins_when_told(connection):
             # Nothing has happened in it. One of ours takes its turn among the writers.
             connection.execute("ROLLBACK")
-        self._joined = connection.in_transaction
-        if not self._joined:
+        if not connection.in_transaction:
             return self._database.begin(connection)
         self._database.join()
+        self._is_older = True
         return Turn(connection)
 
     def __exit__(
@@ -101,14 +132,14 @@ class SqliteAtomic(Block[Turn]):
         """Apply what was collected, and commit unless that is the caller's."""
         loan = self._loan
         try:
-            if loan is not None:
+            if loan is not None and self._lent:
                 loan.flush()
             self._refuse_ended(turn)
-            if self._joined:
+            if self._is_older:
                 self._apply_in_savepoint(turn)
             else:
                 self._apply(turn)
-            if not self._joined:
+            if not self._is_older:
                 self._database.commit(turn, None if loan is None else loan.commit)
             elif self._lent and loan is not None:
                 self._database.commit_joined(turn, loan.commit)
@@ -116,7 +147,7 @@ class SqliteAtomic(Block[Turn]):
             self._undo(turn)
             self._raise_if_outdated(error)
             raise
-        if self._joined:
+        if self._is_older:
             self._database.part()
         if self._change is not None and not self.joined:
             self._queues.applied_all_of(self._change)
@@ -124,12 +155,14 @@ class SqliteAtomic(Block[Turn]):
     def _undo(self, turn: Turn) -> None:
         """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
         try:
-            if self._loan is not None and (self._lent or not self._joined):
-                # A connection that the caller has closed has nothing left to roll back.
-                with suppress(sqlite3.Error):
+            # A connection that the caller has closed has nothing left to roll back.
+            with suppress(sqlite3.Error):
+                if self._lent and self._loan is not None:
                     self._loan.rollback()
+                elif self._is_older:
+                    self._is_marked(turn.connection)
         finally:
-            if self._joined:
+            if self._is_older:
                 self._database.part()
             else:
                 self._database.rollback(turn)
@@ -142,12 +175,23 @@ class SqliteAtomic(Block[Turn]):
 
     def _refuse_ended(self, turn: Turn) -> None:
         self._database.check_open()
-        try:
-            ended = not turn.connection.in_transaction
-        except sqlite3.ProgrammingError:
-            ended = True
-        if ended or (self._loan is not None and self._loan.ended()):
+        if not self._is_marked(turn.connection) or (self._loan and self._loan.ended()):
             raise ended_inside("executescript() and `with connection` do it, too")
+
+    def _set_mark(self, connection: sqlite3.Connection) -> None:
+        mark = new_mark()
+        connection.execute(f"SAVEPOINT {mark}")
+        self._mark = mark
+
+    def _is_marked(self, connection: sqlite3.Connection) -> bool:
+        """Whether it is the transaction that the block began with. Asked once: the mark goes."""
+        try:
+            if self._mark and connection.in_transaction:
+                connection.execute(f"RELEASE {self._mark}")
+            return connection.in_transaction
+        except sqlite3.Error:
+            # There is no such savepoint any more, or the caller has closed the connection.
+            return False
 
     def _apply(self, turn: Turn) -> None:
         self._validate()
@@ -195,6 +239,16 @@ class SqliteAtomic(Block[Turn]):
             if name == "main" and path and _is_same_file(path, self._database.path):
                 return
         raise NotAtomic(f"the connection is not one to {self._database.path}")
+
+
+def _begin_as_the_driver_would(connection: sqlite3.Connection) -> None:
+    """As before a statement that writes; where it begins nothing, only the caller can."""
+    if (
+        getattr(connection, "autocommit", _AS_EVER) != _AS_EVER
+        or connection.isolation_level is None
+    ):
+        raise no_transaction("BEGIN")
+    connection.execute(f"BEGIN {connection.isolation_level}")
 
 
 def _begins_when_told(connection: Any) -> bool:

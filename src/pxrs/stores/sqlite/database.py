@@ -58,6 +58,7 @@ T = TypeVar("T")
 
 _UNSYNCED = "NORMAL"
 _CHUNK = 5000
+_WRITE_SOMETHING = "UPDATE pxrs_meta SET value = value WHERE name = 'schema'"
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
@@ -66,12 +67,14 @@ class Turn:
     """A write transaction: its connection, and what to do once it is committed.
 
     `slots` of the bell ring; `weight` is how many bytes it adds to the write-ahead log, roughly.
+    `since`: from when on nobody else could write, by the clock of `Database`; None if nobody knows.
     """
 
-    __slots__ = ("__weakref__", "connection", "slots", "weight")
+    __slots__ = ("__weakref__", "connection", "since", "slots", "weight")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.since: float | None = None
         self.slots: set[int] = set()
         self.weight = 0
 
@@ -96,6 +99,9 @@ class Database:
         self._writing_thread: int | None = None
         # Threads inside a transaction of their own: a second one would wait for the first.
         self._joined: set[int] = set()
+        # A commit failed while it was synced. Its pages may lie in the log, whole: it is as if it
+        # had never been, until a crash. Only the next commit that writes takes their place.
+        self._in_doubt = False
         self._closed = ""
         self._in_fork: list[Callable[[], None]] = []
         self._whereabouts: Whereabouts | None = None
@@ -234,6 +240,7 @@ class Database:
                 self._begin_own(turn, patience, self._synced if synced else _UNSYNCED)
             else:
                 connection.execute("BEGIN IMMEDIATE")
+            turn.since = self._clock.monotonic()
         except BaseException as error:
             self.rollback(turn)
             if isinstance(error, sqlite3.Error):
@@ -299,15 +306,19 @@ class Database:
             raise self._commit_error(error) from error
 
     def _make_durable(self, turn: Turn, ending: Callable[[], object] | None) -> None:
+        if self._in_doubt:
+            turn.connection.execute(_WRITE_SOMETHING)
         if ending is None:
             turn.connection.execute("COMMIT")
         else:
             ending()
+        self._in_doubt = False
         if turn.slots:
             self.control.ring(turn.slots)
 
     def _commit_error(self, error: sqlite3.Error) -> PxrsError:
         if is_io_error(error):
+            self._in_doubt = True
             return OutcomeUnknown(f"the disk failed while committing to {self.path}")
         return translate(error, self.path)
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pxrs.clock import Clock
 from pxrs.stores.queue_rules import DIED_HOLDING, REMEMBERED_FOR
 from pxrs.stores.sqlite import queue_ahead as ahead
-from pxrs.stores.sqlite import queue_commits as commits
 from pxrs.stores.sqlite import queue_holds as holds
 from pxrs.stores.sqlite import queue_rows as rows
+from pxrs.stores.sqlite import queue_units as units
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.handouts import Verdicts
@@ -29,13 +29,11 @@ class Reaper:
         coord: SqliteCoord,
         clock: Clock,
         verdicts: Verdicts,
-        memory: commits.Memory,
     ) -> None:
         self._database = database
         self._coord = coord
         self._clock = clock
         self._verdicts = verdicts
-        self._memory = memory
         # By queue: each is looked after by those who take from it.
         self._next_reap: dict[int, float] = {}
         self._ended_at: dict[str, float] = {}
@@ -60,9 +58,7 @@ class Reaper:
             self.free(turn, queue)
             rows.promote_due(turn.connection, queue, self._clock.wall_ms())
         if gone:
-            commits.forget_sessions(turn.connection, gone)
-            for session in gone:
-                self._memory.forget(session)
+            units.forget_sessions(turn.connection, gone)
 
     def now_and_then(self, turn: Turn, queue: int, now: float) -> None:
         """`free`, if nobody here has for a while."""
@@ -110,7 +106,7 @@ class Reaper:
     def _forgotten_sessions(self, connection: sqlite3.Connection) -> list[str]:
         """Sessions that ended so long ago that nobody will ask what they have done."""
         now = self._clock.monotonic()
-        ended = [name for name in commits.sessions(connection) if not self._coord.is_alive(name)]
+        ended = [name for name in units.sessions(connection) if not self._coord.is_alive(name)]
         self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
         return [name for name in ended if self._ended_at[name] + REMEMBERED_FOR <= now]
 

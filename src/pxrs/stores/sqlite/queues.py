@@ -16,6 +16,8 @@ from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.queue_rules import (
     USED_UP,
     delay_ms,
+    given_up,
+    held_in,
     pick,
     tidy,
     validate_change,
@@ -24,9 +26,9 @@ from pxrs.stores.queue_rules import (
     validate_take,
 )
 from pxrs.stores.sqlite import queue_ahead as ahead
-from pxrs.stores.sqlite import queue_commits as commits
 from pxrs.stores.sqlite import queue_holds as holds
 from pxrs.stores.sqlite import queue_rows as rows
+from pxrs.stores.sqlite import queue_units as units
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.ears import Ears, SlotWatch
@@ -41,6 +43,7 @@ from pxrs.types import (
     Held,
     Holder,
     NewItem,
+    Outcome,
     QueueChange,
     Release,
     Taken,
@@ -77,8 +80,9 @@ class SqliteQueues(QueueUpkeep):
         database.on_fork(ahead.abandon)
         coord.before_a_session_ends(ahead.give_back)
         self._coord = coord
-        self._memory = commits.Memory()
-        self._reaper = Reaper(database, coord, clock, ahead.verdicts, self._memory)
+        self._reaper = Reaper(database, coord, clock, ahead.verdicts)
+        # Takes that were given up. None of them can be on its way, as there is no network.
+        self._given_up: set[tuple[str, str]] = set()
         self._ears = ears
         # Queues that had nothing for whoever took last: the next one looks before it writes.
         self._found_empty: set[str] = set()
@@ -93,8 +97,11 @@ class SqliteQueues(QueueUpkeep):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         validate_take(count, most, lock_for)
+        if (holder.session, unit) in self._given_up:
+            raise given_up(unit)
         wanted = Wanted(holder, min(count, LIMITS.items), most, lock_for)
         if queue in self._found_empty:
             due = self._glance(queue, holder)
@@ -293,7 +300,10 @@ class SqliteQueues(QueueUpkeep):
 
         Where `asides` go, the next items are set aside for a holder that takes in a loop.
         """
-        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        now_ms = self._clock.wall_ms()
+        # What was held when the writer was got is held still: nobody else could take it since, nor
+        # could its holder extend it, however long a handler's own statements have taken.
+        now = self._clock.monotonic() if turn.since is None else turn.since
         if change.remove:
             holder = change.holder
             self._require_session(holder.session)
@@ -305,7 +315,7 @@ class SqliteQueues(QueueUpkeep):
                     self._reaper.now_and_then(turn, queue, now)
                     asides += self._set_aside(turn, name, queue, holder.session, *wanted)
         numbers = self._put(turn, change.put, now_ms) if change.put else []
-        self._memory.note(turn.connection, change.holder)
+        units.note(turn.connection, change)
         return numbers
 
     def _set_aside(
@@ -364,8 +374,24 @@ class SqliteQueues(QueueUpkeep):
             turn.weight += sum(len(item.body) for item in some)
         return numbers
 
-    def applied(self, holder: Holder) -> bool:
-        return self._database.write(lambda turn: commits.is_remembered(turn.connection, holder))
+    def outcome(self, session: str, unit: str) -> Outcome:
+        """A commit whose sync failed is undone for good by the next one: so this one writes."""
+
+        def work(turn: Turn) -> Outcome:
+            found = units.find(turn.connection, session, unit)
+            if found is None:
+                if not self._coord.is_alive(session):
+                    return Outcome.UNKNOWN
+                units.give_up(turn.connection, session, unit)
+            return found or Outcome.NEVER
+
+        return self._database.write(work)
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        self._given_up.add((holder.session, unit))
+        # A take whose sync failed is undone for good by the next commit.
+        self._database.write(lambda turn: None)
+        return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)

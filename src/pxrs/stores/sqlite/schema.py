@@ -10,7 +10,7 @@ import sqlite3
 
 from pxrs.errors import ConfigError, SchemaMismatch
 
-VERSION = 4
+VERSION = 5
 OLDEST_SQLITE = (3, 35, 0)
 
 _V1 = (
@@ -110,8 +110,18 @@ _V4 = (
     "DROP TABLE pxrs_queue_commits_3",
 )
 
+# A unit of work is remembered until its committer knows what became of it, not by a ring of the
+# latest ones; one that was given up (state 1) is refused when it comes.
+_V5 = (
+    """CREATE TABLE pxrs_queue_units (
+        session TEXT NOT NULL, unit TEXT NOT NULL, state INTEGER NOT NULL,
+        PRIMARY KEY (session, unit)) WITHOUT ROWID""",
+    "INSERT OR IGNORE INTO pxrs_queue_units SELECT session, tx, 0 FROM pxrs_queue_commits",
+    "DROP TABLE pxrs_queue_commits",
+)
+
 # From version N to N+1. Each step runs in the transaction that records the new version.
-_MIGRATIONS: dict[int, tuple[str, ...]] = {0: _V1, 1: _V2, 2: _V3, 3: _V4}
+_MIGRATIONS: dict[int, tuple[str, ...]] = {0: _V1, 1: _V2, 2: _V3, 3: _V4, 4: _V5}
 
 
 def found_version(connection: sqlite3.Connection) -> int:

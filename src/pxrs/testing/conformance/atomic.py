@@ -17,7 +17,16 @@ from pxrs.errors import (
 from pxrs.stores.api import Stores
 from pxrs.testing.conformance.lab import Lab, Suite, Violation
 from pxrs.testing.conformance.log import BESIDE, HERE, must_wake
-from pxrs.testing.conformance.queue_tools import HELD, Worker, bodies, look, states_of
+from pxrs.testing.conformance.queue_tools import (
+    HELD,
+    Worker,
+    bodies,
+    let_time_pass,
+    look,
+    soon,
+    states_of,
+)
+from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import (
     append,
     batch,
@@ -35,6 +44,7 @@ from pxrs.types import (
     Held,
     LogPartition,
     NewItem,
+    Outcome,
     Put,
     QueueChange,
     Versioned,
@@ -144,6 +154,25 @@ def check_exception_rolls_back(lab: Lab) -> None:
         tx.append(HERE, batch(b"a"))
         raise ChangedMindError
     same((dict(tx.versions), tx.appended), ({}, []), "what is told of it")
+    require_untouched(lab)
+
+
+@suite
+def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
+    """Whoever ended it, and even if another has begun since: what was done before is not in it."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
+    for end in ("ROLLBACK", "COMMIT"):
+        for begins_another in (False, True):
+            with stores.atomic() as look:
+                if look.connection is None:
+                    return  # nobody but the store can end it
+            with raises(InvalidRequest), stores.atomic() as tx:
+                tx.write(Put("k", b"new"), Put("new", b"1"))
+                tx.append(HERE, batch(b"a"))
+                tx.connection.execute(end)
+                if begins_another:
+                    tx.connection.execute("BEGIN")
     require_untouched(lab)
 
 
@@ -258,7 +287,7 @@ def check_every_effect_has_its_checkpoint(lab: Lab) -> None:
 def change_of(worker: Worker, *remove: Held) -> QueueChange:
     """Remove these, put one item into each of two queues."""
     new = tuple(NewItem(queue=queue, body=b"new") for queue in ("q", "p"))
-    return QueueChange(worker.holder, remove, new)
+    return QueueChange(worker.holder, remove, new, "unit")
 
 
 def worker_with_item(stores: Stores) -> tuple[Worker, Held]:
@@ -273,7 +302,7 @@ def require_still_held(lab: Lab, worker: Worker, held: Held) -> None:
     stores = lab.open()
     same(states_of(stores), {b"work": HELD}, "the items")
     same([queue.name for queue in stores.queues.all()], ["q"], "the queues")
-    same(stores.queues.applied(worker.holder), False, "whether it was applied")
+    same(stores.queues.outcome(worker.session.id, "unit"), Outcome.NEVER, "what became of it")
     worker.apply(remove=[held])
 
 
@@ -295,7 +324,7 @@ def check_queues_change_with_the_rest(lab: Lab) -> None:
     same([bodies(look(other, queue)) for queue in ("q", "p")], [[b"new"], [b"new"]], "the items")
     same((value_of(other.coord, "k"), values_in(other.log, HERE)), (b"new", {0: b"a"}), "the rest")
     same(other.queues.stats("q").done, 1, "what is done")
-    same(other.queues.applied(worker.holder), True, "whether it was applied")
+    same(other.queues.outcome(worker.session.id, "unit"), Outcome.DONE, "what became of it")
 
 
 @suite
@@ -338,6 +367,21 @@ def check_lost_item_rolls_back(lab: Lab) -> None:
             tx.queue(change)
     require_still_held(lab, worker, held)
     require_untouched(lab)
+
+
+@suite
+def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
+    """A block that lasts keeps nobody from extending, unless it keeps everybody from everything."""
+    stores = new_stores(lab)
+    worker = Worker(stores)
+    worker.put(b"old")
+    held = worker.take_one(lock_for=soon(lab))
+    with stores.atomic() as tx:
+        if not tx.is_exclusive:
+            worker.extend(held, lock_for=LONG)
+            let_time_pass(lab, lab.open())
+        tx.queue(change_of(worker, held.held))
+    same(look(stores, "q")[0].body, b"new", "what is there instead of it")
 
 
 @suite

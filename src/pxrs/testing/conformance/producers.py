@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pxrs.errors import ProducerFenced, PxrsError, SequenceGap
+from pxrs.errors import ProducerFenced, PxrsError, SequenceGap, TopicNotFound
 from pxrs.stores.api import LogStore
 from pxrs.testing.conformance.lab import Lab, Suite
 from pxrs.testing.conformance.log import BESIDE, HERE, new_log
@@ -79,6 +79,33 @@ def check_sequences_within_one_call(lab: Lab) -> None:
     expected = [Appended(0), Appended(1), Appended(0, duplicate=True), Appended(2), Appended(3)]
     same(outcomes, expected, "the outcomes")
     same(values_in(log, HERE), dict(enumerate([b"a", b"b", b"c", b"d"])), "the messages")
+
+
+@suite
+def check_a_refusal_is_said_of_its_batch_only(lab: Lab) -> None:
+    """What one partition or producer is refused is not said of others, nor of later batches.
+
+    Sent again, the call is answered alike: what was appended is known, what was refused is not.
+    """
+    log = new_log(lab)
+    send(log, b"old", sequence=0, epoch=3)
+    sent = [
+        Append(HERE, batch(b"x", producer=(PRODUCER, 3, 9))),
+        Append(BESIDE, batch(b"a", producer=(PRODUCER, 3, 0))),
+        Append(HERE, batch(b"b", producer=(PRODUCER, 4, 0))),
+        Append(LogPartition("none", 0), batch(b"x", producer=(PRODUCER, 3, 0))),
+        Append(HERE, batch(b"c", producer=(8, 0, 0))),
+        Append(HERE, batch(b"x", producer=(PRODUCER, 3, 1))),
+        Append(BESIDE, batch(b"d", producer=(PRODUCER, 3, 1))),
+    ]
+    for repeated, gap in [(False, SequenceGap), (True, ProducerFenced)]:
+        outcomes = log.append(sent)
+        for number, kind in [(5, ProducerFenced), (3, TopicNotFound), (0, gap)]:
+            require_kind(outcomes.pop(number), kind)
+        bases = [Appended(base, duplicate=repeated) for base in (0, 1, 2, 1)]
+        same(outcomes, bases, "the outcomes of the others")
+    same(values_in(log, HERE), {0: b"old", 1: b"b", 2: b"c"}, "the messages here")
+    same(values_in(log, BESIDE), {0: b"a", 1: b"d"}, "the messages beside")
 
 
 @suite

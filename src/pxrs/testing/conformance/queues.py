@@ -15,10 +15,11 @@ from pxrs.testing.conformance.queue_tools import (
     look,
     soon,
     states_of,
+    wait_for_item,
 )
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import raises, require, same
-from pxrs.types import Held, Holder, NewItem, QueueChange, QueueStats, Release, Taken
+from pxrs.types import Held, NewItem, Outcome, QueueChange, QueueStats, Release, Taken
 
 suite = Suite()
 
@@ -145,8 +146,9 @@ def check_a_change_spans_queues(lab: Lab) -> None:
 def check_an_empty_change_is_fine(lab: Lab) -> None:
     """A change that neither removes nor puts is applied, and remembered."""
     worker = Worker(lab.open())
-    same(worker.apply(), [], "what it tells")
-    same(worker.queues.applied(worker.holder), True, "whether it was applied")
+    same(worker.queues.apply(QueueChange(worker.holder, (), (), "unit")), [], "what it tells")
+    found = worker.queues.outcome(worker.session.id, "unit")
+    same(found, Outcome.DONE, "what became of it")
 
 
 @suite
@@ -230,42 +232,6 @@ def check_a_refused_change_leaves_no_dedupe_key(lab: Lab) -> None:
 
 
 @suite
-def check_commits_are_remembered(lab: Lab) -> None:
-    """Who does not know whether its change was done can ask, for each of the latest ones."""
-    here, there = lab.open(), lab.open()
-    session = here.coord.session(LONG)
-    workers = [Worker(here, session) for _ in range(40)]
-    same(any(here.queues.applied(worker.holder) for worker in workers), False, "before")
-    for worker in workers:
-        worker.apply(put=[NewItem(queue="q", body=b"1")])
-    found = [there.queues.applied(worker.holder) for worker in workers]
-    same(found, [True] * 40, "which of them were applied")
-    refused = Worker(here, session)
-    with raises(Fenced):
-        refused.apply(remove=[Held("q", 1, 1)])
-    same(there.queues.applied(refused.holder), False, "whether a refused change was applied")
-    stranger = Holder(here.coord.session(LONG).id, workers[0].holder.transaction)
-    same(there.queues.applied(stranger), False, "whether another session's was")
-
-
-@suite
-def check_commits_outlive_their_session(lab: Lab) -> None:
-    """Who lost its session while it waited for an answer learns what became of its change."""
-    here, there = lab.open(), lab.open()
-    for closes in (True, False):
-        session = here.coord.session(LONG if closes else lab.ttl)
-        worker, idle = Worker(here, session), Worker(here, session)
-        worker.apply(put=[NewItem(queue="q", body=b"1")])
-        if closes:
-            session.close()
-        else:
-            lab.let_expire(session)
-        there.queues.reap()
-        found = [there.queues.applied(each.holder) for each in (worker, idle)]
-        same(found, [True, False], "which was applied")
-
-
-@suite
 def check_a_deleted_queue_is_gone(lab: Lab) -> None:
     """With a queue all its items go, held and dead ones too; what it held is lost."""
     here, there = lab.open(), lab.open()
@@ -304,6 +270,38 @@ def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
     found = Worker(here).take(PLENTY)
     same([(item.body, item.held.delivery) for item in found], [(b"free", 1), (b"old", 1)], "it")
     zombie.must_have_lost(held)
+
+
+@suite
+def check_deleted_items_are_handed_out_by_nobody(lab: Lab) -> None:
+    """Nor by a handle that takes in a loop, and may know what comes next."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    worker.put(*(b"old %d" % number for number in range(9)))
+    for _ in range(4):
+        worker.apply(worker.take_one())
+    there.queues.delete("q")
+    same(bodies(worker.take()), [], "what is left of a deleted queue")
+    worker.put(*(b"old %d" % number for number in range(9)))
+    for _ in range(4):
+        worker.apply(worker.take_one())
+    there.queues.delete("q")
+    Worker(there).put(b"new")
+    same(bodies(worker.take()), [b"new"], "what there is of the new one")
+
+
+@suite
+def check_holds_in_a_queue_made_again_end_with_their_session(lab: Lab) -> None:
+    """A session that has held items of a queue holds those of a new one by that name no longer."""
+    here, there = lab.open(), lab.open()
+    session = here.coord.session(LONG)
+    for body in (b"first", b"second", b"third"):
+        there.queues.delete("q")
+        Worker(there).put(body)
+        same(Worker(here, session).take_one().body, body, "what the session takes")
+    session.close()
+    found = wait_for_item(lab, Worker(there))
+    same((found.body, found.held.delivery), (b"third", 2), "what is free when the session is over")
 
 
 @suite

@@ -42,6 +42,7 @@ class Judge:
         self.entries: dict[str, Entry] = {}
         self._by_number: dict[tuple[str, int], Entry] = {}
         self._applied: set[str] = set()
+        self._settled: set[str] = set()
 
     # What reached the store
 
@@ -90,6 +91,8 @@ class Judge:
 
     def applied(self, change: QueueChange, numbers: Sequence[int | None]) -> None:
         """A commit was done."""
+        if change.unit in self._settled:
+            raise Broken("a unit came after it had been given up")
         self._applied.add(change.holder.transaction)
         for held in change.remove:
             entry = self._entry(held)
@@ -145,6 +148,10 @@ class Judge:
     def committed(self, transaction: str, *, empty: bool) -> None:
         if not empty and transaction not in self._applied:
             raise Broken("commit returned, and nothing was committed")
+
+    def settled(self, unit: str) -> None:
+        """Somebody was told what became of the unit: that is how it stays."""
+        self._settled.add(unit)
 
     def not_committed(self, transaction: str) -> None:
         if transaction in self._applied:

@@ -53,12 +53,13 @@ class ObservedQueues:
             inner.all,
             inner.delete,
         )
-        self.applied, self.reap, self.stats, self.peek = (
-            inner.applied,
+        self.outcome, self.reap, self.stats, self.peek = (
+            inner.outcome,
             inner.reap,
             inner.stats,
             inner.peek,
         )
+        self.held = inner.held
         self.drop, self.redrive, self.purge, self.watch = (
             inner.drop,
             inner.redrive,
@@ -74,8 +75,9 @@ class ObservedQueues:
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
-        taken = self._inner.take(queue, holder, count, most=most, lock_for=lock_for)
+        taken = self._inner.take(queue, holder, count, most=most, lock_for=lock_for, unit=unit)
         self._judge.taken(holder, taken.items, lock_for)
         return taken
 

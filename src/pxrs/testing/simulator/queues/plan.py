@@ -45,7 +45,9 @@ def draw(seed: int) -> Plan:
         queues={f"q{number}": _queue(rng) for number in range(rng.choice((1, 1, 2)))},
         steps=rng.choice((40, 70, 100)),
         ttl=rng.choice((2.0, 4.0)),
-        rates=draw_rates(rng),
+        rates=msgspec.structs.replace(
+            draw_rates(rng), interrupted=rng.choice((0.0, 0.0, 0.02, 0.1))
+        ),
         interleave=rng.choice((0.0, 0.05, 0.2)),
         trouble=rng.choice((0.3, 1.0, 2.0)),
     )

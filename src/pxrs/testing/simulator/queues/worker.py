@@ -9,6 +9,7 @@ from random import Random
 from pxrs.clock import Clock
 from pxrs.errors import (
     Fenced,
+    InvalidRequest,
     OutcomeUnknown,
     PxrsError,
     SessionLost,
@@ -21,6 +22,7 @@ from pxrs.runtime.topics import Topics
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import Stores
 from pxrs.testing.clock import ShiftedClock
+from pxrs.testing.faults import Interrupted
 from pxrs.testing.simulator.queues.judge import Judge
 from pxrs.testing.simulator.queues.plan import Plan
 from pxrs.testing.simulator.stage import Died, Process
@@ -99,6 +101,10 @@ class Worker:
             self._say(f"{self.who} does not know whether it committed")
             job.work.rollback()
             return False
+        except Interrupted:
+            # Whether it was done is asked when it is committed again; other work may come first.
+            self._say(f"{self.who} is interrupted while it commits")
+            return False
         except (StoreError, TransactionConflict, Fenced, SessionLost) as error:
             self._say(f"{self.who} can't commit: {type(error).__name__}")
             self._judge.not_committed(job.transaction)
@@ -122,13 +128,21 @@ class Worker:
             elif chance < 0.9:
                 self._say(f"{self.who} rolls back {', '.join(item.value for item in job.items)}")
                 self._end(job)
-                job.work.rollback("the handler failed")
-                self._judge.not_committed(job.transaction)
+                self._roll_back(job, "the handler failed")
             else:
                 self._say(f"{self.who} drops {', '.join(item.value for item in job.items)}")
                 self._end(job)
                 if (dropped := job.work._drop) is not None:
                     dropped()
+
+    def _roll_back(self, job: Job, error: str = "") -> None:
+        interrupted, unit = job.work._in_doubt, job.work._sent.unit
+        job.work.rollback(error)
+        if not interrupted:
+            self._judge.not_committed(job.transaction)
+        elif not job.work._in_doubt:
+            # It was done before, or will never be.
+            self._judge.settled(unit)
 
     def finish(self, job: Job) -> None:
         """Commit, or let go of what can't be committed."""
@@ -182,11 +196,23 @@ class Worker:
             self._say(f"{self.who} {what}: {type(error).__name__}: {error}")
             if isinstance(error, SessionLost):
                 self._forget_lost()
+        except InvalidRequest as error:
+            # It was committed when it was interrupted, and more was asked of it.
+            self._say(f"{self.who} {what}: {error}")
+            self._forget_ended()
+        except Interrupted:
+            self._say(f"{self.who} is interrupted ({what})")
         except Died:
             self._say(f"{self.who} died in {what}")
             self.end()
         except PxrsError as error:
             raise AssertionError(f"{self.who} {what}: {type(error).__name__}: {error}") from error
+
+    def _forget_ended(self) -> None:
+        for job in list(self.jobs):
+            if not job.work.is_open:
+                self._judge.committed(job.transaction, empty=not job.items and not job.puts)
+                self._end(job)
 
     def _forget_lost(self) -> None:
         for job in list(self.jobs):

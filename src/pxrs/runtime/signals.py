@@ -1,0 +1,121 @@
+"""SIGTERM and SIGINT mean: finish what is in hand, and end.
+
+They are heard while the main thread waits for a run or a listener. A handler that the program has
+installed itself is called, too, as if nobody else listened; only Python's defaults are not, which
+would end the program before it has finished. When nobody waits any more the program's handlers
+are back in their place.
+
+Python runs its handlers when the main thread goes on. A signal that comes just before that thread
+falls asleep is noticed when it wakes up: so whoever waits under `stop_on_signals` wakes up now and
+then, as `wait_awake` does.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+Stop = Callable[[], None]
+# How many seconds a signal may go unnoticed.
+LOOK = 0.5
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+_DEFAULTS = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
+
+
+@contextmanager
+def stop_on_signals(stop: Stop) -> Iterator[None]:
+    """Have `stop` called, by another thread, when a signal comes during the block.
+
+    Blocks may overlap, as those of asyncio's tasks do. Only the main thread can listen to signals:
+    in any other one this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _ears.add(stop)
+    try:
+        yield
+    finally:
+        _ears.remove(stop)
+
+
+def wait_awake(wait: Callable[[float], bool], timeout: float | None) -> bool:
+    """Wait by `wait(seconds)` until it is true, `timeout` seconds at most; whether it is."""
+    deadline = None if timeout is None else monotonic() + timeout
+    while True:
+        left = LOOK if deadline is None else deadline - monotonic()
+        if wait(min(LOOK, max(0.0, left))):
+            return True
+        if left <= 0:
+            return False
+
+
+class _Ears:
+    """Listens for all blocks that are open. Only the main thread calls this.
+
+    A second SIGINT does what it always does: somebody at a terminal will not wait. A second
+    SIGTERM, or one after the other, changes nothing: one signal to a group of processes reaches
+    workers twice, as their parent tells them too.
+    """
+
+    def __init__(self) -> None:
+        self._stops: list[Stop] = []
+        self._before: dict[int, Any] = {}
+        self._heard: SimpleQueue[tuple[Stop, ...]] = SimpleQueue()
+        self._interrupted = False
+        self._hear = self._on_signal  # one object, to be recognised
+
+    def add(self, stop: Stop) -> None:
+        self._stops.append(stop)
+        if len(self._stops) == 1:
+            self._interrupted = False
+            self._heard = SimpleQueue()
+            threading.Thread(
+                target=_stop_each, args=(self._heard,), name="pxrs-signals", daemon=True
+            ).start()
+            for number in _NUMBERS:
+                self._listen_to(number)
+
+    def remove(self, stop: Stop) -> None:
+        if len(self._stops) == 1:
+            while self._before:
+                number, before = self._before.popitem()
+                # What the program has installed meanwhile stays.
+                if signal.getsignal(number) is self._hear:
+                    signal.signal(number, before)
+            self._heard.put(())
+        self._stops.remove(stop)
+
+    def _listen_to(self, number: int) -> None:
+        before = signal.getsignal(number)
+        # One that was not installed by Python could not be put back: it is left alone.
+        if before is not None:
+            self._before[number] = before
+            signal.signal(number, self._hear)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        before = self._before.get(number, signal.SIG_DFL)
+        impatient = number == signal.SIGINT and self._interrupted
+        self._interrupted |= number == signal.SIGINT
+        # A thread calls them: they need locks, which this one may hold. Putting needs none.
+        self._heard.put(tuple(self._stops))
+        if callable(before) and before not in _DEFAULTS:
+            before(number, frame)
+        elif impatient:
+            signal.default_int_handler(number, frame)
+
+
+def _stop_each(heard: SimpleQueue[tuple[Stop, ...]]) -> None:
+    """Call what a signal has stopped, until nobody listens any more."""
+    while stops := heard.get():
+        for stop in stops:
+            stop()
+
+
+_ears = _Ears()

@@ -1,0 +1,55 @@
+"""Which units were committed, for those who did not hear the answer, and which were given up."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from pxrs.stores.queue_rules import given_up
+from pxrs.stores.sqlite.database import in_chunks
+from pxrs.types import Outcome, QueueChange
+
+_DONE, _NEVER = 0, 1
+
+
+def note(connection: sqlite3.Connection, change: QueueChange) -> None:
+    """Note a unit beside what it did, and forget those that its committer knows of."""
+    session = change.holder.session
+    for some in in_chunks(change.forget):
+        marks = ",".join("?" * len(some))
+        connection.execute(
+            f"DELETE FROM pxrs_queue_units WHERE session = ? AND unit IN ({marks})",
+            (session, *some),
+        )
+    try:
+        connection.execute(
+            "INSERT INTO pxrs_queue_units VALUES (?, ?, ?)", (session, change.unit, _DONE)
+        )
+    except sqlite3.IntegrityError:
+        raise given_up(change.unit) from None
+
+
+def find(connection: sqlite3.Connection, session: str, unit: str) -> Outcome | None:
+    row = connection.execute(
+        "SELECT state FROM pxrs_queue_units WHERE session = ? AND unit = ?", (session, unit)
+    ).fetchone()
+    if row is None:
+        return None
+    return Outcome.DONE if row[0] == _DONE else Outcome.NEVER
+
+
+def give_up(connection: sqlite3.Connection, session: str, unit: str) -> None:
+    """From now on the unit is refused."""
+    connection.execute("INSERT INTO pxrs_queue_units VALUES (?, ?, ?)", (session, unit, _NEVER))
+
+
+def sessions(connection: sqlite3.Connection) -> list[str]:
+    """Whose units are remembered."""
+    rows = connection.execute("SELECT DISTINCT session FROM pxrs_queue_units").fetchall()
+    return [name for (name,) in rows]
+
+
+def forget_sessions(connection: sqlite3.Connection, sessions: Sequence[str]) -> None:
+    for some in in_chunks(sessions):
+        marks = ",".join("?" * len(some))
+        connection.execute(f"DELETE FROM pxrs_queue_units WHERE session IN ({marks})", some)

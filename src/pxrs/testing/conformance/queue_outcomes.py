@@ -1,0 +1,179 @@
+"""What a `QueueStore` can say of a change, or a take, whose answer did not come."""
+
+from __future__ import annotations
+
+from pxrs.errors import Fenced
+from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.queue_tools import HELD, Q, Worker, bodies, look, states_of
+from pxrs.testing.conformance.sessions import LONG
+from pxrs.testing.conformance.tools import raises, same
+from pxrs.types import Held, Holder, NewItem, Outcome, QueueChange
+
+suite = Suite()
+
+DONE, NEVER, UNKNOWN = Outcome.DONE, Outcome.NEVER, Outcome.UNKNOWN
+_NEW = (NewItem(queue=Q, body=b"new"),)
+
+
+@suite
+def check_units_are_remembered(lab: Lab) -> None:
+    """However many came after it: a unit can be asked after until its committer lets it go."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    units = [f"unit-{number}" for number in range(150)]
+    for unit in units:
+        here.queues.apply(QueueChange(worker.holder, (), _NEW if unit == units[0] else (), unit))
+    found = {there.queues.outcome(worker.session.id, unit) for unit in units}
+    same(found, {DONE}, "what became of them")
+
+
+@suite
+def check_done_stays_done(lab: Lab) -> None:
+    """Asking changes nothing: neither the answer nor what was done."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    here.queues.apply(QueueChange(worker.holder, (), _NEW, "unit"))
+    found = [stores.queues.outcome(worker.session.id, "unit") for stores in (there, here, there)]
+    same(found, [DONE] * 3, "what became of it")
+    same(bodies(look(there)), [b"new"], "the items")
+
+
+@suite
+def check_never_is_final(lab: Lab) -> None:
+    """Who was told that a unit was never done can rely on it: it is refused when it comes."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    worker.put(b"work")
+    held = worker.take_one().held
+    same(there.queues.outcome(worker.session.id, "late"), NEVER, "what became of it")
+    for late in (
+        QueueChange(worker.holder, (held,), (), "late"),
+        QueueChange(worker.holder, (), (NewItem(queue="p", body=b"late"),), "late"),
+        QueueChange(worker.holder, (), (), "late"),
+        QueueChange(worker.holder, (held,), _NEW, "late"),
+    ):
+        with raises(Fenced):
+            here.queues.apply(late)
+    same(states_of(there), {b"work": HELD}, "the items")
+    same(there.queues.find("p"), None, "what a refused unit made")
+    same(here.queues.outcome(worker.session.id, "late"), NEVER, "what became of it, asked again")
+    here.queues.apply(QueueChange(worker.holder, (held,), _NEW, "another try"))
+    same(bodies(look(there)), [b"new"], "the items after another try")
+
+
+@suite
+def check_never_is_final_for_plain_puts(lab: Lab) -> None:
+    """Also where a store has learnt that a queue is simple, and puts into it by a shorter way."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    for number in range(3):
+        here.queues.apply(QueueChange(worker.holder, (), _NEW, f"early {number}"))
+    same(there.queues.outcome(worker.session.id, "late"), NEVER, "what became of it")
+    with raises(Fenced):
+        here.queues.apply(QueueChange(worker.holder, (), _NEW, "late"))
+    same(len(look(there)), 3, "the number of items")
+
+
+@suite
+def check_refused_units_were_never_done(lab: Lab) -> None:
+    """A change that was fenced left no evidence behind."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    worker.put(b"1")
+    with raises(Fenced):
+        here.queues.apply(QueueChange(worker.holder, (Held(Q, 1, 1),), (), "fenced"))
+    same(there.queues.outcome(worker.session.id, "fenced"), NEVER, "what became of it")
+
+
+@suite
+def check_units_belong_to_their_session(lab: Lab) -> None:
+    """Two sessions may use the same name."""
+    here, there = lab.open(), lab.open()
+    one, other = Worker(here), Worker(here)
+    here.queues.apply(QueueChange(one.holder, (), _NEW, "unit"))
+    same(there.queues.outcome(other.session.id, "unit"), NEVER, "what became of the other's")
+    same(there.queues.outcome(one.session.id, "unit"), DONE, "what became of it")
+    with raises(Fenced):
+        here.queues.apply(QueueChange(other.holder, (), _NEW, "unit"))
+
+
+@suite
+def check_evidence_outlives_the_session(lab: Lab) -> None:
+    """Who lost its session while it waited for an answer learns what became of its change.
+
+    Where there is no evidence nobody knows: it may have been there and be gone.
+    """
+    here, there = lab.open(), lab.open()
+    for closes in (True, False):
+        session = here.coord.session(LONG if closes else lab.ttl)
+        worker = Worker(here, session)
+        here.queues.apply(QueueChange(worker.holder, (), _NEW, "unit"))
+        if closes:
+            session.close()
+        else:
+            lab.let_expire(session)
+        there.queues.reap()
+        found = [there.queues.outcome(session.id, unit) for unit in ("unit", "another")]
+        same(found, [DONE, UNKNOWN], "what became of them")
+
+
+@suite
+def check_what_is_forgotten_still_counts(lab: Lab) -> None:
+    """Units that their committer knows of are forgotten; what they did is counted all the same."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    units = [f"unit-{number}" for number in range(20)]
+    for unit in units:
+        here.queues.apply(QueueChange(worker.holder, (), _NEW, unit))
+    done = [each.held for each in worker.take(5)]
+    here.queues.apply(QueueChange(worker.holder, tuple(done), (), "last", tuple(units)))
+    same(there.queues.outcome(worker.session.id, "last"), DONE, "what became of the last one")
+    stats = there.queues.stats(Q)
+    same((stats.put, stats.done, stats.depth), (20, 5, 15), "put, done and left")
+
+
+@suite
+def check_a_lost_take_is_found(lab: Lab) -> None:
+    """Who did not hear the answer to a take finds what it holds, as it was handed out."""
+    here, there = lab.open(), lab.open()
+    worker, other = Worker(here), Worker(there)
+    worker.put(b"1", b"2", b"3", key="k", priority=1)
+    other.put(b"others", queue="p")
+    other.take_one("p")
+    taken = here.queues.take(Q, worker.holder, 2, unit="take").items
+    found = there.queues.held(Q, worker.holder, "take")
+    same(sorted(found, key=lambda each: each.held), taken, "what is held")
+    same(there.queues.held("p", worker.holder, "take"), [], "what is held of another queue")
+    worker.apply(*found)
+    same(bodies(look(there)), [b"3"], "what is left")
+
+
+@suite
+def check_a_late_take_holds_nothing(lab: Lab) -> None:
+    """A take that comes after its caller has asked what it holds is refused. The next one isn't."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    worker.put(b"1", b"2")
+    first = here.queues.take(Q, worker.holder, 1, unit="first").items
+    same(here.queues.held(Q, worker.holder, "late"), first, "what is held")
+    with raises(Fenced):
+        here.queues.take(Q, worker.holder, 1, unit="late")
+    same(here.queues.held(Q, worker.holder, "late"), first, "what is held then")
+    second = here.queues.take(Q, worker.holder, 1, unit="second").items
+    same(bodies(second), [b"2"], "what the next take gives")
+    worker.apply(*first, *second)
+    same(look(there), [], "what is left")
+
+
+@suite
+def check_a_given_up_take_harms_no_other(lab: Lab) -> None:
+    """Units are told apart by their names, and not by who holds."""
+    here = lab.open()
+    worker = Worker(here)
+    worker.put(b"1")
+    held = worker.take_one().held
+    here.queues.held(Q, worker.holder, "take")
+    stranger = Holder(here.coord.session(LONG).id, "tx")
+    same(here.queues.take(Q, stranger, 1, unit="take").items, [], "what a stranger gets")
+    here.queues.apply(QueueChange(worker.holder, (held,), (), "unit"))
+    same(here.queues.outcome(worker.session.id, "unit"), DONE, "what became of the commit")
