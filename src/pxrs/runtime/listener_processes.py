@@ -83,7 +83,7 @@ class ProcessListener:
         if thread is None:
             return True
 
-        def has_ended(seconds: float) -> bool:
+        def has_ended(seconds: float | None) -> bool:
             thread.join(seconds)
             return not thread.is_alive()
 
