@@ -227,7 +227,8 @@ class BufferFull(PxrsError):
 class DeliveryFailed(PxrsError):
     """Messages were not appended within `delivery_timeout`, or can't be; the cause is chained.
 
-    Raised by what `send` returned, and by `flush` and `close` if nobody asked that.
+    Raised by what `send` returned, and by `flush` and `close` if nobody asked that. By `send`
+    itself if the topic could not be looked up for so long.
     """
 
 

@@ -16,7 +16,7 @@ ONLY_BLOCKING = {
         "wait", "wake", "wake_steward", "worker",
     },
     "Pxrs": {"is_around_here", "new_run"},
-    "Producer": {"deliver", "hurry", "sending"},
+    "Producer": {"deliver", "hurry", "refuse_closed", "sending"},
     "Sent": {"when_done"},
     "UnitOfWork": {"has_connection", "holder", "keep_hold", "is_lost", "unread"},
     "Transaction": {

@@ -53,6 +53,7 @@ BROKEN: list[tuple[type[MemoryQueues], str]] = [
     *store(holds.ExaminesBeforeTheLock, "check_commit_races_with_the_sessions_end"),
     *store(holds.DeadSessionsKeepLocks, "check_locks_vanish_with_the_session", "check_reap_frees"),
     *store(holds.DeadSessionsKeepLocks, "check_expiry_wakes_a_sleeper"),
+    *store(holds.HandsOutWhatItRemembers, "check_deleted_items_are_handed_out_by_nobody"),
     *store(
         holds.HoldersAreKnownByTheQueuesName,
         "check_holds_in_a_queue_made_again_end_with_their_session",

@@ -48,6 +48,23 @@ def test_mariadb_that_syncs_now_and_then(mariadb_url: str) -> None:
     assert (found.level, "innodb_flush_log_at_trx_commit=2" in found.says) == (Level.WARNING, True)
 
 
+@pytest.mark.parametrize(
+    ("flush", "binlog", "logs", "says"),
+    [
+        (0, 1, 0, "a crash of the server may take the last commits"),
+        (2, 1, 1, "a power cut may take the last commits"),
+        (1, 0, 1, "sync_binlog=0"),
+        (1, 100, 1, "sync_binlog=100"),
+        (1, 0, 0, ""),
+        (1, 1, 1, ""),
+        (3, 0, 1, ""),
+    ],
+)
+def test_what_mariadb_may_lose(flush: int, binlog: int, logs: int, says: str) -> None:
+    found = sql_doctor._durability(flush, binlog, logs)
+    assert (found.level, says in found.says) == (Level.WARNING if says else Level.OK, True)
+
+
 @pytest.mark.engine("mariadb")
 def test_a_transaction_that_is_open_in_mariadb(mariadb_url: str) -> None:
     engine = sqlalchemy.create_engine(mariadb_url, poolclass=sqlalchemy.NullPool)

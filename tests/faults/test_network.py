@@ -165,3 +165,18 @@ def test_a_watch_hears_what_happened_while_it_was_cut_off(site: Site) -> None:
         site.proxy.heal()
         assert watch.wait(PATIENCE)
     watch.close()
+
+
+def test_a_store_that_is_closed_under_a_commit_does_not_say_that_it_did_not_happen(
+    site: Site,
+) -> None:
+    near, far = site.near(), open_coord(site.proxied)
+    far.commit([], [Put("k", b"0")])
+    site.proxy.hold_answers()
+    commit = Later(lambda: far.commit([], [Put("k", b"1")]))
+    await_value(near, "k", b"1")
+    close = Later(far.close)
+    with pytest.raises(OutcomeUnknown):
+        commit.result()
+    site.proxy.heal()
+    close.result()

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
 import pxrs
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import Fenced, OutcomeUnknown, SessionLost, StoreError
-from pxrs.stores.api import Stores
+from pxrs.stores.api import CoordStore, Stores
+from pxrs.stores.composite import CompositeStores
 from pxrs.stores.open import open_stores
+from pxrs.stores.recipe.queues import RecipeQueues
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import FACTORS
-from pxrs.types import Delivery, ItemState, NewItem, Outcome, QueueChange
+from pxrs.types import (
+    Check,
+    Committed,
+    Conflict,
+    Delivery,
+    ItemState,
+    NewItem,
+    Outcome,
+    QueueChange,
+    Write,
+)
 from support.child import Child
 from support.inside import say, wait_for_parent
+from support.interrupts import interrupted_at
 from support.site import Site
 
 PATIENCE = 60.0
@@ -146,3 +161,139 @@ def test_the_verbs_work_where_there_are_no_messages(site: Site) -> None:
         assert (px.queues.describe("jobs").done, px.queues.describe("archive").done) == (20, 5)
         with pytest.raises(pxrs.ConfigError, match="keeps no messages"):
             px.create_topic("t", partitions=1)
+
+
+class Interrupted(BaseException):
+    """What a signal handler may raise."""
+
+
+def strike() -> None:
+    raise Interrupted
+
+
+def test_an_interrupted_commit_that_is_tried_again_is_done_once(site: Site) -> None:
+    """Wherever the interrupt comes, also when the commit is done and its answer is lost with it."""
+    with pxrs.connect(site.url) as px:
+        for point in range(0, 100_000, 19):
+            with px.transaction() as tx:
+                tx.put("jobs", f"{point}")
+            with px.transaction() as tx:
+                item = tx.take("jobs")
+                assert item is not None
+                tx.put("out", item.value)
+                try:
+                    struck = interrupted_at(point, "src/pxrs/", tx.commit, strike)
+                except Interrupted:
+                    struck = True
+                tx.finish()
+            found = px.queues.peek("out")
+            assert [each.value for each in found] == [f"{point}"]
+            assert px.queues.describe("jobs").depth == 0
+            px.queues.purge("out")
+            if not struck:
+                assert point > 100
+                return
+
+
+class LateCoord:
+    """A coordination store in which a commit is interrupted while it is on its way.
+
+    It arrives just before the commit that comes so many commits later.
+    """
+
+    def __init__(self, inner: CoordStore, key: str) -> None:
+        self._inner = inner
+        self._key = key
+        self.commits_until_it_comes: int | None = None
+        self._late: Callable[[], object] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        if self._late is not None:
+            assert self.commits_until_it_comes is not None
+            self.commits_until_it_comes -= 1
+            if self.commits_until_it_comes < 0:
+                self.let_it_come()
+        elif self.commits_until_it_comes is not None and any(self._key in w.key for w in writes):
+            self._late = lambda: self._inner.commit(checks, writes)
+            raise Interrupted
+        return self._inner.commit(checks, writes)
+
+    def let_it_come(self) -> None:
+        late, self._late, self.commits_until_it_comes = self._late, None, None
+        assert late is not None
+        late()
+
+
+@contextmanager
+def interrupted_in_flight(site: Site, key: str) -> Iterator[tuple[pxrs.Pxrs, LateCoord]]:
+    """A store in which a commit that writes such a key is interrupted on its way."""
+    with opened(site.url) as stores:
+        coord = LateCoord(stores.coord, key)
+        queues = RecipeQueues(coord)
+        composite = CompositeStores(stores.url, coord, None, queues, [queues.close])
+        with pxrs.Pxrs(composite) as px:
+            yield px, coord
+
+
+@pytest.mark.parametrize("delay", range(4))
+def test_a_commit_that_was_interrupted_on_its_way_is_done_once(site: Site, delay: int) -> None:
+    """It comes before it is asked after, or after that: then it is refused."""
+    with interrupted_in_flight(site, "/tail") as (px, coord):
+        with px.transaction() as tx:
+            tx.put("out", "earlier")
+        with px.transaction() as tx:
+            tx.put("out", "once")
+            coord.commits_until_it_comes = delay
+            with pytest.raises(Interrupted):
+                tx.commit()
+            tx.finish()
+        with px.transaction() as tx:
+            tx.put("elsewhere", "later")
+        if coord.commits_until_it_comes is not None:
+            coord.let_it_come()
+        assert [each.value for each in px.queues.peek("out")] == ["earlier", "once"]
+
+
+@pytest.mark.parametrize("delay", range(4))
+def test_a_take_that_was_interrupted_on_its_way_leaves_no_lock(site: Site, delay: int) -> None:
+    with interrupted_in_flight(site, "/meta/") as (px, coord):
+        px.put("jobs", "work")
+        tx = px.transaction()
+        coord.commits_until_it_comes = delay
+        with pytest.raises(Interrupted):
+            tx.take("jobs")
+        tx.rollback()
+        px.put("elsewhere", "later")
+        if coord.commits_until_it_comes is not None:
+            coord.let_it_come()
+        with px.transaction() as tx:
+            item = tx.take("jobs", timeout=PATIENCE)
+            assert item is not None
+            assert item.value == "work"
+
+
+class HoursAhead:
+    """The clock of a host that is wrong."""
+
+    monotonic = staticmethod(SYSTEM_CLOCK.monotonic)
+
+    def wall_ms(self) -> int:
+        return SYSTEM_CLOCK.wall_ms() + 24 * 3600 * 1000
+
+
+def test_a_host_whose_clock_is_ahead_sweeps_nobodys_evidence(site: Site) -> None:
+    with opened(site.url) as stores:
+        ahead = RecipeQueues(stores.coord, HoursAhead())
+        alive, ended = Worker(stores), Worker(stores)
+        for worker in (alive, ended):
+            new = NewItem(queue="out", body=b"done")
+            stores.queues.apply(QueueChange(worker.holder, (), (new,), "unit"))
+        ended.session.close()
+        for _ in range(3):
+            ahead.reap()
+        for worker in (alive, ended):
+            assert stores.queues.outcome(worker.session.id, "unit") is Outcome.DONE
+        ahead.close()

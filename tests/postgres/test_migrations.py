@@ -9,6 +9,7 @@ import pxrs
 from pxrs.stores.postgres import schema
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies
+from pxrs.testing.conformance.tools import put
 from support.postgres import query
 
 pytestmark = pytest.mark.engine("postgres")
@@ -49,6 +50,7 @@ def test_topics_and_checkpoints_of_the_first_version(postgres_url: str) -> None:
     kept = stores.coord.get("old/key")
     assert kept is not None
     assert (kept.value, kept.version) == (b"kept", 41)
+    assert put(stores.coord, "old/key") > 41
     assert stores.log.bounds("t")[0].end == 5
     worker = Worker(stores)
     worker.put(b"new")

@@ -41,7 +41,7 @@ def test_a_busy_process_gets_what_a_killed_worker_held(server: str) -> None:
     with pxrs.connect(server) as px, Child(hold_an_item, server) as child:
         px.put("in", "item")
         assert child.read() == "item"
-        with busy(1.2), px.listen("in", handle, workers=2):
+        with busy(1.2, rest=0.3), px.listen("in", handle, workers=2):
             child.kill()
             assert done.wait(2 * PATIENCE)
     # Its own session may have been lost, too: then it has the item again.

@@ -22,7 +22,7 @@ from pxrs.stores.open import open_stores
 from pxrs.testing.faults import NOTHING, Rates
 from pxrs.types import NewItem, QueueChange
 from support.child import PATIENCE, Child
-from support.inside import say, wait_for_parent
+from support.inside import say, wait_for_parent, wait_until_heard
 from support.queueplace import Place
 
 AT_ONCE = Backoff(first=0.0, jitter=0.0)
@@ -416,6 +416,7 @@ def listen_until_told(url: str, folder: str) -> None:
     px = pxrs.connect(url)
 
     def act(item: Item, tx: UnitOfWork) -> None:
+        wait_until_heard(signal.SIGTERM)
         say(item.value)
         wait_for_parent()
         assert listener._stopping.wait(PATIENCE)

@@ -171,6 +171,33 @@ class HoldersAreKnownByTheQueuesName(MemoryQueues):
         queue.held |= {number for number in held if number in queue.items}
 
 
+class HandsOutWhatItRemembers(MemoryQueues):
+    """Sets the next item aside for who commits, and looks at its queue no more."""
+
+    _aside: Taken = Taken([], None)
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        numbers = super().apply(change)
+        if change.remove:
+            self._aside = super().take(change.remove[0].queue, change.holder, 1)
+        return numbers
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+        unit: str = "",
+    ) -> Taken:
+        aside, self._aside = self._aside, Taken([], None)
+        if aside.items:
+            return aside
+        return super().take(queue, holder, count, most=most, lock_for=lock_for)
+
+
 class LateHoldersKeepLocks(MemoryQueues):
     def _reap(self, queue: MemoryQueue) -> None:
         living = self._coord.has_session

@@ -22,12 +22,12 @@ def _as_long_as(seconds: float) -> int:
 
 
 @contextmanager
-def busy(seconds: float) -> Iterator[None]:
-    """Let a thread keep the interpreter for so many seconds at a time, or somewhat more."""
+def busy(seconds: float, rest: float) -> Iterator[None]:
+    """Let a thread keep the interpreter for so many seconds at a time, with rests in between."""
     exponent, stop = _as_long_as(seconds), threading.Event()
 
     def compute() -> None:
-        while not stop.is_set():
+        while not stop.wait(rest):
             pow(3, exponent)
 
     thread = threading.Thread(target=compute, daemon=True)

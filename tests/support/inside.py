@@ -38,13 +38,18 @@ def default(number: int) -> Any:
     return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 
 
-def signal_when_heard(number: int, before: Any = None) -> None:
-    """Send a signal to this process once its handler is not what it was; does not wait."""
+def wait_until_heard(number: int, before: Any = None) -> None:
+    """Until somebody else handles the signal."""
     before = before or default(number)
+    while signal.getsignal(number) == before:
+        threading.Event().wait(_LOOK)
+
+
+def signal_when_heard(number: int, before: Any = None) -> None:
+    """Send a signal to this process once somebody else handles it; does not wait."""
 
     def send() -> None:
-        while signal.getsignal(number) == before:
-            threading.Event().wait(_LOOK)
+        wait_until_heard(number, before)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=send, daemon=True).start()

@@ -29,6 +29,7 @@ class Proxy:
         # How often somebody has asked for something: a request is one piece, unless it is large.
         self.requests = 0
         self._hold_at = 0
+        self._needle = b""
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
@@ -57,6 +58,11 @@ class Proxy:
         with self._lock:
             self._hold_at = self.requests + nth
 
+    def hold_request_with(self, words: bytes) -> None:
+        """Requests pass until one has these words in it; that one and all after it do not."""
+        self._asked.clear()
+        self._needle = words
+
     def await_request(self, patience: float = 20.0) -> None:
         """Block until something was asked since answers no longer pass."""
         assert self._asked.wait(patience), "nothing was asked"
@@ -64,6 +70,7 @@ class Proxy:
     def heal(self) -> None:
         """Everything passes, also what was kept."""
         self._refusing = False
+        self._needle = b""
         self._requests_flow.set()
         self._answers_flow.set()
 
@@ -134,6 +141,8 @@ class Proxy:
                         held = self.requests == self._hold_at
                     if held:
                         self.hold_answers()
+                    if self._needle and self._needle in data:
+                        self.cut()
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
                 flow.wait()

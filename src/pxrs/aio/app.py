@@ -18,6 +18,7 @@ from pxrs.aio.handlers import OnOwnLoop, OnThisLoop
 from pxrs.aio.producer import Producer
 from pxrs.aio.queue_verbs import QueueVerbs
 from pxrs.aio.reader import Reader
+from pxrs.aio.signals import stop_on_signals_of_loop
 from pxrs.aio.threads import Threads, outcome, waited_out
 from pxrs.config import (
     ConsumerSettings,
@@ -35,7 +36,6 @@ from pxrs.runtime.consumer import Consumer as BlockingConsumer
 from pxrs.runtime.failure import OnFailure
 from pxrs.runtime.health import Health
 from pxrs.runtime.job import Job
-from pxrs.runtime.signals import stop_on_signals
 from pxrs.runtime.topics import TopicInfo
 from pxrs.serde import Serde
 from pxrs.types import Message, Topic, TopicPartition
@@ -299,7 +299,7 @@ class Pxrs(QueueVerbs):
             running.stop()
             on_loop.abandon()
 
-        with stop_on_signals(self._px.stop):
+        with stop_on_signals_of_loop(self._px.stop):
             await waited_out(self._threads.start(running.run), give_up)
 
     def stop(self) -> None:
@@ -307,7 +307,7 @@ class Pxrs(QueueVerbs):
         self._px.stop()
 
     def health(self) -> dict[str, Health]:
-        """How the consumers and runs of this object are doing, by member. Does not wait."""
+        """How all that runs under this object is doing, by name. Does not wait."""
         return self._px.health()
 
     @property

@@ -18,13 +18,13 @@ import msgspec
 
 from pxrs.aio.ears import Ears
 from pxrs.aio.handlers import awaited, runner_of_this_thread
+from pxrs.aio.signals import stop_on_signals_of_loop
 from pxrs.aio.threads import Calls, Threads, fulfil, outcome, waited_out
 from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.runtime import listener as blocking
 from pxrs.runtime import unit_of_work as blocking_work
 from pxrs.runtime.item import Item
 from pxrs.runtime.listener_processes import ProcessListener
-from pxrs.runtime.signals import stop_on_signals
 from pxrs.runtime.unseen import Unseen
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Listener:
         `asyncio.run`'s, which cancels what is awaited.
         """
         join = partial(copy_context().run, self._listener.join, timeout)
-        with stop_on_signals(self._stop_all):
+        with stop_on_signals_of_loop(self._stop_all):
             return await outcome(self._threads.start(join))
 
     async def __aenter__(self) -> Listener:
@@ -87,7 +87,7 @@ class Listener:
     ) -> None:
         """Let the workers finish. A cancellation meanwhile cancels the handlers, too."""
         self._listener.stop()
-        with stop_on_signals(self._stop_all):
+        with stop_on_signals_of_loop(self._stop_all):
             await waited_out(self._threads.start(self._listener.join), self._abandon)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from pxrs.aio.sent import Sent, SentMany
 from pxrs.aio.threads import Threads, called, outcome
+from pxrs.errors import StoreError
 from pxrs.runtime import producer as blocking
 from pxrs.runtime import sent as blocking_sent
-from pxrs.types import Header
+from pxrs.types import Header, Topic
 
 
 class Producer:
@@ -89,11 +90,22 @@ class Producer:
         await asyncio.sleep(0)
         while True:
             if not self._lanes.known(topic):
-                self._lanes.use(await self._threads.call(partial(self._lanes.find, topic)))
+                self._lanes.use(await self._find(topic))
             elif not self._lanes.outbox.has_room:
                 await self._room()
             else:
                 return
+
+    async def _find(self, topic: str) -> Topic:
+        """See `pxrs.Producer`: a store that is away is waited for. Between two tries on the loop:
+        the threads for short calls are few."""
+        patience = self._lanes.patience(topic)
+        while True:
+            try:
+                return await self._threads.call(partial(self._lanes.find, topic))
+            except StoreError as error:
+                await asyncio.sleep(patience.pause(error))
+            self._producer.refuse_closed()
 
     async def _room(self) -> None:
         outbox = self._lanes.outbox

@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -359,12 +360,17 @@ class Pxrs(QueueVerbs):
         return consumer
 
     def health(self) -> dict[str, Health]:
-        """How the consumers and runs of this object are doing, by member. From any thread.
+        """How all that runs under this object is doing, by name. From any thread.
 
-        For probes: `all(each.ok for each in px.health().values())`. Worker processes have theirs.
+        For probes: `all(each.ok for each in px.health().values())`. A consumer's name is its
+        member's, and so is a run's; worker processes are `run:<group>/worker-0` and on, as this
+        process knows them; a listener is `listen:<queue>`, with its processes as above.
         """
-        here = [consumer for consumer in list(self._consumers) if not consumer.has_left]
-        return {each.member: each.health() for each in sorted(here, key=lambda each: each.member)}
+        here = [consumer for consumer in all_of(self._consumers) if not consumer.has_left]
+        found = [(each.member, each.health()) for each in here]
+        for running in (*all_of(self._running), *all_of(self._listeners)):
+            found += running.health().items()
+        return _named(found)
 
     @property
     def groups(self) -> Groups:
@@ -417,6 +423,16 @@ class Pxrs(QueueVerbs):
         trace: TracebackType | None,
     ) -> None:
         self._end(error)
+
+
+def _named(found: list[tuple[str, Health]]) -> dict[str, Health]:
+    """By name, sorted; those with a name that there is already are numbered."""
+    named: dict[str, Health] = {}
+    times: Counter[str] = Counter()
+    for name, health in sorted(found, key=lambda each: each[0]):
+        times[name] += 1
+        named[name if times[name] == 1 else f"{name}#{times[name]}"] = health
+    return named
 
 
 def _client() -> str:

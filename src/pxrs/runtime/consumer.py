@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pxrs.config import ConsumerSettings
-from pxrs.errors import Closed, PxrsError, StoreError
+from pxrs.core.records import head_key
+from pxrs.errors import Closed, PxrsError, StoreError, StoreUnavailable
 from pxrs.runtime import arguments
 from pxrs.runtime.callbacks import Callbacks, Parts
 from pxrs.runtime.callers import refuse_unsaid
@@ -58,6 +59,7 @@ class Consumer:
     ) -> None:
         self._keeper = shared.keeper
         stores, topics, self._clock = shared.stores, shared.topics, shared.clock
+        self._coord = stores.coord
         self._settings = settings
         self._callbacks = callbacks
         self._worker = Worker(
@@ -118,7 +120,8 @@ class Consumer:
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
         """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
 
-        What the last call returned counts as handled now.
+        What the last call returned counts as handled now. A store that is away is waited for, too;
+        `StoreUnavailable` if it is still away when the time is over.
         """
         arguments.check_whole("max_records", max_records, least=1)
         arguments.check_timeout(timeout)
@@ -376,11 +379,23 @@ class Consumer:
                 if left <= 0:
                     if trouble is not None:
                         raise trouble
+                    self._refuse_out_of_touch()
                     return False
             if trouble is not None:
                 self._log_watch.wait_for_store(left)
             else:
                 self._log_watch.wait(left)
+
+    def _refuse_out_of_touch(self) -> None:
+        """Raise if nobody can tell whether there is anything for this member: "nothing" is a lie.
+
+        While it owns nothing, or may own nothing any more, the log is not asked, and so tells of no
+        trouble.
+        """
+        if not self.alive:
+            self._coord.get(head_key(self._settings.group))
+        elif not self.desk.seats and (error := self._steward.outage.error) is not None:
+            raise StoreUnavailable(f"the group's records can't be reached: {error}") from error
 
     def _fetch(self) -> bool:
         """Fill the buffers; true if there may be something to take."""

@@ -1,4 +1,4 @@
-"""How a consumer is doing, in one word and a sentence. Pure."""
+"""How a consumer, a run or a listener is doing, in one word and a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ HealthState = Literal[
     "assigned",
     "idle",
     "lagging",
+    "running",
+    "restarting",
     "stuck",
     "fenced",
     "failed",
@@ -27,7 +29,7 @@ class Health(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        return self.state in ("assigned", "idle", "lagging")
+        return self.state in ("assigned", "idle", "lagging", "running")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

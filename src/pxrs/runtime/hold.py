@@ -163,7 +163,9 @@ class Hold:
             try:
                 return question()
             except PxrsError as error:
-                if not error.retryable or failures > _PATIENCE:
+                # A question may be asked again, though nobody knows whether it was heard.
+                can_be_asked_again = error.retryable or isinstance(error, OutcomeUnknown)
+                if not can_be_asked_again or failures > _PATIENCE:
                     raise OutcomeUnknown(
                         "the store gave no answer, and can't say what became of the question"
                     ) from error

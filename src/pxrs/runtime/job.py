@@ -13,6 +13,7 @@ from pxrs.config import ConsumerSettings, OnTrimmed, Parallel, RunnerSettings, S
 from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError
 from pxrs.runtime.failure import DeadLetter, OnFailure, Stop
+from pxrs.runtime.health import Health
 from pxrs.runtime.inside import employer
 from pxrs.runtime.signals import stop_on_signals
 from pxrs.serde import Serde, check_serde
@@ -31,7 +32,11 @@ class Running(Protocol):
         ...
 
     def stop(self) -> None:
-        """Finish what is in hand and end. From any thread or signal; before `run`, too."""
+        """Finish what is in hand and end. From any thread; before `run`, too."""
+        ...
+
+    def health(self) -> dict[str, Health]:
+        """How its parts are doing that have no consumer here to tell. From any thread."""
         ...
 
 
@@ -58,6 +63,10 @@ class Begun:
 
     def stop(self) -> None:
         self._running.stop()
+
+    def health(self) -> dict[str, Health]:
+        """As `Running.health`; nothing once it has ended."""
+        return {} if self._ended.is_set() else self._running.health()
 
     @property
     def is_around_here(self) -> bool:

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 import threading
 import time
+from random import Random
 
+from pxrs.clock import Clock
+from pxrs.core.retry import Backoff
 from pxrs.core.routing import hasher, partitioner
-from pxrs.errors import TopicExists
+from pxrs.errors import DeliveryFailed, StoreError, TopicExists
 from pxrs.runtime.outbox import REPORT_BYTES, Lane, Outbox
 from pxrs.runtime.topics import Topics
 from pxrs.types import Topic
+
+
+class Patience:
+    """How long a message waits for its topic to be looked up: as long as it may for its append."""
+
+    def __init__(self, topic: str, clock: Clock, seconds: float) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._seconds = seconds
+        self._until = clock.monotonic() + seconds
+        self._backoff = Backoff(first=0.01, longest=1.0)
+        self._random = Random(time.monotonic_ns())
+        self._failures = 0
+
+    def pause(self, error: StoreError) -> float:
+        """Seconds until the next try after this error. Raises if there is none."""
+        if not error.retryable:
+            raise error
+        left = self._until - self._clock.monotonic()
+        if left <= 0:
+            raise DeliveryFailed(
+                f"not appended, and given up: topic {self._topic!r} could not be looked up within "
+                f"{self._seconds:g} s: {error}"
+            ) from error
+        self._failures += 1
+        return min(left, self._backoff.delay(self._failures, self._random) or 0.0)
 
 
 class Lanes:
@@ -19,9 +48,18 @@ class Lanes:
     done elsewhere: `find` asks the store, `use` opens or renews the calling thread's lane.
     """
 
-    def __init__(self, topics: Topics, outbox: Outbox, partitioner_name: str) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        outbox: Outbox,
+        clock: Clock,
+        partitioner_name: str,
+        delivery_timeout: float,
+    ) -> None:
         partitioner(partitioner_name)
         self._topics = topics
+        self._clock = clock
+        self._delivery_timeout = delivery_timeout
         self._partitioner = partitioner_name
         self.outbox = outbox
         # `lanes`: by topic name. Read by `send` without a call in between.
@@ -48,6 +86,10 @@ class Lanes:
     def find(self, topic: str) -> Topic:
         """Look the topic up, in the store."""
         return self._topics.find(topic)
+
+    def patience(self, topic: str) -> Patience:
+        """For one who is about to look the topic up."""
+        return Patience(topic, self._clock, self._delivery_timeout)
 
     def use(self, topic: Topic) -> Lane:
         """This thread's lane to the topic that was found."""

@@ -32,11 +32,13 @@ from pxrs.errors import (
     StoreError,
 )
 from pxrs.runtime.failure import printable, words_of
+from pxrs.runtime.health import Health
 from pxrs.runtime.inside import employer, work_for
 from pxrs.runtime.item import Item
+from pxrs.runtime.outage import Outage
 from pxrs.runtime.outcomes import refuse_unfinished
 from pxrs.runtime.runner import QUIET, tell_of_the_wait
-from pxrs.runtime.signals import stop_on_signals
+from pxrs.runtime.signals import stop_on_signals, wait_awake
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.api import QueueStore, Watch
 
@@ -97,6 +99,7 @@ class Listener:
         self._watches: set[Watch] = set()
         self._running: dict[UnitOfWork, float] = {}
         self._failure: BaseException | None = None
+        self._outage = Outage(f"listener of {settings.queue!r}", clock, _LOG)
         self.handled = 0
         self.failed = 0
 
@@ -126,6 +129,23 @@ class Listener:
         for watch in list(self._watches):
             watch.wake()
 
+    def health(self) -> dict[str, Health]:
+        """How it is doing; nothing once it has ended as it was told to. From any thread."""
+        name = f"listen:{self._settings.queue}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._over.is_set():
+            return {}
+        if (lost := self._outage.since) is not None:
+            away = self._now() - lost
+            return {name: Health("lost the store", f"no answer from the store for {away:.1f} s")}
+        workers = self._settings.workers
+        if since := list(self._running.values()):
+            longest = self._now() - min(since)
+            busy = f"{len(since)} of {workers} workers are at an item, up to {longest:.0f} s"
+            return {name: Health("running", busy)}
+        return {name: Health("idle", f"{workers} workers, nothing waits")}
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all workers have finished; whether they have.
 
@@ -151,7 +171,7 @@ class Listener:
             seconds = max(0.0, deadline - self._now())
             return seconds if most is None else min(seconds, most)
 
-        if self._threads and self._stopping.wait(left()):
+        if self._threads and wait_awake(self._stopping.wait, left()):
             quiet = left(QUIET)
             if not self._over.wait(quiet) and quiet == QUIET:
                 tell_of_the_wait(_LOG, len(self._running), None)
@@ -201,6 +221,8 @@ class Listener:
                 except PxrsError as error:
                     if not _may_pass(error):
                         raise
+                    if isinstance(error, StoreError):
+                        self._outage.began(error)
                     failures += 1
                     self._stopping.wait(_STORE_AWAY.delay(failures, self._random))
         finally:
@@ -209,6 +231,15 @@ class Listener:
                 watch.close()
 
     def _one_item(self, watch: Watch) -> None:
+        asked = self._now()
+
+        def found_nothing() -> bool:
+            """Called after each look that found nothing: whether to stop looking."""
+            nonlocal asked
+            self._outage.over(asked)
+            asked = self._now()
+            return self._stopping.is_set()
+
         with self._begin() as work:
             try:
                 items = work.take_many(
@@ -217,15 +248,17 @@ class Listener:
                     policy=self._settings.policy,
                     lock_for=self._settings.deadline,
                     watch=watch,
-                    stopping=self._stopping.is_set,
+                    stopping=found_nothing,
                 )
             except Exception as error:
                 if not work.unread:
                     raise
+                self._outage.over(asked)
                 _LOG.warning("an item of %r: %s", self._settings.queue, words_of(error))
                 # It was given back already, the way of one that can't be handled.
                 self._count(failed=1)
                 return
+            self._outage.over(asked)
             if items:
                 self._handle(items[0], work)
 
@@ -251,7 +284,8 @@ class Listener:
         """Commit what was handled, for as long as the session lives: a delivery is worth much."""
         for failures in count(1):
             try:
-                work.finish()
+                with self._outage.noticed():
+                    work.finish()
                 return
             except PxrsError as error:
                 if not error.retryable or not work.is_open:

@@ -11,8 +11,10 @@ import msgspec
 
 from pxrs.core.delivery import Policy
 from pxrs.errors import InvalidRequest
+from pxrs.runtime.failure import words_of
+from pxrs.runtime.health import Health
 from pxrs.runtime.processes import Workers, refuse_memory
-from pxrs.runtime.signals import stop_on_signals
+from pxrs.runtime.signals import stop_on_signals, wait_awake
 from pxrs.serde import Serde
 
 
@@ -66,15 +68,30 @@ class ProcessListener:
         if self._workers is not None:
             self._workers.stop()
 
+    def health(self) -> dict[str, Health]:
+        """How its processes are doing; nothing once it has ended as it was told to."""
+        name = f"listen:{self._job.queue}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._workers is None or self._thread is None or not self._thread.is_alive():
+            return {}
+        return self._workers.health(name)
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all processes have finished; whether they have. See `Listener.join`."""
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             return True
+
+        def has_ended(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive()
+
         with stop_on_signals(self._stop_all):
-            self._thread.join(timeout)
+            ended = wait_awake(has_ended, timeout)
         if self._failure is not None:
             raise self._failure
-        return not self._thread.is_alive()
+        return ended
 
     def _run(self, workers: Workers) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,34 +14,49 @@ _LOG = logging.getLogger("pxrs.groups")
 
 
 class Outage:
-    """One line when it begins and one when it is over, however often it is tried."""
+    """One line when it begins and one when it is over, however often and by whomever it is tried.
 
-    def __init__(self, who: str, clock: Clock) -> None:
+    Thread-safe.
+    """
+
+    def __init__(self, who: str, clock: Clock, log: logging.Logger = _LOG) -> None:
         self._who = who
         self._clock = clock
+        self._log = log
+        self._lock = threading.Lock()
         self.since: float | None = None
+        self.error: Exception | None = None
 
     def began(self, error: Exception) -> None:
         """A call has failed in a way that may pass."""
-        if self.since is None:
-            self.since = self._clock.monotonic()
-            _LOG.warning("%s: trying again until it works: %s", self._who, error)
+        with self._lock:
+            self.error = error
+            if self.since is None:
+                self.since = self._clock.monotonic()
+                self._log.warning("%s: trying again until it works: %s", self._who, error)
 
-    def over(self) -> None:
-        """A call has worked."""
-        if self.since is not None:
-            _LOG.warning(
-                "%s: it works again, after %.1f s", self._who, self._clock.monotonic() - self.since
-            )
-            self.since = None
+    def over(self, asked: float | None = None) -> None:
+        """A call has worked that was made at `asked`, or just now.
+
+        One that was made before the outage began tells nothing of it: among several threads, its
+        answer may be noted late.
+        """
+        if self.since is None:
+            return
+        with self._lock:
+            if self.since is not None and (asked is None or asked >= self.since):
+                lasted = self._clock.monotonic() - self.since
+                self._log.warning("%s: it works again, after %.1f s", self._who, lasted)
+                self.since = self.error = None
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
         """A block that calls the store: how it ends tells whether the store answers."""
+        asked = self._clock.monotonic()
         try:
             yield
         except StoreError as error:
             if error.retryable:
                 self.began(error)
             raise
-        self.over()
+        self.over(asked)

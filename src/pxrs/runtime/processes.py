@@ -32,6 +32,7 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
 from pxrs.runtime.casualties import Casualties
 from pxrs.runtime.decoding import Decoder
+from pxrs.runtime.health import Health
 from pxrs.runtime.job import Job
 
 _LOG = logging.getLogger("pxrs.processes")
@@ -91,6 +92,7 @@ class ProcessRun:
 
     def __init__(self, url: str, job: Job) -> None:
         refuse_memory(url)
+        self._name = f"run:{job.group}"
         worker_job = WorkerJob(url, job)
         self._workers = Workers(worker_job, job.processes, WatchedJob(worker_job))
 
@@ -100,6 +102,9 @@ class ProcessRun:
     def stop(self) -> None:
         self._workers.stop()
 
+    def health(self) -> dict[str, Health]:
+        return self._workers.health(self._name)
+
 
 def refuse_memory(url: str) -> None:
     """Raise where processes would each have a store of their own."""
@@ -107,28 +112,42 @@ def refuse_memory(url: str) -> None:
         raise ConfigError("processes can't share memory://; use a file, or threads")
 
 
-class Worker(NamedTuple):
+class Worker:
     """A worker process, and what it tells: that it has begun, and why it gave up."""
 
-    process: BaseProcess
-    reports: Connection[Any, Any]
-    began: float
+    def __init__(self, process: BaseProcess, reports: Connection[Any, Any]) -> None:
+        self.process = process
+        self.reports = reports
+        self.started = monotonic()
+        self.has_begun = False
+        self._gave_up_for: BaseException | None = None
 
     @property
     def has_ended(self) -> bool:
         return self.process.exitcode is not None
 
-    def why_it_gave_up(self) -> BaseException | None:
-        """What it has ended of, unless another one in its place may do better."""
-        begun = False
-        with self.reports, suppress(EOFError):
+    @property
+    def events(self) -> list[Any]:
+        """What to wait for: its end, and its beginning until that was told."""
+        return [self.process.sentinel, *(() if self.has_begun else (self.reports,))]
+
+    def hear(self) -> None:
+        """Note what it has told; does not wait."""
+        with suppress(EOFError):
             # Not until its end comes: what the worker has forked may outlive it.
             while self.reports.poll():
                 report = self.reports.recv()
                 if isinstance(report, BaseException):
-                    return report
-                begun = True
-        if begun or (self.process.exitcode or 0) < 0:
+                    self._gave_up_for = report
+                self.has_begun = True
+
+    def why_it_gave_up(self) -> BaseException | None:
+        """What it has ended of, unless another one in its place may do better."""
+        with self.reports:
+            self.hear()
+        if self._gave_up_for is not None:
+            return self._gave_up_for
+        if self.has_begun or (self.process.exitcode or 0) < 0:
             # It lost the store, or was killed.
             return None
         return InvalidRequest(
@@ -146,6 +165,13 @@ class Worker(NamedTuple):
             signals = {each.value: each.name for each in signal.Signals}
             how = f"was killed by {signals.get(-code, f'signal {-code}')}"
         return f"worker process {self.process.name} (pid {self.process.pid}) {how}"
+
+
+class Death(NamedTuple):
+    """How a worker ended, and the seconds until another one takes its place."""
+
+    how: str
+    pause: float
 
 
 class Restarts:
@@ -176,12 +202,28 @@ class Workers:
         self._count = count
         self._workers: dict[int, Worker] = {}
         self._due: dict[int, float] = {}
+        self._last_deaths: dict[int, Death] = {}
         self._restarts = Restarts()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
         """Ask them to finish: they drain, commit and leave. From any thread or signal."""
         self._stopping.set()
+
+    def health(self, name: str) -> dict[str, Health]:
+        """How each worker is doing, as this process knows it. From any thread."""
+        return {f"{name}/worker-{number}": self._health_of(number) for number in range(self._count)}
+
+    def _health_of(self, number: int) -> Health:
+        """Once its predecessor has died, one is well when it has lived as long as it was due."""
+        worker, death = self._workers.get(number), self._last_deaths.get(number)
+        if worker is None or not worker.has_begun:
+            if death is None:
+                return Health("joining", "its process is being started")
+            return Health("restarting", f"{death.how}; another one is being started")
+        if death is not None and monotonic() - worker.started < death.pause:
+            return Health("restarting", f"{death.how}; another one has just begun")
+        return Health("running", f"process {worker.process.pid}")
 
     def run(self) -> None:
         """Until stopped; raises what a worker gave up for."""
@@ -203,9 +245,9 @@ class Workers:
             raise failure
 
     def _wait(self) -> None:
-        """Until one has ended or is due, or for a while."""
+        """Until one has begun, has ended or is due, or for a while."""
         if self._workers:
-            wait([worker.process.sentinel for worker in self._workers.values()], _LOOK)
+            wait([event for worker in self._workers.values() for event in worker.events], _LOOK)
         else:
             self._stopping.wait(_LOOK)
 
@@ -213,16 +255,18 @@ class Workers:
         """Note when there shall be another one in their place; or what they gave up for."""
         for number, worker in list(self._workers.items()):
             if not worker.has_ended:
+                worker.hear()
                 continue
             del self._workers[number]
             if (failure := worker.why_it_gave_up()) is not None:
                 return failure
             if not self._stopping.is_set():
                 now = monotonic()
-                pause = self._restarts.pause(number, now - worker.began)
+                pause = self._restarts.pause(number, now - worker.started)
                 self._due[number] = now + pause
                 in_hand = self._watched.after_death(number) if self._watched else ""
                 how = worker.how_it_ended() + (f" with {in_hand} in hand" if in_hand else "")
+                self._last_deaths[number] = Death(how, pause)
                 _LOG.error("%s; another one is started in %.2g s", how, pause)
         return None
 
@@ -245,7 +289,7 @@ class Workers:
         # Closed here, so that its end is the end of the reports.
         with reporting, _interrupts_blocked():
             process.start()
-        return Worker(process, reports, monotonic())
+        return Worker(process, reports)
 
 
 @contextmanager

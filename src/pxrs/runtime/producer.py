@@ -11,7 +11,14 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ProducerSettings
-from pxrs.errors import Closed, InvalidRequest, PartitionNotFound, PxrsError, TopicNotFound
+from pxrs.errors import (
+    Closed,
+    InvalidRequest,
+    PartitionNotFound,
+    PxrsError,
+    StoreError,
+    TopicNotFound,
+)
 from pxrs.log.batches import MAX_TIMESTAMP, compression_code
 from pxrs.runtime.checks import NO_HEADERS, Checks, chunks, plain
 from pxrs.runtime.committer import Committer
@@ -24,7 +31,7 @@ from pxrs.runtime.topics import Topics
 from pxrs.runtime.undelivered import Undelivered
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
-from pxrs.types import Header
+from pxrs.types import Header, Topic
 
 _Record = tuple[int, bytes | None, bytes | None, list[Header]]
 # Long enough for the committing thread to get the interpreter, short enough not to be felt.
@@ -71,7 +78,9 @@ class Producer:
             delivery_timeout=settings.delivery_timeout,
             before_settling=self._learn,
         )
-        self.lanes = Lanes(topics, self._outbox, settings.partitioner)
+        self.lanes = Lanes(
+            topics, self._outbox, clock, settings.partitioner, settings.delivery_timeout
+        )
         self._local = self.lanes.local
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
@@ -101,7 +110,9 @@ class Producer:
         """Hand a message over; `Sent.result()` waits until it is durable.
 
         Without a partition the key decides; without a key either, messages stick to one
-        partition until its batch is full. `timestamp` is in milliseconds, now by default.
+        partition until its batch is full. `timestamp` is in milliseconds, now by default. The first
+        message to a topic has to ask the store for it, and waits for one that is away up to
+        `delivery_timeout`, then raises `DeliveryFailed`.
         """
         try:
             lane: Lane = self._local.lanes[topic]
@@ -141,7 +152,7 @@ class Producer:
         box = lane.box
         try:
             if self._closed:
-                self._refuse_closed()
+                self.refuse_closed()
             parcel = box.open[partition]
             if (
                 parcel is None
@@ -177,7 +188,7 @@ class Producer:
         self, topic: str, messages: Iterable[tuple[Any, Any]], sent: SentMany
     ) -> Iterator[None]:
         """`send_many` in steps, adding to `sent`: between them others can have their turn."""
-        self._refuse_closed()
+        self.refuse_closed()
         self._lane(topic)
         for chunk in chunks(messages):
             ready = self._checks.ready(chunk)
@@ -201,7 +212,7 @@ class Producer:
         box = lane.box
         try:
             if self._closed:
-                self._refuse_closed()
+                self.refuse_closed()
             places = box.open
             for key, value in pairs:
                 partition = lane.sticky if key is None else hash_key(key) % partitions
@@ -253,7 +264,7 @@ class Producer:
     def hurry(self) -> None:
         """See `pxrs.runtime.sent.Driver`. The background thread does not wait for company."""
         if self._broken or self._forked:
-            self._refuse_closed()
+            self.refuse_closed()
         if not self._due.is_set():
             self._due.set()
 
@@ -306,13 +317,23 @@ class Producer:
     def _lane(self, topic: str) -> Lane:
         lane = self.lanes.get(topic)
         if lane is None:
-            self._refuse_closed()
-            lane = self.lanes.use(self.lanes.find(topic))
+            self.refuse_closed()
+            lane = self.lanes.use(self._find(topic))
         return lane
+
+    def _find(self, topic: str) -> Topic:
+        """Look a topic up. A store that is away is waited for, as it is by messages under way."""
+        patience = self.lanes.patience(topic)
+        while True:
+            try:
+                return self.lanes.find(topic)
+            except StoreError as error:
+                sleep(patience.pause(error))
+            self.refuse_closed()
 
     def _attend(self, lane: Lane) -> Lane:
         """Every few hundred messages: look at the shared buffer, and let the committer run."""
-        self._refuse_closed()
+        self.refuse_closed()
         while lane.busy:
             # A signal handler or destructor sends while this very thread is inside `send`: what
             # it sends is in order by itself, not with what it interrupted.
@@ -345,7 +366,8 @@ class Producer:
         parcel.append(0, *record)
         return parcel
 
-    def _refuse_closed(self) -> None:
+    def refuse_closed(self) -> None:
+        """Raise if nothing can be sent any more."""
         self._refuse_after_fork()
         if self._broken:
             raise Closed("the producer's thread was ended by an error; flush it and make another")

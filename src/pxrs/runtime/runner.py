@@ -21,6 +21,7 @@ from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.failure import DeadLetters, printable, words_of
+from pxrs.runtime.health import Health
 from pxrs.runtime.inside import work_for
 from pxrs.runtime.job import Job
 from pxrs.runtime.outcomes import refuse_unfinished
@@ -90,6 +91,15 @@ class Runner:
         if self._consumer is not None:
             # A signal handler must not wait for a lock that its own thread may hold.
             threading.Thread(target=self._consumer.wake, daemon=True).start()
+
+    def health(self) -> dict[str, Health]:
+        """What its consumer can't tell: that there is none yet, or what ends the run."""
+        name = f"run:{self._settings.group}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._consumer is None:
+            return {name: Health("joining", "it has not joined its group yet")}
+        return {}
 
     def run(self) -> None:
         """Work until stopped; raises what made it stop by itself."""

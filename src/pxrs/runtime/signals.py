@@ -4,6 +4,10 @@ They are heard while the main thread waits for a run or a listener. A handler th
 installed itself is called, too, as if nobody else listened; only Python's defaults are not, which
 would end the program before it has finished. When nobody waits any more the program's handlers
 are back in their place.
+
+Python runs its handlers when the main thread goes on. A signal that comes just before that thread
+falls asleep is noticed when it wakes up: so whoever waits under `stop_on_signals` wakes up now and
+then, as `wait_awake` does.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+from time import monotonic
 from types import FrameType
 from typing import Any
 
 Stop = Callable[[], None]
+# How many seconds a signal may go unnoticed.
+LOOK = 0.5
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _DEFAULTS = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
 
@@ -36,6 +43,17 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
         yield
     finally:
         _ears.remove(stop)
+
+
+def wait_awake(wait: Callable[[float], bool], timeout: float | None) -> bool:
+    """Wait by `wait(seconds)` until it is true, `timeout` seconds at most; whether it is."""
+    deadline = None if timeout is None else monotonic() + timeout
+    while True:
+        left = LOOK if deadline is None else deadline - monotonic()
+        if wait(min(LOOK, max(0.0, left))):
+            return True
+        if left <= 0:
+            return False
 
 
 class _Ears:

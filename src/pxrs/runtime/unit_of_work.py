@@ -365,12 +365,16 @@ class UnitOfWork:
         return committed
 
     def _answered(self, *, committed: bool) -> None:
-        """The outcome of what was sent is known: its evidence is not needed any more."""
+        """The outcome of what was sent is known: that it was done need not be remembered."""
         if not self._in_doubt:
             return
+        if committed:
+            # Before the doubt goes: after an interrupt in between it must not be tried again.
+            self._ended = "committed"
         self._in_doubt = False
-        session, forgotten = self._sent.holder.session, self._sent.forget
-        for unit in (self._sent.unit, *(() if committed else forgotten)):
+        session = self._sent.holder.session
+        # What says that a unit will never be done has to stay: it may still be on its way.
+        for unit in (self._sent.unit,) if committed else self._sent.forget:
             self._desk.keeper.answered(session, unit)
 
     def _commit_atomically(self) -> None:

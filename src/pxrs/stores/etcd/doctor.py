@@ -30,7 +30,7 @@ def findings(nodes: Nodes) -> list[Finding]:
     return [
         _version(status.version),
         _cluster(len(members.members)),
-        ok("durability", "every write is synced on a majority before it is acknowledged"),
+        ok("durability", "a write is synced on a majority, unless --unsafe-no-fsync is set"),
         _alarms(len(alarms.alarms)),
         _size(status.dbSize),
     ]

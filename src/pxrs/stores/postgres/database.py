@@ -56,6 +56,9 @@ _DEFAULTS = {
     "tcp_user_timeout": "15000",
 }
 
+_SYNCHRONOUS = """SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') = 'off'"""
+
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
@@ -79,6 +82,7 @@ class Database:
                 "connections and busy_timeout"
             ) from None
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **wanted})
+        self._options = str(wanted.get("options", ""))
         self.place = _describe(wanted)
         self.busy_timeout = busy_timeout
         # Blocks of callers may last: they leave one connection for statements, which are short. On
@@ -108,6 +112,8 @@ class Database:
             self.pooled = row is None or row[0] != connection.info.backend_pid
             if self.pooled:
                 connection.prepare_threshold = None
+            else:
+                self._wait_for_the_disk(connection)
             version = schemas.found_version(connection, self.schema)
             schemas.refuse_newer(version, self.schema, self.place)
             versions = (version, version)
@@ -136,9 +142,25 @@ class Database:
             raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
         connection.prepare_threshold = None if self.pooled else 2
         teach(connection)
+        # Of the first one it is not known yet whether it leads to a pooler.
+        if self.store_id and not self.pooled:
+            self._wait_for_the_disk(connection)
         with self._lock:
             self._all.add(connection)
         return connection
+
+    def _wait_for_the_disk(self, connection: Pg) -> None:
+        """Acknowledge what is written down only, whatever is set for everybody's commits.
+
+        Unless the URL says so. A pooler would hand the setting to others.
+        """
+        if "synchronous_commit" in self._options:
+            return
+        try:
+            connection.execute(_SYNCHRONOUS)
+        except psycopg.Error as error:
+            self.drop(connection)
+            raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
 
     def drop(self, connection: Pg) -> None:
         """Close a connection."""

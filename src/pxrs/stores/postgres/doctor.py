@@ -11,7 +11,9 @@ _LONG = 60
 _SETTINGS = """SELECT current_setting('server_version'), current_setting('synchronous_commit'),
     current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery(),
     current_setting('autovacuum'), current_setting('max_connections')::int,
-    (SELECT count(*) FROM pg_stat_activity)"""
+    (SELECT count(*) FROM pg_stat_activity),
+    (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit')"""
+_SYNC = "set synchronous_commit=on for this role: ALTER ROLE … SET synchronous_commit = on"
 _LONG_ONES = """SELECT pid, coalesce(usename::text, ''), coalesce(application_name, ''), state,
     extract(epoch FROM clock_timestamp() - xact_start)::float
     FROM pg_stat_activity WHERE xact_start < clock_timestamp() - %s * interval '1 s'
@@ -20,11 +22,11 @@ _LONG_ONES = """SELECT pid, coalesce(usename::text, ''), coalesce(application_na
 
 def findings(database: Database, long_after: float = _LONG) -> list[Finding]:
     """Everything that can be asked without changing anything."""
-    version, commit, fsync, pages, standby, vacuum, most, used = database.read(_SETTINGS)[0]
+    version, commit, fsync, pages, standby, vacuum, most, used, usual = database.read(_SETTINGS)[0]
     return [
         ok("version", f"PostgreSQL {version}, schema {database.schema} {database.versions[1]}"),
         _standby(standby),
-        *_durability(commit, fsync, pages),
+        *_durability(commit, usual, fsync, pages),
         _clock(database),
         _notifications(database),
         *_long_transactions(database, long_after),
@@ -39,14 +41,25 @@ def _standby(standby: bool) -> Finding:
     return ok("server", "this is the primary")
 
 
-def _durability(commit: str, fsync: str, pages: str) -> list[Finding]:
+def _durability(commit: str, usual: str, fsync: str, pages: str) -> list[Finding]:
+    """`commit` is what pxrs' own connections go by, `usual` what all others of its role do."""
     found = []
     if commit == "off":
         found.append(
             warning(
                 "durability",
-                "synchronous_commit=off: a crash of the server may take acknowledged messages",
-                "set synchronous_commit=on for this role: ALTER ROLE … SET synchronous_commit = on",
+                "synchronous_commit=off, by the URL or behind a pooler: a crash of the server may "
+                "take acknowledged messages, items and checkpoints",
+                _SYNC,
+            )
+        )
+    elif usual == "off":
+        found.append(
+            warning(
+                "durability",
+                "synchronous_commit=off: pxrs waits for the disk all the same, but a crash of the "
+                "server may take units of work on connections of your own",
+                _SYNC,
             )
         )
     for name, value in (("fsync", fsync), ("full_page_writes", pages)):

@@ -9,6 +9,8 @@ number. Keys sort by code point here ("C") and in Python alike.
 
 from __future__ import annotations
 
+from pxrs.stores.versions import CHANCE_BITS
+
 # Conditions that functions raise for; `failures.py` knows them.
 OVERTAKEN = "PX001"
 SESSION_LOST = "PX002"
@@ -27,8 +29,16 @@ APPENDED, DUPLICATE, NO_TOPIC, NO_PARTITION, FENCED, GAP = range(6)
 # versions behind, and while some old transaction keeps them from being removed every look by
 # key has to pass all of them. A look by place does not. A place that does not fit any more is
 # no harm: the key is compared too, and then it is looked for.
+#
+# A crash of the server, or a fail-over, may lose commits, and with them the sequence goes back: it
+# would give the same numbers again, and an owner that was frozen would find its successor's record
+# at the version that it remembers. So a part of each version is drawn by chance.
+_NEXT_VERSION = (
+    f"(nextval('@.pxrs_revision') << {CHANCE_BITS}) + floor(random() * {2**CHANCE_BITS})::int8"
+)
+
 COMMIT = f"""
-CREATE FUNCTION @.pxrs_commit(
+CREATE OR REPLACE FUNCTION @.pxrs_commit(
     keys text[], kinds int8[], expected int8[], vals bytea[], owners text[], places text[])
 RETURNS TABLE (failed bool, r_key text, r_version int8, r_place text, r_value bytea, r_session text)
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
@@ -90,7 +100,7 @@ BEGIN
     failed := false;
     r_value := NULL;
     r_session := NULL;
-    revision := nextval('@.pxrs_revision');
+    revision := {_NEXT_VERSION};
     FOR each IN SELECT * FROM unnest(keys, kinds, expected, vals, owners) WITH ORDINALITY
             AS u(key, kind, expected, value, owner, number) WHERE kind <> {CHECK} LOOP
         here := heres[each.number];
@@ -112,7 +122,7 @@ BEGIN
             INSERT INTO @.pxrs_coord AS c VALUES
                 (each.key, each.value, revision, nullif(each.owner, ''))
                 ON CONFLICT (key) DO UPDATE SET value = excluded.value,
-                    version = nextval('@.pxrs_revision'), session = excluded.session
+                    version = {_NEXT_VERSION}, session = excluded.session
                 RETURNING c.ctid, c.version INTO here, told;
         END IF;
         IF NOT FOUND THEN

@@ -179,6 +179,7 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
         _NOTE_ALL_HOLDERS,
         functions.FORGET_FIRST_REAP,
         functions.REAP,
+        functions.COMMIT,
     ),
 }
 

@@ -3,7 +3,7 @@
 ```
 queue-list/<queue>                      whether it is fifo, when it was made
 queue-holders/<session>                 there as long as the session is, which is how it is asked
-queue-commits/<session>/<slot>          the session's latest transactions, for unknown outcomes
+queue-commits/<session>/<unit>          that a unit was done, or never will be: for unknown outcomes
 queues/<queue>/tail                     the next item's number, how many were put and dropped
 queues/<queue>/items/item-<number>      an item: a line of JSON, then its body
 queues/<queue>/ready/<rank>.<number>    where an item stands that may be taken,

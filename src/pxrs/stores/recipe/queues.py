@@ -17,7 +17,6 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import Closed, StoreError, TransactionConflict
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.stores.queue_rules import (
-    given_up,
     held_in,
     page_size,
     validate_lock,
@@ -60,15 +59,13 @@ class RecipeQueues:
         self._directory = Directory(coord, clock)
         self._deadlines = Deadlines(coord, holds)
         self._tools = Tools(coord, clock, self._directory, holds, self._deadlines)
-        self._receipts = Receipts(coord, clock)
+        self._receipts = Receipts(self._tools)
         self._reaper = Reaper(self._tools)
         self._taker = Taker(self._tools, self._reaper)
         self._changer = Changer(self._tools, self._receipts)
         self._upkeep = Upkeep(self._tools, self._reaper)
         self._restorer = Restorer(self._tools)
         self._closed = False
-        # Takes that were given up.
-        self._given_up: set[tuple[str, str]] = set()
 
     @property
     def limits(self) -> QueueLimits:
@@ -102,9 +99,7 @@ class RecipeQueues:
     ) -> Taken:
         validate_take(count, most, lock_for)
         self._begin()
-        if (holder.session, unit) in self._given_up:
-            raise given_up(unit)
-        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for))
+        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for, unit))
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -117,10 +112,11 @@ class RecipeQueues:
 
     def outcome(self, session: str, unit: str) -> Outcome:
         self._begin()
-        return self._receipts.outcome(session, unit, alive=self._tools.has_session(session))
+        return self._receipts.outcome(session, unit)
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
-        self._given_up.add((holder.session, unit))
+        self._begin()
+        self._taker.give_up(holder, unit)
         return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:

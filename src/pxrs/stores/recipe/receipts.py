@@ -2,7 +2,8 @@
 
 Each unit makes a record of its own, under its name, so a unit that is still on its way can be
 told to stay away: by making that record first. The record goes with a later commit of the same
-session, once the committer knows the outcome. Those of ended sessions are swept after an hour.
+session, once the committer knows that it was done. Those of a session that has ended are swept by
+whoever has known that for an hour of its own monotonic clock: no two hosts' clocks are compared.
 """
 
 from __future__ import annotations
@@ -12,44 +13,49 @@ from contextlib import suppress
 
 import msgspec
 
-from pxrs.clock import Clock
 from pxrs.errors import PxrsError
-from pxrs.stores.api import CoordStore
 from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.recipe.draft import Draft, attempts
 from pxrs.stores.recipe.layout import COMMITS, decode, encode, part_name
+from pxrs.stores.recipe.shared import Tools
 from pxrs.types import Check, Committed, Delete, Outcome, Put, QueueChange
 
-_KEPT_MS = int(6 * REMEMBERED_FOR * 1000)
+_KEPT = 6 * REMEMBERED_FOR
 _SWEPT_AT_ONCE = 50
+_SESSIONS_KNOWN = 10_000
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Of a unit that was committed, or given up: without its name."""
+    """Of a unit that was committed, or given up: without its name. `at_ms` is for people."""
 
     transaction: str | None
     at_ms: int
+    session: str = ""
 
 
 class Receipts:
     """The units of one handle."""
 
-    def __init__(self, coord: CoordStore, clock: Clock) -> None:
-        self._coord = coord
-        self._clock = clock
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._coord = tools.coord
+        self._clock = tools.clock
         self._swept = ""
+        # When each ended session was first seen to have ended.
+        self._ended: dict[str, float] = {}
 
     def write(self, draft: Draft, change: QueueChange) -> str:
         """Add the unit's record, which nobody may have made; its key."""
         key = _key(change.holder.session, change.unit)
         draft.require(key, 0)
-        draft.put(key, encode(Receipt(change.unit, draft.now_ms)))
+        draft.put(key, encode(Receipt(change.unit, draft.now_ms, change.holder.session)))
         return key
 
-    def outcome(self, session: str, unit: str, *, alive: bool) -> Outcome:
+    def outcome(self, session: str, unit: str) -> Outcome:
         """Read the record, or make it, and with that keep the unit from ever making it."""
         key = _key(session, unit)
-        void = encode(Receipt(None, self._clock.wall_ms()))
+        void = encode(Receipt(None, self._clock.wall_ms(), session))
+        alive = self._tools.has_session(session)
         for _ in attempts("what became of a transaction could not be found out"):
             found = self._coord.get(key)
             if found is not None:
@@ -71,17 +77,31 @@ class Receipts:
                 self._coord.commit([], [Delete(_key(session, unit)) for unit in some])
 
     def sweep(self) -> None:
-        """Remove some that are too old to be asked for, round and round."""
+        """Remove some whose session ended long ago, round and round."""
         found = self._coord.list(COMMITS, after=self._swept or None, limit=_SWEPT_AT_ONCE)
         self._swept = found[-1].key if len(found) == _SWEPT_AT_ONCE else ""
-        before = self._clock.wall_ms() - _KEPT_MS
-        old = [each for each in found if decode(each.value, Receipt).at_ms < before]
+        sessions = {each.key: decode(each.value, Receipt).session for each in found}
+        long_over = set(filter(self._ended_long_ago, set(sessions.values())))
+        old = [each for each in found if sessions[each.key] in long_over]
         room = self._coord.limits.operations // 2
         if old:
             self._coord.commit(
                 [Check(each.key, each.version) for each in old[:room]],
                 [Delete(each.key) for each in old[:room]],
             )
+
+    def _ended_long_ago(self, session: str) -> bool:
+        """Whether we have known for so long that it has ended. One that has never comes back."""
+        now = self._clock.monotonic()
+        since = self._ended.get(session)
+        if since is None:
+            if session and self._tools.has_session(session):
+                return False
+            if len(self._ended) >= _SESSIONS_KNOWN:
+                # They are seen again, and their hour begins anew.
+                self._ended.clear()
+            since = self._ended[session] = now
+        return now - since >= _KEPT
 
 
 def _key(session: str, unit: str) -> str:

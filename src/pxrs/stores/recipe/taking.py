@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pxrs.chance import CHANCE
-from pxrs.errors import OutcomeUnknown, SessionLost, StoreError
+from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
 from pxrs.stores.api import Session
-from pxrs.stores.queue_rules import USED_UP, delay_ms, pick
+from pxrs.stores.queue_rules import USED_UP, delay_ms, given_up, pick
 from pxrs.stores.recipe.draft import Draft, attempts
 from pxrs.stores.recipe.layout import Entry, Layout, Standing, decode_item, entry_of
 from pxrs.stores.recipe.moves import bury, hold
@@ -30,6 +31,12 @@ class Wish(NamedTuple):
     wanted: int
     most: int | None
     lock_for: float | None
+    unit: str
+
+
+# A take: its holder, and what that calls it.
+_Name = tuple[Holder, str]
+_Sent = tuple[Layout, Sequence[tuple[Entry, Standing]]]
 
 
 class Sight(NamedTuple):
@@ -45,9 +52,39 @@ class Taker:
     def __init__(self, tools: Tools, reaper: Reaper) -> None:
         self._tools = tools
         self._reaper = reaper
+        self._lock = threading.Lock()
+        # What takes are about to hold, until their outcome is known; and takes that were given up.
+        self._sent: dict[_Name, _Sent] = {}
+        self._given_up: set[_Name] = set()
+
+    def give_up(self, holder: Holder, unit: str) -> None:
+        """Return when this very take has held what it will ever hold.
+
+        Takes are the business of the process that has the session, so others need not know.
+        """
+        name = (holder, unit)
+        with self._lock:
+            self._given_up.add(name)
+            sent = self._sent.get(name)
+        if sent is not None:
+            self._find_out(*sent)
+            self._settle(name)
+
+    def _begin(self, name: _Name, sent: _Sent) -> None:
+        """Note it before it is sent: whatever interrupts it, it can be asked after."""
+        with self._lock:
+            if name in self._given_up:
+                raise given_up(name[1])
+            self._sent[name] = sent
+
+    def _settle(self, name: _Name) -> None:
+        with self._lock:
+            self._sent.pop(name, None)
 
     def take(self, wish: Wish) -> Taken:
         """As many as one commit can hold, and can remove later."""
+        if (wish.holder, wish.unit) in self._given_up:
+            raise given_up(wish.unit)
         known = self._tools.directory.known(wish.at.queue)
         if known is None:
             self._tools.require_session(wish.holder.session)
@@ -130,12 +167,12 @@ class Taker:
         deadline = self._tools.deadlines.open(wish.lock_for)
         try:
             held = self._hold(wish, entries, deadline)
-        except StoreError:
-            # Something may be held by it, for all we know: it has to end.
-            self._tools.deadlines.abandon(deadline.id)
+        except (SessionLost, Fenced):
+            self._tools.deadlines.release(deadline.id)
             raise
         except BaseException:
-            self._tools.deadlines.release(deadline.id)
+            # Something may be held by it, for all we know: it has to end.
+            self._tools.deadlines.abandon(deadline.id)
             raise
         if not held:
             self._tools.deadlines.release(deadline.id)
@@ -158,11 +195,7 @@ class Taker:
             return []
         for session in self._leaned_on(draft, wish, [standing for _, standing in held]):
             draft.vouch(session)
-        try:
-            outcome = draft.commit()
-            versions = outcome.versions if isinstance(outcome, Committed) else {}
-        except OutcomeUnknown:
-            versions = self._find_out(at, held)
+        versions = self._commit(draft, (wish.holder, wish.unit), (at, held))
         if not versions:
             tools.directory.forget(at.queue)
             return []
@@ -173,6 +206,20 @@ class Taker:
         for entry in taken:
             tools.holds.add(wish.holder, at.queue, entry)
         return taken
+
+    def _commit(self, draft: Draft, name: _Name, sent: _Sent) -> Mapping[str, int]:
+        """The versions of what is held now; none if somebody was faster."""
+        self._begin(name, sent)
+        try:
+            outcome = draft.commit()
+            versions = outcome.versions if isinstance(outcome, Committed) else {}
+        except OutcomeUnknown:
+            versions = self._find_out(*sent)
+        except PxrsError:
+            self._settle(name)
+            raise
+        self._settle(name)
+        return versions
 
     def _standing(
         self, standing: Standing, wish: Wish, deadline: Session | None, now_ms: int

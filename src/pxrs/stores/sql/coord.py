@@ -22,6 +22,7 @@ from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.ears import Ears
 from pxrs.stores.sql.schema import LONGEST_KEY, reading
 from pxrs.stores.sql.sessions import Observation, Sessions, SqlSession
+from pxrs.stores.versions import next_step
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
@@ -160,7 +161,8 @@ class Commit:
     def _write(self, there: set[str]) -> dict[str, int]:
         puts = [write for write in self._writes if isinstance(write, Put)]
         deletes = [write.key for write in self._writes if isinstance(write, Delete)]
-        self._connection.execute(sql.RAISE_BOTH if deletes else sql.RAISE_REVISION)
+        raised = sql.RAISE_BOTH if deletes else sql.RAISE_REVISION
+        self._connection.execute(raised, {"step": next_step()})
         revision: int = self._connection.execute(sql.REVISION).scalar_one()
         for some in _chunks(sorted(deletes)):
             self._connection.execute(sql.DELETE, {"keys": some})

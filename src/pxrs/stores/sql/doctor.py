@@ -11,6 +11,9 @@ from pxrs.stores.sql.database import Database
 from pxrs.stores.sql.queue_upkeep import LIMITS
 
 _LONG = 60
+# Of innodb_flush_log_at_trx_commit: synced with every commit (3 is MariaDB's), and only handed to
+# the operating system.
+_SYNCED, _WRITTEN = (1, 3), 2
 _SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin,
     @@read_only"""
 _LONG_ONES = """SELECT trx_mysql_thread_id, timestampdiff(SECOND, trx_started, now())
@@ -37,16 +40,18 @@ def findings(database: Database, long_after: int = _LONG) -> list[Finding]:
 
 
 def _durability(flush: int, binlog: int, logs: int) -> Finding:
-    if flush != 1:
+    if flush not in _SYNCED:
+        what = "a power cut" if flush == _WRITTEN else "a crash of the server"
         return warning(
             "durability",
-            f"innodb_flush_log_at_trx_commit={flush}: a crash may take the last commits",
+            f"innodb_flush_log_at_trx_commit={flush}: {what} may take the last commits",
             "set innodb_flush_log_at_trx_commit=1",
         )
-    if logs and binlog != 1:
-        return note(
+    if logs and binlog != 1 and flush == 1:
+        return warning(
             "durability",
-            f"sync_binlog={binlog}: a crash may lose commits on replicas",
+            f"sync_binlog={binlog} with a binary log: InnoDB leaves the last sync of a commit to "
+            "that log, so a power cut may take the last commits, here and on replicas",
             "set sync_binlog=1",
         )
     return ok("durability", "every commit is synced")

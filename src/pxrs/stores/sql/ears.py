@@ -137,8 +137,8 @@ class Ears:
         else:
             self.observation.observer.judge((), sent)
         before, self._seen = self._seen, (revision, removals)
-        if before is None or before[1] != removals:
-            # A record is gone, or a session with what it held.
+        if before is None or before[1] != removals or revision < before[0]:
+            # A record is gone, or a session with what it held; or a crash has taken commits.
             self._wakeups.ring((None,))
             self._queue_wakeups.ring((None,))
             return True

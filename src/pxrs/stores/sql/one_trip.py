@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pxrs.errors import OutcomeUnknown, PxrsError, StoreUnavailable
 from pxrs.stores.sql.database import Database
+from pxrs.stores.versions import next_step
 from pxrs.types import Check, Delete, Put, Write
 
 # Beyond that a commit is not held up by its round trips.
@@ -98,7 +99,8 @@ def _batch(checks: Sequence[Check], writes: Sequence[Write]) -> Iterator[Stateme
     yield Statement(lock, tuple(key.encode() for key in keys))
     yield from _checked([check for check in checks if check.version], sorted(absent))
     more = ", removals = removals + 1" if deletes else ""
-    yield Statement(f"UPDATE pxrs_meta SET revision = revision + 1{more} WHERE @pxrs_ok")
+    raised = f"UPDATE pxrs_meta SET revision = revision + %s{more} WHERE @pxrs_ok"
+    yield Statement(raised, (next_step(),))
     yield Statement("SELECT revision INTO @pxrs_revision FROM pxrs_meta")
     if deletes:
         names = ", ".join(["%s"] * len(deletes))

@@ -24,6 +24,7 @@ from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.sql import statements as sql
 from pxrs.stores.sql.database import Database
+from pxrs.stores.versions import next_step
 
 
 class Observation:
@@ -112,7 +113,7 @@ def _end(connection: Connection, ids: Sequence[str]) -> bool:
     if not connection.execute(sql.END, {"ids": ids}).rowcount:
         return False
     connection.execute(sql.DELETE_BOUND, {"ids": ids})
-    connection.execute(sql.RAISE_BOTH)
+    connection.execute(sql.RAISE_BOTH, {"step": next_step()})
     return True
 
 

@@ -63,8 +63,9 @@ LIVING_SESSIONS = (
 LOCK_RECORDS = (
     select(*_columns).where(RECORDS.c.name.in_(_keys)).order_by(RECORDS.c.name).with_for_update()
 )
-RAISE_REVISION = update(META).values(revision=META.c.revision + 1)
-RAISE_BOTH = update(META).values(revision=META.c.revision + 1, removals=META.c.removals + 1)
+_raised = META.c.revision + bindparam("step")
+RAISE_REVISION = update(META).values(revision=_raised)
+RAISE_BOTH = update(META).values(revision=_raised, removals=META.c.removals + 1)
 REVISION = select(META.c.revision)
 INSERT = insert(RECORDS)
 UPDATE = (

@@ -14,8 +14,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pxrs.errors import OutcomeUnknown, StoreUnavailable
+from pxrs.errors import Closed, OutcomeUnknown, StoreUnavailable
 from pxrs.stores.zookeeper.link import DOUBTFUL, Link, zk
+
+_VOID = b"void"
 
 
 class Operation(NamedTuple):
@@ -104,16 +106,24 @@ class Commits:
         mark = secrets.token_hex(12).encode()
         all_of_it = [Operation("set_data", slot.path, mark, slot.version), *operations]
 
+        sent = False
+
         def send(client: Any) -> Any:
+            nonlocal sent
             multi = client.transaction()
             for operation in all_of_it:
                 operation.add_to(multi)
+            sent = True
             return multi.commit_async()
 
         try:
             results = self._link.once(send, deadline)
         except DOUBTFUL as error:
             return self._settle(slot, mark, error, deadline)
+        except Closed as error:
+            if not sent:
+                raise
+            raise _unknown(error) from error
         for operation, result in zip(all_of_it, results, strict=True):
             if isinstance(result, zk.RolledBackError | zk.RuntimeInconsistency):
                 continue
@@ -126,29 +136,39 @@ class Commits:
         self, slot: _Slot, mark: bytes, error: Exception, deadline: float
     ) -> Done | Refused | None:
         """Find out whether it happened, and see to it that it does not happen later."""
-        unknown = OutcomeUnknown(
-            f"a commit was sent to ZooKeeper and not answered ({type(error).__name__}); "
-            "it may have happened"
-        )
         while True:
             try:
-                value, stat = self._link.call(lambda client: client.get_async(slot.path), deadline)
-                if value == mark:
-                    slot.version = stat.version
-                    return Done(stat.mzxid)
-                written = self._link.once(
-                    lambda client: client.set_async(slot.path, b"void", slot.version), deadline
-                )
-                slot.version = written.version
-                return Refused(Operation("set_data", slot.path), error)
-            except zk.BadVersionError:
-                # It arrived between our two requests, or our own write was not answered.
-                value, stat = self._link.call(lambda client: client.get_async(slot.path), deadline)
-                if value == b"void":
-                    slot.version = stat.version
-                    return Refused(Operation("set_data", slot.path), error)
+                settled = self._look(slot, mark, error, deadline)
             except DOUBTFUL:
                 continue
-            except (zk.NoNodeError, StoreUnavailable):
+            except (zk.NoNodeError, StoreUnavailable, Closed):
                 # With our session the slot went: what it said can't be read any more.
-                raise unknown from error
+                raise _unknown(error) from error
+            if settled is not None:
+                return settled
+
+    def _look(
+        self, slot: _Slot, mark: bytes, error: Exception, deadline: float
+    ) -> Done | Refused | None:
+        """None if it arrived between our two requests: then another look tells."""
+        value, stat = self._link.call(lambda client: client.get_async(slot.path), deadline)
+        if value == mark:
+            slot.version = stat.version
+            return Done(stat.mzxid)
+        if stat.version == slot.version:
+            try:
+                stat = self._link.once(
+                    lambda client: client.set_async(slot.path, _VOID, slot.version), deadline
+                )
+            except zk.BadVersionError:
+                return None
+        # Else it is our own write that was not answered.
+        slot.version = stat.version
+        return Refused(Operation("set_data", slot.path), error)
+
+
+def _unknown(error: Exception) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"a commit was sent to ZooKeeper and not answered ({type(error).__name__}); "
+        "it may have happened"
+    )

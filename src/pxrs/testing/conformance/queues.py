@@ -273,6 +273,24 @@ def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
 
 
 @suite
+def check_deleted_items_are_handed_out_by_nobody(lab: Lab) -> None:
+    """Nor by a handle that takes in a loop, and may know what comes next."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    worker.put(*(b"old %d" % number for number in range(9)))
+    for _ in range(4):
+        worker.apply(worker.take_one())
+    there.queues.delete("q")
+    same(bodies(worker.take()), [], "what is left of a deleted queue")
+    worker.put(*(b"old %d" % number for number in range(9)))
+    for _ in range(4):
+        worker.apply(worker.take_one())
+    there.queues.delete("q")
+    Worker(there).put(b"new")
+    same(bodies(worker.take()), [b"new"], "what there is of the new one")
+
+
+@suite
 def check_holds_in_a_queue_made_again_end_with_their_session(lab: Lab) -> None:
     """A session that has held items of a queue holds those of a new one by that name no longer."""
     here, there = lab.open(), lab.open()
