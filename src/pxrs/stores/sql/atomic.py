@@ -128,6 +128,7 @@ class SqlAtomic(Block[Connection]):
             self._has_snapshot = connection.get_isolation_level() != "READ COMMITTED"
             self._set_mark(connection)
         except BaseException as error:
+            self._held.close()
             if loan.began:
                 loan.rollback()
             if isinstance(error, exc.DBAPIError):
