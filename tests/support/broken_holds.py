@@ -190,11 +190,12 @@ class HandsOutWhatItRemembers(MemoryQueues):
         *,
         most: int | None = None,
         lock_for: float | None = None,
+        unit: str = "",
     ) -> Taken:
         aside, self._aside = self._aside, Taken([], None)
         if aside.items:
             return aside
-        return super().take(queue, holder, count, most=most, lock_for=lock_for)
+        return super().take(queue, holder, count, most=most, lock_for=lock_for, unit=unit)
 
 
 class LateHoldersKeepLocks(MemoryQueues):
