@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
+from sqlalchemy import text
 
 from support.callers import (
     IDIOMS,
@@ -131,3 +132,35 @@ def test_who_has_not_committed_yet_holds_up_no_other_queue(site: Site) -> None:
         site.px.put(beside, "9")
     assert len(site.px.stores.queues.peek(site.name)) == 1
     assert len(site.px.stores.queues.peek(beside)) == 3
+
+
+NOTED = {
+    "sqlite": "pxrs_queue_units WHERE session",
+    "postgres": "pxrs.pxrs_queue_commits WHERE session",
+    "mariadb": "pxrs_queue_commits WHERE session_id",
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.engine(kind)) for kind in NOTED]
+)
+def test_what_is_noted_of_callers_commits_does_not_pile_up(site: Site) -> None:
+    keeper = site.px._desk().keeper
+    session = keeper.session().id
+
+    def noted() -> int:
+        with site.engine.connect() as connection:
+            count = text(f"SELECT count(*) FROM {NOTED[site.kind]} = :session")
+            return int(connection.execute(count, {"session": session}).scalar_one())
+
+    before = noted()
+    for number in range(70):
+        with engine_begin(site) as caller:
+            site.px.put(site.name, str(number), connection=caller.connection)
+    # What was committed only just now is let be the first time. Each forgetting leaves one note.
+    for _ in range(100):
+        keeper._forget_left()
+        if noted() <= before + 35:
+            break
+    assert noted() <= before + 35
+    assert site.px.queues.describe(site.name).put == 70

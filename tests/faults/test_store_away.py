@@ -60,17 +60,17 @@ def test_a_poll_without_a_partition(postgres_url: str, proxy: Proxy, px: Pxrs) -
     with (
         pxrs.connect(postgres_url) as there,
         there.consumer("t", "g", debounce=0.0) as first,
-        px.consumer("t", "g", debounce=0.0) as second,
     ):
         while not first.assignment:
             first.poll(timeout=0.05)
-        assert second.poll(timeout=0) == []
-        proxy.refuse()
-        # Its session lasts for longer: it is the steward who has noticed.
-        with pytest.raises(pxrs.StoreUnavailable):
-            for _ in range(100):
-                assert second.poll(timeout=0.2) == []
-        proxy.heal()
+        with px.consumer("t", "g", debounce=0.0) as second:
+            assert second.poll(timeout=0) == []
+            proxy.refuse()
+            # Its session lasts for longer: it is the steward who has noticed.
+            with pytest.raises(pxrs.StoreUnavailable):
+                for _ in range(100):
+                    assert second.poll(timeout=0.2) == []
+            proxy.heal()
 
 
 class Away:

@@ -56,7 +56,7 @@ def test_same_seed_in_another_process() -> None:
         ).stdout
         for number in ("1", "2")
     ]
-    assert len(traces[0].splitlines()) > 100
+    assert len(traces[0].splitlines()) > 150
     assert b"queues, seed 13: fine" in traces[0]
     assert b"producers, seed 13: fine" in traces[0]
     assert traces[0] == traces[1]

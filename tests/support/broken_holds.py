@@ -195,7 +195,7 @@ class HandsOutWhatItRemembers(MemoryQueues):
         aside, self._aside = self._aside, Taken([], None)
         if aside.items:
             return aside
-        return super().take(queue, holder, count, most=most, lock_for=lock_for)
+        return super().take(queue, holder, count, most=most, lock_for=lock_for, unit=unit)
 
 
 class LateHoldersKeepLocks(MemoryQueues):

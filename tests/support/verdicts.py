@@ -26,7 +26,7 @@ class Attacked:
     def __init__(self, px: pxrs.Pxrs, threads: int = 8) -> None:
         self.px = px
         self.committed: set[str] = set()
-        self.refused: dict[str, PxrsError] = {}
+        self.refused: dict[str, str] = {}
         self.unknown: set[str] = set()
         self._failures: list[BaseException] = []
         self._changed = threading.Condition()
@@ -56,7 +56,7 @@ class Attacked:
         except OutcomeUnknown:
             self.unknown.add(name)
         except PxrsError as error:
-            self.refused[name] = error
+            self.refused[name] = str(error)
         else:
             with self._changed:
                 self.committed.add(name)
@@ -80,7 +80,7 @@ class Attacked:
         items, rows = self._items(), rows_in()
         lost = self.committed - items
         assert not lost, f"{len(lost)} of {len(self.committed)} were committed and are not there"
-        there = {name: str(error) for name, error in self.refused.items() if name in items}
+        there = {name: said for name, said in self.refused.items() if name in items}
         assert not there, f"{len(there)} of {len(self.refused)} were refused and are there: {there}"
         assert rows == {name for name in items if int(name.partition("-")[2]) % 2 == 0}
 

@@ -368,8 +368,10 @@ class Pxrs(QueueVerbs):
         """
         here = [consumer for consumer in all_of(self._consumers) if not consumer.has_left]
         found = [(each.member, each.health()) for each in here]
-        for running in (*all_of(self._running), *all_of(self._listeners)):
+        for running in all_of(self._running):
             found += running.health().items()
+        for listener in all_of(self._listeners):
+            found += listener._health().items()
         return _named(found)
 
     @property

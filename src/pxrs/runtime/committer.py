@@ -50,6 +50,7 @@ _LOOK_EVERY = 0.01
 _OUT_OF_SEQUENCE = (ProducerFenced, SequenceGap)
 _REFUSALS = (InvalidRequest, *_OUT_OF_SEQUENCE)
 
+_NOWHERE: frozenset[LogPartition] = frozenset()
 _Result = Appended | Exception
 
 
@@ -183,8 +184,9 @@ class Committer:
 
     def _sealed(self) -> list[tuple[Parcel, Batch]]:
         """The round's batches that are not settled. One that can't be sealed fails alone."""
-        for where in {parcel.where for parcel in self._round} & self._broken_off:
-            self._begin_anew(where)
+        if self._broken_off:
+            for where in {parcel.where for parcel in self._round} & self._broken_off:
+                self._begin_anew(where)
         sealed = []
         for parcel in self._round:
             if parcel.settled:
@@ -265,11 +267,12 @@ class Committer:
                 paused.add(where)
             else:
                 self._fail(parcel, result)
-        for where in {parcel.where for parcel, _ in sealed}:
-            if where in paused:
-                self._pause(where)
-            else:
-                self._pauses.pop(where, None)
+        if paused or self._pauses:
+            for where in {parcel.where for parcel, _ in sealed}:
+                if where in paused:
+                    self._pause(where)
+                else:
+                    self._pauses.pop(where, None)
         done = [parcel for parcel in self._round if parcel.settled]
         self._outbox.release(done)
         self._round = []
@@ -317,6 +320,8 @@ class Committer:
         self._pauses[where] = _Pause(failures, time.monotonic() + delay)
 
     def _paused(self) -> frozenset[LogPartition]:
+        if not self._pauses:
+            return _NOWHERE
         now = time.monotonic()
         # In one step: the background thread looks at it without the lock.
         pauses = tuple(self._pauses.items())

@@ -129,7 +129,7 @@ class Listener:
         for watch in list(self._watches):
             watch.wake()
 
-    def health(self) -> dict[str, Health]:
+    def _health(self) -> dict[str, Health]:
         """How it is doing; nothing once it has ended as it was told to. From any thread."""
         name = f"listen:{self._settings.queue}"
         if self._failure is not None:

@@ -68,7 +68,7 @@ class ProcessListener:
         if self._workers is not None:
             self._workers.stop()
 
-    def health(self) -> dict[str, Health]:
+    def _health(self) -> dict[str, Health]:
         """How its processes are doing; nothing once it has ended as it was told to."""
         name = f"listen:{self._job.queue}"
         if self._failure is not None:
@@ -83,7 +83,7 @@ class ProcessListener:
         if thread is None:
             return True
 
-        def has_ended(seconds: float) -> bool:
+        def has_ended(seconds: float | None) -> bool:
             thread.join(seconds)
             return not thread.is_alive()
 

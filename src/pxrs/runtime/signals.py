@@ -45,8 +45,13 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
         _ears.remove(stop)
 
 
-def wait_awake(wait: Callable[[float], bool], timeout: float | None) -> bool:
-    """Wait by `wait(seconds)` until it is true, `timeout` seconds at most; whether it is."""
+def wait_awake(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+    """Wait by `wait(seconds)` until it is true, `timeout` seconds at most; whether it is.
+
+    The main thread wakes up now and then; others have no signals to notice.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return wait(timeout)
     deadline = None if timeout is None else monotonic() + timeout
     while True:
         left = LOOK if deadline is None else deadline - monotonic()

@@ -387,6 +387,8 @@ class UnitOfWork:
             raise
         self._atomic = None
         atomic.__exit__(None, None, None)
+        if atomic.joined:
+            self._desk.keeper.left_to_caller(self._sent.holder.session, self._sent.unit)
         if atomic.joined and self._hold.taken:
             # The caller may still roll back: then what was taken has to be free again.
             self._hold.release_when_caller_ends("it was rolled back")

@@ -264,15 +264,11 @@ class _Connection:
 
     def open(self) -> Any:
         self.refuse_block()
-        self.began = not self._connection.in_transaction()
-        # Otherwise its commit() would find nothing to commit, and do nothing.
-        self._transaction = (
-            self._connection.begin() if self.began else self._connection.get_transaction()
-        )
-        return self._connection.connection.driver_connection
+        return self.join()
 
     def join(self) -> Any:
         self.began = not self._connection.in_transaction()
+        # Otherwise its commit() would find nothing to commit, and do nothing.
         self._transaction = (
             self._connection.begin() if self.began else self._connection.get_transaction()
         )

@@ -147,6 +147,12 @@ class Changer:
                     break
         except SessionLost:
             raise self._who_ended(holder, wanted) from None
+        except Fenced:
+            raise
+        except BaseException:
+            # It may count the time of a hold, for all we know: it has to end.
+            self._tools.deadlines.abandon(deadline.id)
+            raise
         finally:
             ends = [entry.standing.until for entry in before]
             self._tools.deadlines.release(deadline.id, *ends)

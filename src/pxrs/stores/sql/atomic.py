@@ -128,6 +128,7 @@ class SqlAtomic(Block[Connection]):
             self._has_snapshot = connection.get_isolation_level() != "READ COMMITTED"
             self._set_mark(connection)
         except BaseException as error:
+            self._held.close()
             if loan.began:
                 loan.rollback()
             if isinstance(error, exc.DBAPIError):
@@ -248,7 +249,10 @@ class SqlAtomic(Block[Connection]):
     def _set_mark(self, connection: Connection) -> None:
         self._mark = new_mark()
         if _has_savepoints(connection):
-            connection.exec_driver_sql(f"SAVEPOINT {self._mark}")
+            try:
+                connection.exec_driver_sql(f"SAVEPOINT {self._mark}")
+            except exc.DBAPIError as error:
+                raise self._database.translated(error) from error
 
     def _refuse_other_database(self, connection: Connection) -> None:
         dialect = connection.dialect.name
