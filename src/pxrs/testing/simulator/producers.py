@@ -135,6 +135,16 @@ class Judge:
         if not isinstance(result, Appended):
             self._errors.setdefault(where, []).append(result)
 
+    def forget(self) -> None:
+        """Let go of what was sent, and of the frames that told of it.
+
+        The garbage collector does not look into a `Sent`: it would keep the whole world.
+        """
+        for *_, sent in self.sent:
+            if (error := sent._parcel.error) is not None:
+                error.__traceback__ = None
+        self.sent.clear()
+
     def check(self) -> None:
         """Everything is settled, and nothing is on its way: was all of it true?"""
         found = {where: self._read(where) for where in dict.fromkeys(each[1] for each in self.sent)}
@@ -208,6 +218,7 @@ class World:
         finally:
             for producer in self._producers.values():
                 producer.abandon()
+            self._judge.forget()
 
     def _step(self) -> None:
         who = self._rng.choice(sorted(self._producers))
