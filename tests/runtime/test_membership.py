@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from pxrs.core.assign import sticky
 from pxrs.core.group import Me, Memory, Rules, View, decide
 from pxrs.core.records import Claim, GroupTopic, Head, MemberRecord, resets_prefix
-from pxrs.errors import Displaced, Fenced, OutcomeUnknown
+from pxrs.errors import Displaced, Fenced, OutcomeUnknown, PxrsError, StoreFull
 from pxrs.runtime.groups import Groups
-from pxrs.testing.faults import NOTHING, FaultyStores, Rates
-from pxrs.types import TopicPartition
+from pxrs.testing.faults import NOTHING, FaultyCoord, FaultyStores, Interrupted, Rates
+from pxrs.types import Check, TopicPartition, Write
 from support.stepping import TTL, Group
 
 pytestmark = pytest.mark.engine("memory")
@@ -125,6 +128,65 @@ def test_seek_without_an_answer_starts_where_the_store_says() -> None:
     group.look(worker)
     worker.fetch(lambda: None)
     assert [message.offset for message in worker.one_by_one(worker.hand_out(1))] == [1]
+
+
+@pytest.mark.parametrize(("fate", "start"), [("done", 1), ("lost", 3)])
+def test_interrupted_seek_starts_where_the_store_says(fate: str, start: int) -> None:
+    """Ctrl-C came before the commit or after it: the work does not go on where it was."""
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    assert [message.offset for message in worker.one_by_one(worker.hand_out(3))] == [0, 1, 2]
+    worker.commit_handled()
+    group.interrupt(fate)
+    with pytest.raises(Interrupted):
+        worker.seek("t", 0, 1)
+    group.faults.rates = NOTHING
+    assert worker.hand_out(10) == []
+    group.look(worker)
+    worker.fetch(lambda: None)
+    assert [message.offset for message in worker.one_by_one(worker.hand_out(1))] == [start]
+
+
+def test_interrupted_release_does_not_take_away_what_is_worked_on_again() -> None:
+    """It was on its way when Ctrl-C came: a write of the owner's makes it impossible."""
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.desk.leaving(frozenset([PART]))
+    group.interrupt("late")
+    with pytest.raises(Interrupted):
+        worker.membership.release_what_is_finished()
+    group.faults.rates = NOTHING
+    assert PART in worker.holdings.doubts
+    worker.membership.look()
+    group.clock.advance(TTL / 2)
+    group.faults.arrive()
+    assert (group.claim().owner, group.claim().epoch) == (worker.membership.me.id, 1)
+
+
+def test_a_refusal_after_no_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try was done; that there is no room for the second one says nothing of it."""
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    worker.fetch(lambda: None)
+    assert [message.offset for message in worker.one_by_one(worker.hand_out(3))] == [0, 1, 2]
+    commit = FaultyCoord.commit
+    errors: list[PxrsError] = [OutcomeUnknown("no answer"), StoreFull("no room")]
+
+    def fail(self: FaultyCoord, checks: Sequence[Check], writes: Sequence[Write]) -> Any:
+        if len(errors) == 2:
+            commit(self, checks, writes)
+        raise errors.pop(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FaultyCoord, "commit", fail)
+        with pytest.raises(OutcomeUnknown):
+            worker.commit_handled()
+    assert group.claim().checkpoint == 3
+    assert PART in worker.holdings.doubts
 
 
 def test_seek_of_a_lost_partition_leaves_no_record() -> None:

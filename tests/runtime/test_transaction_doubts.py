@@ -9,7 +9,7 @@ import pytest
 from pxrs.errors import Fenced, OutcomeUnknown, TransactionConflict
 from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.worker import Worker
-from pxrs.testing.faults import NOTHING, Rates
+from pxrs.testing.faults import NOTHING, Interrupted, Rates
 from support.stepping import TTL, Group
 
 pytestmark = pytest.mark.engine("memory")
@@ -146,3 +146,21 @@ def test_one_that_was_lost_may_be_run_again() -> None:
     assert group.poll(a) == [0, 1, 2, 3, 4]
     send_one(group.transactions(a, "a"))
     assert (group.sent(), group.claim().checkpoint) == (1, 5)
+
+
+@pytest.mark.parametrize(("fate", "sent"), [("done", 1), ("lost", 0)])
+def test_interrupted_twice_is_settled_by_claiming_again(fate: str, sent: int) -> None:
+    """Ctrl-C while it commits, and again while it finds out: nothing counts that is not there."""
+    group = Group()
+    worker = group.member("a")
+    group.look(worker)
+    transactions = group.transactions(worker, "a")
+    assert group.poll(worker) == [0, 1, 2, 3, 4]
+    group.interrupt(fate, "lost")
+    with pytest.raises(Interrupted):
+        send_one(transactions)
+    group.faults.rates = NOTHING
+    assert group.poll(worker) == []
+    group.look(worker)
+    assert (group.sent(), group.claim().checkpoint) == (sent, 5 if sent else None)
+    assert group.poll(worker) == ([] if sent else [0, 1, 2, 3, 4])

@@ -19,7 +19,7 @@ from pxrs.runtime.runs import Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Worker
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
-from support.mutants import NO_ANSWERS, Mutant, Patch, catch
+from support.mutants import INTERRUPTED, NO_ANSWERS, Mutant, Patch, catch
 
 
 def no_fence(patch: Patch) -> None:
@@ -163,6 +163,16 @@ def later_hand_outs_go_along(patch: Patch) -> None:
     patch.setattr(Worker, "commit_asked", lambda self, extents: self.commit_handled())
 
 
+def interrupted_seek_is_forgotten(patch: Patch) -> None:
+    """Ctrl-C while a checkpoint is set, which is done: the work goes on where it was."""
+
+    def only_unknown(error: BaseException) -> bool:
+        return isinstance(error, OutcomeUnknown)
+
+    patch.setattr("pxrs.runtime.worker.leaves_doubt", only_unknown)
+    patch.setattr("pxrs.runtime.holdings.leaves_doubt", only_unknown)
+
+
 MUTANTS = [
     Mutant(no_fence, r"wrote|epoch|went back|released|need not have"),
     Mutant(released_before_the_final_commit, r"wrote .* owned by None"),
@@ -185,6 +195,11 @@ MUTANTS = [
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
     Mutant(later_hand_outs_go_along, r"was not handled"),
+    Mutant(
+        interrupted_seek_is_forgotten,
+        r"done before|was not handled|handed out before",
+        {"rates": INTERRUPTED},
+    ),
     Mutant(pause_ends_with_a_rebalance, r"paused", first=120),
     Mutant(loop_goes_on_with_what_is_paused, r"paused", first=30),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
 from pxrs.stores.memory_queues import MemoryQueues
 from pxrs.stores.queue_rules import held_in
-from pxrs.testing.faults import Interrupted, Rates
+from pxrs.testing.faults import FaultyQueues, Interrupted, Rates
 from pxrs.testing.simulator import Broken
 from pxrs.testing.simulator.queues import draw, run
 from pxrs.testing.simulator.queues.plan import QueuePlan
@@ -156,6 +157,37 @@ def begun_is_done(patch: Patch) -> None:
     patch.setattr(MemoryQueues, "outcome", lambda self, session, unit: Outcome.DONE)
 
 
+def number_is_given_out_again(patch: Patch) -> None:
+    """Evidence by a number that the store counts itself, as `pg_xact_status` gives it.
+
+    A unit would get the next one. If it is lost with the server, whoever commits next gets that
+    number, and the unit counts as done.
+    """
+    apply, place, outcome = FaultyQueues.apply, MemoryQueues.place, MemoryQueues.outcome
+    last: WeakKeyDictionary[MemoryQueues, int] = WeakKeyDictionary()
+    sent: WeakKeyDictionary[MemoryQueues, dict[Holder, int]] = WeakKeyDictionary()
+
+    def send(self: FaultyQueues, change: QueueChange) -> list[int | None]:
+        observed: Any = self._inner
+        unit = Holder(change.holder.session, change.unit)
+        sent.setdefault(observed._inner, {})[unit] = last.get(observed._inner, 0) + 1
+        return apply(self, change)
+
+    def count(self: MemoryQueues, change: QueueChange) -> list[int | None]:
+        last[self] = last.get(self, 0) + 1
+        return place(self, change)
+
+    def by_number(self: MemoryQueues, session: str, unit: str) -> Outcome:
+        number = sent.get(self, {}).get(Holder(session, unit))
+        if number is not None and number <= last.get(self, 0):
+            return Outcome.DONE
+        return outcome(self, session, unit)
+
+    patch.setattr(FaultyQueues, "apply", send)
+    patch.setattr(MemoryQueues, "place", count)
+    patch.setattr(MemoryQueues, "outcome", by_number)
+
+
 def interrupted_is_failure(patch: Patch) -> None:
     """A doubt is noted only where the store said that it does not know."""
     commit = UnitOfWork._commit
@@ -269,6 +301,11 @@ MUTANTS = [
     Mutant(interrupted_is_failure, r"was done|put twice|given up", {"rates": INTERRUPTED}),
     Mutant(interrupted_goes_on, r"no rest|lost|was done", {"rates": INTERRUPTED}),
     Mutant(rollback_leaves_it_on_its_way, r"given up", {"rates": INTERRUPTED}),
+    Mutant(
+        number_is_given_out_again,
+        r"nothing was committed|lost",
+        {"rates": Rates(unknown_lost=0.2), "workers": 4, "interleave": 0.2},
+    ),
     Mutant(begun_is_done, r"nothing was committed", {"rates": NO_ANSWERS}),
     Mutant(dropped_stays_locked, r"no rest"),
     Mutant(rollback_gives_up, r"no rest", {"rates": AWAY}),

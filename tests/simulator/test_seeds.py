@@ -1,4 +1,4 @@
-"""Groups and queues under crashes, freezes and store faults: every promise, after every step."""
+"""Groups, queues and producers under crashes, freezes and faults: every promise, at every step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pxrs.testing.simulator import failures, queues, simulate
+from pxrs.testing.simulator import failures, producers, queues, simulate
 
 CHUNK = 50
 
@@ -26,12 +26,21 @@ def test_seeds_of_queues(start: int) -> None:
     assert failures(range(start, start + 5 * CHUNK), queues.simulate) == []
 
 
-@pytest.mark.parametrize("simulation", [simulate, queues.simulate], ids=["groups", "queues"])
+@pytest.mark.engine("memory")
+def test_seeds_of_producers() -> None:
+    assert failures(range(500), producers.simulate) == []
+
+
+@pytest.mark.parametrize(
+    "simulation",
+    [simulate, queues.simulate, producers.simulate],
+    ids=["groups", "queues", "producers"],
+)
 def test_same_seed_is_the_same_run(simulation: Callable[..., None]) -> None:
     first: list[str] = []
     second: list[str] = []
-    simulation(3, trace=first.append)
-    simulation(3, trace=second.append)
+    simulation(13, trace=first.append)
+    simulation(13, trace=second.append)
     assert len(first) > 50
     assert first == second
 
@@ -40,7 +49,7 @@ def test_same_seed_in_another_process() -> None:
     """Python orders sets by a number that differs from process to process."""
     traces = [
         subprocess.run(
-            [sys.executable, "-m", "pxrs.testing.simulator", "--seed", "3", "--trace"],
+            [sys.executable, "-m", "pxrs.testing.simulator", "--seed", "13", "--trace"],
             env={**os.environ, "PYTHONHASHSEED": number},
             check=True,
             capture_output=True,
@@ -48,7 +57,8 @@ def test_same_seed_in_another_process() -> None:
         for number in ("1", "2")
     ]
     assert len(traces[0].splitlines()) > 150
-    assert b"queues, seed 3: fine" in traces[0]
+    assert b"queues, seed 13: fine" in traces[0]
+    assert b"producers, seed 13: fine" in traces[0]
     assert traces[0] == traces[1]
 
 
@@ -63,3 +73,4 @@ def test_a_failure_says_how_to_see_it() -> None:
     assert fine.returncode == 0, fine.stdout + fine.stderr
     assert "groups: 4 seeds from 0 on, 0 failed" in fine.stdout
     assert "queues: 4 seeds from 0 on, 0 failed" in fine.stdout
+    assert "producers: 4 seeds from 0 on, 0 failed" in fine.stdout

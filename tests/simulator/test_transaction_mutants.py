@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from pxrs.core import claims
-from pxrs.core.claims import Holding
+from pxrs.core.claims import Holding, Step
 from pxrs.core.records import Claim, decode
 from pxrs.runtime.checkpoint import Checkpoint
 from pxrs.runtime.holdings import Applied, Holdings, Mark
 from pxrs.runtime.runs import Loose
 from pxrs.runtime.transacting import Handed
+from pxrs.runtime.transaction import Transaction
 from pxrs.runtime.unit_of_work import UnitOfWork
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Atomic
-from pxrs.testing.faults import Rates
+from pxrs.testing.faults import Interrupted, Rates
 from pxrs.types import Committed, Holder, QueueChange, TopicPartition, Versioned
-from support.mutants import NO_ANSWERS, Mutant, Patch, catch
+from support.mutants import INTERRUPTED, NO_ANSWERS, Mutant, Patch, catch
 
 
 def checkpoint_beside_the_transaction(patch: Patch) -> None:
@@ -143,6 +147,83 @@ def only_those_who_take_put(patch: Patch) -> None:
     patch.setattr(UnitOfWork, "_stage", taken_only)
 
 
+def interrupted_is_handed_out_again(patch: Patch) -> None:
+    """Ctrl-C came after the commit: the claim is known to be written, the messages come again.
+
+    To hand them out again is not enough to break it: the claim would fence whoever does not know
+    of that commit.
+    """
+    record = Checkpoint._record
+
+    def half(self: Checkpoint, steps: Sequence[Step], versions: Mapping[str, int]) -> None:
+        if isinstance(sys.exception(), Interrupted):
+            self._holdings.wrote(steps, versions)
+            self._work.rolled_back()
+        else:
+            record(self, steps, versions)
+
+    patch.setattr(Checkpoint, "_record", half)
+
+
+def interrupted_is_committed(patch: Patch) -> None:
+    """What was in hand when Ctrl-C came counts as handled."""
+    happened = Transaction._happened
+
+    def hopeful(self: Transaction, doubt: BaseException) -> bool:
+        return isinstance(doubt, Interrupted) or happened(self, doubt)
+
+    patch.setattr(Transaction, "_happened", hopeful)
+
+
+def interrupted_again_is_forgotten(patch: Patch) -> None:
+    """Ctrl-C while it finds out what became of a commit: the claims are worked on as before."""
+    doubt, lost = Holdings.doubt, Handed.lost
+    forgot: list[bool] = []
+
+    def forgetful(self: Holdings, steps: Sequence[Step]) -> None:
+        if isinstance(sys.exception(), Interrupted):
+            forgot.append(True)
+        else:
+            doubt(self, steps)
+
+    def keep(self: Handed, parts: frozenset[TopicPartition]) -> None:
+        if forgot:
+            forgot.pop()
+        else:
+            lost(self, parts)
+
+    patch.setattr(Holdings, "doubt", forgetful)
+    patch.setattr(Handed, "lost", keep)
+
+
+def number_is_given_out_again(patch: Patch) -> None:
+    """Evidence by a number that a crash hands out again, as `pg_xact_status` gives it.
+
+    The number that a transaction would get is noted when it is sent. If it is lost with the
+    server, whoever commits next gets that number, and it counts as committed.
+    """
+    stage, happened = Checkpoint.stage, Checkpoint.happened
+    sent: WeakKeyDictionary[Checkpoint, int] = WeakKeyDictionary()
+
+    def last_number(self: Checkpoint) -> int:
+        coord: Any = self._coord
+        revision: int = coord._inner._inner._revision
+        return revision
+
+    def note(self: Checkpoint, atomic: Atomic) -> None:
+        stage(self, atomic)
+        sent[self] = last_number(self) + 1
+
+    def by_number(self: Checkpoint, doubt: BaseException) -> bool:
+        if last_number(self) >= sent[self]:
+            self._work.committed(self._marks)
+            return True
+        return happened(self, doubt)
+
+    patch.setattr(Checkpoint, "stage", note)
+    patch.setattr(Checkpoint, "happened", by_number)
+
+
 TRANSACTIONS = {"transactions": True}
 QUEUES = {"transactions": True, "queues": True}
 
@@ -164,6 +245,26 @@ MUTANTS = [
         no_answer_means_committed,
         r"left no effect",
         {**TRANSACTIONS, "rates": NO_ANSWERS},
+    ),
+    Mutant(
+        interrupted_is_handed_out_again,
+        r"twice|done before|and has the effects",
+        {**TRANSACTIONS, "rates": INTERRUPTED},
+    ),
+    Mutant(
+        interrupted_is_committed,
+        r"was not handled|and has the effects|without moving|no rest",
+        {**TRANSACTIONS, "rates": INTERRUPTED},
+    ),
+    Mutant(
+        interrupted_again_is_forgotten,
+        r"was not handled|and has the effects|without moving|no rest|twice",
+        {**TRANSACTIONS, "rates": INTERRUPTED},
+    ),
+    Mutant(
+        number_is_given_out_again,
+        r"left no effect|and has the effects",
+        {**TRANSACTIONS, "rates": Rates(unknown_lost=0.2), "interleave": 0.2},
     ),
     Mutant(
         transaction_takes_the_next_epoch_for_its_own,

@@ -16,6 +16,7 @@ from pxrs.testing.simulator import Broken, draw, run
 SEEDS = 300
 # A commit is sent three times before its outcome counts as unknown.
 NO_ANSWERS = Rates(unknown_applied=0.3, unknown_lost=0.3, unknown_late=0.3, longest_delay=1.0)
+INTERRUPTED = Rates(interrupted=0.3, unlocked=0.5, longest_delay=5.0)
 
 Patch = pytest.MonkeyPatch
 

@@ -17,7 +17,7 @@ from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.worker import Worker
 from pxrs.stores.memory import MemoryStores
 from pxrs.testing.clock import VirtualClock
-from pxrs.testing.faults import Faults, FaultyStores
+from pxrs.testing.faults import Faults, FaultyStores, Rates
 from pxrs.types import Append, LogPartition
 
 TTL = 10.0
@@ -86,6 +86,16 @@ class Group:
         return Transactions(
             Desk(stores, topics, self.clock, keeper, Random(1)), worker, lambda: None
         )
+
+    def interrupt(self, *fates: str) -> None:
+        """The next commits are interrupted, and are "done", "late" or "lost"."""
+        drawn = [
+            number
+            for fate in fates
+            for number in {"done": (0.0, 0.0), "late": (0.0, 0.5, 0.5), "lost": (0.0, 0.9)}[fate]
+        ]
+        self.faults.rates = Rates(interrupted=1, longest_delay=TTL / 2)
+        self.faults.rng.random = iter(drawn).__next__  # type: ignore[method-assign]
 
     def poll(self, worker: Worker) -> list[int]:
         """The offsets of all that is there to be handed out."""

@@ -154,10 +154,12 @@ class Checkpoint:
             outcome = self._coord.commit(
                 [step.check for step in touched], [step.put for step in touched]
             )
-        except PxrsError as error:
+        except BaseException as error:
             # Nothing may be worked on that is known so little of; claiming it again will tell.
             self._holdings.doubt(self._steps)
             self._work.lost(frozenset(step.part for step in self._steps))
+            if not isinstance(error, PxrsError):
+                raise
             raise OutcomeUnknown(
                 f"the transaction may have been committed or not; the store does not say: {error}"
             ) from doubt

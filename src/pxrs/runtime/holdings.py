@@ -22,8 +22,7 @@ from pxrs.core.records import Claim, Runs, decode
 from pxrs.errors import (
     InsideTransaction,
     OutcomeUnknown,
-    StoreBusy,
-    StoreError,
+    PxrsError,
     StoreUnavailable,
 )
 from pxrs.stores.api import CoordStore
@@ -70,6 +69,15 @@ class Doubt(NamedTuple):
 
 
 Rebuild = Callable[[Holding], Step]
+
+
+def leaves_doubt(error: BaseException) -> bool:
+    """Whether a commit that ended with this error may have been done, or may still be.
+
+    Ctrl-C comes before the commit, after it, or in between. Every other error of ours says that
+    nothing was done.
+    """
+    return isinstance(error, OutcomeUnknown) or not isinstance(error, PxrsError)
 
 
 class Holdings:
@@ -250,9 +258,10 @@ class Holdings:
             while True:
                 try:
                     outcome = self._send([step], (), also)
-                except OutcomeUnknown:
-                    self._doubt([step], ())
-                    self.drop([part])
+                except BaseException as error:
+                    if leaves_doubt(error):
+                        self._doubt([step], ())
+                        self.drop([part])
                     raise
                 if isinstance(outcome, Committed):
                     self._held[part] = step.done(outcome.versions[step.put.key])
@@ -310,8 +319,8 @@ class Holdings:
             extra = () if later else tuple(also)
             try:
                 outcome = self._send(now, guard, extra)
-            except StoreError as error:
-                self._doubt(now if isinstance(error, OutcomeUnknown) else (), written)
+            except BaseException as error:
+                self._doubt(now if leaves_doubt(error) else (), written)
                 raise
             if not isinstance(outcome, Conflict):
                 written += [step.done(outcome.versions[step.put.key]) for step in now]
@@ -345,7 +354,7 @@ class Holdings:
             except StoreUnavailable:
                 if not left and unknown is None:
                     raise
-            except StoreBusy as error:
+            except PxrsError as error:
                 if unknown is None:
                     raise
                 raise unknown from error

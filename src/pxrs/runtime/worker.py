@@ -17,14 +17,13 @@ from pxrs.core.group import Rules
 from pxrs.errors import (
     InvalidRequest,
     OffsetOutOfRange,
-    OutcomeUnknown,
     PxrsError,
 )
 from pxrs.runtime.decoding import Decoder
 from pxrs.runtime.desk import ConsumerDesk
 from pxrs.runtime.fencing import fenced, not_owned
 from pxrs.runtime.fetching import Fetcher
-from pxrs.runtime.holdings import Applied, Holdings, Mark, mark_of
+from pxrs.runtime.holdings import Applied, Holdings, Mark, leaves_doubt, mark_of
 from pxrs.runtime.membership import MemberSettings, Membership
 from pxrs.runtime.runs import Elsewhere, Extent, Loose, Reached, Run, line_up, recall
 from pxrs.runtime.seat import Seat
@@ -406,9 +405,10 @@ class Worker:
                 raise fenced([seat.part])
             try:
                 applied = self.holdings.seek(seat.part, offset, [record])
-            except OutcomeUnknown:
-                # Claiming it again will tell where it goes on.
-                self.desk.gone([seat.part], lost=True)
+            except BaseException as error:
+                if leaves_doubt(error):
+                    # Claiming it again will tell where it goes on.
+                    self.desk.gone([seat.part], lost=True)
                 raise
             if applied.lost:
                 self.desk.gone(applied.lost, lost=True)

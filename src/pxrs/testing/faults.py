@@ -12,12 +12,15 @@ that one of them can be cut off. What can go wrong:
 - a commit is done, and answered with `OutcomeUnknown`;
 - a commit is not done, and answered with `OutcomeUnknown`, `StoreUnavailable` or `StoreBusy`;
 - a commit is answered with `OutcomeUnknown` and done later, if its checks still hold then;
-- a caller is interrupted while a unit of work is committed, or something taken;
+- a caller is interrupted while it commits or takes something, which is done, not done, or done
+  later;
 - the same of whatever changes a queue: `take`, `extend`, `apply` and `release`;
 - the same of a transaction. One that is on its way holds its locks, and whoever commits something
   about the same records waits until it has arrived; or it holds none, and may be overtaken;
+- the same of each batch of an append by itself, or there is no room for it (`StoreFull`);
 - reads and renewals fail;
-- nobody, or one of them, can reach the store for a while;
+- nobody, or one of them, can reach the store for a while; or it crashes, and what was on its way
+  is gone;
 - wake-ups are lost, or come late.
 """
 
@@ -28,7 +31,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pxrs.errors import PxrsError, StoreBusy, StoreUnavailable
+from pxrs.errors import OutcomeUnknown, PxrsError, StoreBusy, StoreFull, StoreUnavailable
 from pxrs.stores.api import Atomic, CoordStore, LogStore, Session, Stores, Watch
 from pxrs.testing.faulty_atomic import FaultyAtomic
 from pxrs.testing.faulty_queues import FaultyQueues
@@ -128,6 +131,9 @@ class FaultyCoord:
         if faults.happens(faults.rates.unknown_late):
             faults.put_off(lambda: self._inner.commit(checks, writes))
             raise faults.unknown(self._who, "the commit is on its way", writes)
+        faults.interrupt(
+            self._who, "commit", lambda: self._inner.commit(checks, writes), writes=writes
+        )
         faults.wait_for_locks(each.key for each in (*checks, *writes))
         outcome = self._inner.commit(checks, writes)
         if faults.happens(faults.rates.unknown_applied):
@@ -181,7 +187,7 @@ class FaultySession:
 
 
 class FaultyLog:
-    """A `LogStore` that can't be reached now and then. Appends fail only before they are done."""
+    """A `LogStore` that fails now and then, each batch of an append by itself."""
 
     def __init__(self, inner: LogStore, faults: Faults, who: str = "") -> None:
         self._inner = inner
@@ -204,7 +210,49 @@ class FaultyLog:
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         self._write("append")
-        return self._inner.append(appends)
+        self._faults.interrupt(
+            self._who, "append", lambda: self._inner.append(self._some_of(appends))
+        )
+        held_up: set[LogPartition] = set()
+        results: list[Appended | PxrsError] = []
+        for append in appends:
+            if append.where in held_up:
+                results.append(StoreUnavailable("it waits for the batch before it"))
+                continue
+            result = self._append_one(append)
+            if isinstance(result, PxrsError) and (
+                result.retryable or isinstance(result, OutcomeUnknown)
+            ):
+                held_up.add(append.where)
+            results.append(result)
+        return results
+
+    def _some_of(self, appends: Sequence[Append]) -> list[Append]:
+        """What was sent before an interrupt: of each partition the first ones."""
+        ends = {where: self._faults.rng.random() < 0.5 for where, _ in appends}
+        sent = []
+        for append in appends:
+            ends[append.where] = ends[append.where] or self._faults.rng.random() < 0.3
+            if not ends[append.where]:
+                sent.append(append)
+        return sent
+
+    def _append_one(self, append: Append) -> Appended | PxrsError:
+        """Its offset, unless this is one of those that fail."""
+        faults, rates = self._faults, self._faults.rates
+        if faults.happens(rates.full):
+            return StoreFull("there is no room for the batch")
+        if faults.happens(rates.unavailable):
+            return StoreUnavailable("the partition can't be reached")
+        if faults.happens(rates.unknown_lost):
+            return faults.unknown(self._who, "the batch was lost", ())
+        if faults.happens(rates.unknown_late):
+            faults.put_off(lambda: self._inner.append([append]))
+            return faults.unknown(self._who, "the batch is on its way", ())
+        (answer,) = self._inner.append([append])
+        if isinstance(answer, Appended) and faults.happens(rates.unknown_applied):
+            return faults.unknown(self._who, "the answer to a batch was lost", ())
+        return answer
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         self._read("fetch")

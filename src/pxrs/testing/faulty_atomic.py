@@ -16,7 +16,8 @@ class FaultyAtomic:
     """An `Atomic` that fails when it begins or when it commits.
 
     One that is done late holds its locks until then, and whoever commits something about the same
-    records waits for it; or it has not reached the store yet, and holds none.
+    records waits for it; or it has not reached the store yet, and holds none. Whoever commits may
+    be interrupted: before it is done, after that, or while it is on its way.
     """
 
     def __init__(
@@ -99,6 +100,13 @@ class FaultyAtomic:
         except BaseException as failure:
             self._block.__exit__(type(failure), failure, failure.__traceback__)
             raise
+        faults.interrupt(
+            self._who,
+            "commit the transaction",
+            self._commit,
+            writes=self._writes,
+            locking=self._keys,
+        )
         if faults.happens(faults.rates.unknown_late):
             is_there = not faults.happens(faults.rates.unlocked)
             faults.put_off(self._commit, locking=self._keys if is_there else ())

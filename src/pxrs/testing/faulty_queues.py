@@ -46,7 +46,7 @@ class FaultyQueues:
         if faults.happens(faults.rates.busy):
             raise StoreBusy("somebody else is writing")
         if what in _CALLERS:
-            faults.interrupt(what, change, unit)
+            faults.interrupt(self._who, what, change, unit)
         if faults.happens(faults.rates.unknown_lost):
             raise faults.unknown(self._who, f"{what} was lost", ())
         if faults.happens(faults.rates.unknown_late):

@@ -20,7 +20,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     `unknown_late` commits arrive up to `longest_delay` seconds later. `unlocked`: how many of the
     transactions among them have not reached the store at all, so that nobody waits for them.
     `interrupted` commits are done, not done, or done later, and whoever waited for the answer got
-    `Interrupted` instead.
+    `Interrupted` instead. `full`: of the batches of an append.
     """
 
     unknown_applied: float = 0.0
@@ -30,6 +30,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: float = 0.0
     unavailable: float = 0.0
     busy: float = 0.0
+    full: float = 0.0
     reads: float = 0.0
     renewals: float = 0.0
     wake_lost: float = 0.0
@@ -48,7 +49,8 @@ class Faults:
     """Decides what fails.
 
     `before_call` is told of every call before it is made, `no_answer` of the keys of every
-    commit whose outcome stays unknown to its caller.
+    commit whose outcome stays unknown to its caller. `interruptible` says whether a signal can
+    meet the thread in which somebody calls right now; always, by default.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Faults:
         rates: Rates = NOTHING,
         before_call: Callable[[str, str], None] | None = None,
         no_answer: Callable[[str, str, Sequence[str]], None] | None = None,
+        interruptible: Callable[[str], bool] = lambda who: True,
     ) -> None:
         self.rng = rng
         self.clock = clock
         self.rates = rates
         self.before_call = before_call
         self._no_answer = no_answer
+        self._interruptible = interruptible
         self._cut_off: dict[str, float] = {}
         self._all_cut_off = 0.0
         self._late: list[_Late] = []
@@ -74,6 +78,17 @@ class Faults:
             self._all_cut_off = max(self._all_cut_off, until)
         else:
             self._cut_off[who] = max(self._cut_off.get(who, until), until)
+
+    def crash(self, until: float) -> None:
+        """The store dies, and can be reached again at that time.
+
+        What was not flushed is undone: all that was on its way. What was answered is flushed, and
+        nobody reads what is not, so a commit that the crash undoes looks like one that was lost
+        (`Rates.unknown_lost`). Numbers that a store gives out by itself may then be given out once
+        more: they prove nothing.
+        """
+        self._late.clear()
+        self.cut_off(None, until)
 
     def heal(self) -> None:
         """No faults from now on; commits that are still on their way arrive now."""
@@ -105,15 +120,25 @@ class Faults:
         """Whether something that happens so often happens now."""
         return rate > 0 and self.rng.random() < rate
 
-    def interrupt(self, what: str, change: Callable[[], object], unit: Holder | None) -> None:
+    def interrupt(
+        self,
+        who: str,
+        what: str,
+        change: Callable[[], object],
+        unit: Holder | None = None,
+        writes: Sequence[Write] = (),
+        locking: Collection[str] = (),
+    ) -> None:
         """Now and then: the caller is interrupted, and what was sent may be done or not."""
-        if not self.happens(self.rates.interrupted):
+        if not self._interruptible(who) or not self.happens(self.rates.interrupted):
             return
         fate = self.rng.random()
         if fate < 1 / 3:
             change()
         elif fate < 2 / 3:
-            self.put_off(change, unit)
+            is_there = bool(locking) and not self.happens(self.rates.unlocked)
+            self.put_off(change, unit, locking if is_there else ())
+        self.unknown(who, f"{what} is interrupted", writes)
         raise Interrupted(what)
 
     def unknown(self, who: str, why: str, writes: Sequence[Write]) -> OutcomeUnknown:

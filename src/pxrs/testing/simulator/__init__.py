@@ -2,7 +2,7 @@
 
 `simulate(seed)` runs one seed to its end and raises `Broken` if a promise was not kept. One
 thread, a virtual clock, all chance from the seed: the same seed is the same run. Queues have
-theirs in `pxrs.testing.simulator.queues`.
+theirs in `pxrs.testing.simulator.queues`, producers in `pxrs.testing.simulator.producers`.
 """
 
 from __future__ import annotations

@@ -13,18 +13,22 @@ from multiprocessing import get_context
 
 import click
 
-from pxrs.testing.simulator import failures, queues, simulate, words
+from pxrs.testing.simulator import failures, producers, queues, simulate, words
 
 _CHUNK = 20
-_WHAT = ("groups", "queues")
+_WHAT = ("groups", "queues", "producers")
 
 Simulation = Callable[..., None]
+_SIMULATIONS: dict[str, Simulation] = {
+    "queues": queues.simulate,
+    "producers": producers.simulate,
+}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seeds", default=1000, show_default=True, help="How many seeds to run.")
 @click.option("--start", default=0, show_default=True, help="The first of them.")
-@click.option("--only", type=click.Choice(_WHAT), help="Only groups, or only queues.")
+@click.option("--only", type=click.Choice(_WHAT), help="Only one of the three.")
 @click.option("--members", type=int, help="How many members groups start with, always.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes.")
 @click.option("--seed", type=int, help="Run only this one.")
@@ -38,13 +42,13 @@ def main(
     seed: int | None,
     trace: bool,
 ) -> None:
-    """Simulate groups and queues with processes that crash and freeze, over a store that fails.
+    """Simulate groups, queues and producers: processes crash and freeze, and the store fails.
 
     The same seed is the same run, everywhere. Ends with 1 if a promise was broken.
     """
     failed = False
     for what in (only,) if only else _WHAT:
-        simulation = partial(simulate, members=members) if what == "groups" else queues.simulate
+        simulation = _SIMULATIONS.get(what, partial(simulate, members=members))
         if seed is not None:
             failed |= _one(what, simulation, seed, trace=trace)
         else:

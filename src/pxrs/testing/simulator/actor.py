@@ -32,6 +32,7 @@ from pxrs.runtime.topics import Topics
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Stores, Watch
 from pxrs.testing.clock import ShiftedClock
+from pxrs.testing.faults import Interrupted
 from pxrs.testing.simulator.caller import Caller, Mode
 from pxrs.testing.simulator.effects import OUTPUT
 from pxrs.testing.simulator.ledger import Ledger
@@ -234,6 +235,14 @@ class Actor:
                     self.seek(TopicPartition(error.topic, error.partition), error.start)
 
     @property
+    def interruptible(self) -> bool:
+        """Whether its caller's thread is the one that calls the store now.
+
+        `px.run` handles signals by itself: they only tell it to stop.
+        """
+        return self.mode != "keys" and self.lock.steps[-1:] == ["calling"]
+
+    @property
     def busy(self) -> bool:
         """Whether it has messages that it was given and has not handled."""
         return self._caller.busy
@@ -314,6 +323,9 @@ class Actor:
         except Died:
             self._say(f"{self.who} died in {what}")
             self.end()
+        except Interrupted as interrupted:
+            # A program that lives on after Ctrl-C: it makes its next call.
+            self._say(f"{self.who} {what}: interrupted ({interrupted})")
         except Blocked as blocked:
             self._say(f"{self.who} {what}: {blocked}")
         except PxrsError as error:

@@ -12,6 +12,7 @@ from pxrs.core.schedule import Schedule
 from pxrs.runtime.runs import Extent, Run
 from pxrs.runtime.seat import Seat
 from pxrs.runtime.worker import Worker
+from pxrs.testing.faults import Interrupted
 from pxrs.testing.simulator.account import Broken, Delivery
 from pxrs.testing.simulator.ledger import Ledger
 from pxrs.testing.simulator.locks import Blocked
@@ -123,7 +124,12 @@ class Caller:
     def _next_runs(self) -> list[Run]:
         runs = self._worker.hand_out(self._rng.choice(self.sizes))
         if not runs:
-            self._worker.fetch(lambda: None)
+            try:
+                self._worker.fetch(lambda: None)
+            except Interrupted as interrupted:
+                # As `Consumer.poll` does.
+                self._worker.did_not_arrive(interrupted)
+                raise
             runs = self._worker.hand_out(self._rng.choice(self.sizes))
         for run in runs:
             topic_id = run.seat.where.topic_id

@@ -66,7 +66,10 @@ def draw(seed: int, members: int | None = None) -> Plan:
         strategy=rng.choice(_STRATEGIES),
         start=rng.choice(_STARTS),
         on_trimmed=rng.choice(_ON_TRIMMED),
-        rates=draw_rates(rng),
+        rates=msgspec.structs.replace(
+            draw_rates(rng),
+            interrupted=Random(f"interrupts {seed}").choice((0.0, 0.0, 0.02, 0.1)),
+        ),
         interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
         trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),
         operator=rng.choice((0.0, 0.3, 1.0)),

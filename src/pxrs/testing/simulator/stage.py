@@ -46,7 +46,12 @@ class Stage(ABC):
         self.clock = VirtualClock()
         self.stores = MemoryStores(clock=self.clock)
         self.faults = Faults(
-            rng, self.clock, rates, before_call=self._called, no_answer=self._no_answer
+            rng,
+            self.clock,
+            rates,
+            before_call=self._called,
+            no_answer=self._no_answer,
+            interruptible=self._interruptible,
         )
         self._ttl = ttl
         self._trace = trace
@@ -66,6 +71,10 @@ class Stage(ABC):
     @abstractmethod
     def _called(self, who: str, what: str) -> None:
         """Before a call to the store: others may come first, and the caller may die."""
+
+    def _interruptible(self, who: str) -> bool:
+        """Whether Ctrl-C would meet the thread in which the process calls."""
+        return True
 
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
         self.say(f"{who} gets no answer: {why}")
@@ -137,10 +146,15 @@ class Stage(ABC):
         self.say(f"{process.who} freezes for {seconds:g} s")
 
     def _cut_off_one(self, who: str | None) -> None:
-        """One process, or everybody."""
+        """One process, or everybody: then the store itself may have crashed."""
         seconds = self.rng.choice((0.2, 0.7, 1.5)) * self._ttl
-        self.say(f"{who or 'everybody'} is cut off from the store for {seconds:g} s")
-        self.faults.cut_off(who, self.clock.monotonic() + seconds)
+        until = self.clock.monotonic() + seconds
+        if who is None and self.rng.random() < 0.5:
+            self.say(f"the store crashes, and is back in {seconds:g} s")
+            self.faults.crash(until)
+        else:
+            self.say(f"{who or 'everybody'} is cut off from the store for {seconds:g} s")
+            self.faults.cut_off(who, until)
 
     def end_trouble(self) -> None:
         """No more faults, and everybody awake."""

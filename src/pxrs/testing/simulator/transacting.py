@@ -14,6 +14,7 @@ from pxrs.runtime.transacting import Transactions
 from pxrs.runtime.transaction import Transaction
 from pxrs.runtime.worker import Worker
 from pxrs.stores.api import Stores
+from pxrs.testing.faults import Interrupted
 from pxrs.testing.simulator.account import Delivery
 from pxrs.testing.simulator.effects import OUTPUT, TASKS, Told, effect_of
 from pxrs.testing.simulator.plan import Plan
@@ -98,8 +99,8 @@ class Transacting:
     def _take_task(self, tx: Transaction, name: str) -> None:
         try:
             item = tx.take(TASKS, 0)
-        except OutcomeUnknown as unknown:
+        except (OutcomeUnknown, Interrupted) as doubt:
             # Of the take. What leaves the block by an exception is rolled back for sure.
-            raise GaveUp from unknown
+            raise GaveUp from doubt
         if item is not None:
             self._told.took(name, item.id)

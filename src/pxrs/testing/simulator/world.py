@@ -236,7 +236,7 @@ class World(Stage):
     def _leave(self) -> None:
         actor = self._pick(lambda each: not each.stewarding and not each.calling)
         if actor is not None and len(self.living) > 1:
-            with self._at(actor, "calling"), self._at(actor, "stewarding"):
+            with self._at(actor, "stewarding"), self._at(actor, "calling"):
                 actor.leave()
 
     def _cut_off(self) -> None:
@@ -326,6 +326,10 @@ class World(Stage):
         except Broken as broken:
             self._broken = self._broken or broken
             raise
+
+    def _interruptible(self, who: str) -> bool:
+        actor = next((each for each in self.actors if each.who == who), None)
+        return actor is not None and actor.interruptible
 
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
         super()._no_answer(who, why, keys)
