@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pxrs.cli.demo.script import Entry
-from pxrs.errors import Fenced, NotAtomic
+from pxrs.errors import Fenced, InvalidRequest, NotAtomic
 from pxrs.runtime.app import Pxrs
 from pxrs.runtime.consumer import Consumer
 
@@ -90,10 +90,17 @@ class Table:
         self._execute(f"DROP TABLE {self._name}")
 
     def _execute(self, statement: str) -> None:
-        with self._px.stores.atomic() as atomic:
-            if atomic.connection is None:
-                raise NotAtomic("the store has no tables")
-            atomic.connection.execute(statement)
+        """Make or remove the table. MariaDB commits that by itself, and the block complains."""
+        done = False
+        try:
+            with self._px.stores.atomic() as atomic:
+                if atomic.connection is None:
+                    raise NotAtomic("the store has no tables")
+                atomic.connection.execute(statement)
+                done = True
+        except InvalidRequest:
+            if not done:
+                raise
 
 
 class Files:
