@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core.retry import Backoff
-from pxrs.errors import Closed, OutcomeUnknown, PxrsError, SessionLost
+from pxrs.errors import Closed, InsideTransaction, OutcomeUnknown, PxrsError, SessionLost
 from pxrs.runtime.chores import Chore
 from pxrs.stores.api import Session, Stores
 from pxrs.types import Holder, QueueChange, Release
@@ -143,6 +143,17 @@ class Keeper:
             self._stores.queues.apply(change)
             self.answered(session.id, unit)
 
+    def _forget_known(self) -> None:
+        """At the end: what is known need not wait until the session is long over."""
+        with self._lock:
+            session = self._session
+            units = [] if session is None else self._known.pop(session.id, [])
+        if session is not None and units:
+            unit = self.next_name()
+            change = QueueChange(Holder(session.id, unit), unit=unit, forget=tuple(units))
+            with suppress(PxrsError):
+                self._stores.queues.apply(change)
+
     def holds(self, session: Session) -> bool:
         """Whether the session lives, and with it everything that it holds."""
         if self._session is session and session.remaining() > 0:
@@ -196,6 +207,9 @@ class Keeper:
             queues.release(given.holder, [*given.releases, *found])
         except (SessionLost, Closed):
             return True
+        except InsideTransaction:
+            # This thread holds the store's writer, by another transaction: another thread waits.
+            self.give_back(given)
         except PxrsError as error:
             if error.retryable or isinstance(error, OutcomeUnknown):
                 return False
@@ -300,6 +314,7 @@ class Keeper:
             chore.wake()
             chore.join()
         self._release_each(self._dropped)
+        self._forget_known()
         with self._lock:
             self._give_up()
         self._end_each()

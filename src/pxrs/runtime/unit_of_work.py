@@ -70,7 +70,7 @@ class UnitOfWork:
         self._outgoing: Outgoing | None = None
         self._atomic: Atomic | None = None
         # Statements of the caller's can't be repeated here.
-        self._has_one_try = False
+        self._has_one_try = isinstance(connection, Lent)
         # The commit that was sent last, and whether nobody knows what became of it.
         self._sent = QueueChange(Holder("", ""))
         self._in_doubt = False
@@ -388,6 +388,8 @@ class UnitOfWork:
         self._atomic = None
         atomic.__exit__(None, None, None)
         if atomic.joined:
+            # At once: what was written into the caller's transaction must not be written again.
+            self._ended = "committed"
             self._desk.keeper.left_to_caller(self._sent.holder.session, self._sent.unit)
         if atomic.joined and self._hold.taken:
             # The caller may still roll back: then what was taken has to be free again.
@@ -424,8 +426,16 @@ class UnitOfWork:
         While the store is away it waits, at most until the session is over, which frees it all.
         What has had its last delivery is dead then; `error` is noted on it. One that was
         interrupted is finished by another thread; calling it again waits for that.
+
+        Raises `OutcomeUnknown` if a commit was interrupted before and nobody can say whether it
+        was done: it may be, or come to be.
         """
         self._roll_back(PxrsError("rolled back"), storable(error))
+        if self._in_doubt:
+            raise OutcomeUnknown(
+                "the commit was interrupted, and the store can't be asked whether it was done; "
+                "look before you do it again"
+            )
 
     def _roll_back(self, cause: BaseException, error: str) -> None:
         with self._locked():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.errors import InvalidRequest, NotAtomic, OutcomeUnknown, PxrsError
 from pxrs.stores.api import validate_batch, validate_commit
 from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.types import (
@@ -90,6 +91,19 @@ class Block(Generic[T]):
 
     def _validate(self) -> None:
         validate_commit(self._checks, self._writes, self._limits)
+
+
+def commit_as_caller(commit: Callable[[], object]) -> None:
+    """Commit by the caller's own means, which may call code of the caller's afterwards.
+
+    An error of ours that comes out of it says nothing about the commit itself.
+    """
+    try:
+        commit()
+    except (NotAtomic, OutcomeUnknown):
+        raise
+    except PxrsError as error:
+        raise OutcomeUnknown(f"committed or not, something failed with it: {error}") from error
 
 
 def ended_inside(hint: str = "") -> InvalidRequest:

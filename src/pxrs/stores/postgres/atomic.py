@@ -18,7 +18,7 @@ from pxrs.errors import (
     PxrsError,
 )
 from pxrs.log.postgres import PostgresLog
-from pxrs.stores.block import Block, ended_inside
+from pxrs.stores.block import Block, commit_as_caller, ended_inside
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.on_loop import own_side
 from pxrs.stores.postgres.coord import PostgresCoord
@@ -187,7 +187,7 @@ class PostgresAtomic(Block[Pg]):
         """
         try:
             if self._loan is not None:
-                self._loan.commit()
+                commit_as_caller(self._loan.commit)
             else:
                 connection.execute("COMMIT")
         except DRIVER_ERRORS as error:

@@ -113,9 +113,15 @@ class Taker:
                 self._reaper.reap(wish.at)
                 continue
             if held:
-                items = self._deliver(wish, held)
+                try:
+                    items = self._deliver(wish, held)
+                    waits = self._waits(sight, wish)
+                except (SessionLost, OutcomeUnknown):
+                    raise
+                except PxrsError as error:
+                    raise _held_all_the_same(error) from error
                 if items:
-                    return Taken(items, min(self._waits(sight, wish), default=None))
+                    return Taken(items, min(waits, default=None))
             crowded += 1
         raise AssertionError("attempts raise in the end")
 
@@ -214,7 +220,10 @@ class Taker:
             outcome = draft.commit()
             versions = outcome.versions if isinstance(outcome, Committed) else {}
         except OutcomeUnknown:
-            versions = self._find_out(*sent)
+            try:
+                versions = self._find_out(*sent)
+            except PxrsError as error:
+                raise _held_all_the_same(error) from error
         except PxrsError:
             self._settle(name)
             raise
@@ -322,3 +331,8 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((number, number))
     return runs
+
+
+def _held_all_the_same(error: PxrsError) -> OutcomeUnknown:
+    """Something is held, or may be: whoever took it has to ask, whatever went wrong since."""
+    return OutcomeUnknown(f"items may be held that could not be handed out: {error}")

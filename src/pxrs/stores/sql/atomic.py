@@ -17,7 +17,7 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.block import Block, ended_inside, new_mark
+from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.refusals import no_transaction
 from pxrs.stores.sql.coord import Commit, SqlCoord, validate
@@ -213,12 +213,10 @@ class SqlAtomic(Block[Connection]):
     def _commit(self) -> None:
         try:
             if self._loan is not None:
-                self._loan.commit()
+                commit_as_caller(self._loan.commit)
             else:
                 self._transaction.commit()
-        except NotAtomic:
-            raise
-        except Exception as error:
+        except (exc.DBAPIError, self._database.driver_error) as error:
             translated = self._database.translated(error)
             if isinstance(translated, StoreUnavailable):
                 raise OutcomeUnknown(f"no answer to a commit: {translated}") from error

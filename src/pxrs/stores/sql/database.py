@@ -229,6 +229,11 @@ class Database:
         for engine in self._engines:
             engine.dispose()
 
+    @property
+    def driver_error(self) -> type[Exception]:
+        """What the driver's own errors have in common."""
+        return self._writing.dialect.loaded_dbapi.Error
+
     def translated(self, error: BaseException) -> PxrsError:
         """A driver's error, wrapped by SQLAlchemy or not, in the words of pxrs."""
         own = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error

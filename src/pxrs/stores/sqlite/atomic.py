@@ -6,12 +6,13 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from pxrs.errors import CommitConflict, NotAtomic, PxrsError
 from pxrs.log.sqlite import SqliteLog
-from pxrs.stores.block import Block, ended_inside, new_mark
+from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.refusals import no_transaction
 from pxrs.stores.sqlite.coord import SqliteCoord
@@ -140,9 +141,10 @@ class SqliteAtomic(Block[Turn]):
             else:
                 self._apply(turn)
             if not self._is_older:
-                self._database.commit(turn, None if loan is None else loan.commit)
+                ending = None if loan is None else partial(commit_as_caller, loan.commit)
+                self._database.commit(turn, ending)
             elif self._lent and loan is not None:
-                self._database.commit_joined(turn, loan.commit)
+                self._database.commit_joined(turn, partial(commit_as_caller, loan.commit))
         except BaseException as error:
             self._undo(turn)
             self._raise_if_outdated(error)

@@ -137,14 +137,15 @@ class Ahead:
     def note(self, aside: Aside) -> None:
         """It will be set aside if a commit succeeds, so it has to be given back one day."""
         self._all[aside.mark] = aside
+        # Not only when it is offered: whoever sets it aside may be interrupted before that.
+        if not self._awake:
+            self._wake_up()
 
     def offer(self, aside: Aside) -> None:
         """The commit has succeeded: whoever asks may have it."""
         with self._lock:
             if aside.mark in self._all:
                 self._waiting.setdefault(aside.name, deque()).append(aside)
-        if not self._awake:
-            self._wake_up()
 
     # Handing out
 
