@@ -1,8 +1,12 @@
-"""A commit covers what had been handed out when it was called, however late its turn comes."""
+"""A commit covers what had been handed out when it was called, however late its turn comes.
+
+`PXRS_ROUNDS=10000 ./run test tests/runtime/test_commit_extent.py -k race` attacks for longer.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +20,7 @@ from pxrs import Pxrs, aio
 from pxrs.aio.threads import Threads
 
 PATIENCE = 30.0
-ROUNDS = 10
+ROUNDS = int(os.environ.get("PXRS_ROUNDS", "10"))
 _ENGINES = [
     pytest.param(name, marks=pytest.mark.engine(name)) for name in ("memory", "sqlite", "postgres")
 ]
