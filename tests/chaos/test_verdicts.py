@@ -79,7 +79,7 @@ def cut_while_working(px: pxrs.Pxrs, proxy: Proxy) -> Attacked:
     for _ in range(5 * ROUNDS):
         attacked.await_progress(CHANCE.randint(1, 100))
         if CHANCE.random() < 0.5:
-            # What is asked now is done, and the answers are lost. All may be waiting for one already.
+            # What is asked now is done, and the answers are lost. Maybe all wait for one already.
             proxy.hold_answers()
             with suppress(AssertionError):
                 proxy.await_request(0.1)
