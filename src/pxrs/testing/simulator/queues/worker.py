@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 
 from pxrs.clock import Clock
@@ -218,4 +218,5 @@ class Worker:
         for job in list(self.jobs):
             if job.work.is_lost:
                 self._end(job)
-                job.work.rollback()
+                with suppress(OutcomeUnknown):
+                    job.work.rollback()
