@@ -20,6 +20,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db"
 
 
+@pytest.fixture(params=[*_ENGINES, pytest.param("postgres", marks=pytest.mark.engine("postgres"))])
+def engine_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """As `url`, and a database of PostgreSQL's."""
+    if request.param == "postgres":
+        found: str = request.getfixturevalue("postgres_url")
+        return found
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db"
+
+
 @pytest.fixture
 def px(url: str) -> Iterator[Pxrs]:
     with pxrs.connect(url) as px:

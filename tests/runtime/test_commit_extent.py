@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,24 +20,11 @@ from pxrs.aio.threads import Threads
 
 PATIENCE = 30.0
 ROUNDS = int(os.environ.get("PXRS_ROUNDS", "10"))
-_ENGINES = [
-    pytest.param(name, marks=pytest.mark.engine(name)) for name in ("memory", "sqlite", "postgres")
-]
-
-
-@pytest.fixture(params=_ENGINES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "memory":
-        return "memory://"
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 @pytest.fixture
-def px(url: str) -> Iterator[Pxrs]:
-    with pxrs.connect(url) as px:
+def px(engine_url: str) -> Iterator[Pxrs]:
+    with pxrs.connect(engine_url) as px:
         px.create_topic("t", 1)
         with px.producer() as producer:
             producer.send_many("t", [(None, b"x")] * 20 * ROUNDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -22,24 +21,11 @@ from pxrs.types import Committed, Versioned
 
 PATIENCE = 30.0
 PART = TopicPartition("t", 0)
-_ENGINES = [
-    pytest.param(name, marks=pytest.mark.engine(name)) for name in ("memory", "sqlite", "postgres")
-]
-
-
-@pytest.fixture(params=_ENGINES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "memory":
-        return "memory://"
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 @pytest.fixture
-def px(url: str) -> Iterator[Pxrs]:
-    with pxrs.connect(url) as px:
+def px(engine_url: str) -> Iterator[Pxrs]:
+    with pxrs.connect(engine_url) as px:
         yield filled(px)
 
 
