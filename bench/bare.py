@@ -16,7 +16,7 @@ from xxhash import xxh64_intdigest
 
 from bench.harness import Sample
 from bench.workload import PAIRS, PARTITIONS, ends, passes
-from pxrs.log.batches import _load, new_builder, set_base_offset
+from pxrs.codec.batches import _load, new_builder, set_base_offset
 
 # What pxrs' producer does by default: a batch per partition, several in one transaction.
 BATCH_BYTES = 256 * 1024

@@ -20,7 +20,7 @@ import pxrs
 from bench import ours
 from bench.harness import Check, Contestant, Options, Sample, Say, Section, compare
 from bench.workload import PAIRS, PARTITIONS, TOPIC, passes, rounded
-from pxrs.log.batches import encode
+from pxrs.codec.batches import encode
 from pxrs.stores.api import LogStore
 from pxrs.types import Append, LogPartition
 

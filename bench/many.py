@@ -13,13 +13,13 @@ from bench.harness import Check, Options, Say, Section, scratch
 from bench.ours import Px, url
 from bench.workload import TOPIC
 from pxrs.clock import SYSTEM_CLOCK
+from pxrs.consuming.partition_table import ConsumerDesk
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules, View, next_head
 from pxrs.core.records import GroupTopic, Head, MemberRecord, claims_prefix
-from pxrs.runtime.desk import ConsumerDesk
-from pxrs.runtime.holdings import Holdings, Mark
-from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.topics import Topics
+from pxrs.groups.membership import MemberSettings, Membership
+from pxrs.groups.owned_claims import Holdings, Mark
+from pxrs.topics import Topics
 from pxrs.types import Check as VersionCheck
 from pxrs.types import Committed, Conflict, Write
 

@@ -22,7 +22,7 @@ from bench.harness import Check, Contestant, Options, Sample, Say, Section, comp
 from bench.members import await_share
 from bench.ours import Px
 from bench.workload import PAIRS, PARTITIONS, TOPIC, ends, passes, rounded
-from pxrs.log.batches import _load, new_builder, set_base_offset
+from pxrs.codec.batches import _load, new_builder, set_base_offset
 
 BARE = "bare codec + psycopg"
 FETCH_BYTES = 4 * 2**20

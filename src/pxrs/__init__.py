@@ -3,6 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from pxrs._version import __version__
+from pxrs.app import Pxrs, connect
+from pxrs.config import DeadLetter, Stop
+from pxrs.consuming.reader import Reader
 from pxrs.core.delivery import ConsumeOnce, ConsumeTimes, Forever
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
@@ -45,18 +48,18 @@ from pxrs.errors import (
     TopicNotFound,
     TransactionConflict,
 )
-from pxrs.runtime.app import Pxrs, connect
-from pxrs.runtime.failure import DeadLetter, Stop
-from pxrs.runtime.producer import Producer
-from pxrs.runtime.reader import Reader
-from pxrs.runtime.sent import Sent, SentMany
-from pxrs.runtime.topics import PartitionInfo, TopicInfo
+from pxrs.producing.handles import Sent, SentMany
+from pxrs.producing.producer import Producer
 from pxrs.serde import JSON, Serde
+from pxrs.topics import PartitionInfo, TopicInfo
 from pxrs.types import Bounds, Fence, ItemState, Message, Position, Queue, Topic, TopicPartition
 
 if TYPE_CHECKING:
-    from pxrs.runtime.consumer import Consumer
-    from pxrs.runtime.group_info import (
+    from pxrs.consuming.consumer import Consumer
+    from pxrs.consuming.health import Health
+    from pxrs.consuming.transactions import Transaction
+    from pxrs.groups.admin import Groups
+    from pxrs.groups.info import (
         CheckpointChange,
         GroupHistory,
         GroupInfo,
@@ -67,38 +70,35 @@ if TYPE_CHECKING:
         PartitionMove,
         Rebalance,
     )
-    from pxrs.runtime.groups import Groups
-    from pxrs.runtime.health import Health
-    from pxrs.runtime.item import Item
-    from pxrs.runtime.listener import Listener
-    from pxrs.runtime.listener_processes import ProcessListener
-    from pxrs.runtime.queues import ItemInfo, QueueInfo, QueueRates, Queues
-    from pxrs.runtime.transaction import Transaction
-    from pxrs.runtime.unit_of_work import UnitOfWork
+    from pxrs.queues.admin import ItemInfo, QueueInfo, QueueRates, Queues
+    from pxrs.queues.item import Item
+    from pxrs.queues.unit_of_work import UnitOfWork
+    from pxrs.running.listener import Listener
+    from pxrs.running.listener_processes import ProcessListener
 
 # Loaded at first use: a program that only sends does not pay for them.
 _LATER = {
-    "Consumer": "consumer",
-    "Transaction": "transaction",
-    "Health": "health",
-    "Groups": "groups",
-    "CheckpointChange": "group_info",
-    "GroupHistory": "group_info",
-    "GroupInfo": "group_info",
-    "GroupPartition": "group_info",
-    "GroupReset": "group_info",
-    "GroupSummary": "group_info",
-    "MemberInfo": "group_info",
-    "PartitionMove": "group_info",
-    "Rebalance": "group_info",
-    "UnitOfWork": "unit_of_work",
-    "Item": "item",
-    "Listener": "listener",
-    "ProcessListener": "listener_processes",
-    "Queues": "queues",
-    "QueueInfo": "queues",
-    "QueueRates": "queues",
-    "ItemInfo": "queues",
+    "Consumer": "consuming.consumer",
+    "Transaction": "consuming.transactions",
+    "Health": "consuming.health",
+    "Groups": "groups.admin",
+    "CheckpointChange": "groups.info",
+    "GroupHistory": "groups.info",
+    "GroupInfo": "groups.info",
+    "GroupPartition": "groups.info",
+    "GroupReset": "groups.info",
+    "GroupSummary": "groups.info",
+    "MemberInfo": "groups.info",
+    "PartitionMove": "groups.info",
+    "Rebalance": "groups.info",
+    "UnitOfWork": "queues.unit_of_work",
+    "Item": "queues.item",
+    "Listener": "running.listener",
+    "ProcessListener": "running.listener_processes",
+    "Queues": "queues.admin",
+    "QueueInfo": "queues.admin",
+    "QueueRates": "queues.admin",
+    "ItemInfo": "queues.admin",
 }
 
 
@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pxrs' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"pxrs.runtime.{_LATER[name]}"), name)
+    value = getattr(import_module(f"pxrs.{_LATER[name]}"), name)
     globals()[name] = value
     return value
 

@@ -330,3 +330,31 @@ def _at_least_one(name: str, value: int) -> None:
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name}={value!r}; there are {', '.join(known)}")
+
+
+# Of a topic's own topic of dead letters.
+SUFFIX = ".dlq"
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """Write it to a topic of its own and go on. `<topic>.dlq` by default, made when needed.
+
+    It keeps payload and headers, and gets headers that say where it came from and what failed.
+    """
+
+    topic: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_topic_name(self.topic)
+
+    def name_for(self, topic: str) -> str:
+        """Where the dead letters of a topic go."""
+        return self.topic or f"{topic}{SUFFIX}"
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Stop the group there: nothing after it in its partition is committed."""
+
+
+OnFailure = DeadLetter | Stop

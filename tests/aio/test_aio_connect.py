@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import pxrs
-from pxrs import aio
-from pxrs.runtime import app
+from pxrs import aio, app
 from pxrs.stores.open import open_stores
 from support.loops import PATIENCE, elsewhere, run
 

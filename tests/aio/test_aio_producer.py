@@ -13,8 +13,8 @@ import pytest
 
 import pxrs
 from pxrs import aio
-from pxrs.log.batches import new_builder
-from pxrs.runtime.sent import Parcel
+from pxrs.codec.batches import new_builder
+from pxrs.producing.handles import Parcel
 from support.loops import Store, elsewhere, run
 
 pytestmark = pytest.mark.engine("sqlite")

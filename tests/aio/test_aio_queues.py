@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 import pxrs
 from pxrs import Item, aio
 from pxrs.aio.threads import Threads
-from pxrs.runtime.app import Pxrs
+from pxrs.app import Pxrs
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Taken
 from support.loops import PATIENCE, elsewhere, run

@@ -68,7 +68,7 @@ def test_as_many_are_awaited_as_there_are_workers(tmp_path: Path) -> None:
 
 
 def test_a_handler_may_close_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pxrs.runtime.job._PATIENCE", 3600.0)
+    monkeypatch.setattr("pxrs.running.job._PATIENCE", 3600.0)
 
     async def main() -> None:
         async with sent(tmp_path, 1) as px:

@@ -16,8 +16,8 @@ import pytest
 import pxrs
 from pxrs import ConsumeTimes, Item
 from pxrs.errors import PxrsError
-from pxrs.runtime.item import decode_body
-from pxrs.runtime.unit_of_work import UnitOfWork
+from pxrs.queues.item import decode_body
+from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.open import open_stores
 from pxrs.types import ItemState
 from support.child import PATIENCE, Child

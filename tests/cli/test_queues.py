@@ -128,7 +128,7 @@ def test_dedupe(run: Run, px: pxrs.Pxrs) -> None:
 def test_what_is_too_long_is_named(
     run: Run, px: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pxrs.stores.sqlite.queues import SqliteQueues
+    from pxrs.stores.sqlite.queues.store import SqliteQueues
 
     monkeypatch.setattr(SqliteQueues, "limits", SqliteQueues.limits._replace(body_bytes=100))
     result = run("queues", "put", "inbox", "--json", stdin=b"a\nb\n" + b"x" * 200 + b"\nafter\n")

@@ -7,7 +7,7 @@ from types import TracebackType
 import pytest
 
 from pxrs.errors import CommitConflict, PartitionNotFound, PxrsError
-from pxrs.stores.memory import MemoryAtomic, MemoryStores
+from pxrs.stores.memory.stores import MemoryAtomic, MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, atomic_checks, run_suite
 from pxrs.types import Append, Batch, Check, LogPartition, Put, QueueChange, Write

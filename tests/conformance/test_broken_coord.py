@@ -11,8 +11,8 @@ import pytest
 
 from pxrs.clock import Clock
 from pxrs.stores.api import Watch
-from pxrs.stores.memory import MemoryStores
-from pxrs.stores.memory_coord import Lease, MemoryCoord, MemorySession
+from pxrs.stores.memory.coord import Lease, MemoryCoord, MemorySession
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, coord_checks, run_suite
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write

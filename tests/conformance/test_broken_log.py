@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from pxrs.codec.batches import set_base_offset
+from pxrs.core.sequences import SEQUENCES
 from pxrs.errors import OffsetOutOfRange, PxrsError, TopicNotFound
-from pxrs.log.batches import set_base_offset
-from pxrs.log.memory import Kept, MemoryLog, MemoryPartition
-from pxrs.log.sequences import SEQUENCES
 from pxrs.stores.api import Watch
-from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory.log import Kept, MemoryLog, MemoryPartition
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.stores.wakeups import Wakeups
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, log_checks, run_suite

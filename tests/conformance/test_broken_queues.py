@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pxrs.stores.memory import MemoryStores
-from pxrs.stores.memory_queue import MemoryQueue
-from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.stores.memory.queue import MemoryQueue
+from pxrs.stores.memory.queues import MemoryQueues
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, queue_checks, run_suite
 from support import broken_holds as holds

@@ -9,7 +9,7 @@ import pytest
 
 from pxrs.errors import Closed, InvalidRequest, NotAtomic, TopicExists
 from pxrs.stores.api import Session, Stores
-from pxrs.stores.memory import MemoryStores, open_memory
+from pxrs.stores.memory.stores import MemoryStores, open_memory
 from pxrs.stores.wakeups import LocalWatch
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import (

@@ -15,8 +15,8 @@ import pytest
 
 from pxrs.errors import PxrsError
 from pxrs.stores.api import Session, Stores
-from pxrs.stores.memory import MemoryStores
-from pxrs.stores.sqlite.queues import SqliteQueues
+from pxrs.stores.memory.stores import MemoryStores
+from pxrs.stores.sqlite.queues.store import SqliteQueues
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import (

@@ -8,9 +8,9 @@ import pytest
 
 from pxrs.stores.api import Session, Stores
 from pxrs.stores.composite import CompositeStores
-from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.stores.open import open_stores
-from pxrs.stores.recipe.queues import RecipeQueues
+from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import Lab, MemoryLab, Rule, await_end, queue_checks, restore_checks
 from support.engine_fixtures import place_in

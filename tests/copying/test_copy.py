@@ -10,7 +10,7 @@ import pytest
 
 import pxrs
 from pxrs.errors import CopyRefused
-from pxrs.runtime.copying import Phase
+from pxrs.operations.copy import Phase
 from pxrs.stores.open import open_stores
 from pxrs.types import Holder, ItemState, NewItem, Put, QueueChange
 from support.child import Child

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pxrs
-from pxrs.runtime.copying import Phase
+from pxrs.operations.copy import Phase
 from pxrs.stores.api import ItemRestorer, Stores
 from pxrs.stores.open import open_stores
 from support.child import Child

@@ -12,7 +12,7 @@ import pytest
 
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import CopyRefused, PxrsError, StoreBusy, StoreError
-from pxrs.runtime.copying import CopyReport, copy_store
+from pxrs.operations.copy import CopyReport, copy_store
 from pxrs.stores.open import open_stores
 from pxrs.testing.faults import Faults, FaultyCoord, FaultyLog, FaultyQueues, Rates
 from pxrs.types import Append, Appended

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import engines
-from pxrs.runtime.doctor import Diagnosis, examine
+from pxrs.operations.doctor import Diagnosis, examine
 from pxrs.stores.findings import Finding, Level, judge_clock
 from pxrs.stores.open import open_stores
 from pxrs.stores.postgres import doctor as postgres_doctor

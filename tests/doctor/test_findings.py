@@ -8,13 +8,13 @@ import psycopg
 import pytest
 import sqlalchemy
 
+from pxrs.codec.batches import encode
 from pxrs.errors import StoreError
-from pxrs.log.batches import encode
-from pxrs.runtime.doctor import Diagnosis, examine
+from pxrs.operations.doctor import Diagnosis, examine
 from pxrs.stores.findings import Finding, Level
+from pxrs.stores.mysql import doctor as sql_doctor
+from pxrs.stores.mysql.coord import SqlCoord
 from pxrs.stores.open import open_place, open_stores
-from pxrs.stores.sql import doctor as sql_doctor
-from pxrs.stores.sql.coord import SqlCoord
 from pxrs.types import Append, LogPartition, Put
 from support.engine_fixtures import NewEngine
 

@@ -15,7 +15,7 @@ from pxrs.errors import Fenced, OutcomeUnknown, SessionLost, StoreError
 from pxrs.stores.api import CoordStore, Stores
 from pxrs.stores.composite import CompositeStores
 from pxrs.stores.open import open_stores
-from pxrs.stores.recipe.queues import RecipeQueues
+from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import FACTORS
 from pxrs.types import (

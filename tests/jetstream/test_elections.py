@@ -18,7 +18,7 @@ from engines import Engine
 from pxrs.config import parse_url
 from pxrs.config_engines import nats_settings
 from pxrs.errors import TopicNotFound
-from pxrs.log.jetstream.log import JetStreamLog
+from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.testing.conformance.tools import append, batch
 from pxrs.types import Bounds, LogPartition
 from support.child import PATIENCE

@@ -24,9 +24,9 @@ from pxrs.errors import (
     SequenceGap,
     StoreUnavailable,
 )
-from pxrs.log.jetstream import streams
-from pxrs.log.jetstream.entries import INLINE, Producers
-from pxrs.log.jetstream.log import JetStreamLog
+from pxrs.stores.jetstream import streams
+from pxrs.stores.jetstream.entries import INLINE, Producers
+from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance.tools import append, batch, stored_in, values_in
 from pxrs.types import Append, Appended, Bounds, LogPartition
@@ -375,7 +375,7 @@ def test_a_server_without_jetstream(new_engine: NewEngine) -> None:
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("pxrs.log.jetstream")]:
+    for name in [name for name in sys.modules if name.startswith("pxrs.stores.jetstream")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nats", None)
     with pytest.raises(MissingExtra, match=r"pip install 'pxrs\[nats\]'"):

@@ -9,7 +9,7 @@ import sys
 # there must not be two: the first one that imports waits a moment for a second one.
 _PROGRAM = """
 import builtins, threading
-from pxrs.log import batches
+from pxrs.codec import batches
 
 real, inside, met = builtins.__import__, set(), threading.Event()
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pxrs.errors import ProducerFenced, SequenceGap
-from pxrs.log.sequences import (
+from pxrs.core.sequences import (
     SEQUENCES,
     WINDOW,
     Duplicate,
@@ -20,6 +19,7 @@ from pxrs.log.sequences import (
     pack,
     unpack,
 )
+from pxrs.errors import ProducerFenced, SequenceGap
 from pxrs.types import Batch
 
 

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from pxrs.errors import StoreUnavailable
-from pxrs.stores.postgres import ears as ears_module
-from pxrs.stores.postgres.bell import channel_of
+from pxrs.stores.postgres import change_listener as ears_module
 from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.looks import Looks
+from pxrs.stores.postgres.notifier import channel_of
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.types import Put
 from support.child import PATIENCE

@@ -1,4 +1,4 @@
-"""The database judges producers as `pxrs.log.sequences` does, whatever retention has removed."""
+"""The database judges producers as `pxrs.core.sequences` does, whatever retention has removed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pxrs.core.sequences import SEQUENCES, Duplicate, Fresh, ProducerState, judge
 from pxrs.errors import ProducerFenced, PxrsError, SequenceGap
-from pxrs.log.sequences import SEQUENCES, Duplicate, Fresh, ProducerState, judge
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.tools import batch
 from pxrs.types import Append, Appended, LogPartition

@@ -13,7 +13,7 @@ import sqlalchemy.orm
 
 import pxrs
 from pxrs.errors import Fenced
-from pxrs.stores.postgres.queue_scout import Plan, Scout
+from pxrs.stores.postgres.queues.scout import Plan, Scout
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look
 from pxrs.types import Delivery, Held, Holder, NewItem, QueueChange

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pxrs.stores.postgres import queue_scout
+from pxrs.stores.postgres.queues import scout as queue_scout
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance import Rule, queue_checks
 from pxrs.testing.conformance.queue_tools import Worker, bodies

@@ -10,7 +10,7 @@ import pytest
 
 import pxrs
 from pxrs import Message, Position
-from pxrs.runtime.casualties import Casualties
+from pxrs.running.killers import Casualties
 from support.child import PATIENCE
 
 # Long enough for a thread that is not held back.

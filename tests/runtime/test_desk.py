@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pxrs.consuming.partition_table import Change, ConsumerDesk
 from pxrs.core.claims import Holding
 from pxrs.core.progress import Progress
 from pxrs.core.records import Claim, GroupTopic
-from pxrs.runtime.desk import Change, ConsumerDesk
 from pxrs.types import Fence, Message, TopicPartition
 
 PART = TopicPartition("orders", 0)

@@ -19,7 +19,7 @@ import pytest
 import pxrs
 from pxrs import Item, Pxrs, UnitOfWork, aio
 from pxrs.aio.threads import Threads
-from pxrs.runtime.listener import Listener
+from pxrs.running.listener import Listener
 from pxrs.stores.open import open_stores
 from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent, wait_until_heard

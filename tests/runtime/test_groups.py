@@ -14,9 +14,9 @@ import pytest
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.records import Claim, claim_key, claims_prefix, decode
-from pxrs.runtime.groups import Groups
-from pxrs.runtime.topics import Topics
+from pxrs.groups.admin import Groups
 from pxrs.stores.api import CoordStore
+from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Conflict, LogPartition, TopicPartition, Write
 
 PATIENCE = 30.0

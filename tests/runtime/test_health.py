@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import pxrs
-from pxrs.runtime.health import Facts, judge
+from pxrs.consuming.health import Facts, judge
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import Put
 from support.child import PATIENCE

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pxrs import JSON, InvalidRequest
-from pxrs.runtime.item import decode_body, encode_body
+from pxrs.queues.item import decode_body, encode_body
 from pxrs.types import Header
 
 HEADERS: list[Header] = [("trace", b"\x00\xff"), ("empty", None), ("trace", b"")]

@@ -19,7 +19,7 @@ from pxrs.core.records import (
     history_key,
     history_prefix,
 )
-from pxrs.runtime.groups import Groups
+from pxrs.groups.admin import Groups
 from pxrs.stores.open import open_stores
 from pxrs.types import Committed, Put, Versioned
 from support.stepping import Group

@@ -16,8 +16,8 @@ import pxrs
 from pxrs import JSON, ConfigError, ConsumeOnce, ConsumeTimes, Forever, InvalidRequest, Item, Pxrs
 from pxrs.core.retry import Backoff
 from pxrs.errors import Fenced, PxrsError, StoreReadOnly, StoreUnavailable
-from pxrs.runtime.listener import Listener
-from pxrs.runtime.unit_of_work import UnitOfWork
+from pxrs.queues.unit_of_work import UnitOfWork
+from pxrs.running.listener import Listener
 from pxrs.stores.open import open_stores
 from pxrs.testing.faults import NOTHING, Rates
 from pxrs.types import NewItem, QueueChange

@@ -11,7 +11,7 @@ from pxrs.core.assign import sticky
 from pxrs.core.group import Me, Memory, Rules, View, decide
 from pxrs.core.records import Claim, GroupTopic, Head, MemberRecord, resets_prefix
 from pxrs.errors import Displaced, Fenced, OutcomeUnknown, PxrsError, StoreFull
-from pxrs.runtime.groups import Groups
+from pxrs.groups.admin import Groups
 from pxrs.testing.faults import NOTHING, FaultyCoord, FaultyStores, Interrupted, Rates
 from pxrs.types import Check, TopicPartition, Write
 from support.stepping import TTL, Group

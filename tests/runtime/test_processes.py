@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 import pxrs
-from pxrs.runtime.processes import Restarts, Workers
+from pxrs.running.processes import Restarts, Workers
 from support.child import PATIENCE, Child
 from support.running import Running, wait_for_checkpoints
 

@@ -21,7 +21,7 @@ from pxrs import (
     StoreFull,
     TopicNotFound,
 )
-from pxrs.log.batches import Builder, seal
+from pxrs.codec.batches import Builder, seal
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import Append, Batch
 from support.child import PATIENCE
@@ -276,7 +276,7 @@ def test_the_timeout_of_many_is_for_all_of_them(
 ) -> None:
     """Three commits of a second each: two fit into a timeout of one and a half."""
     clock = VirtualClock()
-    monkeypatch.setattr("pxrs.runtime.sent.SYSTEM_CLOCK", clock)
+    monkeypatch.setattr("pxrs.producing.handles.SYSTEM_CLOCK", clock)
     monkeypatch.setattr(Producer, "_run", lambda self: None)
     with Pxrs(stores, clock) as px, px.producer(linger=600, batch_bytes=1) as producer:
         px.create_topic(TOPIC, partitions=2)
@@ -327,7 +327,7 @@ def test_a_batch_that_cant_be_sealed_fails_alone(
         return seal(builder, producer_id, epoch, sequence)
 
     with faulty.producer(linger=600) as producer:
-        monkeypatch.setattr("pxrs.runtime.committer.seal", failing_seal)
+        monkeypatch.setattr("pxrs.producing.committer.seal", failing_seal)
         bad, good = producer.send(TOPIC, "0", partition=0), producer.send(TOPIC, "1", partition=1)
         with pytest.raises(PxrsError, match="no memory"):
             bad.result(timeout=PATIENCE)

@@ -20,8 +20,8 @@ from pxrs import (
     StoreUnavailable,
 )
 from pxrs.core.retry import Backoff
-from pxrs.runtime.committer import Committer
-from pxrs.runtime.sent import Parcel, Sent
+from pxrs.producing.committer import Committer
+from pxrs.producing.handles import Parcel, Sent
 from pxrs.stores.open import open_stores
 from pxrs.types import Append, Appended, Batch, LogPartition
 from support.child import PATIENCE

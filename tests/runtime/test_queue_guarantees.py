@@ -15,8 +15,8 @@ import pytest
 import pxrs
 from pxrs import ConsumeOnce, ConsumeTimes, InvalidRequest, SessionLost
 from pxrs.errors import OutcomeUnknown, PxrsError, StoreError, StoreFull, TransactionConflict
-from pxrs.runtime.unit_of_work import UnitOfWork
-from pxrs.stores.memory import MemoryStores
+from pxrs.queues.unit_of_work import UnitOfWork
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.stores.open import open_stores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import NOTHING, Rates

@@ -22,8 +22,8 @@ import pxrs
 from pxrs import JSON, ConfigError, ConsumeTimes, Fenced, InvalidRequest, MessageTooLarge, Pxrs
 from pxrs.core.retry import Backoff
 from pxrs.errors import Closed, InsideTransaction, QueueNotFound, TopicNotFound
-from pxrs.runtime.keeper import Keeper
-from pxrs.runtime.unit_of_work import UnitOfWork
+from pxrs.queues.hold_session import Keeper
+from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.open import open_stores
 from pxrs.types import ItemState
 from support.child import PATIENCE, Child
@@ -225,7 +225,7 @@ def taking(px: Pxrs, queue: str = "q", **options: Any) -> Future[str]:
 @pytest.fixture(autouse=True)
 def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this a lost wake-up would only make a test slow."""
-    monkeypatch.setattr("pxrs.runtime.unit_of_work._CAREFUL_WAIT", 3600.0)
+    monkeypatch.setattr("pxrs.queues.unit_of_work._CAREFUL_WAIT", 3600.0)
 
 
 def test_put_wakes_who_waits(px: Pxrs) -> None:

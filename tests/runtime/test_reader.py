@@ -21,7 +21,7 @@ from pxrs import (
     PxrsError,
     StoreUnavailable,
 )
-from pxrs.runtime.reader import Follower
+from pxrs.consuming.reader import Follower
 from pxrs.types import LogPartition
 from support.child import PATIENCE
 from support.faults import FaultyLog

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from pxrs import Backoff, InvalidRequest, Message, Pxrs, TopicNotFound
-from pxrs.runtime.consumer import Consumer
-from pxrs.runtime.redriving import Redriving
+from pxrs.consuming.consumer import Consumer
+from pxrs.running.redriving import Redriving
 from pxrs.types import Append, LogPartition
 from support.child import PATIENCE
 from support.faults import FaultyLog

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import pxrs
-from pxrs.runtime.worker import Worker
+from pxrs.consuming.member_steps import Worker
 from pxrs.stores.api import Watch
 from pxrs.types import Put
 from support.child import PATIENCE

@@ -16,8 +16,8 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.memory import MemoryStores
-from pxrs.stores.recipe.queues import RecipeQueues
+from pxrs.stores.memory.stores import MemoryStores
+from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.testing.conformance.queue_tools import Worker, bodies
 from pxrs.types import Holder, NewItem, QueueChange

@@ -10,11 +10,11 @@ import pytest
 import pxrs
 from pxrs import Pxrs, TopicPartition
 from pxrs.clock import SYSTEM_CLOCK
+from pxrs.consuming.transactions import Transaction
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp
 from pxrs.core.records import Claim, decode
 from pxrs.errors import TransactionConflict
-from pxrs.runtime.transaction import Transaction
 from pxrs.stores.open import open_stores
 from pxrs.testing.faults import NOTHING, Faults, FaultyStores, Rates
 from pxrs.types import Committed, Versioned

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.transacting import Transactions
 from pxrs.errors import Fenced, OutcomeUnknown, TransactionConflict
-from pxrs.runtime.transacting import Transactions
-from pxrs.runtime.worker import Worker
 from pxrs.testing.faults import NOTHING, Interrupted, Rates
 from support.stepping import TTL, Group
 

@@ -152,8 +152,8 @@ def test_the_background_thread_never_sleeps_on_a_message(
     px: Pxrs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It falls asleep after one empty look, and nobody else asks for the result."""
-    monkeypatch.setattr("pxrs.runtime.producer._LOOKS", 1)
-    monkeypatch.setattr("pxrs.runtime.committer._SHORTEST_WAIT", 1e-6)
+    monkeypatch.setattr("pxrs.producing.producer._LOOKS", 1)
+    monkeypatch.setattr("pxrs.producing.committer._SHORTEST_WAIT", 1e-6)
     px.create_topic(TOPIC, partitions=1)
     follower = Follower(px.reader(TOPIC).follow())
     with px.producer(linger=0.0) as producer:

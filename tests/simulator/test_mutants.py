@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from pxrs.consuming.in_hand import Run
+from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.owned_partition import Seat
+from pxrs.consuming.partition_table import ConsumerDesk
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Stamp, Step
 from pxrs.core.records import Claim, decode, encode
 from pxrs.errors import OutcomeUnknown
-from pxrs.runtime.desk import ConsumerDesk
-from pxrs.runtime.holdings import Applied, Holdings, Mark
-from pxrs.runtime.membership import Membership
-from pxrs.runtime.runs import Run
-from pxrs.runtime.seat import Seat
-from pxrs.runtime.worker import Worker
+from pxrs.groups.membership import Membership
+from pxrs.groups.owned_claims import Applied, Holdings, Mark
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
 from support.mutants import INTERRUPTED, NO_ANSWERS, Mutant, Patch, catch
 
@@ -169,8 +169,8 @@ def interrupted_seek_is_forgotten(patch: Patch) -> None:
     def only_unknown(error: BaseException) -> bool:
         return isinstance(error, OutcomeUnknown)
 
-    patch.setattr("pxrs.runtime.worker.leaves_doubt", only_unknown)
-    patch.setattr("pxrs.runtime.holdings.leaves_doubt", only_unknown)
+    patch.setattr("pxrs.consuming.member_steps.leaves_doubt", only_unknown)
+    patch.setattr("pxrs.groups.owned_claims.leaves_doubt", only_unknown)
 
 
 MUTANTS = [

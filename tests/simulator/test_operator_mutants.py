@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from pxrs.consuming.fetcher import Fetcher
+from pxrs.consuming.owned_partition import Seat
 from pxrs.core import claims
 from pxrs.core.claims import Stamp, Step
 from pxrs.core.group import View
 from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OffsetOutOfRange
-from pxrs.runtime import forgetting
-from pxrs.runtime.fetching import Fetcher
-from pxrs.runtime.holdings import Applied, Holdings, Mark
-from pxrs.runtime.membership import Membership
-from pxrs.runtime.seat import Seat
+from pxrs.groups import deletion as forgetting
+from pxrs.groups.membership import Membership
+from pxrs.groups.owned_claims import Applied, Holdings, Mark
 from pxrs.types import Check, Put, TopicPartition, Versioned
 from support.mutants import NO_ANSWERS, Mutant, Patch, catch
 
@@ -50,7 +50,7 @@ def reset_is_not_recorded(patch: Patch) -> None:
     def elsewhere(group: str, by: str, part: TopicPartition, *_: Any) -> Put:
         return Put(f"resets/other/{part.partition}", encode(Head()))
 
-    patch.setattr("pxrs.runtime.groups.record_of_reset", elsewhere)
+    patch.setattr("pxrs.groups.admin.record_of_reset", elsewhere)
 
 
 def topic_is_its_name(patch: Patch) -> None:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from simulator.producers import draw, run
 
-from pxrs.runtime.committer import Committer
-from pxrs.runtime.sent import Parcel
+from pxrs.producing.committer import Committer
+from pxrs.producing.handles import Parcel
 from pxrs.testing.faults import Interrupted, Rates
-from pxrs.testing.simulator import Broken
-from pxrs.testing.simulator.producers import draw, run
 from pxrs.types import Appended, Batch
+from simulator import Broken
 
 SEEDS = 300
 Patch = pytest.MonkeyPatch

@@ -9,20 +9,20 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 import pytest
+from simulator.queues import draw, run
+from simulator.queues.plan import QueuePlan
 
 from pxrs.core.delivery import ConsumeTimes, Forever
 from pxrs.errors import OutcomeUnknown
-from pxrs.runtime.hold import Hold
-from pxrs.runtime.keeper import GivenBack, Keeper
-from pxrs.runtime.unit_of_work import UnitOfWork
-from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
-from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.queues.held_items import Hold
+from pxrs.queues.hold_session import GivenBack, Keeper
+from pxrs.queues.unit_of_work import UnitOfWork
+from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
+from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.stores.queue_rules import held_in
 from pxrs.testing.faults import FaultyQueues, Interrupted, Rates
-from pxrs.testing.simulator import Broken
-from pxrs.testing.simulator.queues import draw, run
-from pxrs.testing.simulator.queues.plan import QueuePlan
 from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange
+from simulator import Broken
 
 SEEDS = 300
 Patch = pytest.MonkeyPatch

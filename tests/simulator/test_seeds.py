@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pxrs.testing.simulator import failures, producers, queues, simulate
+from simulator import failures, producers, queues, simulate
 
 CHUNK = 50
 
@@ -49,7 +49,7 @@ def test_same_seed_in_another_process() -> None:
     """Python orders sets by a number that differs from process to process."""
     traces = [
         subprocess.run(
-            [sys.executable, "-m", "pxrs.testing.simulator", "--seed", "13", "--trace"],
+            [sys.executable, "-m", "simulator", "--seed", "13", "--trace"],
             env={**os.environ, "PYTHONHASHSEED": number},
             check=True,
             capture_output=True,
@@ -65,7 +65,7 @@ def test_same_seed_in_another_process() -> None:
 def test_a_failure_says_how_to_see_it() -> None:
     """One seed, replayed with all that happened, and the code that scripts look at."""
     fine = subprocess.run(
-        [sys.executable, "-m", "pxrs.testing.simulator", "--seeds", "4", "--jobs", "2"],
+        [sys.executable, "-m", "simulator", "--seeds", "4", "--jobs", "2"],
         check=False,
         capture_output=True,
         text=True,

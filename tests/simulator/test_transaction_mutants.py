@@ -9,16 +9,16 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+from pxrs.consuming.checkpoint import Checkpoint
+from pxrs.consuming.in_hand import Loose
+from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.transacting import Handed
+from pxrs.consuming.transactions import Transaction
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Step
 from pxrs.core.records import Claim, decode
-from pxrs.runtime.checkpoint import Checkpoint
-from pxrs.runtime.holdings import Applied, Holdings, Mark
-from pxrs.runtime.runs import Loose
-from pxrs.runtime.transacting import Handed
-from pxrs.runtime.transaction import Transaction
-from pxrs.runtime.unit_of_work import UnitOfWork
-from pxrs.runtime.worker import Worker
+from pxrs.groups.owned_claims import Applied, Holdings, Mark
+from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.api import Atomic
 from pxrs.testing.faults import Interrupted, Rates
 from pxrs.types import Committed, Holder, QueueChange, TopicPartition, Versioned

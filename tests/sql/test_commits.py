@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy
 
 from pxrs.errors import SessionLost
-from pxrs.stores.sql.stores import SqlStores
+from pxrs.stores.mysql.stores import SqlStores
 from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.testing.conformance.tools import committed, put, value_of
 from pxrs.types import Check, Committed, Conflict, Delete, Put

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy
 
+from pxrs.stores.mysql.change_listener import Ears
+from pxrs.stores.mysql.queues import taking as queue_take
 from pxrs.stores.queue_columns import READY
-from pxrs.stores.sql import queue_take
-from pxrs.stores.sql.ears import Ears
 from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import put

@@ -14,7 +14,7 @@ import pxrs
 from pxrs.config import parse_url
 from pxrs.config_engines import sql_settings
 from pxrs.errors import Closed, ConfigError, OutcomeUnknown, SessionLost, StoreUnavailable
-from pxrs.stores.sql.coord import SqlCoord
+from pxrs.stores.mysql.coord import SqlCoord
 from pxrs.testing.conformance.tools import committed, put, value_of
 from pxrs.types import Check, Committed, Put
 from support.child import PATIENCE, Child

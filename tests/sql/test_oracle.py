@@ -13,8 +13,10 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import oracle
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from pxrs.stores.sql import queue_statements, queue_upkeep_statements, statements
-from pxrs.stores.sql.schema import metadata
+from pxrs.stores.mysql import statements
+from pxrs.stores.mysql.queues import admin_statements as queue_upkeep_statements
+from pxrs.stores.mysql.queues import statements as queue_statements
+from pxrs.stores.mysql.schema import metadata
 
 _DIALECT = oracle.dialect()  # type: ignore[no-untyped-call]
 _LONGEST_NAME = 30

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 import pxrs
 from pxrs.errors import OutcomeUnknown, SchemaMismatch, StoreUnavailable, TransactionConflict
-from pxrs.stores.sql.stores import SqlStores
+from pxrs.stores.mysql.stores import SqlStores
 from pxrs.testing.conformance.queue_tools import HELD, Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import put, value_of
 from pxrs.types import Holder, NewItem, Outcome, QueueChange

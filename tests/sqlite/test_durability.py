@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pxrs.log.batches import encode
+from pxrs.codec.batches import encode
 from pxrs.stores.open import open_stores
 from pxrs.stores.sqlite.database import Database
 from pxrs.stores.sqlite.stores import SqliteStores

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from pxrs.errors import Closed
-from pxrs.stores.sqlite import ears as ears_module
+from pxrs.stores.sqlite import change_listener as ears_module
 from pxrs.stores.sqlite import posix
-from pxrs.stores.sqlite.control import Control
-from pxrs.stores.sqlite.ears import SlotWatch
+from pxrs.stores.sqlite.change_counters import Control
+from pxrs.stores.sqlite.change_listener import SlotWatch
 from pxrs.stores.sqlite.sessions import SessionFiles
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Put

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.codec.batches import encode
 from pxrs.errors import (
     ConfigError,
     OutcomeUnknown,
@@ -25,7 +26,6 @@ from pxrs.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from pxrs.log.batches import encode
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Appended, LogPartition, Put
 from support.child import Child

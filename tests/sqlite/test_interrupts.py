@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from pxrs.codec.batches import encode
 from pxrs.errors import Closed, ConfigError, PxrsError, StoreError
-from pxrs.log.batches import encode
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, LogPartition, Put
 from support.child import Child

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pxrs.stores.sqlite import queue_ahead
+from pxrs.stores.sqlite.queues import ahead as queue_ahead
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance.queue_tools import Worker

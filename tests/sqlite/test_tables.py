@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.codec.batches import encode
 from pxrs.errors import (
     DamagedBatch,
     InvalidRequest,
@@ -18,7 +19,6 @@ from pxrs.errors import (
     PxrsError,
     TopicNotFound,
 )
-from pxrs.log.batches import encode
 from pxrs.stores.sqlite.database import Database
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Appended, Batch, Bounds, Check, Committed, Delete, LogPartition, Put

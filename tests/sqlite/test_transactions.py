@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pxrs.codec.batches import encode
 from pxrs.errors import (
     CommitConflict,
     InsideTransaction,
@@ -19,7 +20,6 @@ from pxrs.errors import (
     StoreFull,
     TransactionConflict,
 )
-from pxrs.log.batches import encode
 from pxrs.stores.connections import Lent
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Batch, Check, LogPartition, Put

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.codec.batches import encode
 from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
-from pxrs.log.batches import encode
 from pxrs.stores.connections import Lent
 from pxrs.stores.sqlite.log_size import WAL_LIMIT
 from pxrs.stores.sqlite.posix import try_lock, unlock

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from pxrs.errors import Fenced
 from pxrs.stores import queue_rules
-from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
-from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
+from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.types import (
     Delivery,
     Held,

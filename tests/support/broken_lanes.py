@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
-from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
+from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.types import (
     Delivery,
     Holder,

@@ -10,8 +10,8 @@ import msgspec
 
 from pxrs.stores import queue_rules
 from pxrs.stores.api import Watch
-from pxrs.stores.memory_queue import MemoryQueue
-from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.stores.memory.queue import MemoryQueue
+from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.types import (
     Holder,
     ItemState,

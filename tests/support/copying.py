@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import closing
 
-from pxrs.runtime.copying import CopyReport, Count, copy_store
+from pxrs.operations.copy import CopyReport, Count, copy_store
 from pxrs.stores.open import open_stores
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pxrs
-from pxrs.log.batches import encode
+from pxrs.codec.batches import encode
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.types import Append, Batch, Holder, LogPartition, NewItem, QueueChange, Release

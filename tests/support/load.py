@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 
 from pxrs import Position, Pxrs
-from pxrs.runtime.sent import Sent
+from pxrs.producing.handles import Sent
 from support.child import PATIENCE
 from support.reading import read_all
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pxrs import aio
 from pxrs.aio.threads import Threads
+from pxrs.app import Pxrs
 from pxrs.errors import PxrsError
-from pxrs.runtime.app import Pxrs
 from pxrs.stores.api import Watch
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Appended, LogPartition

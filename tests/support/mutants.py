@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pxrs.testing.faults import Rates
-from pxrs.testing.simulator import Broken, draw, run
+from simulator import Broken, draw, run
 
 SEEDS = 300
 # A commit is sent three times before its outcome counts as unknown.

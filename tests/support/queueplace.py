@@ -7,7 +7,7 @@ from random import Random
 
 from pxrs import Pxrs
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.runtime.item import decode_body
+from pxrs.queues.item import decode_body
 from pxrs.stores.api import Stores
 from pxrs.testing.faults import Faults, FaultyStores
 from pxrs.types import ItemState

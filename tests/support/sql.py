@@ -9,8 +9,8 @@ import sqlalchemy
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import parse_url
 from pxrs.config_engines import sql_settings
-from pxrs.stores.sql.schema import META, metadata
-from pxrs.stores.sql.stores import SqlStores
+from pxrs.stores.mysql.schema import META, metadata
+from pxrs.stores.mysql.stores import SqlStores
 
 
 def open_sql(url: str, clock: Clock = SYSTEM_CLOCK) -> SqlStores:

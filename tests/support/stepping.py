@@ -6,18 +6,18 @@ from collections.abc import Callable
 from itertools import count
 from random import Random
 
+from pxrs.codec.batches import encode
 from pxrs.config import ConsumerSettings, Start
+from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.transacting import Transactions
 from pxrs.core.records import Claim, claim_key, decode
-from pxrs.log.batches import encode
-from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.hold import Desk
-from pxrs.runtime.keeper import Keeper
-from pxrs.runtime.topics import Topics
-from pxrs.runtime.transacting import Transactions
-from pxrs.runtime.worker import Worker
-from pxrs.stores.memory import MemoryStores
+from pxrs.decoding import Decoder
+from pxrs.queues.held_items import Desk
+from pxrs.queues.hold_session import Keeper
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores, Rates
+from pxrs.topics import Topics
 from pxrs.types import Append, LogPartition
 
 TTL = 10.0

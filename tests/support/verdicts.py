@@ -12,7 +12,7 @@ from itertools import count
 
 import pxrs
 from pxrs.errors import OutcomeUnknown, PxrsError
-from pxrs.runtime.item import decode_body
+from pxrs.queues.item import decode_body
 from pxrs.types import ItemState
 from support.child import PATIENCE
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pxrs.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
-from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, Rule, coord_checks, log_checks
 from pxrs.testing.faults import Faults, FaultyStores, Rates

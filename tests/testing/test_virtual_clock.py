@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from pxrs.stores.memory import MemoryStores
-from pxrs.stores.memory_coord import SteppedClock
+from pxrs.stores.memory.coord import SteppedClock
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import Put
 

@@ -13,8 +13,8 @@ from aiokafka.record.util import calc_crc32c  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pxrs.codec import batches
 from pxrs.errors import ConfigError, DamagedBatch, InvalidRequest, MessageTooLarge
-from pxrs.log import batches
 from pxrs.types import Batch, Fence, Header, Message, StoredBatch
 
 Record = tuple[bytes | None, bytes | None, list[Header], int]
@@ -249,7 +249,7 @@ def test_an_unknown_compression_names_the_known_ones() -> None:
 
 LOADED_BY_TWO_THREADS = """
 import sys, threading
-from pxrs.log.batches import new_builder
+from pxrs.codec.batches import new_builder
 
 failed = []
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pxrs.log.jetstream.entries import (
+from pxrs.core.sequences import ProducerState, Seen
+from pxrs.stores.jetstream.entries import (
     INLINE,
     NOTHING,
     PRODUCER_MEMORY_MS,
@@ -16,9 +17,8 @@ from pxrs.log.jetstream.entries import (
     from_headers,
     to_headers,
 )
-from pxrs.log.jetstream.marks import Marks
-from pxrs.log.jetstream.topics import token
-from pxrs.log.sequences import ProducerState, Seen
+from pxrs.stores.jetstream.marks import Marks
+from pxrs.stores.jetstream.topics import token
 
 numbers = st.integers(0, 2**62)
 states = st.builds(

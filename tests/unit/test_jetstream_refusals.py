@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pxrs.errors import ConfigError, StoreFull, StoreUnavailable
-from pxrs.log.jetstream.streams import passing, translated
-from pxrs.log.jetstream.wire import ApiError
+from pxrs.stores.jetstream.streams import passing, translated
+from pxrs.stores.jetstream.wire import ApiError
 
 NO_PEERS = "no suitable peers for placement"
 

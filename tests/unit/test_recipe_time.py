@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pxrs.stores.memory import MemoryStores
-from pxrs.stores.recipe.layout import COMMITS
-from pxrs.stores.recipe.queues import RecipeQueues
+from pxrs.stores.memory.stores import MemoryStores
+from pxrs.stores.queues_on_coord.layout import COMMITS
+from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import (
     Check,

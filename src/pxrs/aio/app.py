@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from pxrs import app as blocking
 from pxrs.aio.consumer import Callback, Joining, OnLoop
 from pxrs.aio.groups import Groups
 from pxrs.aio.handlers import OnOwnLoop, OnThisLoop
@@ -20,24 +21,23 @@ from pxrs.aio.queue_verbs import QueueVerbs
 from pxrs.aio.reader import Reader
 from pxrs.aio.signals import stop_on_signals_of_loop
 from pxrs.aio.threads import Threads, outcome, waited_out
+from pxrs.arguments import check_handler
 from pxrs.config import (
     ConsumerSettings,
+    OnFailure,
     OnTrimmed,
     Parallel,
     ProducerSettings,
     Start,
     Strategy,
 )
+from pxrs.consuming.consumer import Consumer as BlockingConsumer
+from pxrs.consuming.health import Health
 from pxrs.core.retry import Backoff
 from pxrs.errors import DeliveryFailed, OutcomeUnknown
-from pxrs.runtime import app as blocking
-from pxrs.runtime.arguments import check_handler
-from pxrs.runtime.consumer import Consumer as BlockingConsumer
-from pxrs.runtime.failure import OnFailure
-from pxrs.runtime.health import Health
-from pxrs.runtime.job import Job
-from pxrs.runtime.topics import TopicInfo
+from pxrs.running.job import Job
 from pxrs.serde import Serde
+from pxrs.topics import TopicInfo
 from pxrs.types import Message, Topic, TopicPartition
 
 _DEFAULTS = ProducerSettings()

@@ -14,14 +14,14 @@ from typing import Any, Generic, TypeVar
 
 from pxrs.aio.threads import Threads, outcome
 from pxrs.aio.transaction import Transaction
+from pxrs.arguments import check_timeout, check_whole
+from pxrs.callers import refuse_unsaid
+from pxrs.consuming import consumer as blocking
+from pxrs.consuming.callbacks import Parts
+from pxrs.consuming.consumer import RUN
+from pxrs.consuming.health import Health
+from pxrs.consuming.in_hand import Run
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
-from pxrs.runtime import consumer as blocking
-from pxrs.runtime.arguments import check_timeout, check_whole
-from pxrs.runtime.callbacks import Parts
-from pxrs.runtime.callers import refuse_unsaid
-from pxrs.runtime.consumer import RUN
-from pxrs.runtime.health import Health
-from pxrs.runtime.runs import Run
 from pxrs.stores.on_loop import lend
 from pxrs.types import Message, TopicPartition
 

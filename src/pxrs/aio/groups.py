@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from pxrs.aio.threads import Threads
-from pxrs.runtime import groups as blocking
-from pxrs.runtime.group_info import CheckpointChange, GroupHistory, GroupInfo, GroupSummary
-from pxrs.runtime.groups import Target
+from pxrs.groups import admin as blocking
+from pxrs.groups.admin import Target
+from pxrs.groups.info import CheckpointChange, GroupHistory, GroupInfo, GroupSummary
 
 
 class Groups:

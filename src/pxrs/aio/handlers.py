@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from pxrs.runtime.outcomes import refuse_unfinished
-from pxrs.runtime.runner import Abandoned
+from pxrs.running.handler_results import refuse_unfinished
+from pxrs.running.runner import Abandoned
 from pxrs.types import Message
 
 Handler = Callable[[Message], Any]

@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pxrs.aio.ears import Ears
 from pxrs.aio.handlers import awaited, runner_of_this_thread
+from pxrs.aio.queue_waiters import Ears
 from pxrs.aio.signals import stop_on_signals_of_loop
 from pxrs.aio.threads import Calls, Threads, fulfil, outcome, waited_out
 from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
-from pxrs.runtime import listener as blocking
-from pxrs.runtime import unit_of_work as blocking_work
-from pxrs.runtime.item import Item
-from pxrs.runtime.listener_processes import ProcessListener
-from pxrs.runtime.unseen import Unseen
+from pxrs.queues import unit_of_work as blocking_work
+from pxrs.queues.cancellable import Unseen
+from pxrs.queues.item import Item
+from pxrs.running import listener as blocking
+from pxrs.running.listener_processes import ProcessListener
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from typing import Any
 from pxrs.aio.sent import Sent, SentMany
 from pxrs.aio.threads import Threads, called, outcome
 from pxrs.errors import StoreError
-from pxrs.runtime import producer as blocking
-from pxrs.runtime import sent as blocking_sent
+from pxrs.producing import handles as blocking_sent
+from pxrs.producing import producer as blocking
 from pxrs.types import Header, Topic
 
 

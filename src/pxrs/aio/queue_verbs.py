@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from pxrs.aio.ears import Ears
+from pxrs import app as blocking
 from pxrs.aio.listener import Handler, Listener, OnOwnLoop, OnThisLoop
+from pxrs.aio.queue_waiters import Ears
 from pxrs.aio.queues import Queues
 from pxrs.aio.threads import Threads
 from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
+from pxrs.arguments import check_handler, is_coroutine_function
+from pxrs.callers import check_connection, given_connection
 from pxrs.core.delivery import Policy
-from pxrs.runtime import app as blocking
-from pxrs.runtime.arguments import check_handler, is_coroutine_function
-from pxrs.runtime.callers import check_connection, given_connection
 from pxrs.serde import Serde
 from pxrs.stores.on_loop import lend
 from pxrs.types import Header, Queue

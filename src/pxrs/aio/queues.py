@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from pxrs.aio.threads import Threads, outcome
-from pxrs.runtime import queues as blocking
-from pxrs.runtime.queues import ItemInfo, QueueInfo, QueueRates
+from pxrs.queues import admin as blocking
+from pxrs.queues.admin import ItemInfo, QueueInfo, QueueRates
 from pxrs.serde import Serde
 from pxrs.types import Queue
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from pxrs.aio.threads import Threads, outcome
-from pxrs.runtime import reader as blocking
-from pxrs.runtime.reader import Start
+from pxrs.consuming import reader as blocking
+from pxrs.consuming.reader import Start
 from pxrs.types import Bounds, Message, Topic
 
 

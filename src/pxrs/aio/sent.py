@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pxrs.aio.threads import called
-from pxrs.runtime import sent as blocking
+from pxrs.producing import handles as blocking
 from pxrs.types import Position
 
 

@@ -1,4 +1,4 @@
-"""`stop_on_signals` for a loop: it has to wake up now and then, see `pxrs.runtime.signals`."""
+"""`stop_on_signals` for a loop: it has to wake up now and then, see `pxrs.running.signals`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pxrs.runtime.signals import LOOK, stop_on_signals
+from pxrs.running.signals import LOOK, stop_on_signals
 
 
 @contextmanager

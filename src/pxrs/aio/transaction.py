@@ -8,12 +8,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from pxrs.aio.ears import Ears
+from pxrs.aio.queue_waiters import Ears
 from pxrs.aio.threads import Calls, own_thread
 from pxrs.aio.unit_of_work import Running, Surroundings, UnitOfWork
+from pxrs.consuming import transactions as blocking
 from pxrs.errors import InvalidRequest
-from pxrs.runtime import transaction as blocking
-from pxrs.runtime.unseen import Unseen
+from pxrs.queues.cancellable import Unseen
 from pxrs.stores.on_loop import own_side
 
 

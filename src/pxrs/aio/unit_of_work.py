@@ -11,14 +11,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pxrs.aio.ears import Ears
+from pxrs.aio.queue_waiters import Ears
 from pxrs.aio.threads import Calls, own_thread, waited_out
 from pxrs.core.delivery import Policy
 from pxrs.errors import Closed, InvalidRequest
-from pxrs.runtime import unit_of_work as blocking
-from pxrs.runtime.item import Item
-from pxrs.runtime.unit_of_work import _CAREFUL_WAIT, _FOREVER
-from pxrs.runtime.unseen import Unseen
+from pxrs.queues import unit_of_work as blocking
+from pxrs.queues.cancellable import Unseen
+from pxrs.queues.item import Item
+from pxrs.queues.unit_of_work import _CAREFUL_WAIT, _FOREVER
 from pxrs.stores.on_loop import own_side
 from pxrs.types import Header
 

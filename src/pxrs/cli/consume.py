@@ -19,7 +19,7 @@ from pxrs.errors import DamagedBatch, Fenced
 from pxrs.types import TopicPartition
 
 if TYPE_CHECKING:
-    from pxrs.runtime.consumer import Consumer
+    from pxrs.consuming.consumer import Consumer
     from pxrs.types import Message
 
 _AT_ONCE = 500

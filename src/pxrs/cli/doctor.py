@@ -11,7 +11,7 @@ from pxrs.cli.options import Settings, shared
 from pxrs.cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from pxrs.runtime.doctor import Examined
+    from pxrs.operations.doctor import Examined
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 
@@ -27,7 +27,7 @@ def doctor(settings: Settings, place: str | None, strict: bool) -> None:
     It writes a few records, a log and a queue of its own and removes them. Exit code 0: it works,
     maybe with warnings; 1: something does not.
     """
-    from pxrs.runtime.doctor import examine
+    from pxrs.operations.doctor import examine
 
     diagnosis = examine(place or settings.place, create=False)
     if settings.json:

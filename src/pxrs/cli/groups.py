@@ -17,8 +17,8 @@ from pxrs.config import public
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pxrs.runtime.group_info import GroupInfo, GroupReset, PartitionMove, Rebalance
-    from pxrs.runtime.reader import Start
+    from pxrs.consuming.reader import Start
+    from pxrs.groups.info import GroupInfo, GroupReset, PartitionMove, Rebalance
 
 
 @click.group()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from pxrs.runtime.queues import ItemInfo
+    from pxrs.queues.admin import ItemInfo
     from pxrs.types import Header
 
 

@@ -13,7 +13,7 @@ import click
 from pxrs.config import default_url
 
 if TYPE_CHECKING:
-    from pxrs.runtime.app import Pxrs
+    from pxrs.app import Pxrs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ class Settings:
 
     def create(self) -> Pxrs:
         """Open the store; it is made if need be."""
-        from pxrs.runtime.app import connect
+        from pxrs.app import connect
 
         return connect(self.place)
 

@@ -15,12 +15,12 @@ from pxrs.cli.options import Settings, header, shared, size
 from pxrs.cli.output import WORTH_A_RATE, console, count, print_json, readable, table
 from pxrs.cli.sources import are_lines, one_source, source
 from pxrs.cli.tally import Tally
+from pxrs.codec.batches import COMPRESSIONS
 from pxrs.config import ProducerSettings
 from pxrs.errors import DeliveryFailed, InvalidRequest, MessageTooLarge, OutcomeUnknown
-from pxrs.log.batches import COMPRESSIONS
 
 if TYPE_CHECKING:
-    from pxrs.runtime.producer import Producer
+    from pxrs.producing.producer import Producer
 
 _DEFAULTS = ProducerSettings()
 

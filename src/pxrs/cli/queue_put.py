@@ -17,7 +17,7 @@ from pxrs.cli.sources import are_lines, one_source, source
 from pxrs.errors import MessageTooLarge
 
 if TYPE_CHECKING:
-    from pxrs.runtime.app import Pxrs
+    from pxrs.app import Pxrs
     from pxrs.types import Header
 
 _AT_ONCE = 1000

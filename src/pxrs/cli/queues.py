@@ -18,7 +18,7 @@ from pxrs.types import ItemState
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pxrs.runtime.queues import QueueInfo, QueueRates
+    from pxrs.queues.admin import QueueInfo, QueueRates
 
 _STATES = [state.value for state in ItemState]
 _COUNTS = ("ready", "delayed", "in flight", "waiting", "dead")

@@ -17,7 +17,7 @@ from pxrs.cli.output import json_text
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
 
 if TYPE_CHECKING:
-    from pxrs.runtime.reader import Reader, Start
+    from pxrs.consuming.reader import Reader, Start
     from pxrs.types import Bounds, Message
 
 _AT_ONCE = 1000

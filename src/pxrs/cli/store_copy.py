@@ -13,7 +13,7 @@ from pxrs.cli.options import Settings, shared
 from pxrs.cli.output import console, count, human_size, print_json
 
 if TYPE_CHECKING:
-    from pxrs.runtime.copying import CopyReport, Count
+    from pxrs.operations.copy import CopyReport, Count
 
 _SHOWN = 20
 _TITLES = {
@@ -43,7 +43,7 @@ def copy(settings: Settings, source: str, target: str, force: bool) -> None:
     again, and it goes on. At the end everything is compared. Stop producers first: they can't
     be seen. Exit code 0 means that both stores are equal.
     """
-    from pxrs.runtime.copying import copy_store
+    from pxrs.operations.copy import copy_store
     from pxrs.stores.open import open_stores, require_stores
 
     require_stores(source)

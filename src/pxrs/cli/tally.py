@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pxrs.errors import PxrsError
-    from pxrs.runtime.sent import Parcel
+    from pxrs.producing.handles import Parcel
 
 
 @dataclass

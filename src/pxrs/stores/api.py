@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
+from pxrs.codec.batches import HEADER_SIZE
 from pxrs.errors import InvalidRequest, PxrsError
-from pxrs.log.batches import HEADER_SIZE
 from pxrs.types import (
     Append,
     Appended,

@@ -147,7 +147,7 @@ def _sqlite(url: StoreUrl) -> Opened:
 
 
 def _memory(url: StoreUrl) -> Opened:
-    from pxrs.stores.memory import open_memory
+    from pxrs.stores.memory.stores import open_memory
 
     refuse_unknown(url.options, set(), "memory://")
     kept = warning(
@@ -192,7 +192,7 @@ def _zookeeper(url: StoreUrl) -> Opened:
 
 def _with_recipe(coord: CoordStore) -> Opened:
     """Coordination, and queues that are made of it."""
-    from pxrs.stores.recipe.queues import RecipeQueues
+    from pxrs.stores.queues_on_coord.queues import RecipeQueues
 
     queues = RecipeQueues(coord)
 
@@ -208,7 +208,7 @@ def _nats(url: StoreUrl) -> Opened:
 
     settings = nats_settings(url)
     with _needing("nats://", "nats"):
-        from pxrs.log.jetstream.log import JetStreamLog
+        from pxrs.stores.jetstream.log import JetStreamLog
     log = JetStreamLog(settings)
     return Opened(log.close, log=log, findings=log.findings)
 
@@ -218,7 +218,7 @@ def _sql(url: StoreUrl) -> Opened:
 
     settings = sql_settings(url)
     with _needing(f"{url.scheme}://", "sql"):
-        from pxrs.stores.sql.stores import SqlStores
+        from pxrs.stores.mysql.stores import SqlStores
     stores = SqlStores(settings.url, settings.shown)
     return Opened(
         stores.close,

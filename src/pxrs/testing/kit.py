@@ -26,18 +26,18 @@ from typing import Any
 
 import msgspec
 
+from pxrs.app import Pxrs
+from pxrs.arguments import check_handler
 from pxrs.config import ConsumerSettings, check_member_name
+from pxrs.decoding import Decoder
 from pxrs.errors import InvalidRequest, PxrsError
-from pxrs.runtime.app import Pxrs
-from pxrs.runtime.arguments import check_handler
-from pxrs.runtime.decoding import Decoder
-from pxrs.runtime.outgoing import Outgoing
-from pxrs.runtime.topics import Topics
+from pxrs.producing.outgoing import Outgoing
 from pxrs.serde import Serde
-from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.lab_member import Crash, Handler, LabMember, Place, State
 from pxrs.testing.lab_records import Handled, LabRecords, Refused
+from pxrs.topics import Topics
 from pxrs.types import Header, Message, Position, TopicPartition
 
 _LEAST_TICK = 0.001

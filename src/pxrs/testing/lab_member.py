@@ -12,24 +12,24 @@ from typing import Any, Literal, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
+from pxrs.consuming.checkpoint import Checkpoint
+from pxrs.consuming.owned_partition import Seat
+from pxrs.consuming.partition_table import ConsumerDesk
+from pxrs.consuming.reader import FETCH_BYTES
+from pxrs.consuming.transactions import Transaction
 from pxrs.core.assign import assignor
 from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
 from pxrs.core.progress import Progress
+from pxrs.decoding import Decoder, cut
 from pxrs.errors import Fenced, SessionLost
-from pxrs.runtime.checkpoint import Checkpoint
-from pxrs.runtime.decoding import Decoder, cut
-from pxrs.runtime.desk import ConsumerDesk
-from pxrs.runtime.hold import Desk
-from pxrs.runtime.holdings import Holdings, Mark
-from pxrs.runtime.keeper import Keeper
-from pxrs.runtime.membership import MemberSettings, Membership
-from pxrs.runtime.outcomes import refuse_unfinished
-from pxrs.runtime.reader import FETCH_BYTES
-from pxrs.runtime.seat import Seat
-from pxrs.runtime.topics import Topics
-from pxrs.runtime.transaction import Transaction
+from pxrs.groups.membership import MemberSettings, Membership
+from pxrs.groups.owned_claims import Holdings, Mark
+from pxrs.queues.held_items import Desk
+from pxrs.queues.hold_session import Keeper
+from pxrs.running.handler_results import refuse_unfinished
 from pxrs.stores.api import Stores
+from pxrs.topics import Topics
 from pxrs.types import Message, TopicPartition
 
 Handler = Callable[..., Any]
@@ -257,7 +257,7 @@ class LabMember:
 
 
 class _Work:
-    """See `pxrs.runtime.checkpoint.Work`: a single message."""
+    """See `pxrs.consuming.checkpoint.Work`: a single message."""
 
     def __init__(self, desk: ConsumerDesk, hand: _Hand, message: Message) -> None:
         self._desk = desk

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from pxrs.app import connect
 from pxrs.cli.demo.ledger import open_ledger
 from pxrs.cli.demo.script import (
     BATCH,
@@ -27,7 +28,6 @@ from pxrs.cli.demo.script import (
     value_of,
 )
 from pxrs.config import default_url
-from pxrs.runtime.app import connect
 from pxrs.types import Message
 
 _PR_SET_PDEATHSIG = 1

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from pxrs.app import Pxrs
 from pxrs.cli.demo.script import Entry
+from pxrs.consuming.consumer import Consumer
 from pxrs.errors import Fenced, InvalidRequest, NotAtomic
-from pxrs.runtime.app import Pxrs
-from pxrs.runtime.consumer import Consumer
 
 
 class Ledger(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pxrs.app import Pxrs
 from pxrs.core.group import GroupState, group_state
 from pxrs.core.records import (
     Claim,
@@ -14,7 +15,6 @@ from pxrs.core.records import (
     head_key,
     members_prefix,
 )
-from pxrs.runtime.app import Pxrs
 from pxrs.stores.api import Watch
 from pxrs.types import Topic, TopicPartition
 

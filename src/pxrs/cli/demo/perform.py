@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pxrs.app import Pxrs, connect
 from pxrs.cli.demo.cast import Cast, DemoFailed
 from pxrs.cli.demo.check import Findings, check
 from pxrs.cli.demo.ledger import Ledger, make_ledger
@@ -20,7 +21,6 @@ from pxrs.cli.demo.stage import NotShown, Proof, Stage, View
 from pxrs.config import parse_url, public, split_url
 from pxrs.core.records import claims_prefix, head_key, history_prefix
 from pxrs.errors import InvalidRequest
-from pxrs.runtime.app import Pxrs, connect
 from pxrs.types import Delete, Topic
 
 

@@ -17,15 +17,15 @@ from pxrs.errors import (
     NotAtomic,
     PxrsError,
 )
-from pxrs.log.postgres import PostgresLog
 from pxrs.stores.block import Block, commit_as_caller, ended_inside
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.on_loop import own_side
+from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database, Pg, is_idle, run
-from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
-from pxrs.stores.postgres.queues import Applied, PostgresQueues
+from pxrs.stores.postgres.log import PostgresLog
+from pxrs.stores.postgres.queues.store import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
 from pxrs.stores.refusals import no_transaction
 from pxrs.types import Appended, Conflict

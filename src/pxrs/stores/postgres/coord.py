@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from pxrs.errors import InvalidRequest
 from pxrs.stores.api import Watch, validate_commit
+from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.database import Database, Pg, Row, run
-from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
 from pxrs.stores.postgres.sessions import PgSession, Sessions
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write

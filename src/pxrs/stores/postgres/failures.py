@@ -21,7 +21,8 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.postgres import functions, queue_functions
+from pxrs.stores.postgres import functions
+from pxrs.stores.postgres.queues import functions as queue_functions
 from pxrs.stores.queue_rules import given_up
 
 # A number or text that PostgreSQL has no column for never reaches it: the driver refuses it.

@@ -135,7 +135,7 @@ BEGIN
     END LOOP;
 END $$"""
 
-# The rules of `pxrs.log.sequences.judge`, with a producer's last batches read from the log itself:
+# The rules of `pxrs.core.sequences.judge`, with a producer's last batches read from the log itself:
 # no row is written over and over. What retention removes is remembered in `pxrs_log_producers`.
 APPEND = f"""
 CREATE FUNCTION @.pxrs_append(

@@ -27,7 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Database, Row
-from pxrs.stores.postgres.queue_functions import DELAYED, HELD, READY, WAITING
+from pxrs.stores.postgres.queues.functions import DELAYED, HELD, READY, WAITING
 from pxrs.stores.postgres.sessions import Statement, this_process
 from pxrs.types import LogPartition, Versioned
 

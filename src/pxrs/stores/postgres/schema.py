@@ -11,15 +11,13 @@ from typing import Any
 import psycopg
 
 from pxrs.errors import ConfigError, SchemaMismatch, StoreReadOnly
-from pxrs.stores.postgres import (
-    functions,
-    queue_apply,
-    queue_changes,
-    queue_chores,
-    queue_functions,
-    queue_lanes,
-    queue_restore,
-)
+from pxrs.stores.postgres import functions
+from pxrs.stores.postgres.queues import apply as queue_apply
+from pxrs.stores.postgres.queues import changes as queue_changes
+from pxrs.stores.postgres.queues import chores as queue_chores
+from pxrs.stores.postgres.queues import functions as queue_functions
+from pxrs.stores.postgres.queues import lanes as queue_lanes
+from pxrs.stores.postgres.queues import restore as queue_restore
 
 VERSION = 4
 OLDEST_SERVER = 13_00_00

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.log.postgres import PostgresLog
 from pxrs.stores.findings import Finding
 from pxrs.stores.postgres.atomic import PostgresAtomic
+from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database
-from pxrs.stores.postgres.ears import Ears
-from pxrs.stores.postgres.queues import PostgresQueues
+from pxrs.stores.postgres.log import PostgresLog
+from pxrs.stores.postgres.queues.store import PostgresQueues
 from pxrs.stores.postgres.schema import DEFAULT_SCHEMA
 from pxrs.stores.postgres.sessions import Sessions
 

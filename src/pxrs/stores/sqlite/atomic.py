@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from pxrs.errors import CommitConflict, NotAtomic, PxrsError
-from pxrs.log.sqlite import SqliteLog
 from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.refusals import no_transaction
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, is_old_snapshot, translate
-from pxrs.stores.sqlite.queues import SqliteQueues
+from pxrs.stores.sqlite.log import SqliteLog
+from pxrs.stores.sqlite.queues.store import SqliteQueues
 from pxrs.types import Conflict
 
 # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not name.

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreBusy
 from pxrs.stores.api import refuse_session_check, validate_commit
-from pxrs.stores.sqlite.control import key_slots, prefix_slot
+from pxrs.stores.sqlite.change_counters import key_slots, prefix_slot
+from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
-from pxrs.stores.sqlite.ears import Ears, SlotWatch
 from pxrs.stores.sqlite.sessions import FileSession, SessionFiles
 from pxrs.types import (
     Check,

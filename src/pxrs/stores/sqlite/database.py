@@ -31,7 +31,7 @@ from pxrs.errors import (
     PxrsError,
     StoreBusy,
 )
-from pxrs.stores.sqlite.control import Control
+from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.failures import (
     DRIVER_ERRORS,
     is_io_error,
@@ -50,8 +50,8 @@ from pxrs.stores.sqlite.opening import (
     usable,
 )
 from pxrs.stores.sqlite.posix import make_folder_beside
-from pxrs.stores.sqlite.turnstile import Turnstile
 from pxrs.stores.sqlite.whereabouts import Whereabouts
+from pxrs.stores.sqlite.writer_lock import Turnstile
 
 S = TypeVar("S")
 T = TypeVar("T")

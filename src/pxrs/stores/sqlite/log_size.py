@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import suppress
 
-from pxrs.stores.sqlite.control import Control
+from pxrs.stores.sqlite.change_counters import Control
 
 WAL_LIMIT = 16 * 2**20
 _WAL_LEAST = 2**20

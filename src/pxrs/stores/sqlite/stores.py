@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.log.sqlite import SqliteLog
 from pxrs.stores.findings import Finding
 from pxrs.stores.sqlite.atomic import SqliteAtomic
+from pxrs.stores.sqlite.change_listener import Ears
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database
-from pxrs.stores.sqlite.ears import Ears
-from pxrs.stores.sqlite.queues import SqliteQueues
+from pxrs.stores.sqlite.log import SqliteLog
+from pxrs.stores.sqlite.queues.store import SqliteQueues
 from pxrs.stores.sqlite.sessions import SessionFiles
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from pxrs.errors import SessionLost
 from pxrs.stores.api import Session, Stores
-from pxrs.stores.memory import MemoryStores
+from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import Put
 

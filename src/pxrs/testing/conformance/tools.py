@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from pxrs.codec.batches import decode, encode
 from pxrs.errors import SessionLost
-from pxrs.log.batches import decode, encode
 from pxrs.stores.api import CoordStore, LogStore, Session
 from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.types import (

@@ -1,0 +1,282 @@
+"""The thread of a process that handles messages, in the ways that a consumer offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from random import Random
+from typing import Literal, NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.consuming.in_hand import Extent, Run
+from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.owned_partition import Seat
+from pxrs.core.progress import Progress
+from pxrs.core.schedule import Schedule
+from pxrs.testing.faults import Interrupted
+from pxrs.types import Fence, Message, TopicPartition
+from simulator.account import Broken, Delivery
+from simulator.ledger import Ledger
+from simulator.locks import Blocked
+from simulator.transacting import Transacting
+
+Mode = Literal["each", "poll", "asks", "keys", "transactions"]
+MODES: tuple[Mode, ...] = ("each", "poll", "asks", "keys", "transactions")
+_RETRY = 0.2
+
+
+class Task(NamedTuple):
+    """A message for one of several workers."""
+
+    seat: Seat
+    turn: int
+    progress: Progress | None
+    message: Message
+
+
+class Caller:
+    """Takes messages from a worker and handles them, and tells the judge of both."""
+
+    def __init__(
+        self,
+        who: str,
+        mode: Mode,
+        worker: Worker,
+        transacting: Transacting,
+        clock: Clock,
+        ledger: Ledger,
+        rng: Random,
+        say: Callable[[str], None],
+        remaining: Callable[[], float],
+    ) -> None:
+        self._who = who
+        self._mode = mode
+        self._worker = worker
+        self._transacting = transacting
+        self._clock = clock
+        self._ledger = ledger
+        self._rng = rng
+        self._say = say
+        # How long its lease lasts, by its own clock.
+        self._remaining = remaining
+        self.paused: set[TopicPartition] = set()
+        # How many messages it takes at most.
+        self.sizes: tuple[int, ...] = (1, 3, 10)
+        self._loop: Iterator[Message] | None = None
+        self._loops = rng.random() < 0.5
+        self._in_hand: list[tuple[Message, Delivery]] = []
+        # Commits that the steward shall make.
+        self.asked: list[Extent] = []
+        # Of which topic's partition the messages are that carry this very fence.
+        self._topic_ids: dict[int, tuple[Fence, str]] = {}
+        self._schedule: Schedule[Task] = Schedule()
+        self._tasks: list[tuple[Hashable, Task, Delivery]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has messages that it was given and has not handled."""
+        return bool(self._in_hand or self._tasks or len(self._schedule))
+
+    def work(self) -> None:
+        """Go on with the messages: finish one, take the next."""
+        if self._mode == "each":
+            self._each()
+        elif self._mode == "poll":
+            self._poll()
+        elif self._mode == "asks":
+            self._poll_and_ask()
+        elif self._mode == "transactions":
+            self._transact()
+        else:
+            self._by_key()
+
+    def give_up(self) -> None:
+        """The handler raises: the messages it has are not handled."""
+        if self._mode == "each" and self._loop is not None:
+            self._say(f"{self._who} breaks out of its loop")
+            self._leave_loop()
+
+    def pause(self, part: TopicPartition) -> None:
+        """Hand out nothing of it until further notice."""
+        self.paused.add(part)
+        self._worker.pause({part})
+
+    def resume(self, part: TopicPartition) -> None:
+        self.paused.discard(part)
+        self._worker.desk.pause([part], paused=False)
+
+    def commit(self) -> None:
+        """An explicit commit: of all that was handed out, or up to one message."""
+        if self._mode == "asks" and self._in_hand:
+            self._ask()
+        if self._mode != "poll" or not self._in_hand:
+            return
+        last, of = self._rng.choice(self._in_hand)
+        # After a seek it was not handed out, for all that the consumer knows.
+        only_one = self._rng.random() < 0.5 and of.segment == of.account.segment
+        for message, delivery in self._in_hand:
+            if not only_one or (delivery is of and message.offset <= last.offset):
+                self._ledger.handled(delivery, message)
+        if only_one:
+            self._worker.commit_message(last)
+        else:
+            self._worker.commit_up_to(self._worker.extent())
+
+    def _next_runs(self) -> list[Run]:
+        runs = self._worker.hand_out(self._rng.choice(self.sizes))
+        if not runs:
+            try:
+                self._worker.fetch(lambda: None)
+            except Interrupted as interrupted:
+                # As `Consumer.poll` does.
+                self._worker.did_not_arrive(interrupted)
+                raise
+            runs = self._worker.hand_out(self._rng.choice(self.sizes))
+        for run in runs:
+            topic_id = run.seat.where.topic_id
+            self._topic_ids[id(run.seat.fence)] = run.seat.fence, topic_id
+            self._refuse_if_paused(run.seat.part)
+            for message in run.messages:
+                self._ledger.handed(self._who, topic_id, message)
+        return runs
+
+    def _each(self) -> None:
+        """`for message in consumer`."""
+        if self._loop is None:
+            self._worker.finish()
+            runs = self._next_runs()
+            if not runs:
+                return
+            self._loop = self._worker.one_by_one(runs)
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        self._in_hand = []
+        self._turn()
+
+    def _poll(self) -> None:
+        """`consumer.poll()`."""
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        self._in_hand = []
+        self._worker.finish()
+        for run in self._next_runs():
+            run.seen = len(run.messages)
+            self._in_hand += [(message, self._began(message)) for message in run.messages]
+
+    def _poll_and_ask(self) -> None:
+        """`consumer.poll()` without auto-commit: what it returned counts when that is asked for."""
+        if self._in_hand and self._rng.random() < 0.3:
+            self._ask()
+            return
+        self._worker.finish()
+        for run in self._next_runs():
+            run.seen = len(run.messages)
+            self._in_hand += [(message, self._began(message)) for message in run.messages]
+
+    def _ask(self) -> None:
+        """`consumer.commit()`, or `consumer.commit_async()`. One that fails is asked for again."""
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        if self._rng.random() < 0.5:
+            self._worker.commit_up_to(self._worker.extent())
+        else:
+            self._say(f"{self._who} asks for a commit")
+            self.asked.append(self._worker.ask())
+        self._in_hand = []
+
+    def _transact(self) -> None:
+        """What `consumer.poll()` returned, or some turns of a loop, in one transaction."""
+        if not self._in_hand or (self._loops and self._rng.random() < 0.6):
+            if self._loops:
+                self._loop_on()
+            else:
+                self._poll()
+            return
+        in_hand, self._in_hand = self._in_hand, []
+        done = False
+        try:
+            done = self._transacting.handle(in_hand, self._say)
+        except Blocked:
+            self._in_hand = in_hand
+            raise
+        finally:
+            if not done and not self._in_hand and self._loop and self._rng.random() < 0.5:
+                self._leave_loop()
+        if done:
+            for message, delivery in in_hand:
+                self._ledger.handled(delivery, message)
+
+    def _loop_on(self) -> None:
+        """`for message in consumer`, one turn."""
+        if self._loop is None:
+            runs = self._next_runs()
+            if not runs:
+                return
+            self._loop = self._worker.one_by_one(runs)
+        self._turn()
+
+    def _turn(self) -> None:
+        """The loop's next message, if there is one."""
+        assert self._loop is not None
+        message = next(self._loop, None)
+        if message is None:
+            self._loop = None
+        else:
+            self._refuse_if_paused(TopicPartition(message.topic, message.partition))
+            self._in_hand.append((message, self._began(message)))
+
+    def _refuse_if_paused(self, part: TopicPartition) -> None:
+        if part in self.paused:
+            raise Broken(f"{self._who} got messages of {part.topic}/{part.partition}, paused")
+
+    def _leave_loop(self) -> None:
+        """Its body raised: the next one begins as every loop does."""
+        loop, self._loop = self._loop, None
+        self._in_hand = []
+        loop.close()  # type: ignore[union-attr]
+        self._worker.finish()
+
+    def _by_key(self) -> None:
+        """`px.run` with several workers, in order per key: see `pxrs.running.runner`."""
+        desk = self._worker.desk
+        if self._tasks and self._rng.random() < 0.5:
+            lane, task, delivery = self._tasks.pop(self._rng.randrange(len(self._tasks)))
+            if self._rng.random() < 0.9:
+                self._ledger.handled(delivery, task.message)
+                if task.progress is not None:
+                    task.progress.finish(task.message.offset)
+                self._schedule.done(lane)
+            else:
+                self._schedule.park(lane, self._clock.monotonic() + self._rng.random())
+            return
+        taken = self._schedule.take(self._clock.monotonic())
+        if taken is not None:
+            lane, task = taken
+            progress = task.progress
+            with desk.lock:
+                if not self._worker.alive:
+                    self._schedule.park(lane, self._clock.monotonic() + _RETRY)
+                elif (
+                    task.seat.turn != task.turn
+                    or progress is None
+                    or progress.is_done(task.message.offset)
+                ):
+                    self._schedule.done(lane)
+                else:
+                    self._tasks.append((lane, task, self._began(task.message)))
+            return
+        runs = self._next_runs()
+        self._worker.forget_runs()
+        for run in runs:
+            for message in run.messages:
+                self._schedule.put(
+                    (message.topic, message.partition, message.key),
+                    Task(run.seat, run.turn, run.progress, message),
+                )
+
+    def working_on(self, seat: Seat) -> bool:
+        """Whether one of several workers has a message of it."""
+        return any(task.seat is seat for _, task, _ in self._tasks)
+
+    def _began(self, message: Message) -> Delivery:
+        _, topic_id = self._topic_ids[id(message.fence)]
+        return self._ledger.began(self._who, topic_id, message, self._remaining())

@@ -1,0 +1,25 @@
+"""A deterministic simulator of work queues: real transactions, a store that fails, and a judge.
+
+`simulate(seed)` runs one seed to its end and raises `Broken` if a promise was not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulator.queues.plan import Plan, draw
+from simulator.queues.world import World
+
+__all__ = ["Plan", "draw", "run", "simulate"]
+
+
+def simulate(seed: int, trace: Callable[[str], None] | None = None) -> None:
+    """One run. Raises `Broken`, or whatever the code under test raised that it should not."""
+    run(draw(seed), trace)
+
+
+def run(plan: Plan, trace: Callable[[str], None] | None = None) -> None:
+    """One run of a plan that was drawn and, maybe, changed."""
+    if trace is not None:
+        trace(f"{plan}")
+    World(plan, trace).run()

@@ -1,0 +1,77 @@
+"""The topics of one run, as they really are, and what is in them."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+
+from pxrs.clock import Clock
+from pxrs.codec.batches import encode
+from pxrs.core.routing import xxhash
+from pxrs.stores.memory.stores import MemoryStores
+from pxrs.topics import Topics
+from pxrs.types import Append, LogPartition, Topic, TopicPartition
+from simulator.effects import OUTPUT
+from simulator.ledger import Ledger
+
+
+class WorldTopics:
+    """Made, deleted and made again. Nothing fails in here."""
+
+    def __init__(self, stores: MemoryStores, clock: Clock, ledger: Ledger, rng: Random) -> None:
+        self._log = stores.log
+        self._ledger = ledger
+        self._rng = rng
+        self._messages = 0
+        numbers = count()
+        self._topics = Topics(stores.coord, stores.log, clock, lambda: f"id{next(numbers)}")
+        self.there: dict[str, Topic] = {}
+        # Of topics that are there or were.
+        self.names: set[str] = set()
+        self._topics.create(OUTPUT, 2)
+
+    def create(self, name: str, partitions: int) -> None:
+        self._topics.create(name, partitions)
+        self.look()
+
+    def look(self) -> None:
+        """Which topics there are now, made or deleted by whomever and whenever."""
+        there = {topic.name: topic for topic in self._topics.list() if topic.name != OUTPUT}
+        for name, topic in self.there.items():
+            if there.get(name) != topic:
+                self._ledger.topic_gone(name)
+        for name, topic in there.items():
+            if self.there.get(name) != topic:
+                self._ledger.add_topic(name, topic.id, topic.partitions)
+        self.names |= there.keys()
+        self.there = there
+
+    def has(self, part: TopicPartition) -> bool:
+        topic = self.there.get(part.topic)
+        return topic is not None and part.partition < topic.partitions
+
+    def end_of(self, part: TopicPartition) -> int:
+        return self._log.bounds(self.there[part.topic].id)[part.partition].end
+
+    def produce(self) -> None:
+        """Some messages for one of them."""
+        if not self.there:
+            return
+        topic = self.there[self._rng.choice(sorted(self.there))]
+        for _ in range(self._rng.randint(1, 4)):
+            keys = [b"%d" % self._rng.randrange(30) for _ in range(self._rng.randint(1, 6))]
+            partition = xxhash(keys[0], topic.partitions)
+            keys = [key for key in keys if xxhash(key, topic.partitions) == partition]
+            self._messages += len(keys)
+            batch = encode((key, b"%d" % self._messages, [], 0) for key in keys)
+            self._log.append([Append(LogPartition(topic.id, partition), batch)])
+
+    def trim(self) -> str:
+        """Remove the first messages of a partition; says of which, and where it begins now."""
+        topic = self.there[self._rng.choice(sorted(self.there))]
+        part = TopicPartition(topic.name, self._rng.randrange(topic.partitions))
+        start, end = self._log.bounds(topic.id)[part.partition]
+        before = self._rng.randint(start, end)
+        start = self._log.trim(LogPartition(topic.id, part.partition), before)
+        self._ledger.accounts[part].log_start = start
+        return f"{part.topic}/{part.partition} begins at {start} of {end} now"

@@ -1,0 +1,451 @@
+"""`connect` and what it returns: the verbs of pxrs on one set of stores."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pxrs.arguments import check_handler
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.config import (
+    MOST_BYTES,
+    ConsumerSettings,
+    DeadLetter,
+    OnFailure,
+    OnTrimmed,
+    Parallel,
+    ProducerSettings,
+    Start,
+    Strategy,
+    check_member_name,
+)
+from pxrs.consuming.reader import Reader
+from pxrs.core.retry import Backoff
+from pxrs.decoding import Decoder
+from pxrs.producing.producer import Producer
+from pxrs.queue_verbs import SESSION_TTL, QueueVerbs, all_of
+from pxrs.running.dead_letters import DeadLetters
+from pxrs.running.inside import employer
+from pxrs.running.job import Begun, Job, Running
+from pxrs.serde import Serde
+from pxrs.stores.api import Stores
+from pxrs.stores.open import open_stores
+from pxrs.topics import TopicInfo, Topics
+from pxrs.types import Message, Topic, TopicPartition
+
+# What only consumers need is loaded when the first one is made: a program that sends starts sooner.
+if TYPE_CHECKING:
+    from pxrs.consuming.callbacks import Callbacks
+    from pxrs.consuming.consumer import Consumer
+    from pxrs.consuming.health import Health
+    from pxrs.consuming.in_hand import Elsewhere
+    from pxrs.consuming.subscription import Subscription
+    from pxrs.groups.admin import Groups
+    from pxrs.running.runner import Runner
+
+_DEFAULTS = ProducerSettings()
+_RETRY = Backoff(attempts=5)
+_DEAD_LETTER = DeadLetter()
+_CONSUMER = ConsumerSettings(group="defaults", member_name="")
+
+
+def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Pxrs:
+    """Open a store, creating it if need be.
+
+    `sqlite:///app.db` (a file shared by processes of one host; `?durability=relaxed`,
+    `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
+    With `coord` groups and everything else that is owned are kept there, with `log` messages.
+    `etcd://host:2379,host2:2379/prefix` and `zookeeper://host:2181/root` can be a `coord`
+    (`?timeout=10`, `?ca=…&cert=…&key=…`, `user:password@`), and so can `mysql://user@host/database`;
+    `nats://host:4222,host2:4222/prefix?replicas=3` can be a `log`.
+    """
+    return Pxrs(open_stores(url, coord=coord, log=log))
+
+
+class Pxrs(QueueVerbs):
+    """An open store. Thread-safe; close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        session_ttl: float = SESSION_TTL,
+    ) -> None:
+        topics = Topics(stores.coord, stores.log, clock)
+        super().__init__(stores, topics, clock, session_ttl)
+        self._groups: Groups | None = None
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Begun] = weakref.WeakSet()
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return self.stores.url
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+    ) -> Topic:
+        """Make a topic with a fixed number of partitions.
+
+        One that exists just so is returned, one that differs is a `TopicExists`. Retention is
+        per partition and drops whole batches, oldest first.
+        """
+        return self._topics.create(
+            name, partitions, retention_ms=retention_ms, retention_bytes=retention_bytes
+        )
+
+    def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return self._topics.list()
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        """A topic and what its partitions hold."""
+        return self._topics.describe(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic and all its messages."""
+        self._topics.delete(name)
+
+    def apply_retention(self, name: str) -> None:
+        """Drop now what the topic's retention no longer keeps; producers do it as they go."""
+        self._topics.retain(self._topics.find(name))
+
+    def producer(
+        self,
+        *,
+        linger: float = _DEFAULTS.linger,
+        batch_bytes: int = _DEFAULTS.batch_bytes,
+        buffer_bytes: int = _DEFAULTS.buffer_bytes,
+        max_message_bytes: int = _DEFAULTS.max_message_bytes,
+        max_block: float = _DEFAULTS.max_block,
+        delivery_timeout: float = _DEFAULTS.delivery_timeout,
+        compression: str = _DEFAULTS.compression,
+        partitioner: str = _DEFAULTS.partitioner,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> Producer:
+        """A producer. `linger`: how long a message may wait for company, in seconds."""
+        settings = ProducerSettings(
+            linger=linger,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            max_message_bytes=max_message_bytes,
+            max_block=max_block,
+            delivery_timeout=delivery_timeout,
+            compression=compression,
+            partitioner=partitioner,
+        )
+        producer = Producer(self._topics, self.stores.log, self._clock, settings, key_serde, serde)
+        self._producers.add(producer)
+        return producer
+
+    def reader(
+        self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None
+    ) -> Reader:
+        """Read a topic without a group."""
+        decoder = Decoder(key_serde, serde)
+        return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
+
+    def consumer(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        *,
+        instance: str | None = None,
+        auto_commit: bool = _CONSUMER.auto_commit,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: Start = _CONSUMER.start,
+        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
+        stuck_after: float = _CONSUMER.stuck_after,
+        session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: Strategy = _CONSUMER.strategy,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+        on_assigned: Callable[[dict[TopicPartition, int | None]], None] | None = None,
+        on_revoked: Callable[[set[TopicPartition]], None] | None = None,
+        on_lost: Callable[[set[TopicPartition]], None] | None = None,
+    ) -> Consumer:
+        """Consume topics as a member of a group: a name, several, or a compiled pattern.
+
+        With `instance` the member is static: it keeps its partitions across a quick restart.
+        """
+        settings = ConsumerSettings(
+            group=group,
+            member_name=_member_name(instance),
+            instance=instance is not None,
+            client=_client(),
+            auto_commit=auto_commit,
+            auto_commit_interval=auto_commit_interval,
+            start=start,
+            on_trimmed=on_trimmed,
+            prefetch_bytes=prefetch_bytes,
+            stuck_after=stuck_after,
+            session_ttl=session_ttl,
+            debounce=debounce,
+            revoke_timeout=revoke_timeout,
+            rejoin_timeout=rejoin_timeout,
+            strategy=strategy,
+        )
+        from pxrs.consuming.callbacks import Callbacks
+        from pxrs.consuming.subscription import Subscription
+
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        wanted = Subscription(topics, self._topics)
+        return self._new_consumer(wanted, settings, Decoder(key_serde, serde), callbacks)
+
+    def run(
+        self,
+        handler: Callable[[Message], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        workers: int = 1,
+        processes: int = 0,
+        parallel: Parallel = "partition",
+        retry: Backoff = _RETRY,
+        on_failure: OnFailure = _DEAD_LETTER,
+        max_in_flight: int = 1000,
+        max_handler_time: float | None = None,
+        instance: str | None = None,
+        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
+        start: Start = _CONSUMER.start,
+        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
+        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
+        stuck_after: float = _CONSUMER.stuck_after,
+        session_ttl: float = _CONSUMER.session_ttl,
+        debounce: float = _CONSUMER.debounce,
+        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
+        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
+        strategy: Strategy = _CONSUMER.strategy,
+        serde: Serde | None = None,
+        key_serde: Serde | None = None,
+    ) -> None:
+        """Call `handler(message)` for every message of the group's share, until stopped.
+
+        SIGTERM and SIGINT stop it, as `stop` does, if the main thread is in here: it finishes what
+        is in hand, commits and leaves, and so does all else that runs under this object. Order is
+        kept per partition, or with `parallel="key"` per key. A handler that raises is called
+        again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
+        are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends the run with
+        `HandlerFailed`.
+
+        `workers` are threads. With `processes` so many processes do the same, each with its
+        threads and a member of its own; the handler has to be importable, not a closure.
+        """
+        check_handler(handler, "message", instead="pxrs.aio's run")
+        job = Job(
+            handler=handler,
+            topic=topic,
+            group=group,
+            workers=workers,
+            processes=processes,
+            parallel=parallel,
+            retry=retry,
+            on_failure=on_failure,
+            max_in_flight=max_in_flight,
+            max_handler_time=max_handler_time,
+            instance=instance,
+            auto_commit_interval=auto_commit_interval,
+            start=start,
+            on_trimmed=on_trimmed,
+            prefetch_bytes=prefetch_bytes,
+            stuck_after=stuck_after,
+            session_ttl=session_ttl,
+            debounce=debounce,
+            revoke_timeout=revoke_timeout,
+            rejoin_timeout=rejoin_timeout,
+            strategy=strategy,
+            serde=serde,
+            key_serde=key_serde,
+        )
+        self.new_run(job).run()
+
+    def new_run(self, job: Job) -> Running:
+        """What `run` runs; `stop` knows it from here on."""
+        running: Running
+        if job.processes:
+            # Worker processes are rare, and multiprocessing is slow to import.
+            from pxrs.running.processes import ProcessRun
+
+            running = ProcessRun(self.stores.url, job)
+        else:
+            running = self._new_runner(job)
+        begun = Begun(running, self.stop)
+        self._running.add(begun)
+        return begun
+
+    def _new_runner(self, job: Job) -> Runner:
+        from pxrs.consuming.callbacks import Callbacks
+        from pxrs.consuming.in_hand import Elsewhere
+        from pxrs.consuming.subscription import Subscription
+        from pxrs.running.runner import Runner
+
+        letters = None
+        if isinstance(job.on_failure, DeadLetter):
+            producer = self._resender()
+            letters = DeadLetters(job.on_failure, self._topics, producer)
+        consuming = job.consuming(_member_name(job.instance), _client())
+        nothing = Callbacks(None, None, None)
+
+        def join(runner: Runner) -> Consumer:
+            return self._new_consumer(
+                Subscription(job.topic, self._topics, job.on_failure),
+                consuming,
+                Decoder(),
+                nothing,
+                Elsewhere(runner.in_hand, runner.since, job.max_in_flight),
+            )
+
+        return Runner(job, self._clock, letters, join)
+
+    def redrive(self, topic: str, *, to: str | None = None) -> dict[str, int]:
+        """Send the dead letters of `topic` back to where they came from, or all to topic `to`.
+
+        How many went where. Each letter is sent back once: what was is the checkpoint of the
+        group `<topic>.redrive`; letters that come meanwhile are left for the next time.
+        """
+        from pxrs.running.redriving import Redriving
+
+        redriving = Redriving(self._topics, self.groups, topic, to)
+        if not redriving.is_finished():
+            letters = self.consumer(
+                topic, redriving.group, auto_commit=False, on_trimmed="earliest"
+            )
+            with letters, self._resender() as producer:
+                redriving.run(letters, producer)
+        return dict(redriving.sent)
+
+    def _resender(self) -> Producer:
+        """For messages that were sent once: whatever could be can be again, with headers added."""
+        return self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
+
+    def stop(self) -> None:
+        """End every run and listener of this object: they finish what is in hand, and leave.
+
+        Does not wait. From any thread, and from handlers.
+        """
+        super().stop()
+        for running in all_of(self._running):
+            running.stop()
+
+    def _new_consumer(
+        self,
+        wanted: Subscription,
+        settings: ConsumerSettings,
+        decoder: Decoder,
+        callbacks: Callbacks,
+        elsewhere: Elsewhere | None = None,
+    ) -> Consumer:
+        from pxrs.consuming.consumer import Consumer
+
+        consumer = Consumer(self._desk(), wanted, settings, decoder, callbacks, elsewhere)
+        self._consumers.add(consumer)
+        return consumer
+
+    def health(self) -> dict[str, Health]:
+        """How all that runs under this object is doing, by name. From any thread.
+
+        For probes: `all(each.ok for each in px.health().values())`. A consumer's name is its
+        member's, and so is a run's; worker processes are `run:<group>/worker-0` and on, as this
+        process knows them; a listener is `listen:<queue>`, with its processes as above.
+        """
+        here = [consumer for consumer in all_of(self._consumers) if not consumer.has_left]
+        found = [(each.member, each.health()) for each in here]
+        for running in all_of(self._running):
+            found += running.health().items()
+        for listener in all_of(self._listeners):
+            found += listener._health().items()
+        return _named(found)
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of this store: list, describe, explain, reset and delete them."""
+        if self._groups is None:
+            from pxrs.groups.admin import Groups
+
+            self._groups = Groups(self.stores.coord, self.stores.log, self._topics, self._clock)
+        return self._groups
+
+    def close(self) -> None:
+        """Stop every listener and run, close every consumer, flush every producer, close the store.
+
+        Runs finish what is in hand and commit it, as with `stop`; for 30 seconds at most. A handler
+        that calls this is not waited for: its message or item comes again. Raises what a producer's
+        `close` raises, once all is closed.
+        """
+        self._end(None)
+
+    def _end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: see `Producer._end`."""
+        self.stop()
+        # Last in, first out. One that fails to close must not keep the others, and the store, open.
+        with ExitStack() as closing:
+            closing.callback(self.stores.close)
+            closing.callback(self._end_session)
+            for producer in list(self._producers):
+                closing.callback(producer._end, reason)
+            for consumer in list(self._consumers):
+                closing.callback(consumer.close)
+            if not self.is_around_here:
+                closing.callback(self._join_listeners)
+                for running in all_of(self._running):
+                    closing.callback(running.join)
+
+    @property
+    def is_around_here(self) -> bool:
+        """Whether this is code that one of its runs or listeners calls: a handler."""
+        return employer() in self._listeners or any(
+            running.is_around_here for running in all_of(self._running)
+        )
+
+    def __enter__(self) -> Pxrs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+
+def _named(found: list[tuple[str, Health]]) -> dict[str, Health]:
+    """By name, sorted; those with a name that there is already are numbered."""
+    named: dict[str, Health] = {}
+    times: Counter[str] = Counter()
+    for name, health in sorted(found, key=lambda each: each[0]):
+        times[name] += 1
+        named[name if times[name] == 1 else f"{name}#{times[name]}"] = health
+    return named
+
+
+def _client() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _member_name(instance: str | None) -> str:
+    """A static member's own name, or a new one."""
+    if instance is not None:
+        return check_member_name(instance)
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40] or "member"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"

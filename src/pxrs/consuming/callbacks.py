@@ -1,0 +1,67 @@
+"""What a consumer's caller wants to hear of its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pxrs.consuming.one_user import OneUser
+from pxrs.consuming.partition_table import Change, ConsumerDesk
+from pxrs.errors import InvalidRequest
+from pxrs.types import TopicPartition
+
+Parts = set[TopicPartition]
+
+
+class Callbacks:
+    """Called in the consuming thread, between messages, and in the one that closes.
+
+    What they raise is the caller's; each thing is told once, whether they raise or not. `lost`
+    comes instead of `revoked` when there was no time to ask.
+    """
+
+    __slots__ = ("assigned", "lost", "revoked")
+
+    def __init__(
+        self,
+        assigned: Callable[[dict[TopicPartition, int | None]], None] | None,
+        revoked: Callable[[Parts], None] | None,
+        lost: Callable[[Parts], None] | None,
+    ) -> None:
+        for name, callback in (("assigned", assigned), ("revoked", revoked), ("lost", lost)):
+            if callback is not None and not callable(callback):
+                raise InvalidRequest(f"on_{name}={callback!r}; a function is needed")
+        self.assigned = assigned
+        self.revoked = revoked
+        self.lost = lost
+
+    def tell(self, desk: ConsumerDesk, user: OneUser) -> None:
+        """All that has changed since the last time."""
+        while (change := desk.next_change()) is not None:
+            try:
+                user.in_callback = True
+                self._tell(change)
+            finally:
+                user.in_callback = False
+                if change.kind == "leaving":
+                    desk.said_goodbye(change.parts)
+
+    def tell_the_end(self, desk: ConsumerDesk, *, alive: bool) -> None:
+        """The consumer is about to leave: what it has lost, and what it gives up now."""
+        kept, lost = desk.forget_told()
+        if not alive:
+            kept, lost = set(), kept | lost
+        try:
+            if lost and self.lost:
+                self.lost(lost)
+        finally:
+            if kept and self.revoked:
+                self.revoked(kept)
+
+    def _tell(self, change: Change) -> None:
+        parts = set(change.parts)
+        if change.kind == "assigned" and self.assigned:
+            self.assigned(change.parts)
+        elif change.kind == "leaving" and self.revoked:
+            self.revoked(parts)
+        elif change.kind == "lost" and self.lost:
+            self.lost(parts)

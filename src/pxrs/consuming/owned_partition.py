@@ -1,0 +1,191 @@
+"""One partition that a consumer works on: fetched up to here, handed out, handled.
+
+Three numbers, never going back but by a seek: `position` (fetched up to here), `handed` (given to
+the handler) and the progress (handled). A checkpoint comes from the progress alone.
+"""
+
+from __future__ import annotations
+
+from pxrs.core.claims import Holding
+from pxrs.core.group import PartState
+from pxrs.core.progress import Progress
+from pxrs.core.records import GroupTopic
+from pxrs.groups.owned_claims import Mark
+from pxrs.types import Fence, LogPartition, Message
+
+
+class Seat:
+    """One partition at the desk."""
+
+    __slots__ = (
+        "asked",
+        "at",
+        "buffer",
+        "checkpoint",
+        "done",
+        "end",
+        "epoch",
+        "fence",
+        "full",
+        "goodbye",
+        "handed",
+        "key",
+        "origin",
+        "out",
+        "part",
+        "paused",
+        "position",
+        "progress",
+        "released",
+        "shown",
+        "siblings",
+        "size",
+        "state",
+        "turn",
+        "where",
+    )  # fmt: skip
+
+    def __init__(self, holding: Holding, topic: GroupTopic) -> None:
+        self.part = holding.part
+        self.where = LogPartition(topic.id, holding.part.partition)
+        # How many partitions the topic has.
+        self.siblings = topic.partitions
+        # The claim's: a topic that was made again is another one.
+        self.key = holding.key
+        self.epoch = holding.epoch
+        self.fence = Fence(holding.part.topic, holding.part.partition, holding.epoch)
+        self.state: PartState = "owned"
+        self.checkpoint = holding.claim.checkpoint
+        self.done = holding.claim.done
+        # A commit that the caller has asked for and that is not made yet.
+        self.asked: Mark | None = None
+        # Whether it was given away, with its last checkpoint.
+        self.released = False
+        self.paused = False
+        # Raised whenever what was handed out before is not to be worked on any more.
+        self.turn = 0
+        # Whether the caller has been told that it goes, or need not be.
+        self.goodbye = True
+        # Known once the start is: a claim without a checkpoint has to ask the log first.
+        self.progress: Progress | None = None
+        self.origin = -1
+        # The end of the partition when it was last looked at.
+        self.end = -1
+        self.position = -1
+        self.handed = -1
+        # Handed out up to here before it was to go and stayed after all: with the caller still.
+        self.shown = -1
+        self.buffer: list[Message] = []
+        self.at = 0
+        # How many bytes were fetched for the buffer.
+        self.size = 0
+        # How many messages are with others, where that is counted, and whether those are enough.
+        self.out = 0
+        self.full = False
+
+    @property
+    def lag(self) -> int:
+        """How many messages wait here, as far as is known."""
+        return max(0, self.end - self.progress.checkpoint) if self.progress is not None else 0
+
+    @property
+    def window_is_full(self) -> bool:
+        """Whether no more gaps can be remembered: the oldest has to close first.
+
+        If that was not handed out, nobody is about to close it: an owner that begins with a full
+        window has to go on.
+        """
+        progress = self.progress
+        return progress is not None and progress.full and self.handed > progress.checkpoint
+
+    @property
+    def started(self) -> bool:
+        return self.progress is not None
+
+    def start(self, offset: int) -> None:
+        """Begin at this offset."""
+        self.progress = Progress(offset, self.done)
+        self.asked = None
+        self.origin = offset
+        self.go_to(offset)
+        self.shown = -1
+
+    def rewind(self) -> None:
+        """Go back to what was committed, or shall be: whoever has asked for that relies on it."""
+        asked = self.asked
+        self.start(self.origin if self.checkpoint is None else self.checkpoint)
+        if asked is not None:
+            self.progress, self.asked = Progress(asked.checkpoint, asked.done), asked
+            self.go_to(asked.checkpoint)
+
+    def found(self, holding: Holding) -> None:
+        """The claim has another checkpoint than was known here."""
+        self.checkpoint, self.done = holding.claim.checkpoint, holding.claim.done
+        if self.asked is not None and (self.checkpoint or 0) >= self.asked.checkpoint:
+            self.asked = None
+
+    def go_to(self, offset: int) -> None:
+        """Fetch from this offset next; what was fetched or handed out before is void."""
+        self.position = self.handed = offset
+        self.buffer, self.at = [], 0
+        self.turn += 1
+        # Whoever hands out counts anew.
+        self.full = False
+
+    def stay(self) -> None:
+        """It was to go, and stays after all: what a loop has not shown is fetched again."""
+        self.goodbye = True
+        if self.progress is not None:
+            self.shown = max(self.shown, self.handed)
+            self.go_to(self.progress.checkpoint)
+
+    def fill(self, messages: list[Message], position: int) -> None:
+        """Put fetched messages into the buffer, without those that are done already."""
+        progress = self.progress
+        if (
+            messages
+            and progress is not None
+            and (progress.runs or messages[0].offset < progress.checkpoint)
+        ):
+            messages = [message for message in messages if not progress.is_done(message.offset)]
+        self.buffer = messages
+        self.at = 0
+        self.position = position
+
+    def forget_buffer(self) -> None:
+        """What was fetched and not handed out will be fetched again."""
+        self.buffer, self.at = [], 0
+        self.position = self.handed
+
+    @property
+    def waiting(self) -> int:
+        """How many messages lie in the buffer."""
+        return len(self.buffer) - self.at
+
+    def hand_out(self, most: int) -> list[Message]:
+        """Take messages from the buffer."""
+        if self.at == 0 and most >= len(self.buffer):
+            messages, self.buffer = self.buffer, []
+        else:
+            messages = self.buffer[self.at : self.at + most]
+            self.at += len(messages)
+        if messages:
+            self.handed = messages[-1].offset + 1
+        return messages
+
+    def finish(self, start: int, end: int) -> None:
+        """The messages from `start` up to `end` were handled."""
+        if self.progress is not None:
+            self.progress.finish(start, end)
+
+    def mark(self) -> Mark | None:
+        """How far it was handled; None before it has started."""
+        if self.progress is None:
+            return None
+        return Mark(self.progress.checkpoint, self.progress.runs)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more was handled than is committed."""
+        mark = self.mark()
+        return mark is not None and (mark.checkpoint, mark.done) != (self.checkpoint, self.done)

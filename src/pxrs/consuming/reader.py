@@ -1,0 +1,275 @@
+"""Reading without a group: by offset, by time, and as messages come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from pxrs.arguments import check_time, check_whole
+from pxrs.clock import Clock
+from pxrs.codec.batches import decode
+from pxrs.decoding import Decoder, cut
+from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
+from pxrs.stores.api import LogStore, Watch
+from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic
+
+FETCH_BYTES = 2**20
+# How many messages `follow` decodes at a time, give or take a batch.
+_FOLLOW_RECORDS = 500
+_CAREFUL_WAIT = 1.0
+_LAST_OFFSET = 2**63 - 1
+
+Start = int | Literal["earliest", "latest"]
+
+
+class Reader:
+    """Reads a topic. Thread-safe."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        log: LogStore,
+        clock: Clock,
+        decoder: Decoder,
+    ) -> None:
+        self.topic = topic
+        self._log = log
+        self._clock = clock
+        self._decoder = decoder
+        self._where = [LogPartition(topic.id, number) for number in range(topic.partitions)]
+        self._fences = [Fence(topic.name, number, 0) for number in range(topic.partitions)]
+        # The batch decoded last: small reads walk through it without decoding it again.
+        self._last: dict[int, tuple[int, int, list[Message]]] = {}
+
+    def read(self, partition: int, offset: int, max_records: int = 1000) -> list[Message]:
+        """Messages from `offset` on, at most `max_records`; none at the end, it does not wait.
+
+        `OffsetOutOfRange` before the start or past the end. `DamagedBatch` where a stored
+        batch fails its checksum; its `next_offset` is where to go on without it. What a serde
+        raises comes with a note that names the message. All are raised only when they stand
+        at `offset`: what lies before them is returned first.
+        """
+        where = self._partition(partition)
+        check_whole("offset", offset)
+        check_whole("max_records", max_records, least=1)
+        if not 0 <= offset <= _LAST_OFFSET:
+            raise OffsetOutOfRange(self.topic.name, partition, offset, *self.bounds(partition))
+        found: list[Message] = []
+        try:
+            self._collect(where, offset, max_records, found)
+        except Exception:
+            if not found:
+                raise
+        return found
+
+    def _collect(self, where: LogPartition, offset: int, most: int, found: list[Message]) -> None:
+        self._decoder.deserialize_into(found, self._from_last(where.partition, offset, most))
+        while len(found) < most:
+            batches = self._fetch(where, offset + len(found))
+            if not batches:
+                return
+            for batch in batches:
+                messages = self._cut(where.partition, batch, offset + len(found))
+                self._decoder.deserialize_into(found, messages[: most - len(found)])
+                if len(found) == most:
+                    return
+
+    def bounds(self, partition: int) -> Bounds:
+        """The partition's first offset, and the one its next message will get."""
+        self._partition(partition)
+        with self._named():
+            return self._log.bounds(self.topic.id)[partition]
+
+    def offset_at(self, partition: int, timestamp: int) -> int | None:
+        """Offset of the first message of `timestamp` (ms) or later; None if there is none yet."""
+        where = self._partition(partition)
+        check_time("timestamp", timestamp)
+        with self._named():
+            return self._decoder.offset_at(self._log, where, self._fences[partition], timestamp)
+
+    def follow(
+        self,
+        partitions: Sequence[int] | None = None,
+        start: Start | Mapping[int, Start] = "latest",
+        timeout: float | None = None,
+    ) -> Iterator[Message]:
+        """Messages as they come, of all partitions unless some are named; blocks in between.
+
+        Ends when nothing has come for `timeout` seconds, never by default. Positions are fixed
+        when this is called: what is sent after that is seen. A `start` for each partition names
+        the partitions too. Nothing is passed over in silence: where retention has removed what
+        comes next it ends with `OffsetOutOfRange`, whose `start` is where to follow again, and
+        with `DamagedBatch` and serde errors as `read`.
+        """
+        return Follower(self, partitions, start, timeout).messages()
+
+    def _start(self, partition: int, start: Start) -> int:
+        held = self.bounds(partition)
+        if start == "earliest":
+            return held.start
+        if start == "latest":
+            return held.end
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise InvalidRequest(f"start = {start!r}; an offset, 'earliest' or 'latest'")
+        if not held.start <= start <= held.end:
+            raise OffsetOutOfRange(self.topic.name, partition, start, *held)
+        return start
+
+    def _fetch(self, where: LogPartition, offset: int) -> list[StoredBatch]:
+        with self._named():
+            return self._log.fetch(where, offset, FETCH_BYTES).batches
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """The log knows topics by their id only; people know them by their name."""
+        try:
+            yield
+        except TopicNotFound:
+            raise TopicNotFound(self.topic.name) from None
+        except OffsetOutOfRange as error:
+            raise OffsetOutOfRange(
+                self.topic.name, error.partition, error.offset, error.start, error.end
+            ) from None
+
+    def _cut(self, partition: int, batch: StoredBatch, offset: int) -> list[Message]:
+        """The batch's messages from `offset` on."""
+        messages = decode(batch, self._fences[partition])
+        self._last[partition] = (batch.base, batch.next, messages)
+        return cut(messages, offset)
+
+    def _from_last(self, partition: int, offset: int, most: int) -> list[Message]:
+        base, end, messages = self._last.get(partition, (0, 0, []))
+        return messages[offset - base : offset - base + most] if base <= offset < end else []
+
+    def _partition(self, partition: int) -> LogPartition:
+        known = isinstance(partition, int) and not isinstance(partition, bool)
+        if not known or not 0 <= partition < self.topic.partitions:
+            raise PartitionNotFound(self.topic.name, partition, self.topic.partitions)
+        return self._where[partition]
+
+
+class Follower:
+    """What `follow` is made of: positions, and a watch on what comes after them."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        partitions: Sequence[int] | None,
+        start: Start | Mapping[int, Start],
+        timeout: float | None,
+    ) -> None:
+        self._reader = reader
+        self._positions = {
+            number: reader._start(number, where)
+            for number, where in _starts(reader.topic, partitions, start)
+        }
+        # Whose turn it is to be fetched: a busy partition must not keep the others waiting.
+        self._turns = deque(self._positions)
+        self._timeout = timeout
+        self._fetched: deque[tuple[int, StoredBatch]] = deque()
+        self._watch: Watch | None = None
+        self._interrupted = False
+        self._quiet_since: float | None = None
+
+    def messages(self) -> Iterator[Message]:
+        """Messages as they come."""
+        try:
+            while (found := self.take()) is not None:
+                yield from found
+        finally:
+            self.interrupt()
+
+    def take(self) -> list[Message] | None:
+        """Wait for the next messages; None when nothing came for `timeout` seconds.
+
+        Empty if it was interrupted.
+        """
+        if self._watch is None:
+            self._watch = self._reader._log.watch(
+                *(self._reader._where[number] for number in self._positions)
+            )
+        while not self._interrupted:
+            if found := self._look():
+                self._quiet_since = None
+                return found
+            if not self._wait():
+                return None
+        self.interrupt()  # again: the watch may have been made since
+        return []
+
+    def interrupt(self) -> None:
+        """End a `take` that waits in another thread, and all later ones until `resume`."""
+        self._interrupted = True
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def resume(self) -> None:
+        """Allow `take` again. Nothing is lost in between."""
+        self._interrupted = False
+
+    def _look(self) -> list[Message]:
+        """Some of what there is, in order per partition."""
+        if not self._fetched:
+            self._fetch()
+        found: list[Message] = []
+        while self._fetched and len(found) < _FOLLOW_RECORDS:
+            number, batch = self._fetched[0]
+            before = len(found)
+            try:
+                messages = self._reader._cut(number, batch, self._positions[number])
+                self._reader._decoder.deserialize_into(found, messages)
+            except Exception:
+                # A damaged batch or bad message stays where it is; what stands before it is
+                # handed out first.
+                self._positions[number] += len(found) - before
+                if found:
+                    break
+                raise
+            self._positions[number] = batch.next
+            self._fetched.popleft()
+        return found
+
+    def _fetch(self) -> None:
+        for _ in range(len(self._turns)):
+            number = self._turns[0]
+            self._turns.rotate(-1)
+            batches = self._reader._fetch(self._reader._where[number], self._positions[number])
+            if batches:
+                self._fetched.extend((number, batch) for batch in batches)
+                return
+
+    def _wait(self) -> bool:
+        """Until something may have come; false when it has been quiet for too long."""
+        now = self._reader._clock.monotonic()
+        if self._quiet_since is None:
+            self._quiet_since = now
+        wait = _CAREFUL_WAIT
+        if self._timeout is not None:
+            left = self._quiet_since + self._timeout - now
+            if left <= 0:
+                return False
+            wait = min(wait, left)
+        watch = self._watch
+        if watch is not None:
+            watch.wait(wait)
+        return True
+
+
+def _starts(
+    topic: Topic, partitions: Sequence[int] | None, start: Start | Mapping[int, Start]
+) -> list[tuple[int, Start]]:
+    """Where to start, for each partition wanted."""
+    if isinstance(start, Mapping):
+        if partitions is not None:
+            raise InvalidRequest("name the partitions either in `start` or in `partitions`")
+        if not start:
+            raise InvalidRequest("start = {}; a partition at least is needed")
+        return list(start.items())
+    if partitions is None:
+        partitions = range(topic.partitions)
+    elif not isinstance(partitions, Sequence) or not partitions:
+        raise InvalidRequest(f"partitions = {partitions!r}; a list of numbers is needed")
+    return [(number, start) for number in partitions]

@@ -1,0 +1,362 @@
+"""Groups seen from outside: what they are doing, why, and how an operator changes that.
+
+Reading is a handful of lists, not a snapshot: the answer may already be history. Changing is
+compare-and-set on the group's head and on every claim that changes, so nothing is decided on
+what has changed meanwhile. A change too large for one commit is made in several, each of them
+guarded by the head: whoever joins in between stops it, unless it is forced.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from pxrs.arguments import check_numbers, check_time, check_whole
+from pxrs.clock import Clock
+from pxrs.config import check_group_name
+from pxrs.core import claims
+from pxrs.core.claims import Stamp, Step
+from pxrs.core.group import GroupState, group_state
+from pxrs.core.records import (
+    GROUPS_PREFIX,
+    Claim,
+    GroupTopic,
+    Head,
+    MemberRecord,
+    Move,
+    claim_key,
+    claims_prefix,
+    decode,
+    encode,
+    head_key,
+    history_prefix,
+    members_prefix,
+    resets_prefix,
+)
+from pxrs.decoding import Decoder
+from pxrs.errors import (
+    GroupNotEmpty,
+    GroupNotFound,
+    InvalidRequest,
+    OffsetOutOfRange,
+    PartitionNotFound,
+)
+from pxrs.groups.deletion import forget, is_blank, stop_claims
+from pxrs.groups.history import rebalance, together
+from pxrs.groups.info import (
+    CheckpointChange,
+    GroupHistory,
+    GroupInfo,
+    GroupSummary,
+    MemberInfo,
+)
+from pxrs.groups.lag import LagMeter
+from pxrs.groups.resets import forget_old_resets, record_of_reset
+from pxrs.stores.api import CoordStore, LogStore
+from pxrs.topics import Topics
+from pxrs.types import (
+    Check,
+    Committed,
+    Fence,
+    LogPartition,
+    Put,
+    Topic,
+    TopicPartition,
+    Versioned,
+)
+
+Target = int | Literal["earliest", "latest"]
+
+
+class _Group(NamedTuple):
+    """The records of a group. `claims` are empty where they were not asked for."""
+
+    head: Head
+    version: int
+    members: dict[str, MemberRecord]
+    claims: dict[LogPartition, Versioned]
+
+    def state(self, topics: Iterable[Topic]) -> GroupState:
+        ids = {topic.id: name for name, topic in self.head.topics.items()}
+        held = {
+            TopicPartition(ids[where.topic_id], where.partition): decode(record, Claim)
+            for where, record in self.claims.items()
+            if where.topic_id in ids
+        }
+        there = {topic.name: GroupTopic(topic.id, topic.partitions) for topic in topics}
+        return group_state(self.head, self.members, held, there)
+
+    def awaited(self) -> tuple[str, ...]:
+        """Static members that are gone, and whose partitions nobody else has been given yet."""
+        if not self.members:
+            # Nobody is there to give them to.
+            return ()
+        meant = (name for name, topics in self.head.target.items() if any(topics.values()))
+        return tuple(
+            sorted(name for name in meant if name in self.head.static and name not in self.members)
+        )
+
+
+class Groups:
+    """Lists, describes, explains, resets and deletes groups. Thread-safe."""
+
+    def __init__(self, coord: CoordStore, log: LogStore, topics: Topics, clock: Clock) -> None:
+        self._coord = coord
+        self._log = log
+        self._topics = topics
+        self._clock = clock
+
+    # Looking
+
+    def list(self) -> list[GroupSummary]:
+        """All groups, by name."""
+        found = []
+        topics = self._topics.list()
+        for record in self._coord.list(GROUPS_PREFIX):
+            name = record.key.removeprefix(GROUPS_PREFIX)
+            group = self._of_head(name, record)
+            found.append(
+                GroupSummary(
+                    name=name,
+                    state=group.state(topics),
+                    generation=group.head.generation,
+                    members=len(group.members),
+                )
+            )
+        return found
+
+    def describe(self, group: str, *, lag_seconds: bool = True) -> GroupInfo:
+        """The group's members and partitions, and how far behind it is.
+
+        Partitions are those of all topics that it is subscribed to or has checkpoints in. The
+        lag in seconds reads one batch of every partition that is behind; it can be left out.
+        """
+        seen = self._look(group)
+        parts = LagMeter(self._log, self._topics, self._clock).partitions(
+            self._consumed(seen),
+            {where: decode(record, Claim) for where, record in seen.claims.items()},
+            {member.id for member in seen.members.values()},
+            lag_seconds=lag_seconds,
+        )
+        owned: dict[str | None, list[TopicPartition]] = {}
+        for part in parts:
+            owned.setdefault(part.owner, []).append(TopicPartition(part.topic, part.partition))
+        return GroupInfo(
+            name=group,
+            state=seen.state(self._topics.list()),
+            generation=seen.head.generation,
+            reason=seen.head.reason,
+            coordinator=seen.head.coordinator,
+            at_ms=seen.head.at_ms,
+            members=tuple(
+                MemberInfo(
+                    name=name,
+                    client=member.client,
+                    topics=member.topics,
+                    joined_ms=member.joined_ms,
+                    static=member.rejoin_timeout is not None,
+                    owned=tuple(owned.get(name, ())),
+                )
+                for name, member in sorted(seen.members.items())
+            ),
+            partitions=parts,
+            awaited=seen.awaited(),
+        )
+
+    def explain(self, group: str, limit: int = 20) -> GroupHistory:
+        """What happened to the group: its last generations, and its last resets and seeks."""
+        check_whole("limit", limit, least=1)
+        self._find(group)
+        moves = [decode(each, Move) for each in self._coord.list(history_prefix(group))]
+        resets = together(self._coord.list(resets_prefix(group)))
+        return GroupHistory(
+            name=group,
+            rebalances=tuple(rebalance(move) for move in moves[-limit:]),
+            resets=tuple(resets[-limit:]),
+        )
+
+    # Changing
+
+    def reset(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: Target | None = None,
+        timestamp_ms: int | None = None,
+        partitions: Sequence[int] | None = None,
+        force: bool = False,
+    ) -> tuple[CheckpointChange, ...]:
+        """Set the group's checkpoints in a topic, all or those of some partitions.
+
+        `to` is "earliest", "latest" or an offset that every partition holds; `timestamp_ms`
+        means the first message of that time or later, else the end. `GroupNotEmpty` if it has
+        members, unless it is forced: then they lose these partitions, whatever they have not
+        committed is handled again, and they go on from the new checkpoints at once.
+        """
+        self._find(group)
+        found = self._topics.find(topic)
+        offsets = self._offsets(found, to, timestamp_ms, partitions)
+        stamp = self._stamp()
+        changes: list[CheckpointChange] = []
+        room = max(1, (self._coord.limits.operations - 2) // 3)
+        while offsets:
+            seen = self._look(group, force=force)
+            now = dict(list(offsets.items())[:room])
+            steps = {
+                number: self._rewind(group, seen, found, number, offset, stamp)
+                for number, offset in now.items()
+            }
+            some = [_change(topic, number, step, seen, found) for number, step in steps.items()]
+            if not self._reset(group, seen, steps.values(), some, stamp):
+                continue
+            changes += some
+            forget_old_resets(self._coord, group)
+            offsets = {number: at for number, at in offsets.items() if number not in now}
+        return tuple(changes)
+
+    def delete(self, group: str, *, force: bool = False) -> None:
+        """Forget a group: its checkpoints, history and members. Only its epochs stay.
+
+        `GroupNotEmpty` if it has members, unless it is forced: then they are fenced, and those
+        that live on join a new group of the same name, which has no checkpoints.
+        """
+        while True:
+            seen = self._look(group, force=force)
+            if seen.members and seen.head.target:
+                stop_claims(self._coord, group, seen.head, seen.version)
+            elif forget(self._coord, group, seen.version, seen.claims, self._stamp()):
+                return
+
+    def _reset(
+        self,
+        group: str,
+        seen: _Group,
+        steps: Iterable[Step],
+        changes: Iterable[CheckpointChange],
+        stamp: Stamp,
+    ) -> bool:
+        """Write some of a reset, its record, and the head, which every member watches."""
+        steps = list(steps)
+        records = [
+            record_of_reset(
+                group,
+                stamp.name,
+                TopicPartition(change.topic, change.partition),
+                change.before,
+                change.after,
+                stamp.at_ms,
+                stamp.write,
+            )
+            for change in changes
+        ]
+        touched = msgspec.structs.replace(seen.head, touched=secrets.token_hex(6))
+        outcome = self._coord.commit(
+            [Check(head_key(group), seen.version), *(step.check for step in steps)],
+            [Put(head_key(group), encode(touched)), *(step.put for step in steps), *records],
+        )
+        return isinstance(outcome, Committed)
+
+    def _rewind(
+        self, group: str, seen: _Group, topic: Topic, number: int, offset: int, stamp: Stamp
+    ) -> Step:
+        key = claim_key(group, topic.id, number)
+        record = seen.claims.get(LogPartition(topic.id, number))
+        part = TopicPartition(topic.name, number)
+        last = claims.last_epochs(seen.claims.values()).get(part, 0) if record is None else 0
+        return claims.rewind(part, key, record, offset, stamp, last)
+
+    def _offsets(
+        self,
+        topic: Topic,
+        to: Target | None,
+        timestamp_ms: int | None,
+        partitions: Sequence[int] | None,
+    ) -> dict[int, int]:
+        """Where each partition shall go on; an error if one of them can't."""
+        if (to is None) == (timestamp_ms is None):
+            raise InvalidRequest("a reset goes either `to` an offset or to a `timestamp_ms`")
+        if timestamp_ms is not None:
+            check_time("timestamp_ms", timestamp_ms)
+        numbers = range(topic.partitions) if partitions is None else check_numbers(partitions)
+        if not numbers:
+            raise InvalidRequest("a reset of no partitions")
+        bounds = self._topics.bounds(topic)
+        offsets = {}
+        for number in numbers:
+            if number not in bounds:
+                raise PartitionNotFound(topic.name, number, topic.partitions)
+            start, end = bounds[number]
+            if timestamp_ms is not None:
+                where, fence = LogPartition(topic.id, number), Fence(topic.name, number, 0)
+                at = Decoder().offset_at(self._log, where, fence, timestamp_ms)
+                offset: int | str | None = end if at is None else at
+            else:
+                offset = {"earliest": start, "latest": end}.get(str(to), to)
+            if not isinstance(offset, int) or isinstance(offset, bool):
+                raise InvalidRequest(f"to = {to!r}; an offset, 'earliest' or 'latest'")
+            if not start <= offset <= end:
+                raise OffsetOutOfRange(topic.name, number, offset, start, end)
+            offsets[number] = offset
+        return offsets
+
+    # Reading records
+
+    def _look(self, group: str, *, force: bool = True) -> _Group:
+        """All records of the group; `GroupNotEmpty` if it has members and is not forced.
+
+        The head is read first: a member that is not seen after it has joined later, which
+        changes the head.
+        """
+        seen = self._of_head(group, self._find(group), with_claims=True)
+        if seen.members and not force:
+            raise GroupNotEmpty(group, tuple(sorted(seen.members)))
+        return seen
+
+    def _find(self, group: str) -> Versioned:
+        record = self._coord.get(head_key(check_group_name(group)))
+        if record is None:
+            raise GroupNotFound(group)
+        return record
+
+    def _of_head(self, group: str, record: Versioned, *, with_claims: bool = False) -> _Group:
+        head = decode(record, Head)
+        members = {
+            each.key.removeprefix(members_prefix(group)): decode(each, MemberRecord)
+            for each in self._coord.list(members_prefix(group))
+        }
+        found: dict[LogPartition, Versioned] = {}
+        # Without members the state says EMPTY, whatever the claims are.
+        if members or with_claims:
+            for each in self._coord.list(claims_prefix(group)):
+                topic_id, _, number = each.key.removeprefix(claims_prefix(group)).partition("/")
+                found[LogPartition(topic_id, int(number))] = each
+        return _Group(head, record.version, members, found)
+
+    def _consumed(self, seen: _Group) -> Sequence[Topic]:
+        """The topics that the group is subscribed to, or has something to remember in."""
+        names = {name for member in seen.members.values() for name in member.topics}
+        names.update(*seen.head.subscriptions.values())
+        ids = {
+            where.topic_id
+            for where, record in seen.claims.items()
+            if not is_blank(decode(record, Claim))
+        }
+        return [topic for topic in self._topics.list() if topic.name in names or topic.id in ids]
+
+    def _stamp(self) -> Stamp:
+        client = f"{socket.gethostname()}:{os.getpid()}"
+        return Stamp("", client, secrets.token_hex(8), self._clock.wall_ms())
+
+
+def _change(topic: str, number: int, step: Step, seen: _Group, found: Topic) -> CheckpointChange:
+    record = seen.claims.get(LogPartition(found.id, number))
+    before = decode(record, Claim).checkpoint if record is not None else None
+    return CheckpointChange(
+        topic=topic, partition=number, before=before, after=step.claim.checkpoint
+    )

@@ -1,0 +1,389 @@
+"""A member of a group: joins, looks, does what the group machine says, leaves.
+
+`look` is one step: read the records, decide, act. Threads call it when a watch wakes them or a
+time has come; the simulator calls it in any order, over a store that fails. There is no waiting
+in here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from pxrs.clock import Clock
+from pxrs.core.claims import Holding
+from pxrs.core.group import Decision, Me, Memory, Rules, View, decide, moves_between, next_head
+from pxrs.core.records import (
+    HISTORY_LENGTH,
+    Claim,
+    GroupTopic,
+    Head,
+    MemberRecord,
+    claim_key,
+    claims_prefix,
+    decode,
+    encode,
+    head_key,
+    history_key,
+    member_key,
+)
+from pxrs.errors import Displaced, PxrsError, StoreError
+from pxrs.groups.owned_claims import Holdings, Mark
+from pxrs.groups.snapshot import Lookout, Seen
+from pxrs.stores.api import CoordStore, Session
+from pxrs.topics import Topics
+from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
+
+_HAIR = 1e-6
+
+
+class Desk(Protocol):
+    """Where the partitions are worked on."""
+
+    def claimed(self, holdings: list[Holding], topics: Mapping[str, GroupTopic]) -> None:
+        """These are ours now; start at their checkpoints."""
+        ...
+
+    def leaving(self, parts: frozenset[TopicPartition]) -> None:
+        """Exactly these are to be given away: hand out nothing more of them."""
+        ...
+
+    def releasable(self) -> dict[TopicPartition, Mark | None]:
+        """Those given away on which nobody works any more, and how far they were handled."""
+        ...
+
+    def final_marks(self) -> dict[TopicPartition, Mark | None]:
+        """How far everything was handled, when the member leaves."""
+        ...
+
+    def gone(self, parts: Iterable[TopicPartition], *, lost: bool) -> None:
+        """Not ours any more: released, or lost to somebody else."""
+        ...
+
+
+class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a member is and how patient. Seconds."""
+
+    group: str
+    name: str
+    topics: Callable[[], tuple[str, ...]]
+    rules: Rules
+    ttl: float
+    client: str = ""
+    rejoin_timeout: float | None = None
+
+
+class Membership:
+    """One member's part in its group. Not thread-safe: one thread looks."""
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        coord: CoordStore,
+        topics: Topics,
+        clock: Clock,
+        holdings: Holdings,
+        desk: Desk,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._group = settings.group
+        self._coord = coord
+        self._topics = topics
+        self._clock = clock
+        self._holdings = holdings
+        self._desk = desk
+        self._new_id = new_id or (lambda: secrets.token_hex(6))
+        self._lookout = Lookout(settings.group, coord, topics)
+        self._memory = Memory()
+        # What the member's record says; None while nobody knows.
+        self._subscribed: tuple[str, ...] | None = None
+        self.me = Me(settings.name, "")
+        self.session: Session | None = None
+        self.generation = 0
+        # How many partitions the target gives to this member.
+        self.meant = 0
+        # Topics that it subscribes to and that are not there any more.
+        self.missing: tuple[str, ...] = ()
+        self._verified = 0
+        # Whether the group has heard of this process, and under which ids.
+        self._joined = False
+        self._ids: set[str] = set()
+        # The claims that somebody else still holds: worth a watch.
+        self.waiting_for: frozenset[str] = frozenset()
+
+    # Joining and leaving
+
+    def join(self) -> None:
+        """Open a session and say that this member is there, touching the group in one commit."""
+        self._lose_everything()
+        former, self.session = self.session, None
+        if former is not None:
+            # One that can't be closed ends by itself; it must not be taken up again.
+            with suppress(StoreError):
+                former.close()
+        self.session = self._coord.session(self._settings.ttl)
+        self.me = Me(self._settings.name, f"{self._settings.name}.{self._new_id()}")
+        self._ids.add(self.me.id)
+        self._holdings.begin(self.me)
+        self._memory = Memory()
+        self._announce()
+
+    def leave(self) -> None:
+        """Write the final checkpoints, release all and say goodbye, in one commit.
+
+        The commit carries the next target too, so others go on at once. A static member's
+        partitions stay its own for its `rejoin_timeout`. If the commit fails the session ends all
+        the same: what was not committed is handled again by whoever takes over.
+        """
+        session = self.session
+        if session is None:
+            return
+        try:
+            self._say_goodbye(session)
+        except BaseException:
+            # Others must not wait for a member that is not there; the first error is the one to
+            # be told.
+            self._lose_everything()
+            self.session = None
+            with suppress(PxrsError):
+                session.close()
+            raise
+        self._lose_everything()
+        self.session = None
+        session.close()
+
+    def _say_goodbye(self, session: Session) -> None:
+        while session.remaining() > 0:
+            seen = self._lookout.see(self.me.name, frozenset())
+            mine = seen.view.members.get(self.me.name)
+            if mine is None or mine.id != self.me.id:
+                return
+            marks = self._desk.final_marks()
+            applied = self._holdings.release(
+                marks,
+                [Check(head_key(self._group), seen.head_version)],
+                [Delete(member_key(self._group, self.me.name)), *self._farewell(seen.view)],
+            )
+            if not applied.stale:
+                self._desk.gone(marks, lost=False)
+                return
+
+    def _farewell(self, view: View) -> list[Write]:
+        rest = {
+            name: tuple(sorted(member.topics))
+            for name, member in view.members.items()
+            if name != self.me.name
+        }
+        head = msgspec.structs.replace(view.head, left=(*view.head.left, self.me.name))
+        if self._settings.rejoin_timeout is not None:
+            return [self._put_head(msgspec.structs.replace(head, touched=self._new_id()))]
+        for name in view.head.static:
+            if name in view.head.subscriptions and name != self.me.name:
+                rest.setdefault(name, view.head.subscriptions[name])
+        seen = msgspec.structs.replace(view, head=head)
+        after = next_head(seen, rest, self.me.name, self._settings.rules.assign)
+        return self._head_writes(view.head, after)
+
+    def _announce(self) -> None:
+        """Write the member's record; a target computed before this fails."""
+        assert self.session is not None
+        topics = self._settings.topics()
+        self._subscribed = None
+        record = MemberRecord(
+            id=self.me.id,
+            topics=topics,
+            client=self._settings.client,
+            joined_ms=self._clock.wall_ms(),
+            rejoin_timeout=self._settings.rejoin_timeout,
+        )
+        put = Put(member_key(self._group, self.me.name), encode(record), self.session.id)
+        while True:
+            found = self._coord.get(head_key(self._group))
+            self._refuse_if_displaced()
+            head = decode(found, Head) if found is not None else Head()
+            left = tuple(name for name in head.left if name != self.me.name)
+            head = msgspec.structs.replace(head, touched=self._new_id(), left=left)
+            check = Check(head_key(self._group), found.version if found is not None else 0)
+            if isinstance(self._coord.commit([check], [self._put_head(head), put]), Committed):
+                # Not before: a topic that was not announced has to be tried again.
+                self._subscribed = topics
+                self._joined = True
+                return
+
+    def _refuse_if_displaced(self) -> None:
+        """A process that was away must not push out the one that has come in its place.
+
+        Read after the head, which every join changes: nobody can come in between.
+        """
+        if not self._joined:
+            return
+        record = self._coord.get(member_key(self._group, self.me.name))
+        if record is not None and decode(record, MemberRecord).id not in self._ids:
+            raise self._displaced()
+
+    def _displaced(self) -> Displaced:
+        return Displaced(
+            f"another process joined group {self._group!r} as {self.me.name!r}; "
+            "a static name belongs to one process at a time"
+        )
+
+    def safe_until(self) -> float:
+        """Until when nobody can take its place, even if no renewal succeeds any more."""
+        # First: who is frozen between the two promises too little, not too much.
+        now, session = self._clock.monotonic(), self.session
+        left = session.remaining() if session is not None else 0.0
+        # A sum of floats may come out a hair too late.
+        return now + left - _HAIR
+
+    # Looking
+
+    def look(self) -> float | None:
+        """One look at the group, and what follows from it; when to look again at the latest.
+
+        A session that is over is opened anew: nothing of what was held is ours any more.
+        `Displaced` if another process has joined under this member's static name.
+        """
+        if self.session is None or self.session.remaining() <= 0:
+            self.join()
+        if self._settings.topics() != self._subscribed:
+            self._announce()
+        seen = self._lookout.see(self.me.name, self._holdings.parts)
+        mine = seen.view.members.get(self.me.name)
+        if mine is None:
+            self.join()
+            return self._clock.monotonic()
+        if mine.id != self.me.id:
+            self._lose_everything()
+            raise self._displaced()
+        self._joined = True
+        self.generation = seen.view.head.generation
+        self.meant = len(seen.view.head.target_of(self.me.name))
+        self.missing = tuple(
+            name for name in self._subscribed or () if name not in seen.view.topics
+        )
+        if seen.head_version != self._verified:
+            dropped = self._drop_what_others_have(seen.view)
+            self._verified = seen.head_version
+            if dropped:
+                # What was lost may be meant for this member still; it was not looked at.
+                return self._clock.monotonic()
+        self._settle_doubts(seen.view.head)
+        decision = self._decide(seen)
+        again = self._act(seen, decision)
+        return self._clock.monotonic() if again else decision.look_again_at
+
+    def _decide(self, seen: Seen) -> Decision:
+        decision = decide(
+            seen.view,
+            self._memory,
+            self.me,
+            self._holdings.parts,
+            self._clock.monotonic(),
+            self._settings.rules,
+        )
+        self._memory = decision.memory
+        return decision
+
+    def _act(self, seen: Seen, decision: Decision) -> bool:
+        """Do what was decided; true if that changed what there is to see."""
+        self._desk.leaving(decision.revoke)
+        self.release_what_is_finished()
+        guard = Check(head_key(self._group), seen.head_version)
+        changed = False
+        wanted = {part: seen.claims[part] for part in sorted(decision.claim | decision.force)}
+        if wanted:
+            applied = self._holdings.take(wanted, guard, seen.last_epochs)
+            self._desk.claimed(applied.written, seen.view.head.topics)
+            changed = applied.stale or bool(applied.lost)
+        waited = seen.claims.keys() - self._holdings.parts
+        doubtful = frozenset(doubt.key for doubt in self._holdings.doubts.values())
+        self.waiting_for = doubtful | {seen.claims[part][0] for part in waited}
+        if decision.propose is not None:
+            writes = self._head_writes(seen.view.head, decision.propose)
+            self._coord.commit([guard], writes)
+            changed = True
+        return changed
+
+    def release_what_is_finished(self) -> None:
+        """Release the partitions that are to be given away and that nobody works on."""
+        with self._holdings.lock:
+            marks = self._desk.releasable()
+            if not marks:
+                return
+            applied = self._holdings.release(marks)
+            self._desk.gone([holding.part for holding in applied.written], lost=False)
+            self._desk.gone(sorted(applied.lost), lost=True)
+
+    def _drop_what_others_have(self, view: View) -> bool:
+        """After any change of the group: look whether what this member holds is still its own.
+
+        It may have been taken by force, reset by an operator, or its topic deleted and made
+        again. A commit would tell too, but an idle member makes none.
+        """
+        held = {
+            part: holding
+            for part in sorted(self._holdings.parts)
+            if (holding := self._holdings.get(part))
+        }
+        if not held:
+            return False
+        listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
+        dead = [
+            part
+            for part, holding in held.items()
+            if part.topic not in view.topics
+            or holding.key != claim_key(self._group, view.topics[part.topic].id, part.partition)
+            or holding.key not in listed
+            or decode(listed[holding.key], Claim).owner != self.me.id
+        ]
+        self._holdings.drop(dead)
+        self._desk.gone(dead, lost=True)
+        return bool(dead)
+
+    def _settle_doubts(self, head: Head) -> None:
+        """Writes that had no answer: find out what became of them, or make them impossible.
+
+        Otherwise a claim that reached the store unnoticed would block its partition for as long
+        as this member lives, and a release could still take away what is worked on again.
+        """
+        target = head.target_of(self.me.name)
+        for part, doubt in sorted(self._holdings.doubts.items()):
+            if self._holdings.get(part) is not None:
+                # One that is leaving is released again, which settles it too.
+                if part in target:
+                    self._desk.gone(self._holdings.confirm(part).lost, lost=True)
+                continue
+            if part in target:
+                # It is claimed (again) by this look.
+                continue
+            found = self._coord.get(doubt.key)
+            if found is not None and decode(found, Claim).owner == self.me.id:
+                self._holdings.let_go(part, found)
+            elif (found.version if found is not None else 0) == doubt.version:
+                # It may still come; the watch on what is waited for will tell.
+                continue
+            self._holdings.forget(part)
+
+    def _lose_everything(self) -> None:
+        parts = sorted(self._holdings.parts)
+        self._holdings.drop(parts)
+        self._desk.gone(parts, lost=True)
+
+    # Writing the head
+
+    def _head_writes(self, before: Head, after: Head) -> list[Write]:
+        after = msgspec.structs.replace(after, at_ms=self._clock.wall_ms(), left=())
+        history = encode(moves_between(before, after))
+        return [
+            self._put_head(after),
+            Put(history_key(self._group, after.generation), history),
+            Delete(history_key(self._group, max(0, after.generation - HISTORY_LENGTH))),
+        ]
+
+    def _put_head(self, head: Head) -> Put:
+        return Put(head_key(self._group), encode(head))

@@ -1,0 +1,88 @@
+"""Reading a group's records: what one look of a member sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pxrs.core.claims import last_epochs
+from pxrs.core.group import View
+from pxrs.core.records import (
+    Claim,
+    GroupTopic,
+    Head,
+    MemberRecord,
+    claim_key,
+    claims_prefix,
+    decode,
+    head_key,
+    members_prefix,
+)
+from pxrs.errors import TopicNotFound
+from pxrs.stores.api import CoordStore
+from pxrs.topics import Topics
+from pxrs.types import TopicPartition, Versioned
+
+# Below this many claims they are read one by one, above it in one listing.
+_FEW = 16
+
+
+class Seen(NamedTuple):
+    """A view, with the versions behind it."""
+
+    view: View
+    head_version: int
+    claims: dict[TopicPartition, tuple[str, Versioned | None]]
+    # Of topics that were there before under the names of those without a claim.
+    last_epochs: Mapping[TopicPartition, int]
+
+
+class Lookout:
+    """Looks at one group. The head is read first: what changes after it changes its version."""
+
+    def __init__(self, group: str, coord: CoordStore, topics: Topics) -> None:
+        self._group = group
+        self._coord = coord
+        self._topics = topics
+
+    def see(self, name: str, held: frozenset[TopicPartition]) -> Seen:
+        """What the member of this name has to know, but for the claims that it holds."""
+        found = self._coord.get(head_key(self._group))
+        head = decode(found, Head) if found is not None else Head()
+        members = {
+            record.key.removeprefix(members_prefix(self._group)): decode(record, MemberRecord)
+            for record in self._coord.list(members_prefix(self._group))
+        }
+        names = {topic for member in members.values() for topic in member.topics}
+        names.update(*head.subscriptions.values())
+        topics = {each: topic for each in sorted(names) if (topic := self._find(each))}
+        claims, last_epochs = self._read_claims(head, head.target_of(name) - held)
+        parsed = {
+            part: decode(record, Claim) if record is not None else None
+            for part, (_, record) in claims.items()
+        }
+        version = found.version if found is not None else 0
+        return Seen(View(head, members, topics, parsed), version, claims, last_epochs)
+
+    def _read_claims(
+        self, head: Head, parts: set[TopicPartition]
+    ) -> tuple[dict[TopicPartition, tuple[str, Versioned | None]], dict[TopicPartition, int]]:
+        keys = {
+            part: claim_key(self._group, head.topics[part.topic].id, part.partition)
+            for part in sorted(parts)
+            if part.topic in head.topics
+        }
+        if len(keys) <= _FEW:
+            found = {part: (key, self._coord.get(key)) for part, key in keys.items()}
+            if all(record is not None for _, record in found.values()):
+                return found, {}
+        listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
+        found = {part: (key, listed.get(key)) for part, key in keys.items()}
+        return found, last_epochs(listed.values())
+
+    def _find(self, name: str) -> GroupTopic | None:
+        try:
+            topic = self._topics.find(name)
+        except TopicNotFound:
+            return None
+        return GroupTopic(topic.id, topic.partitions)

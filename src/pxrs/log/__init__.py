@@ -1,1 +1,0 @@
-"""Record batches and the logs that keep them."""

@@ -1,0 +1,251 @@
+"""Examines a store: opens it, asks the engine about itself, and tries everything once.
+
+What the engines say of themselves comes from the backends (`Opened.findings`). Here is what can
+be tried on any of them: a record, a session, a wake-up, a log, a queue, each under a name of its
+own, and removed again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+
+import msgspec
+
+from pxrs.codec.batches import encode
+from pxrs.config import parse_url, public, split_url
+from pxrs.errors import ConfigError, MissingExtra, PxrsError, StoreBusy, StoreUnavailable
+from pxrs.stores.api import CoordStore, LogStore, QueueStore
+from pxrs.stores.findings import Finding, Level, note, ok, problem, warning
+from pxrs.stores.open import Opened, open_place, require_stores
+from pxrs.types import (
+    Append,
+    Appended,
+    Check,
+    Committed,
+    Delete,
+    Holder,
+    LogPartition,
+    NewItem,
+    Put,
+    QueueChange,
+)
+
+_FOLDER = "doctor/"
+_TTL = 10.0
+_PATIENCE = 5.0
+# More than this for one commit, or until a watch is woken, and something is wrong.
+_SLOW = 0.25
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """One place of a store, and what was found there."""
+
+    place: str
+    findings: tuple[Finding, ...]
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """All places of a store."""
+
+    places: tuple[Examined, ...]
+
+    @property
+    def worst(self) -> Level:
+        found = [finding.level for place in self.places for finding in place.findings]
+        return max(found, key=list(Level).index, default=Level.OK)
+
+
+def examine(url: str, *, create: bool = True) -> Diagnosis:
+    """Examine every place that the URL names. What can't be reached is a finding, not an error.
+
+    Without `create` a file that is not there is a finding, too.
+    """
+    return Diagnosis(tuple(_examine_place(place, create) for place in split_url(url).urls()))
+
+
+def _examine_place(url: str, create: bool) -> Examined:
+    try:
+        parse_url(url)
+    except ConfigError as error:
+        return Examined("?", (problem("url", str(error), "mend the URL"),))
+    shown = public(url).partition("?")[0]
+    started = time.monotonic()
+    try:
+        if not create:
+            require_stores(url)
+        opened = open_place(url)
+    except PxrsError as error:
+        return Examined(shown, (problem("connect", str(error), _remedy(error)),))
+    found = [ok("connect", f"opened in {_ms(started)}")]
+    try:
+        found += _tried("engine", opened.findings)
+        found += _trials(opened)
+    finally:
+        opened.close()
+    return Examined(shown, tuple(found))
+
+
+def _trials(opened: Opened) -> list[Finding]:
+    found: list[Finding] = []
+    if opened.coord is not None:
+        coord = opened.coord
+        found += _tried("permissions", lambda: _try_records(coord))
+        found += _tried("sessions", lambda: _try_session(coord))
+        found += _tried("watch", lambda: _try_watch(coord))
+        found += _tried("members", lambda: _count_members(coord))
+    if opened.log is not None:
+        log = opened.log
+        found += _tried("log", lambda: _try_log(log))
+    if opened.queues is not None and opened.coord is not None:
+        queues, coord = opened.queues, opened.coord
+        found += _tried("queues", lambda: _try_queue(queues, coord))
+    return found
+
+
+def _tried(check: str, trial: Callable[[], list[Finding]]) -> list[Finding]:
+    """What the trial finds. That it fails is a finding, too."""
+    try:
+        return trial()
+    except PxrsError as error:
+        return [problem(check, str(error), _remedy(error))]
+
+
+def _remedy(error: PxrsError) -> str:
+    if isinstance(error, MissingExtra):
+        return f"pip install 'pxrs[{error.extra}]'"
+    if isinstance(error, ConfigError):
+        return "mend the URL"
+    if isinstance(error, StoreUnavailable):
+        return "look whether the server runs, and whether host, port and password are right"
+    if isinstance(error, StoreBusy):
+        return "end the process that is named, or wait until it is done"
+    return "give this user the right to read and write here, and look into the engine's own log"
+
+
+def _try_records(coord: CoordStore) -> list[Finding]:
+    with _record(coord) as (key, version):
+        if coord.get(key) is None:
+            raise StoreUnavailable("a record that was written can't be read")
+        started = time.monotonic()
+        outcome = coord.commit([Check(key, version)], [Put(key, b"again")])
+        took = time.monotonic() - started
+    if not isinstance(outcome, Committed):
+        return [problem("permissions", "somebody else wrote to the doctor's record", "try again")]
+    return [ok("permissions", "records can be written, read and deleted"), _speed("commit", took)]
+
+
+@contextmanager
+def _record(coord: CoordStore) -> Iterator[tuple[str, int]]:
+    """A record of the doctor's own."""
+    key = _FOLDER + secrets.token_hex(8)
+    outcome = coord.commit([Check(key, 0)], [Put(key, b"pxrs doctor")])
+    try:
+        if not isinstance(outcome, Committed):
+            raise StoreUnavailable(f"{key} is there already")
+        yield key, outcome.versions[key]
+    finally:
+        with suppress(PxrsError):
+            coord.commit([], [Delete(key)])
+
+
+def _try_session(coord: CoordStore) -> list[Finding]:
+    session = coord.session(_TTL)
+    key = _FOLDER + secrets.token_hex(8)
+    try:
+        coord.commit([], [Put(key, b"pxrs doctor", session.id)])
+        session.renew()
+        left = session.remaining()
+    finally:
+        session.close()
+    if coord.get(key) is not None:
+        return [problem("sessions", "a record outlived its session", "report this to pxrs")]
+    if left < _TTL / 2:
+        return [
+            warning(
+                "sessions",
+                f"a session of {_TTL:g} s was granted {left:.1f} s only",
+                "raise the engine's longest session time",
+            )
+        ]
+    return [ok("sessions", f"opened, renewed and ended; {left:.1f} of {_TTL:g} s were left")]
+
+
+def _try_watch(coord: CoordStore) -> list[Finding]:
+    with _record(coord) as (key, _), closing(coord.watch(key)) as watch:
+        started = time.monotonic()
+        coord.commit([], [Put(key, b"ring")])
+        woken = watch.wait(_PATIENCE)
+        took = time.monotonic() - started
+    if not woken:
+        return [
+            warning(
+                "watch",
+                f"a change woke nobody within {_PATIENCE:g} s",
+                "look for a proxy that swallows notifications; pxrs goes on by polling",
+            )
+        ]
+    return [_speed("watch", took)]
+
+
+def _count_members(coord: CoordStore) -> list[Finding]:
+    number = len(coord.list("members/"))
+    return [ok("members", f"{number} connected to groups")]
+
+
+def _try_log(log: LogStore) -> list[Finding]:
+    topic_id = f"doctor-{secrets.token_hex(8)}"
+    where = LogPartition(topic_id, 0)
+    batch = encode([(None, b"pxrs doctor", [], 1)])
+    try:
+        log.create(topic_id, 1)
+        with closing(log.watch(where)) as watch:
+            started = time.monotonic()
+            (result,) = log.append([Append(where, batch)])
+            took = time.monotonic() - started
+            if not isinstance(result, Appended):
+                raise result
+            woken = watch.wait(_PATIENCE)
+        held = log.fetch(where, 0, 2**20).batches
+    finally:
+        with suppress(PxrsError):
+            log.drop(topic_id)
+    if len(held) != 1:
+        return [problem("log", "what was appended can't be read", "report this to pxrs")]
+    found = [_speed("append", took)]
+    if not woken:
+        found.append(note("log", f"an append woke no follower within {_PATIENCE:g} s"))
+    return found
+
+
+def _try_queue(queues: QueueStore, coord: CoordStore) -> list[Finding]:
+    name = f"pxrs-doctor-{secrets.token_hex(8)}"
+    session = coord.session(_TTL)
+    holder = Holder(session.id, "doctor")
+    try:
+        queues.create(name)
+        queues.apply(QueueChange(holder, (), (NewItem(queue=name, body=b"pxrs doctor"),)))
+        taken = queues.take(name, holder, 1).items
+        queues.apply(QueueChange(holder, tuple(item.held for item in taken), ()))
+    finally:
+        with suppress(PxrsError):
+            queues.delete(name)
+        session.close()
+    if len(taken) != 1:
+        return [problem("queues", "an item that was put can't be taken", "report this to pxrs")]
+    return [ok("queues", "an item was put, taken and removed")]
+
+
+def _speed(check: str, took: float) -> Finding:
+    says = f"{took * 1000:.1f} ms"
+    if took > _SLOW:
+        return warning(
+            check, f"{says}, which is slow", "look at the disk's and the network's latency"
+        )
+    return ok(check, says)
+
+
+def _ms(started: float) -> str:
+    return f"{(time.monotonic() - started) * 1000:.0f} ms"

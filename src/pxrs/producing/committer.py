@@ -1,0 +1,388 @@
+"""Appends batches in order, one commit at a time, retrying until each outcome is known.
+
+Only one round runs at a time and a partition's batches never overtake each other, so they keep
+their order under retry. Batches carry (producer id, epoch, sequence): one whose outcome is unknown
+is simply sent again, and the log recognises what it already has. A round that was interrupted at
+any point is unknown too; every step can be done twice.
+
+An error is its own batch's alone. A batch that has to be tried again holds up the later ones of
+its partition, and nobody else's. After a batch that failed for good the partition goes on under a
+higher epoch, in which its waiting batches get new numbers: they must not look like successors of
+what never came, and what was given up must be refused if it still arrives.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeGuard
+
+from pxrs.clock import Clock
+from pxrs.codec.batches import renumbered, seal
+from pxrs.core.retry import Backoff
+from pxrs.core.sequences import SEQUENCES
+from pxrs.errors import (
+    ConfigError,
+    DeliveryFailed,
+    InsideTransaction,
+    InvalidRequest,
+    OutcomeUnknown,
+    ProducerFenced,
+    PxrsError,
+    SequenceGap,
+    TopicNotFound,
+)
+from pxrs.producing.buffer import Outbox
+from pxrs.producing.handles import Parcel
+from pxrs.producing.undelivered import Undelivered
+from pxrs.stores.api import LogStore
+from pxrs.types import Append, Appended, Batch, LogPartition
+
+_LAST_EPOCH = 2**15 - 1
+_SHORTEST_WAIT = 0.001
+# How often the background thread looks for new batches while others are paused.
+_LOOK_EVERY = 0.01
+# What a log says of the batch itself. It was not appended, and the error says why.
+_OUT_OF_SEQUENCE = (ProducerFenced, SequenceGap)
+_REFUSALS = (InvalidRequest, *_OUT_OF_SEQUENCE)
+
+_NOWHERE: frozenset[LogPartition] = frozenset()
+_Result = Appended | Exception
+
+
+class _Pause(NamedTuple):
+    """A partition whose last try failed: how many did in a row, and when to make the next."""
+
+    failures: int
+    until: float
+
+
+class Committer:
+    """Commits what the outbox holds, for whichever thread asks."""
+
+    def __init__(
+        self,
+        log: LogStore,
+        outbox: Outbox,
+        undelivered: Undelivered,
+        clock: Clock,
+        *,
+        delivery_timeout: float,
+        before_settling: Callable[[Parcel, PxrsError | None], None],
+    ) -> None:
+        self._log = log
+        self._outbox = outbox
+        self._undelivered = undelivered
+        self._clock = clock
+        self.delivery_timeout = delivery_timeout
+        self._before_settling = before_settling
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+        self._backoff = Backoff(first=0.01, longest=1.0)
+        self._random = random.Random(secrets.randbits(64))
+        # The round at hand. Not empty between rounds if it was interrupted.
+        self._round: list[Parcel] = []
+        self._pauses: dict[LogPartition, _Pause] = {}
+        # Partitions that need a higher epoch, and among those the ones in which a batch was given
+        # up that may still be appended under the present one.
+        self._broken_off: set[LogPartition] = set()
+        self._doubted: set[LogPartition] = set()
+        self._epochs: dict[LogPartition, int] = {}
+        self._sequences: dict[LogPartition, int] = {}
+        self._new_identity()
+        # True while a commit runs: senders then give up the interpreter now and then.
+        self.busy = False
+
+    def drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Commit until `done()`; false if that takes longer than the timeout.
+
+        Time is looked at between commits: one that has begun is not left.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while not done():
+            left = None if deadline is None else deadline - self._clock.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self.run(left, unless=done)
+            if not done() and (pause := self._pause_left()):
+                # Without the lock: others have something to commit meanwhile.
+                time.sleep(pause if left is None else min(pause, left))
+        return True
+
+    def run(self, timeout: float | None = None, unless: Callable[[], bool] | None = None) -> bool:
+        """Commit once what there is, unless `unless()` holds by then; false if the turn never came.
+
+        A batch whose failure may pass waits; a later call tries it again.
+        """
+        self.refuse_nested()
+        me = threading.get_ident()
+        longest = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        try:
+            if not self._lock.acquire(timeout=longest):
+                return False
+            self._owner = me
+            if unless is None or not unless():
+                # Senders give way from here on: taking their boxes waits for them, too.
+                self.busy = True
+                self._one_round()
+            return True
+        finally:
+            # An interrupt may have come before the lock did, or just after: only the lock knows.
+            if self._owner == me:
+                self.busy = False
+                self._owner = None
+            try:  # noqa: SIM105 - a call before the release could be interrupted
+                self._lock.release()
+            except RuntimeError:
+                pass
+
+    def run_due(self, due: threading.Event, linger: float) -> bool:
+        """Commit what has waited long enough, or all if it is `due`; false if there is nothing."""
+        # What did not fit into a commit has waited already.
+        wait = linger or _SHORTEST_WAIT
+        if self._outbox.waiting:
+            wait = min(self._pause_left(), max(wait, _LOOK_EVERY))
+        urgent = due.wait(wait)
+        due.clear()
+        oldest = self._outbox.oldest
+        if urgent:
+            self.run()
+        elif self._outbox.waiting and not self._pause_left():
+            # It may be another thread's round: what came after it still has time.
+            self.run(unless=lambda: not self._outbox.waiting)
+        elif oldest is None:
+            return self._outbox.holds(math.inf)
+        elif self._clock.monotonic() - oldest >= linger:
+            self.run()
+        return True
+
+    def rest(self, timeout: float) -> None:
+        """Return when no commit is under way, or after so long."""
+        self.run(timeout, unless=lambda: True)
+
+    def refuse_nested(self) -> None:
+        """Raise if this very thread sends or commits right now."""
+        if self._owner == threading.get_ident():
+            raise InsideTransaction(
+                "this thread is committing, and a signal handler or destructor can't wait for "
+                "it to finish; let it set a flag and do this afterwards"
+            )
+        self._outbox.refuse_own_sender()
+
+    def _one_round(self) -> None:
+        if not self._round:
+            self._round = self._outbox.take(self._paused())
+            if not self._round:
+                return
+        sealed = self._sealed()
+        results = self._attempt(sealed) if sealed else []
+        self._finish(sealed, results)
+
+    def _sealed(self) -> list[tuple[Parcel, Batch]]:
+        """The round's batches that are not settled. One that can't be sealed fails alone."""
+        if self._broken_off:
+            for where in {parcel.where for parcel in self._round} & self._broken_off:
+                self._begin_anew(where)
+        sealed = []
+        for parcel in self._round:
+            if parcel.settled:
+                # By a round that was interrupted, perhaps before everybody was told.
+                parcel.call_back()
+                continue
+            where = parcel.where
+            identity = (self._id, self._epochs.get(where, 0))
+            batch = parcel.batch
+            if batch is None:
+                try:
+                    batch = seal(parcel.builder, *identity, self._sequences.get(where, 0))
+                    parcel.batch = batch
+                except BaseException as error:
+                    # A builder is used up by the first try: there is no second one.
+                    self._settle(parcel, _delivery_failed(error))
+                    if not isinstance(error, Exception):
+                        raise
+                    continue
+            if (batch.producer_id, batch.producer_epoch) == identity:
+                self._sequences[where] = (batch.base_sequence + batch.count) % SEQUENCES
+            sealed.append((parcel, batch))
+        return sealed
+
+    def _begin_anew(self, where: LogPartition) -> None:
+        """Number what waits for the partition from 0 under a higher epoch.
+
+        Not while one of the batches may be in the log: there it is known by its old number. The
+        log has to say first whether it has it.
+        """
+        waiting = self._outbox.unsettled_in(where)
+        if any(parcel.unsure for parcel in waiting):
+            return
+        self._raise_epoch(where)
+        sequence = 0
+        for parcel in waiting:
+            if parcel.batch is not None:
+                epoch = self._epochs.get(where, 0)
+                parcel.batch = renumbered(parcel.batch, self._id, epoch, sequence)
+                sequence = (sequence + parcel.batch.count) % SEQUENCES
+        self._doubted.discard(where)
+        self._broken_off.discard(where)
+
+    def _attempt(self, sealed: list[tuple[Parcel, Batch]]) -> list[_Result]:
+        """Append; what became of each batch. An error of the whole call is one of each."""
+        doubts = [parcel.unsure for parcel, _ in sealed]
+        # Noted before anything is sent: whatever interrupts this leaves a doubt.
+        for parcel, _ in sealed:
+            parcel.unsure = True
+        results: list[_Result]
+        try:
+            results = [*self._log.append([Append(parcel.where, batch) for parcel, batch in sealed])]
+            if len(results) != len(sealed):
+                raise OutcomeUnknown(f"{len(results)} answers to {len(sealed)} batches")
+        except Exception as error:  # noqa: BLE001 - the owners of the batches are told
+            results = [error] * len(sealed)
+        for (parcel, _), result, doubt in zip(sealed, results, doubts, strict=True):
+            if isinstance(result, PxrsError) and not isinstance(result, OutcomeUnknown):
+                # This try did not append it. An earlier one may have.
+                parcel.unsure = doubt
+        if results and isinstance(results[0], InsideTransaction):
+            # This thread holds the store's writer. Others, or it later, will get the round done.
+            raise results[0]
+        return results
+
+    def _finish(self, sealed: list[tuple[Parcel, Batch]], results: list[_Result]) -> None:
+        """Settle what is known; the rest waits for a later round."""
+        held_up: set[LogPartition] = set()
+        paused: set[LogPartition] = set()
+        for (parcel, batch), result in zip(sealed, results, strict=True):
+            where = parcel.where
+            if isinstance(result, Appended):
+                self._settle(parcel, result)
+            elif isinstance(result, SequenceGap) and self._can_renumber(parcel, batch, held_up):
+                held_up.add(where)
+            elif self._may_pass(parcel, result):
+                held_up.add(where)
+                paused.add(where)
+            else:
+                self._fail(parcel, result)
+        if paused or self._pauses:
+            for where in {parcel.where for parcel, _ in sealed}:
+                if where in paused:
+                    self._pause(where)
+                else:
+                    self._pauses.pop(where, None)
+        done = [parcel for parcel in self._round if parcel.settled]
+        self._outbox.release(done)
+        self._round = []
+        self._undelivered.log(done)
+
+    def _can_renumber(self, parcel: Parcel, batch: Batch, held_up: set[LogPartition]) -> bool:
+        """Whether a batch that is out of sequence can go on: it is not its fault.
+
+        Its predecessor failed, or waits to be tried again, or was lost by the server.
+        """
+        where = parcel.where
+        if where in held_up and where not in self._broken_off:
+            return True  # Its predecessor comes first next time.
+        if parcel.unsure and where in self._doubted:
+            # The one given up and this one may both be on their way.
+            return False
+        if batch.base_sequence == 0:
+            return False
+        # The log does not have it, and an earlier try would be out of sequence as well.
+        parcel.unsure = False
+        self._broken_off.add(where)
+        return True
+
+    def _may_pass(self, parcel: Parcel, error: Exception) -> bool:
+        if isinstance(error, OutcomeUnknown) or getattr(error, "retryable", False):
+            return self._clock.monotonic() - parcel.born < self.delivery_timeout
+        return False
+
+    def _fail(self, parcel: Parcel, error: Exception) -> None:
+        """Give up; what comes next in the partition must not look like its successor."""
+        self._broken_off.add(parcel.where)
+        if _refuses(error) and not (parcel.unsure and isinstance(error, _OUT_OF_SEQUENCE)):
+            self._settle(parcel, error)
+        elif parcel.unsure:
+            self._doubted.add(parcel.where)
+            self._settle(parcel, _maybe_delivered(error))
+        else:
+            self._settle(parcel, _delivery_failed(error))
+
+    def _pause(self, where: LogPartition) -> None:
+        """Try this partition again only after a while."""
+        before = self._pauses.get(where)
+        failures = 1 if before is None else before.failures + 1
+        delay = self._backoff.delay(failures, self._random) or 0.0
+        self._pauses[where] = _Pause(failures, time.monotonic() + delay)
+
+    def _paused(self) -> frozenset[LogPartition]:
+        if not self._pauses:
+            return _NOWHERE
+        now = time.monotonic()
+        # In one step: the background thread looks at it without the lock.
+        pauses = tuple(self._pauses.items())
+        return frozenset(where for where, pause in pauses if pause.until > now)
+
+    def _pause_left(self) -> float:
+        """For how long nothing that waits can be tried; 0 if something can, or nothing waits."""
+        paused = self._paused()
+        if not paused or not self._outbox.waiting or not self._outbox.only_for(paused):
+            return 0.0
+        pauses = tuple(self._pauses.items())
+        soonest = min((pause.until for where, pause in pauses if where in paused), default=0.0)
+        return max(0.0, soonest - time.monotonic())
+
+    def _settle(self, parcel: Parcel, result: Appended | PxrsError) -> None:
+        if isinstance(result, Appended):
+            base, error = result.base, None
+        else:
+            base, error = -1, _named(result, parcel)
+            # First: whoever sees it settled looks there.
+            self._undelivered.note(parcel, error)
+        self._before_settling(parcel, error)
+        parcel.settle(base, error)
+
+    def _raise_epoch(self, where: LogPartition) -> None:
+        epoch = self._epochs.get(where, 0)
+        if epoch == _LAST_EPOCH:
+            self._new_identity()
+        else:
+            self._epochs[where] = epoch + 1
+            self._sequences[where] = 0
+
+    def _new_identity(self) -> None:
+        self._id = secrets.randbits(62)
+        self._epochs = {}
+        self._sequences = {}
+
+
+def _refuses(error: Exception) -> TypeGuard[PxrsError]:
+    return isinstance(error, _REFUSALS) and not isinstance(error, ConfigError)
+
+
+def _named(error: PxrsError, parcel: Parcel) -> PxrsError:
+    """The log knows topics by their id only; people know them by their name."""
+    return TopicNotFound(parcel.topic.name) if isinstance(error, TopicNotFound) else error
+
+
+def _delivery_failed(cause: BaseException) -> PxrsError:
+    error = DeliveryFailed(f"not appended, and given up: {_text(cause)}")
+    error.__cause__ = cause
+    return error
+
+
+def _maybe_delivered(cause: BaseException) -> PxrsError:
+    error = OutcomeUnknown(
+        f"given up, and nobody can tell whether it was appended: {_text(cause)}; "
+        "look for the message in the topic before you send it again"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,421 @@
+"""The producer: `send` puts a message into a batch, one thread commits what all have put."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from time import sleep, time, time_ns
+from types import TracebackType
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.codec.batches import MAX_TIMESTAMP, compression_code
+from pxrs.config import ProducerSettings
+from pxrs.errors import (
+    Closed,
+    InvalidRequest,
+    PartitionNotFound,
+    PxrsError,
+    StoreError,
+    TopicNotFound,
+)
+from pxrs.producing.buffer import RECORD_BYTES, REPORT_BYTES, Box, Lane, Outbox
+from pxrs.producing.committer import Committer
+from pxrs.producing.endings import look_after
+from pxrs.producing.handles import Parcel, Sent, SentMany, counted
+from pxrs.producing.lanes import Lanes
+from pxrs.producing.records import NO_HEADERS, Checks, chunks, plain
+from pxrs.producing.retention import Retention
+from pxrs.producing.undelivered import Undelivered
+from pxrs.serde import Serde
+from pxrs.stores.api import LogStore
+from pxrs.topics import Topics
+from pxrs.types import Header, Topic
+
+_Record = tuple[int, bytes | None, bytes | None, list[Header]]
+# Long enough for the committing thread to get the interpreter, short enough not to be felt.
+_YIELD = 1e-5
+_YIELD_EVERY = 0.0003
+# How many messages or bytes `send_many` adds before the committer may take what is there.
+_BUSY_MESSAGES = 128
+_BUSY_BYTES = 64 * 2**10
+# How many empty looks the background thread takes before it goes to sleep.
+_LOOKS = 20
+
+
+class Producer:
+    """Sends messages. Thread-safe; use it as a context manager, leaving it flushes."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        log: LogStore,
+        clock: Clock,
+        settings: ProducerSettings,
+        key_serde: Serde | None = None,
+        value_serde: Serde | None = None,
+    ) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._serdes = key_serde is not None or value_serde is not None
+        self._most_weight = settings.max_message_bytes + RECORD_BYTES
+        self._checks = Checks(settings.max_message_bytes, key_serde, value_serde)
+        self._outbox = Outbox(
+            self,
+            clock,
+            batch_bytes=settings.batch_bytes,
+            buffer_bytes=settings.buffer_bytes,
+            compression=compression_code(settings.compression),
+            max_block=settings.max_block,
+        )
+        self._undelivered = Undelivered()
+        self._committer = Committer(
+            log,
+            self._outbox,
+            self._undelivered,
+            clock,
+            delivery_timeout=settings.delivery_timeout,
+            before_settling=self._learn,
+        )
+        self.lanes = Lanes(
+            topics, self._outbox, clock, settings.partitioner, settings.delivery_timeout
+        )
+        self._local = self.lanes.local
+        self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
+        self._closed = False
+        self._stopped = False
+        self._forked = False
+        self._broken = False
+        self._closing = threading.RLock()
+        self._awake = False
+        self._wake = threading.Event()
+        self._due = threading.Event()
+        self._yield_at = 0.0
+        self._retention = Retention(topics, clock)
+        self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
+        self._thread.start()
+        look_after(self)
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        partition: int | None = None,
+        headers: Sequence[Header] | None = None,
+        timestamp: int | None = None,
+    ) -> Sent:
+        """Hand a message over; `Sent.result()` waits until it is durable.
+
+        Without a partition the key decides; without a key either, messages stick to one
+        partition until its batch is full. `timestamp` is in milliseconds, now by default. The first
+        message to a topic has to ask the store for it, and waits for one that is away up to
+        `delivery_timeout`, then raises `DeliveryFailed`.
+        """
+        try:
+            lane: Lane = self._local.lanes[topic]
+        except (AttributeError, KeyError, TypeError):
+            lane = self._lane(topic)
+        if lane.unreported > REPORT_BYTES or lane.busy:
+            lane = self._attend(lane)
+        if type(key) is str and not self._serdes:
+            try:
+                key = key.encode()
+            except UnicodeEncodeError:
+                key = plain(key, "key")
+        if type(value) is not bytes or type(key) is not bytes or self._serdes:
+            key, value = self._checks.encode(key, value)
+        loose = False
+        if partition is not None:
+            if type(partition) is not int or not 0 <= partition < lane.partitions:
+                raise PartitionNotFound(topic, partition, lane.partitions)
+        elif key is not None:
+            partition = lane.hash(key) % lane.partitions
+        else:
+            partition, loose = lane.sticky, True
+        if timestamp is None:
+            now = time()
+            if not lane.this_ms <= now < lane.next_ms:
+                lane.tick(now)
+            timestamp = lane.ms
+        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+            raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
+        if headers or key is None or value is None:
+            size, headers = self._checks.size(key, value, headers)
+        else:
+            size, headers = len(value) + len(key) + RECORD_BYTES, NO_HEADERS
+            if size > self._most_weight:
+                self._checks.size(key, value, None)
+        lane.busy = True
+        box = lane.box
+        try:
+            if self._closed:
+                self.refuse_closed()
+            parcel = box.open[partition]
+            if (
+                parcel is None
+                or parcel.append(parcel.count, timestamp, key, value, headers) is None
+            ):
+                record = (timestamp, key, value, headers)
+                parcel = self._open_and_append(lane, box, partition, loose, record)
+            index = parcel.count
+            parcel.count = index + 1
+            parcel.weight += size
+            lane.unreported += size
+        except BaseException:
+            box.retire()
+            raise
+        finally:
+            lane.busy = False
+        return Sent(parcel, index)
+
+    def send_many(self, topic: str, messages: Iterable[tuple[Any, Any]]) -> SentMany:
+        """Hand over (key, value) pairs; cheaper than `send` for each.
+
+        A list is checked whole before anything is taken over. From an iterator, messages are
+        taken a few thousand at a time: on bad input those before it are sent. So are those
+        before a `BufferFull` or `Closed` in the middle; a note on the error says how many.
+        """
+        sent = SentMany([], [])
+        with counted(sent):
+            for _ in self.sending(topic, messages, sent):
+                pass
+        return sent
+
+    def sending(
+        self, topic: str, messages: Iterable[tuple[Any, Any]], sent: SentMany
+    ) -> Iterator[None]:
+        """`send_many` in steps, adding to `sent`: between them others can have their turn."""
+        self.refuse_closed()
+        self._lane(topic)
+        for chunk in chunks(messages):
+            ready = self._checks.ready(chunk)
+            before = len(sent)
+            while (done := len(sent) - before) < len(ready):
+                lane = self._lane(topic)
+                if lane.unreported > REPORT_BYTES or lane.busy:
+                    lane = self._attend(lane)
+                self._put_many(lane, ready[done : done + _BUSY_MESSAGES], sent)
+                yield
+
+    def _put_many(
+        self, lane: Lane, pairs: list[tuple[bytes | None, bytes | None]], sent: SentMany
+    ) -> None:
+        """Add the first of the pairs: as many as a busy owner may."""
+        hash_key, partitions, headers = lane.hash, lane.partitions, NO_HEADERS
+        add_parcel, add_index = sent.parcels.append, sent.indexes.append
+        timestamp = time_ns() // 1_000_000
+        added = 0
+        lane.busy = True
+        box = lane.box
+        try:
+            if self._closed:
+                self.refuse_closed()
+            places = box.open
+            for key, value in pairs:
+                partition = lane.sticky if key is None else hash_key(key) % partitions
+                parcel = places[partition]
+                if (
+                    parcel is None
+                    or parcel.append(parcel.count, timestamp, key, value, headers) is None
+                ):
+                    record = (timestamp, key, value, headers)
+                    parcel = self._open_and_append(lane, box, partition, key is None, record)
+                size = (0 if key is None else len(key)) + (0 if value is None else len(value))
+                size += RECORD_BYTES
+                add_parcel(parcel)
+                add_index(parcel.count)
+                parcel.count += 1
+                parcel.weight += size
+                added += size
+                if added >= _BUSY_BYTES:
+                    break
+        except BaseException:
+            box.retire()
+            raise
+        finally:
+            lane.unreported += added
+            lane.busy = False
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
+
+        Raises `DeliveryFailed` for messages that were not delivered, whoever sent them, if nobody
+        was told: by a `Sent`, a callback or another flush. `OutcomeUnknown` if some may be there.
+        """
+        self._settle_all(timeout)
+        if (error := self._undelivered.error()) is not None:
+            raise error
+
+    def _settle_all(self, timeout: float | None = None) -> None:
+        self._refuse_after_fork()
+        now = self._clock.monotonic()
+        if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
+            raise TimeoutError(f"not everything was appended within {timeout:g} s")
+
+    def deliver(self, parcel: Parcel, timeout: float | None) -> None:
+        """See `pxrs.producing.handles.Driver`. The calling thread becomes the committer."""
+        self._refuse_after_fork()
+        if not self._committer.drive(lambda: parcel.settled, timeout):
+            raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
+
+    def hurry(self) -> None:
+        """See `pxrs.producing.handles.Driver`. The background thread does not wait for company."""
+        if self._broken or self._forked:
+            self.refuse_closed()
+        if not self._due.is_set():
+            self._due.set()
+
+    def close(self) -> None:
+        """Flush and stop. Sending afterwards raises `Closed`.
+
+        Whoever calls it returns when the producer is closed, the second one too. What can't be
+        flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again. Raises as
+        `flush` does for what nobody was told of; the producer is closed then.
+        """
+        self._end(None)
+
+    def _end(self, reason: BaseException | None) -> None:
+        """Close because of an error that is on its way: what was lost is a note on it then."""
+        if self._forked:
+            return
+        self._stop()
+        if (error := self._undelivered.error()) is not None:
+            if reason is None:
+                raise error
+            reason.add_note(f"a producer was closed: {error}")
+
+    def _stop(self) -> None:
+        self._committer.refuse_nested()
+        # A sender looks at this once it is busy: either it sees it, or it is waited for below.
+        self._closed = True
+        with self._closing:
+            if self._stopped:
+                return
+            self._outbox.await_senders()
+            self._settle_all()
+            self._stopped = True
+            self._due.set()
+            self._wake.set()
+            self._thread.join()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    # Filling
+
+    def _lane(self, topic: str) -> Lane:
+        lane = self.lanes.get(topic)
+        if lane is None:
+            self.refuse_closed()
+            lane = self.lanes.use(self._find(topic))
+        return lane
+
+    def _find(self, topic: str) -> Topic:
+        """Look a topic up. A store that is away is waited for, as it is by messages under way."""
+        patience = self.lanes.patience(topic)
+        while True:
+            try:
+                return self.lanes.find(topic)
+            except StoreError as error:
+                sleep(patience.pause(error))
+            self.refuse_closed()
+
+    def _attend(self, lane: Lane) -> Lane:
+        """Every few hundred messages: look at the shared buffer, and let the committer run."""
+        self.refuse_closed()
+        while lane.busy:
+            # A signal handler or destructor sends while this very thread is inside `send`: what
+            # it sends is in order by itself, not with what it interrupted.
+            if lane.spare is None:
+                lane.spare = self.lanes.extra(lane.topic)
+            lane = lane.spare
+        self._outbox.report(lane)
+        if self._outbox.held >= self._commit_at and not self._due.is_set():
+            self._due.set()
+        if self._committer.busy and self._clock.monotonic() >= self._yield_at:
+            sleep(_YIELD)
+            self._yield_at = self._clock.monotonic() + _YIELD_EVERY
+        return lane
+
+    def _open_and_append(
+        self, lane: Lane, box: Box, partition: int, loose: bool, record: _Record
+    ) -> Parcel:
+        """Append where there is no batch, or a full one. Messages without a key move on."""
+        if lane.stale:
+            self.lanes.renew(lane, self.lanes.find(lane.topic.name))
+        if loose:
+            partition = lane.sticky = (lane.sticky + 1) % lane.partitions
+            parcel = box.open[partition]
+            if parcel is not None and parcel.append(parcel.count, *record) is not None:
+                return parcel
+        parcel = self._outbox.open_parcel(lane, box, partition)
+        if not self._awake:
+            self._awake = True
+            self._wake.set()
+        parcel.append(0, *record)
+        return parcel
+
+    def refuse_closed(self) -> None:
+        """Raise if nothing can be sent any more."""
+        self._refuse_after_fork()
+        if self._broken:
+            raise Closed("the producer's thread was ended by an error; flush it and make another")
+        if self._closed:
+            raise Closed("the producer was closed")
+
+    def _refuse_after_fork(self) -> None:
+        if self._forked:
+            raise Closed("this producer was made before a fork; make another in the child")
+
+    def _abandon(self) -> None:
+        """In a forked child: its thread is not here, and what it holds is the parent's to send."""
+        self._forked = self._closed = True
+
+    def _leftovers(self) -> list[Parcel]:
+        """At exit: what is on its way. The background thread does not wait for company."""
+        if self._forked or self._stopped or self._broken:
+            return []
+        self._due.set()
+        return self._outbox.unsettled()
+
+    # The background thread
+
+    def _run(self) -> None:
+        try:
+            self._commit_until_stopped()
+        except BaseException:
+            # Nobody would commit any more, so nobody may send any more.
+            self._broken = self._closed = True
+            raise
+
+    def _commit_until_stopped(self) -> None:
+        while not self._stopped:
+            self._wake.wait()
+            self._wake.clear()
+            looks = 0
+            while looks < _LOOKS and not self._stopped:
+                busy = self._committer.run_due(self._due, self._settings.linger)
+                looks = 0 if busy else looks + 1
+                self._retention.keep_up()
+            # Whoever opens a batch does so before it looks at this: one of us sees the other.
+            self._awake = False
+            if self._outbox.holds(math.inf):
+                self._wake.set()
+
+    def _learn(self, parcel: Parcel, error: PxrsError | None) -> None:
+        """Before anybody is told, so that who sends again then finds the topic gone or anew."""
+        if isinstance(error, TopicNotFound):
+            self._outbox.mark_stale(parcel.topic)
+        else:
+            self._retention.note(parcel.topic)

@@ -1,0 +1,256 @@
+"""Queues as people look after them: `px.queues`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from pxrs.clock import Clock
+from pxrs.errors import InvalidRequest, QueueNotFound
+from pxrs.queues.item import decode_body
+from pxrs.serde import Serde
+from pxrs.stores.api import QueueStore
+from pxrs.types import Header, ItemState, Queue, StoredItem
+
+_PAGE = 500
+
+
+class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue and what it holds. `put` and `done` count since it was made; ages are in seconds."""
+
+    name: str
+    fifo: bool
+    created_ms: int
+    ready: int
+    delayed: int
+    held: int
+    waiting: int
+    dead: int
+    depth: int
+    oldest_age: float | None
+    put: int
+    done: int
+
+
+class QueueRates(msgspec.Struct, frozen=True):
+    """Items per second that were put and that were handled."""
+
+    put: float
+    done: float
+
+
+class ItemInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An item as it lies in its queue. `value` is what was put, read by the serde if any."""
+
+    queue: str
+    id: int
+    state: ItemState
+    value: Any
+    headers: tuple[Header, ...]
+    key: str | None
+    priority: int
+    deliveries: int
+    put_ms: int
+    taken_ms: int | None
+    visible_ms: int | None
+    dead_ms: int | None
+    error: str
+
+
+class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead items are meant: those for which everything that is given holds."""
+
+    ids: tuple[int, ...] | None = None
+    key: str | None = None
+    error: str | None = None
+    dead_for: float | None = None
+
+    def matches(self, item: StoredItem, now_ms: int) -> bool:
+        """Whether it is meant. `error` is a part of its error, `dead_for` the least age."""
+        return (
+            (self.ids is None or item.id in self.ids)
+            and (self.key is None or item.key == self.key)
+            and (self.error is None or self.error in item.error)
+            and (self.dead_for is None or now_ms - (item.dead_ms or 0) >= self.dead_for * 1000)
+        )
+
+
+class Queues:
+    """Make, list, describe, look into and clear out queues and their dead letters."""
+
+    def __init__(self, store: QueueStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def create(self, name: str, *, fifo: bool = False) -> Queue:
+        """Make a queue. One that is just so is returned; raises `QueueExists` if it differs."""
+        return self._store.create(name, fifo=fifo)
+
+    def list(self) -> list[QueueInfo]:
+        """All queues, by name."""
+        return [self._info(queue) for queue in self._store.all()]
+
+    def describe(self, name: str) -> QueueInfo:
+        """One queue: how much of what it holds, and how old the oldest is."""
+        return self._info(self._find(name))
+
+    def rates(self, name: str, seconds: float = 1.0) -> QueueRates:
+        """What goes through the queue, watched for so many seconds."""
+        if not seconds > 0:
+            raise InvalidRequest(f"rates can't be seen in {seconds} s")
+        self._find(name)
+        before, began = self._store.stats(name), self._clock.monotonic()
+        threading.Event().wait(seconds)
+        after, took = self._store.stats(name), self._clock.monotonic() - began
+        return QueueRates((after.put - before.put) / took, (after.done - before.done) / took)
+
+    def peek(
+        self,
+        name: str,
+        limit: int = 10,
+        *,
+        states: Sequence[str] = (),
+        after: int | None = None,
+        serde: Serde | None = None,
+    ) -> Sequence[ItemInfo]:
+        """Items as they lie there, oldest first; nothing is taken or counted."""
+        self._find(name)
+        wanted = [_state(state) for state in states]
+        found = self._store.peek(name, wanted, after=after, limit=limit)
+        return [_shown(name, item, serde) for item in found]
+
+    def purge(self, name: str) -> int:
+        """Remove everything that nobody holds and that is not dead; how many items."""
+        self._find(name)
+        return self._store.purge(name)
+
+    def delete(self, name: str) -> None:
+        """Remove the queue and all its items. Who holds some is told when it commits."""
+        self._find(name)
+        self._store.delete(name)
+
+    # Dead letters
+
+    def dead(
+        self,
+        name: str,
+        limit: int | None = 100,
+        *,
+        ids: Sequence[int] | None = None,
+        key: str | None = None,
+        error: str | None = None,
+        dead_for: float | None = None,
+        serde: Serde | None = None,
+    ) -> Sequence[ItemInfo]:
+        """Items that used up their deliveries, with how it ended."""
+        wanted = _filter(ids, key, error, dead_for)
+        found = []
+        for item in self._matching(name, wanted):
+            found.append(_shown(name, item, serde))
+            if len(found) == limit:
+                break
+        return found
+
+    def redrive(
+        self,
+        name: str,
+        *,
+        ids: Sequence[int] | None = None,
+        key: str | None = None,
+        error: str | None = None,
+        dead_for: float | None = None,
+    ) -> int:
+        """Put dead items back at the queue's end with all their deliveries; how many."""
+        return self._each_page(name, _filter(ids, key, error, dead_for), self._store.redrive)
+
+    def drop(
+        self,
+        name: str,
+        *,
+        ids: Sequence[int] | None = None,
+        key: str | None = None,
+        error: str | None = None,
+        dead_for: float | None = None,
+    ) -> int:
+        """Remove dead items for good; how many."""
+        return self._each_page(name, _filter(ids, key, error, dead_for), self._store.drop)
+
+    def _each_page(
+        self, name: str, wanted: DeadFilter, change: Callable[[str, Sequence[int]], int]
+    ) -> int:
+        ids = [item.id for item in self._matching(name, wanted)]
+        return sum(change(name, ids[start : start + _PAGE]) for start in range(0, len(ids), _PAGE))
+
+    def _matching(self, name: str, wanted: DeadFilter) -> Iterator[StoredItem]:
+        self._find(name)
+        now_ms, after = self._clock.wall_ms(), 0
+        while page := self._store.peek(name, [ItemState.DEAD], after=after, limit=_PAGE):
+            yield from (item for item in page if wanted.matches(item, now_ms))
+            after = page[-1].id
+
+    def _find(self, name: str) -> Queue:
+        queue = self._store.find(name)
+        if queue is None:
+            raise QueueNotFound(name)
+        return queue
+
+    def _info(self, queue: Queue) -> QueueInfo:
+        stats = self._store.stats(queue.name)
+        age = None
+        if stats.oldest_ms is not None:
+            age = max(0.0, (self._clock.wall_ms() - stats.oldest_ms) / 1000)
+        return QueueInfo(
+            name=queue.name,
+            fifo=queue.fifo,
+            created_ms=queue.created_ms,
+            ready=stats.ready,
+            delayed=stats.delayed,
+            held=stats.held,
+            waiting=stats.waiting,
+            dead=stats.dead,
+            depth=stats.depth,
+            oldest_age=age,
+            put=stats.put,
+            done=stats.done,
+        )
+
+
+def _filter(
+    ids: Sequence[int] | None, key: str | None, error: str | None, dead_for: float | None
+) -> DeadFilter:
+    return DeadFilter(
+        ids=None if ids is None else tuple(ids), key=key, error=error, dead_for=dead_for
+    )
+
+
+def _state(name: str) -> ItemState:
+    try:
+        return ItemState(name)
+    except ValueError:
+        states = ", ".join(ItemState)
+        raise InvalidRequest(f"no state {name!r}; there are {states}") from None
+
+
+def _shown(queue: str, item: StoredItem, serde: Serde | None) -> ItemInfo:
+    try:
+        value, headers = decode_body(item.body, serde)
+    except Exception:  # noqa: BLE001 - what can't be read is shown as it is: that may be why it died
+        value, headers = item.body, ()
+    return ItemInfo(
+        queue=queue,
+        id=item.id,
+        state=item.state,
+        value=value,
+        headers=headers,
+        key=item.key,
+        priority=item.priority,
+        deliveries=item.deliveries,
+        put_ms=item.put_ms,
+        taken_ms=item.taken_ms,
+        visible_ms=item.visible_ms,
+        dead_ms=item.dead_ms,
+        error=item.error,
+    )

@@ -1,0 +1,173 @@
+"""What one transaction holds of queues, and how it lets go of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from pxrs.clock import Clock
+from pxrs.core.delivery import Dead, Policy, after_failure
+from pxrs.errors import OutcomeUnknown, PxrsError
+from pxrs.queues.hold_session import Asked, GivenBack, Keeper
+from pxrs.stores.api import Session, Stores
+from pxrs.topics import Topics
+from pxrs.types import Delivery, Held, Holder, Outcome, Release
+
+_PATIENCE = 10
+
+T = TypeVar("T")
+
+
+class Desk(NamedTuple):
+    """What transactions of one open store share."""
+
+    stores: Stores
+    topics: Topics
+    clock: Clock
+    keeper: Keeper
+    random: random.Random
+
+
+class InHand(NamedTuple):
+    """A taken item and the policy it was taken under."""
+
+    held: Held
+    policy: Policy
+
+
+class Hold:
+    """The items of a transaction. It gets its session with the first of them.
+
+    Not thread-safe: the transaction's lock guards it.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._session: Session | None = None
+        self._holder: Holder | None = None
+        self.taken: list[InHand] = []
+        # Takes without an answer, because of an interrupt or an outage.
+        self.asked: list[Asked] = []
+        self.surrendered = 0
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds: this transaction, in the process's session of now."""
+        if self._holder is None:
+            self._session = self._desk.keeper.session()
+            self._holder = Holder(self._session.id, self._desk.keeper.next_name())
+        return self._holder
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its session is over, and everything it held is free."""
+        return self._session is not None and not self._desk.keeper.holds(self._session)
+
+    def take(
+        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
+    ) -> tuple[Sequence[Delivery], float | None]:
+        """What there is now. A take that was not answered is looked for in the store."""
+        queues, holder = self._desk.stores.queues, self.holder
+        asked = Asked(queue, self._desk.keeper.next_name())
+        self.asked.append(asked)
+        items: Sequence[Delivery]
+        try:
+            items, due = queues.take(
+                queue, holder, most_items, most=policy.times, lock_for=lock_for, unit=asked.unit
+            )
+        except OutcomeUnknown:
+            known = {each.held for each in self.taken}
+            found = self._ask(lambda: queues.held(queue, holder, asked.unit))
+            items = [delivery for delivery in found if delivery.held not in known]
+            due = 0.0
+        except PxrsError:
+            self.asked.remove(asked)
+            raise
+        self.taken += [InHand(delivery.held, policy) for delivery in items]
+        self.asked.remove(asked)
+        return items, due
+
+    def extend(self, seconds: float) -> None:
+        """Hold on to everything for so many seconds. Raises `Fenced` if some of it is lost."""
+        held = [each.held for each in self.taken]
+        if held:
+            self._desk.stores.queues.extend(self.holder, held, seconds)
+
+    def was_applied(self, unit: str) -> bool:
+        """What became of a commit that was not answered. Raises `OutcomeUnknown` if nobody knows.
+
+        Asks until there is an answer: nobody may be told that it is done when it is not, nor
+        that it is not when it is, or will be.
+        """
+        session = self.holder.session
+        found = self._ask(lambda: self._desk.stores.queues.outcome(session, unit))
+        if found is Outcome.UNKNOWN:
+            raise OutcomeUnknown("the commit was not answered, and its session is forgotten")
+        return found is Outcome.DONE
+
+    def given_back(self, error: str, *, with_doubts: bool = True) -> GivenBack:
+        """What becomes of everything that was taken, by the policy it was taken under."""
+        releases = []
+        for held, policy in self.taken:
+            verdict = after_failure(policy, held.delivery, self._desk.random)
+            if isinstance(verdict, Dead):
+                releases.append(Release(held, error=error, dead=True))
+            else:
+                releases.append(Release(held, verdict.delay, error))
+        doubts = tuple(self.asked) if with_doubts else ()
+        return GivenBack(self.holder, tuple(releases), doubts)
+
+    def surrender(self, items: Sequence[Delivery], error: str) -> None:
+        """Give back some of what was taken; the transaction goes on without it."""
+        unwanted = {delivery.held for delivery in items}
+        given = self.given_back(error, with_doubts=False)
+        # In place: whoever cleans up after a dropped transaction looks at the same list.
+        self.taken[:] = [each for each in self.taken if each.held not in unwanted]
+        releases = tuple(release for release in given.releases if release.held in unwanted)
+        self.surrendered += len(releases)
+        self._desk.keeper.give_back(GivenBack(given.holder, releases))
+
+    def release(self, error: str) -> None:
+        """Give everything back. While the store is away it waits, at most for the session's end."""
+        if not self.taken and not self.asked:
+            return
+        keeper, given = self._desk.keeper, self.given_back(error)
+        failures = 0
+        try:
+            while not keeper.release(given):
+                failures += 1
+                keeper.pause(failures)
+        except BaseException:
+            keeper.give_back(given)
+            raise
+
+    def release_when_caller_ends(self, error: str) -> None:
+        """Give back what is still there when the caller's own transaction is over."""
+        if self.taken or self.asked:
+            self._desk.keeper.release_unless_removed(self.given_back(error))
+
+    def release_later(self, error: str) -> None:
+        """Have everything given back by another thread. Destructors call it."""
+        if self.taken or self.asked:
+            self._desk.keeper.give_back(self.given_back(error))
+
+    def forget_doubts(self) -> None:
+        """The transaction is committed; what it was not answered about goes back."""
+        if self.asked:
+            self._desk.keeper.give_back(GivenBack(self.holder, (), tuple(self.asked)))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        for failures in count(1):
+            try:
+                return question()
+            except PxrsError as error:
+                # A question may be asked again, though nobody knows whether it was heard.
+                can_be_asked_again = error.retryable or isinstance(error, OutcomeUnknown)
+                if not can_be_asked_again or failures > _PATIENCE:
+                    raise OutcomeUnknown(
+                        "the store gave no answer, and can't say what became of the question"
+                    ) from error
+                self._desk.keeper.pause(failures)
+        raise AssertionError

@@ -1,0 +1,329 @@
+"""The session that a process's transactions hold their items with.
+
+One for all of them. When it is lost, everything that it held is free in one step; transactions
+that began under it end, and those that begin later get a new one. A session that was found to be
+over is never used again, and never renewed: who was told that its items are free must not leave
+them locked.
+
+Three chores, each with a thread, because two of them may have to wait for the store's writer and
+renewing must not: `renew`, `tidy` (gives back what was dropped without an end, ends sessions that
+were given up, frees what dead processes held in queues that nobody takes from, forgets what callers
+have committed) and `settle` (gives back what a caller's own transaction has rolled back).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import secrets
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.core.retry import Backoff
+from pxrs.errors import Closed, InsideTransaction, OutcomeUnknown, PxrsError, SessionLost
+from pxrs.loop import Chore
+from pxrs.stores.api import Session, Stores
+from pxrs.types import Holder, QueueChange, Release
+
+_SWEEP_EVERY = 5.0
+_RENEWALS_PER_TTL = 4
+_RETRY = Backoff(first=0.01, longest=1.0)
+_LONG = 3600.0
+# So many units whose outcome is known are forgotten at once.
+_FORGET_AT_ONCE = 64
+# How many forks lie between the first process and this one: asking for its id costs a system call,
+# and every put would make one.
+_forks = 0
+
+
+class Asked(NamedTuple):
+    """A `take` that was not answered: from which queue, and the name of that very call."""
+
+    queue: str
+    unit: str
+
+
+class GivenBack(NamedTuple):
+    """What a holder lets go of. By the takes in `doubts` it may hold more than it knows of."""
+
+    holder: Holder
+    releases: tuple[Release, ...]
+    doubts: tuple[Asked, ...] = ()
+
+
+class Keeper:
+    """Opens, renews and ends the session. Thread-safe."""
+
+    def __init__(self, stores: Stores, clock: Clock, ttl: float, *, threads: bool = True) -> None:
+        self._stores = stores
+        self._clock = clock
+        self._ttl = ttl
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._given_up: deque[Session] = deque()
+        self._dropped: deque[GivenBack] = deque()
+        self._joined: deque[GivenBack] = deque()
+        self._name, self._names = secrets.token_hex(4), itertools.count(1)
+        # Units by session whose outcome is known: their evidence may go.
+        self._known: dict[str, list[str]] = {}
+        # Units that callers commit, by session: of the time since the last sweep, and of before.
+        self._fresh: list[tuple[str, str]] = []
+        self._aged: list[tuple[str, str]] = []
+        self._sweep_at = 0.0
+        self._failures = 0
+        self._random = random.Random()
+        self._closing = threading.Event()
+        self._made_after = _forks
+        self._renewing = Chore("pxrs-keeper", self.renew)
+        self._tidying = Chore("pxrs-sweeper", self.tidy)
+        self._settling = Chore("pxrs-release", self.settle)
+        self._chores = (self._renewing, self._tidying) if threads else ()
+
+    # The session
+
+    def session(self) -> Session:
+        """The session that lives now, a new one if need be."""
+        self.refuse_after_fork()
+        with self._lock:
+            if self._closing.is_set():
+                raise Closed("the store was closed")
+            if self._session is None or self._session.remaining() <= 0:
+                # Before it: an interrupt in between must not leave a session that nobody renews.
+                for chore in self._chores:
+                    chore.start()
+                self._give_up()
+                self._session = self._stores.coord.session(self._ttl)
+            return self._session
+
+    def next_name(self) -> str:
+        """A name for a transaction or a unit, which no other has."""
+        return f"{self._name}{next(self._names):x}"
+
+    def answered(self, session: str, unit: str) -> None:
+        """The outcome of the unit is known: a later one may forget its evidence."""
+        with self._lock:
+            self._known.setdefault(session, []).append(unit)
+
+    def to_forget(self, session: str) -> tuple[str, ...]:
+        """Units that the next one is to forget: none, until there are many.
+
+        Whoever does not get that committed has to say so with `answered` again. If it is lost,
+        they go some time after the session.
+        """
+        with self._lock:
+            if len(self._known.get(session, ())) < _FORGET_AT_ONCE:
+                return ()
+            known = self._known[session]
+            names, known[:] = tuple(known[:_FORGET_AT_ONCE]), known[_FORGET_AT_ONCE:]
+            return names
+
+    def left_to_caller(self, session: str, unit: str) -> None:
+        """The unit is in a transaction of the caller's: nobody will ask what became of it."""
+        with self._lock:
+            self._fresh.append((session, unit))
+
+    def _forget_left(self) -> None:
+        """Forget what was left to callers, one sweep later: by then their transactions are over.
+
+        Of one that is not the evidence goes some time after the session.
+        """
+        with self._lock:
+            aged, self._aged, self._fresh = self._aged, self._fresh, []
+            session = self._session
+        if session is None:
+            return
+        units = [unit for name, unit in aged if name == session.id]
+        for start in range(0, len(units), _FORGET_AT_ONCE):
+            some, unit = tuple(units[start : start + _FORGET_AT_ONCE]), self.next_name()
+            change = QueueChange(Holder(session.id, unit), unit=unit, forget=some)
+            self._stores.queues.apply(change)
+            self.answered(session.id, unit)
+
+    def _forget_known(self) -> None:
+        """At the end: what is known need not wait until the session is long over."""
+        with self._lock:
+            session = self._session
+            units = [] if session is None else self._known.pop(session.id, [])
+        if session is not None and units:
+            unit = self.next_name()
+            change = QueueChange(Holder(session.id, unit), unit=unit, forget=tuple(units))
+            with suppress(PxrsError):
+                self._stores.queues.apply(change)
+
+    def holds(self, session: Session) -> bool:
+        """Whether the session lives, and with it everything that it holds."""
+        if self._session is session and session.remaining() > 0:
+            return True
+        self.give_up(session)
+        return False
+
+    def give_up(self, session: Session) -> None:
+        """Neither use nor renew the session any more; it is ended as soon as the store is there."""
+        with self._lock:
+            if self._session is session:
+                self._give_up()
+        self._tidying.wake()
+
+    def _give_up(self) -> None:
+        if self._session is not None:
+            self._known.pop(self._session.id, None)
+            self._given_up.append(self._session)
+            self._session = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that opened this."""
+        return _forks != self._made_after
+
+    def refuse_after_fork(self) -> None:
+        """Raise in a child of the process that opened this: its locks are the parent's."""
+        if self.is_forked:
+            raise Closed("this store was opened before a fork; open it again in the child")
+
+    def pause(self, failures: int) -> None:
+        """Wait a moment for a store that is away, the longer the more often it was."""
+        threading.Event().wait(_RETRY.delay(failures, self._random))
+
+    # Giving back
+
+    def release(self, given: GivenBack) -> bool:
+        """Give items back; whether nothing is left of it, in this way or with the session's end."""
+        session = self._session
+        if session is None or session.id != given.holder.session or not self.holds(session):
+            return True
+        queues = self._stores.queues
+        try:
+            known = {release.held for release in given.releases}
+            found = [
+                Release(delivery.held)
+                for asked in given.doubts
+                for delivery in queues.held(asked.queue, given.holder, asked.unit)
+                if delivery.held not in known
+            ]
+            queues.release(given.holder, [*given.releases, *found])
+        except (SessionLost, Closed):
+            return True
+        except InsideTransaction:
+            # This thread holds the store's writer, by another transaction: another thread waits.
+            self.give_back(given)
+        except PxrsError as error:
+            if error.retryable or isinstance(error, OutcomeUnknown):
+                return False
+            # It can't be written down, so the session has to go, and all its locks.
+            self._end(session)
+        except Exception:
+            self._end(session)
+            raise
+        return True
+
+    def _end(self, session: Session) -> None:
+        self.give_up(session)
+        self._end_each()
+
+    def give_back(self, given: GivenBack) -> None:
+        """Have items released soon, by another thread. Destructors call it."""
+        self._dropped.append(given)
+        self._tidying.wake()
+
+    def release_unless_removed(self, given: GivenBack) -> None:
+        """Release what is still there once the caller's transaction, which removes it, has ended.
+
+        Releasing waits for that transaction, as every writer does; so another thread waits.
+        """
+        self._joined.append(given)
+        with self._lock:
+            self._settling.start()
+        self._settling.wake()
+
+    # The chores
+
+    def renew(self) -> float | None:
+        """Renew once; the seconds until the next time, None at the end."""
+        session = self._session
+        if self._closing.is_set():
+            return None
+        if session is not None and self.holds(session):
+            try:
+                session.renew()
+            except SessionLost:
+                self.give_up(session)
+            except PxrsError:
+                # The store is away. If that lasts, the session ends by itself.
+                pass
+        return self._ttl / _RENEWALS_PER_TTL
+
+    def tidy(self) -> float | None:
+        """Release, end and sweep once; the seconds until the next time, None at the end."""
+        if self._closing.is_set():
+            return None
+        done = self._release_each(self._dropped)
+        done = self._end_each() and done
+        now = self._clock.monotonic()
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP_EVERY
+            with suppress(PxrsError):
+                self._stores.queues.reap()
+            with suppress(PxrsError):
+                self._forget_left()
+        self._failures = 0 if done else self._failures + 1
+        return _RETRY.delay(self._failures, self._random) if self._failures else _SWEEP_EVERY
+
+    def settle(self) -> float | None:
+        """Release what callers' transactions have rolled back; None at the end."""
+        if self._closing.is_set():
+            return None
+        return _LONG if self._release_each(self._joined) else _RETRY.first
+
+    def _release_each(self, waiting: deque[GivenBack]) -> bool:
+        while waiting:
+            given = waiting.popleft()
+            done = False
+            try:
+                done = self.release(given)
+            finally:
+                if not done:
+                    waiting.append(given)
+            if not done:
+                return False
+        return True
+
+    def _end_each(self) -> bool:
+        while self._given_up:
+            session = self._given_up.popleft()
+            try:
+                session.close()
+            except PxrsError as error:
+                if error.retryable:
+                    self._given_up.append(session)
+                    return False
+        return True
+
+    def close(self) -> None:
+        """End the session; whatever it still holds is free."""
+        if _forks != self._made_after:
+            return
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+        for chore in (self._renewing, self._tidying, self._settling):
+            chore.wake()
+            chore.join()
+        self._release_each(self._dropped)
+        self._forget_known()
+        with self._lock:
+            self._give_up()
+        self._end_each()
+
+
+def _after_fork_in_child() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

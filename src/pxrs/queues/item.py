@@ -1,0 +1,85 @@
+"""A queue's item as users see it, and the bytes it is stored as.
+
+The first byte says what follows: `t` text, `b` bytes, `h` a header block and then one of the
+two. An operator who looks into the table can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pxrs.errors import InvalidRequest
+from pxrs.producing.records import checked_headers, encoded
+from pxrs.serde import Serde, to_bytes
+from pxrs.types import Delivery, Header
+
+_HEADERS = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]])
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """An item in hand. `value` is the str or bytes that was put, or what a serde made of it.
+
+    `deliveries` counts this one; `error` is how the one before ended.
+    """
+
+    queue: str
+    id: int
+    value: Any
+    key: str | None
+    priority: int
+    headers: tuple[Header, ...]
+    deliveries: int
+    put_ms: int
+    error: str
+
+
+def encode_body(value: Any, headers: Sequence[Header] | None, serde: Serde | None) -> bytes:
+    """What an item is stored as."""
+    if serde is not None:
+        body = b"b" + encoded(serde, value, "value")
+    elif type(value) is bytes:
+        body = b"b" + value
+    elif isinstance(value, str):
+        body = b"t" + to_bytes(value, "value")
+    else:
+        body = b"b" + to_bytes(value, "value")
+    if not headers:
+        return body
+    block = msgspec.msgpack.encode(checked_headers(headers))
+    return b"h" + len(block).to_bytes(4, "big") + block + body
+
+
+def decode_body(body: bytes, serde: Serde | None = None) -> tuple[Any, tuple[Header, ...]]:
+    """The value and the headers."""
+    headers: tuple[Header, ...] = ()
+    kind, rest = body[:1], body[1:]
+    if kind == b"h":
+        size = 4 + int.from_bytes(rest[:4], "big")
+        headers = tuple(_HEADERS.decode(rest[4:size]))
+        kind, rest = rest[size : size + 1], rest[size + 1 :]
+    if serde is not None:
+        return serde.decode(rest), headers
+    if kind == b"t":
+        return rest.decode(), headers
+    if kind == b"b":
+        return rest, headers
+    raise InvalidRequest(f"an item of kind {kind!r}: it was not put by pxrs, or by a newer one")
+
+
+def as_item(delivery: Delivery, serde: Serde | None) -> Item:
+    """An item as it is handed to the user."""
+    value, headers = decode_body(delivery.body, serde)
+    return Item(
+        queue=delivery.held.queue,
+        id=delivery.held.id,
+        value=value,
+        key=delivery.key,
+        priority=delivery.priority,
+        headers=headers,
+        deliveries=delivery.held.delivery,
+        put_ms=delivery.put_ms,
+        error=delivery.error,
+    )

@@ -1,0 +1,503 @@
+"""The unit of work: take and put items, send messages and run SQL, all or nothing.
+
+Taking is the one thing that happens at once: the item is counted and held in a commit of its
+own. Everything else is collected and applied at the end in one commit, together with the removal
+of what was taken. The store's fence stands in that commit: an item that is not held any more by
+this very delivery makes all of it fail.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
+from pxrs.errors import (
+    Fenced,
+    InsideTransaction,
+    InvalidRequest,
+    NotAtomic,
+    OutcomeUnknown,
+    PxrsError,
+    QueueNotFound,
+    SessionLost,
+    TransactionConflict,
+)
+from pxrs.producing.outgoing import Outgoing
+from pxrs.queues.held_items import Desk, Hold
+from pxrs.queues.item import Item, as_item, encode_body
+from pxrs.serde import Serde
+from pxrs.stores.api import Atomic, Watch
+from pxrs.stores.connections import Lent, is_writing
+from pxrs.stores.queue_rules import validate_item, validate_name
+from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
+
+# Behind the wake-ups: how long a lost one can go unnoticed.
+_CAREFUL_WAIT = 5.0
+_FOREVER = Forever()
+
+T = TypeVar("T")
+
+
+class UnitOfWork:
+    """See the module. Thread-safe. `px.transaction()` commits on success, `px.begin()` does not:
+    there `commit()` has to be called, and leaving the block without it rolls back.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        connection: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
+        commit_on_exit: bool = True,
+    ) -> None:
+        self._desk = desk
+        self._given = connection
+        # A transaction of the caller's own, which the caller ends.
+        self._is_callers = connection is not None and not isinstance(connection, Lent)
+        self._serde = serde
+        self._strict = strict
+        self._commit_on_exit = commit_on_exit
+        self._lock = threading.RLock()
+        self._hold = Hold(desk)
+        self._put: list[NewItem] = []
+        self._outgoing: Outgoing | None = None
+        self._atomic: Atomic | None = None
+        # Statements of the caller's can't be repeated here.
+        self._has_one_try = isinstance(connection, Lent)
+        # The commit that was sent last, and whether nobody knows what became of it.
+        self._sent = QueueChange(Holder("", ""))
+        self._in_doubt = False
+        self._ended = ""
+        self._nothing_left = False
+        self._drop: weakref.finalize[..., UnitOfWork] | None = None
+
+    # Taking and putting
+
+    def take(
+        self,
+        queue: str,
+        timeout: float | None = None,
+        *,
+        policy: Policy = _FOREVER,
+        lock_for: float | None = None,
+    ) -> Item | None:
+        """The next item of the queue, held until this transaction ends.
+
+        Waits for one; None if none came within `timeout` seconds. `lock_for`: lose it after so
+        many seconds, even if this process lives.
+        """
+        items = self.take_many(queue, 1, timeout, policy=policy, lock_for=lock_for)
+        return items[0] if items else None
+
+    def take_many(
+        self,
+        queue: str,
+        max_items: int,
+        timeout: float | None = None,
+        *,
+        policy: Policy = _FOREVER,
+        lock_for: float | None = None,
+        watch: Watch | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> list[Item]:
+        """What there is, `max_items` at most; waits until there is one, `timeout` seconds at most.
+
+        An item whose last holder died comes alone.
+        """
+        armed = watch
+        deadline = None if timeout is None else self._desk.clock.monotonic() + timeout
+        try:
+            while True:
+                items, due = self._take_now(queue, max_items, policy, lock_for)
+                if items:
+                    return items
+                left = None if deadline is None else deadline - self._desk.clock.monotonic()
+                if stopping() or (left is not None and left <= 0):
+                    return []
+                if armed is None:
+                    # Armed first, then looked once more: nothing can come in between.
+                    armed = self._desk.stores.queues.watch(queue)
+                    continue
+                waits = (wait for wait in (left, due, _CAREFUL_WAIT) if wait is not None)
+                armed.wait(min(waits))
+        finally:
+            if armed is not None and watch is None:
+                armed.close()
+
+    def _take_now(
+        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
+    ) -> tuple[list[Item], float | None]:
+        validate_name(queue)
+        check_policy(policy)
+        with self._locked():
+            self._require_open()
+            if self._given is not None and self._atomic is None and is_writing(self._given):
+                raise InsideTransaction(
+                    "taking is a commit of its own, and the caller's transaction holds the "
+                    "writer: take items before it begins"
+                )
+            self._give_back_if_dropped()
+            items, due = self._hold.take(queue, most_items, policy, lock_for)
+            if not items and self._strict and self._desk.stores.queues.find(queue) is None:
+                raise QueueNotFound(queue)
+            try:
+                return [self._as_item(delivery) for delivery in items], due
+            except Exception as error:
+                # Nobody has read it, so no commit may remove it.
+                self._hold.surrender(items, describe(error))
+                raise
+
+    def _give_back_if_dropped(self) -> None:
+        """From the first take on: a transaction that only puts has nothing to give back."""
+        if self._drop is None:
+            self._drop = weakref.finalize(
+                self, self._hold.release_later, "its transaction was dropped"
+            )
+            self._drop.atexit = False
+
+    def _keep_if_dropped(self) -> None:
+        if self._drop is not None:
+            self._drop.detach()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor rolled back."""
+        return not self._ended
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its session is over, and everything it held is free."""
+        return self._hold.is_lost
+
+    @property
+    def unread(self) -> int:
+        """How many items it took, could not decode and gave back."""
+        return self._hold.surrendered
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds its items, as the store knows it."""
+        return self._hold.holder
+
+    @property
+    def in_hand(self) -> int:
+        """How many items it holds."""
+        return len(self._hold.taken)
+
+    def _as_item(self, delivery: Delivery) -> Item:
+        try:
+            return as_item(delivery, self._serde)
+        except Exception as error:
+            error.add_note(f"item {delivery.held.id} of queue {delivery.held.queue!r}")
+            raise
+
+    def put(
+        self,
+        queue: str,
+        value: Any,
+        *,
+        priority: int = 0,
+        delay: float = 0.0,
+        key: str | None = None,
+        headers: Sequence[Header] | None = None,
+        dedupe: str | None = None,
+        dedupe_window: float = 300.0,
+    ) -> None:
+        """Put an item when, and only if, this transaction commits.
+
+        A higher `priority` goes first. `delay`: not before so many seconds have passed. Items of
+        one `key` are handed out strictly in order. Of several with one `dedupe` key within the
+        window only the first is put.
+        """
+        item = NewItem(
+            queue=queue,
+            body=encode_body(value, headers, self._serde),
+            key=key,
+            priority=priority,
+            delay=delay,
+            dedupe=dedupe,
+            dedupe_window=dedupe_window if dedupe is not None else 0.0,
+        )
+        validate_item(item, self._desk.stores.queues.limits)
+        with self._locked():
+            self._require_open()
+            self._put.append(item)
+
+    def extend(self, seconds: float) -> None:
+        """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
+        with self._locked():
+            self._require_open()
+            self._hold.extend(seconds)
+
+    def keep_hold(self, seconds: float) -> None:
+        """`extend` from another thread, beside whatever the transaction does; it is not waited for.
+
+        Where its own block keeps all others from writing, nothing has to be extended.
+        """
+        atomic = self._atomic
+        if self.is_open and (atomic is None or not atomic.is_exclusive):
+            self._hold.extend(seconds)
+
+    # Messages and SQL
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        partition: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> None:
+        """Send a message when, and only if, this transaction commits."""
+        with self._locked():
+            self._require_open()
+            if self._outgoing is None:
+                self._outgoing = Outgoing(self._desk.topics, self._desk.clock)
+            self._outgoing.send(topic, value, key, partition, headers)
+
+    @property
+    def connection(self) -> Any:
+        """The database connection that will commit, for the caller's own statements.
+
+        From its first use on SQLite's only writer is held: take items before.
+        """
+        with self._locked():
+            self._require_open()
+            self._has_one_try = True
+            return self._open_atomic().connection
+
+    @property
+    def has_connection(self) -> bool:
+        """Whether `connection` is there already, and need not be waited for."""
+        return self._atomic is not None
+
+    def execute(self, statement: str, parameters: Any = ()) -> Any:
+        """Run a statement of the caller's in this transaction. See `connection`.
+
+        Raises the driver's errors about the statement, and ours if the connection is lost.
+        """
+        connection = self.connection
+        if connection is None:
+            raise NotAtomic("a store in memory has no SQL; its transactions send, take and put")
+        try:
+            return connection.execute(statement, parameters)
+        except Exception as error:
+            lost = self._atomic.lost(error) if self._atomic is not None else None
+            if lost is None:
+                raise
+            raise lost from error
+
+    def _open_atomic(self) -> Atomic:
+        if self._atomic is None:
+            self._atomic = self._desk.stores.atomic(self._given).__enter__()
+        return self._atomic
+
+    # Ending
+
+    def commit(self) -> None:
+        """Remove what was taken and do everything else, in one commit. If it returns, it is done.
+
+        After `Fenced` or `SessionLost` nothing was done and everything else was given back.
+        After an error that may pass (`error.retryable`) nothing was done either, and the
+        transaction is still open: commit again, or roll back.
+        """
+        with self._locked():
+            if self._in_doubt and not self._ended and self._settles_as_committed():
+                return
+            self._require_open()
+            try:
+                self._commit()
+            except BaseException as error:
+                if self._has_one_try or isinstance(error, (Fenced, SessionLost)):
+                    self._ended = "rolled back, as its commit failed"
+                    self._release(describe(error))
+                raise
+            self._end_as_committed()
+
+    def _end_as_committed(self) -> None:
+        self._ended = "committed"
+        self._nothing_left = True
+        self._keep_if_dropped()
+        self._hold.forget_doubts()
+
+    def finish(self) -> None:
+        """Commit, unless the transaction has ended already."""
+        with self._locked():
+            if not self._ended:
+                self.commit()
+
+    def _commit(self) -> None:
+        try:
+            if self._atomic is None and self._given is None and self._outgoing is None:
+                if self._hold.taken or self._put:
+                    self._desk.stores.queues.apply(self._change())
+            else:
+                self._commit_atomically()
+        except OutcomeUnknown:
+            if not self._was_committed():
+                raise TransactionConflict("the transaction was not committed") from None
+        except PxrsError:
+            self._answered(committed=False)
+            raise
+        # Anything else may have come before the commit or after it: that stays in doubt.
+        else:
+            self._answered(committed=True)
+
+    def _settles_as_committed(self) -> bool:
+        """Whether a commit that was interrupted was done all the same: then this has ended."""
+        committed = self._was_committed()
+        if committed:
+            self._end_as_committed()
+        return committed
+
+    def _was_committed(self) -> bool:
+        """What became of the commit in doubt. Raises `OutcomeUnknown` if nobody knows."""
+        committed = self._hold.was_applied(self._sent.unit)
+        self._answered(committed=committed)
+        return committed
+
+    def _answered(self, *, committed: bool) -> None:
+        """The outcome of what was sent is known: that it was done need not be remembered."""
+        if not self._in_doubt:
+            return
+        if committed:
+            # Before the doubt goes: after an interrupt in between it must not be tried again.
+            self._ended = "committed"
+        self._in_doubt = False
+        session = self._sent.holder.session
+        # What says that a unit will never be done has to stay: it may still be on its way.
+        for unit in (self._sent.unit,) if committed else self._sent.forget:
+            self._desk.keeper.answered(session, unit)
+
+    def _commit_atomically(self) -> None:
+        atomic = self._open_atomic()
+        try:
+            # Even if it is empty: that it was done is remembered with it.
+            self._stage(atomic, self._change())
+        except BaseException as error:
+            self._undo(error)
+            raise
+        self._atomic = None
+        atomic.__exit__(None, None, None)
+        if atomic.joined:
+            # At once: what was written into the caller's transaction must not be written again.
+            self._ended = "committed"
+            self._desk.keeper.left_to_caller(self._sent.holder.session, self._sent.unit)
+        if atomic.joined and self._hold.taken:
+            # The caller may still roll back: then what was taken has to be free again.
+            self._hold.release_when_caller_ends("it was rolled back")
+
+    def _change(self) -> QueueChange:
+        """What is about to be sent, as a unit of its own: another try is another unit."""
+        holder, keeper = self._hold.holder, self._desk.keeper
+        removed = tuple(each.held for each in self._hold.taken)
+        # Nothing of others is cleared away in a transaction that the caller may yet roll back.
+        forget = () if self._is_callers else keeper.to_forget(holder.session)
+        self._sent = QueueChange(holder, removed, tuple(self._put), keeper.next_name(), forget)
+        # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
+        self._in_doubt = not self._is_callers
+        return self._sent
+
+    def _stage(self, atomic: Atomic, change: QueueChange | None) -> None:
+        if change is not None:
+            atomic.queue(change)
+        for where, batch in self._outgoing.appends() if self._outgoing else ():
+            atomic.append(where, batch)
+
+    def _undo(self, error: BaseException) -> None:
+        """Roll the database's transaction back, if there is one."""
+        atomic, self._atomic = self._atomic, None
+        if atomic is not None:
+            atomic.__exit__(type(error), error, error.__traceback__)
+        elif isinstance(self._given, Lent):
+            self._given.rollback()
+
+    def rollback(self, error: str = "") -> None:
+        """Give back everything taken and forget everything else. It succeeds in the end.
+
+        While the store is away it waits, at most until the session is over, which frees it all.
+        What has had its last delivery is dead then; `error` is noted on it. One that was
+        interrupted is finished by another thread; calling it again waits for that.
+
+        Raises `OutcomeUnknown` if a commit was interrupted before and nobody can say whether it
+        was done: it may be, or come to be.
+        """
+        self._roll_back(PxrsError("rolled back"), storable(error))
+        if self._in_doubt:
+            raise OutcomeUnknown(
+                "the commit was interrupted, and the store can't be asked whether it was done; "
+                "look before you do it again"
+            )
+
+    def _roll_back(self, cause: BaseException, error: str) -> None:
+        with self._locked():
+            if self._nothing_left:
+                return
+            self._ended = self._ended or "rolled back"
+            try:
+                self._undo(cause)
+            finally:
+                self._release(error)
+
+    def _release(self, error: str) -> None:
+        if self._in_doubt:
+            # An interrupted commit that has not come yet must not come after this.
+            with suppress(PxrsError):
+                self._was_committed()
+        if self._is_callers and self._caller_may_write():
+            # Waiting for the caller's transaction in the caller's thread would take for ever.
+            self._hold.release_when_caller_ends(error)
+        else:
+            self._hold.release(error)
+        self._nothing_left = True
+        self._keep_if_dropped()
+
+    def _caller_may_write(self) -> bool:
+        try:
+            return is_writing(self._given)
+        except Exception:  # noqa: BLE001 - closed, or failed: who can't tell does not wait
+            return True
+
+    def _locked(self) -> threading.RLock:
+        # A forked child would wait for a thread that it does not have.
+        self._desk.keeper.refuse_after_fork()
+        return self._lock
+
+    def _require_open(self) -> None:
+        if self._ended:
+            raise InvalidRequest(f"the transaction was {self._ended}; begin another")
+        if self._in_doubt and self._settles_as_committed():
+            raise InvalidRequest("the transaction was committed, though interrupted; begin another")
+        if self._hold.is_lost:
+            raise SessionLost("the session of this transaction is over, and its items are free")
+
+    def __enter__(self) -> UnitOfWork:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._roll_back(error, describe(error))
+            return
+        if self._ended:
+            return
+        if not self._commit_on_exit:
+            self.rollback()
+            return
+        try:
+            self.commit()
+        except BaseException as failure:
+            self._roll_back(failure, describe(failure))
+            raise

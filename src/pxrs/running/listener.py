@@ -1,0 +1,332 @@
+"""The listener container: a handler, a queue and several workers.
+
+Every worker takes an item, calls the handler with it and its transaction, and commits. What the
+handler raises rolls back, and the policy decides what becomes of the item. A store that is away
+for a while is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pxrs.clock import Clock
+from pxrs.consuming.health import Health
+from pxrs.consuming.outage import Outage
+from pxrs.core.delivery import ConsumeTimes, Policy, check_policy, describe
+from pxrs.core.retry import Backoff
+from pxrs.errors import (
+    Closed,
+    ConfigError,
+    Fenced,
+    InvalidRequest,
+    OutcomeUnknown,
+    PxrsError,
+    SessionLost,
+    StoreError,
+)
+from pxrs.queues.item import Item
+from pxrs.queues.unit_of_work import UnitOfWork
+from pxrs.running.dead_letters import printable, words_of
+from pxrs.running.handler_results import refuse_unfinished
+from pxrs.running.inside import employer, work_for
+from pxrs.running.runner import QUIET, tell_of_the_wait
+from pxrs.running.signals import stop_on_signals, wait_awake
+from pxrs.stores.api import QueueStore, Watch
+
+Handler = Callable[[Item, UnitOfWork], Any]
+_LOG = logging.getLogger("pxrs.listen")
+DEFAULT_POLICY = ConsumeTimes(5, Backoff(first=0.5, longest=60.0))
+_STORE_AWAY = Backoff(first=0.05, longest=5.0)
+_EXTENSIONS_PER_DEADLINE = 3
+_SHORTEST_DEADLINE = 0.05
+
+
+class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a listener is told. `deadline`: seconds an item is held, extended while it is handled.
+
+    `max_handler_time`: after that it is not extended any more, and others get the item.
+    """
+
+    queue: str
+    workers: int = 1
+    policy: Policy = DEFAULT_POLICY
+    deadline: float | None = None
+    max_handler_time: float | None = None
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if type(self.workers) is not int or self.workers < 1:
+            raise ConfigError(f"workers = {self.workers!r}; one at least is needed")
+        if self.deadline is not None and not self.deadline >= _SHORTEST_DEADLINE:
+            raise ConfigError(f"deadline = {self.deadline}; {_SHORTEST_DEADLINE} s at least")
+        if self.max_handler_time is not None and self.deadline is None:
+            raise ConfigError("max_handler_time needs a deadline: that is what is not extended")
+
+
+class Listener:
+    """Workers that handle a queue's items until they are stopped. See `px.listen`."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: ListenerSettings,
+        queues: QueueStore,
+        begin: Callable[[], UnitOfWork],
+        clock: Clock,
+        stop_all: Callable[[], None],
+    ) -> None:
+        self._handler = handler
+        self._settings = settings
+        self._queues = queues
+        self._begin = begin
+        self._clock = clock
+        self._stop_all = stop_all
+        self._random = random.Random()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._over = threading.Event()
+        self._working = 0
+        self._threads: list[threading.Thread] = []
+        self._watches: set[Watch] = set()
+        self._running: dict[UnitOfWork, float] = {}
+        self._failure: BaseException | None = None
+        self._outage = Outage(f"listener of {settings.queue!r}", clock, _LOG)
+        self.handled = 0
+        self.failed = 0
+
+    def start(self) -> Listener:
+        """Start the workers. After a `stop` it can be started again."""
+        with self._changed:
+            if any(thread.is_alive() for thread in self._threads):
+                raise InvalidRequest("the listener is running")
+            self._stopping.clear()
+            self._over.clear()
+            self._working = self._settings.workers
+            self._failure = None
+            self._threads = [
+                threading.Thread(target=self._work, name=f"pxrs-listener-{number}", daemon=True)
+                for number in range(self._settings.workers)
+            ]
+            if self._settings.deadline is not None:
+                extender = threading.Thread(target=self._extend, name="pxrs-extend", daemon=True)
+                self._threads.append(extender)
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more items and finish those in hand; does not wait. From any thread."""
+        self._stopping.set()
+        for watch in list(self._watches):
+            watch.wake()
+
+    def _health(self) -> dict[str, Health]:
+        """How it is doing; nothing once it has ended as it was told to. From any thread."""
+        name = f"listen:{self._settings.queue}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._over.is_set():
+            return {}
+        if (lost := self._outage.since) is not None:
+            away = self._now() - lost
+            return {name: Health("lost the store", f"no answer from the store for {away:.1f} s")}
+        workers = self._settings.workers
+        if since := list(self._running.values()):
+            longest = self._now() - min(since)
+            busy = f"{len(since)} of {workers} workers are at an item, up to {longest:.0f} s"
+            return {name: Health("running", busy)}
+        return {name: Health("idle", f"{workers} workers, nothing waits")}
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until all workers have finished; whether they have.
+
+        In the main thread SIGTERM and SIGINT meanwhile do what `Pxrs.stop` does: this listener
+        ends, and all else that runs under the same object. Raises what ended a worker that should
+        have gone on.
+        """
+        if employer() is self:
+            raise InvalidRequest("a handler can't wait for its own listener to end: only stop() it")
+        deadline = None if timeout is None else self._now() + timeout
+        with stop_on_signals(self._stop_all):
+            self._wait_for_the_end(deadline)
+        if self._failure is not None:
+            raise self._failure
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _wait_for_the_end(self, deadline: float | None) -> None:
+        """Until the workers have ended, or the deadline; says what it waits for once it stops."""
+
+        def left(most: float | None = None) -> float | None:
+            if deadline is None:
+                return most
+            seconds = max(0.0, deadline - self._now())
+            return seconds if most is None else min(seconds, most)
+
+        if self._threads and wait_awake(self._stopping.wait, left()):
+            quiet = left(QUIET)
+            if not self._over.wait(quiet) and quiet == QUIET:
+                tell_of_the_wait(_LOG, len(self._running), None)
+        for thread in self._threads:
+            thread.join(left())
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self.join()
+
+    # The workers
+
+    def _work(self) -> None:
+        work_for(self)
+        try:
+            self._work_until_stopped()
+        except Closed:
+            self._stopping.set()
+        except BaseException as error:  # noqa: BLE001 - whoever joins is told
+            self._failure = self._failure or error
+            self.stop()
+        finally:
+            with self._changed:
+                self._working -= 1
+                if self._working == 0:
+                    self._over.set()
+
+    def _work_until_stopped(self) -> None:
+        failures = 0
+        watch: Watch | None = None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    if watch is None:
+                        watch = self._queues.watch(self._settings.queue)
+                        self._watches.add(watch)
+                    self._one_item(watch)
+                    failures = 0
+                except PxrsError as error:
+                    if not _may_pass(error):
+                        raise
+                    if isinstance(error, StoreError):
+                        self._outage.began(error)
+                    failures += 1
+                    self._stopping.wait(_STORE_AWAY.delay(failures, self._random))
+        finally:
+            if watch is not None:
+                self._watches.discard(watch)
+                watch.close()
+
+    def _one_item(self, watch: Watch) -> None:
+        asked = self._now()
+
+        def found_nothing() -> bool:
+            """Called after each look that found nothing: whether to stop looking."""
+            nonlocal asked
+            self._outage.over(asked)
+            asked = self._now()
+            return self._stopping.is_set()
+
+        with self._begin() as work:
+            try:
+                items = work.take_many(
+                    self._settings.queue,
+                    1,
+                    policy=self._settings.policy,
+                    lock_for=self._settings.deadline,
+                    watch=watch,
+                    stopping=found_nothing,
+                )
+            except Exception as error:
+                if not work.unread:
+                    raise
+                self._outage.over(asked)
+                _LOG.warning("an item of %r: %s", self._settings.queue, words_of(error))
+                # It was given back already, the way of one that can't be handled.
+                self._count(failed=1)
+                return
+            self._outage.over(asked)
+            if items:
+                self._handle(items[0], work)
+
+    def _handle(self, item: Item, work: UnitOfWork) -> None:
+        self._running[work] = self._now()
+        try:
+            refuse_unfinished(self._handler(item, work))
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            self._give_back(item, work, error)
+            return
+        finally:
+            del self._running[work]
+        try:
+            self._commit(work)
+        except PxrsError as error:
+            self._give_back(item, work, error)
+            if isinstance(error, (StoreError, Closed)):
+                raise
+        else:
+            self._count(handled=1)
+
+    def _commit(self, work: UnitOfWork) -> None:
+        """Commit what was handled, for as long as the session lives: a delivery is worth much."""
+        for failures in count(1):
+            try:
+                with self._outage.noticed():
+                    work.finish()
+                return
+            except PxrsError as error:
+                if not error.retryable or not work.is_open:
+                    raise
+                threading.Event().wait(_STORE_AWAY.delay(failures, self._random))
+
+    def _give_back(self, item: Item, work: UnitOfWork, error: Exception) -> None:
+        _LOG.warning(
+            "item %s of %r was not handled, delivery %s: %s",
+            item.id,
+            item.queue,
+            item.deliveries,
+            words_of(error),
+            exc_info=printable(error),
+        )
+        work.rollback(describe(error))
+        self._count(failed=1)
+
+    def _count(self, *, handled: int = 0, failed: int = 0) -> None:
+        with self._changed:
+            self.handled += handled
+            self.failed += failed
+
+    def _extend(self) -> None:
+        """Hold on to what is being handled, while its handler lives and may go on."""
+        deadline = self._settings.deadline
+        assert deadline is not None
+        while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
+            for work, since in list(self._running.items()):
+                if self._may_go_on(since):
+                    with suppress(PxrsError):
+                        work.keep_hold(deadline)
+
+    def _may_go_on(self, since: float) -> bool:
+        limit = self._settings.max_handler_time
+        return limit is None or self._now() - since <= limit
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+
+def _may_pass(error: PxrsError) -> bool:
+    """Whether it is worth going on: another session, or the store when it is back."""
+    return error.retryable or isinstance(error, (Fenced, SessionLost, OutcomeUnknown))

@@ -1,0 +1,373 @@
+"""Worker processes for `px.run`: spawned, never forked, each a member of the group of its own.
+
+For handlers that compute: threads share one interpreter lock, processes do not. A worker that
+dies or loses the store is started again; one that would fail in the same way again ends them all,
+and what it raised comes out of the parent's `run`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from random import Random
+from time import monotonic
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pxrs.config import parse_url, split_url
+from pxrs.consuming.health import Health
+from pxrs.core.retry import Backoff
+from pxrs.decoding import Decoder
+from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
+from pxrs.running.job import Job
+from pxrs.running.killers import Casualties
+
+_LOG = logging.getLogger("pxrs.processes")
+_GAVE_UP = 70
+_INTERRUPTED = 130
+_BEGUN = "begun"
+_PR_SET_PDEATHSIG = 1
+_HANDLERS = (
+    "A handler has to be a function of a module, not a lambda or one inside of another function"
+)
+_RESTART = Backoff(first=0.5, longest=30.0, jitter=0.0)
+_LONG_LIFE = 60.0
+_LOOK = 0.5
+
+
+class WorkerJob(msgspec.Struct, frozen=True):
+    """What a worker process is told: the job, and where the store is."""
+
+    url: str
+    job: Job
+
+    def __call__(self, number: int) -> None:
+        """Run it in this process, as worker `number`."""
+        from pxrs.app import connect
+
+        with connect(self.url) as px:
+            px.run(**self.job.arguments(number))
+
+
+class WatchedJob:
+    """The job for each worker process, whose death makes suspect what it had in hand."""
+
+    def __init__(self, told: WorkerJob) -> None:
+        self._told = told
+        settings = told.job.running()
+        context = multiprocessing.get_context("spawn")
+        decoder = Decoder(told.job.key_serde, told.job.serde)
+        self._casualties = Casualties(context, settings.workers, told.job.retry.attempts, decoder)
+
+    def for_worker(self, number: int) -> WorkerJob:
+        """For a process that is about to be started."""
+        watched = self._casualties.watched(number, self._told.job.handler)
+        # It decodes by itself.
+        job = msgspec.structs.replace(self._told.job, handler=watched, serde=None, key_serde=None)
+        return WorkerJob(self._told.url, job)
+
+    def after_death(self, number: int) -> str:
+        """Suspect what was in hand; which messages, in words."""
+        found = self._casualties.count(number)
+        return ", ".join(
+            f"{each.topic!r} partition {each.partition} offset {each.offset}" for each in found
+        )
+
+
+class ProcessRun:
+    """See `pxrs.running.job.Running`: the job in processes of its own."""
+
+    def __init__(self, url: str, job: Job) -> None:
+        refuse_memory(url)
+        self._name = f"run:{job.group}"
+        worker_job = WorkerJob(url, job)
+        self._workers = Workers(worker_job, job.processes, WatchedJob(worker_job))
+
+    def run(self) -> None:
+        self._workers.run()
+
+    def stop(self) -> None:
+        self._workers.stop()
+
+    def health(self) -> dict[str, Health]:
+        return self._workers.health(self._name)
+
+
+def refuse_memory(url: str) -> None:
+    """Raise where processes would each have a store of their own."""
+    if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
+        raise ConfigError("processes can't share memory://; use a file, or threads")
+
+
+class Worker:
+    """A worker process, and what it tells: that it has begun, and why it gave up."""
+
+    def __init__(self, process: BaseProcess, reports: Connection[Any, Any]) -> None:
+        self.process = process
+        self.reports = reports
+        self.started = monotonic()
+        self.has_begun = False
+        self._gave_up_for: BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.exitcode is not None
+
+    @property
+    def events(self) -> list[Any]:
+        """What to wait for: its end, and its beginning until that was told."""
+        return [self.process.sentinel, *(() if self.has_begun else (self.reports,))]
+
+    def hear(self) -> None:
+        """Note what it has told; does not wait."""
+        with suppress(EOFError):
+            # Not until its end comes: what the worker has forked may outlive it.
+            while self.reports.poll():
+                report = self.reports.recv()
+                if isinstance(report, BaseException):
+                    self._gave_up_for = report
+                self.has_begun = True
+
+    def why_it_gave_up(self) -> BaseException | None:
+        """What it has ended of, unless another one in its place may do better."""
+        with self.reports:
+            self.hear()
+        if self._gave_up_for is not None:
+            return self._gave_up_for
+        if self.has_begun or (self.process.exitcode or 0) < 0:
+            # It lost the store, or was killed.
+            return None
+        return InvalidRequest(
+            f"worker process {self.process.name} could not start, for the reason that it has "
+            "printed. It imports the program's main module: what starts the workers has to stand "
+            "under `if __name__ == '__main__':` there"
+        )
+
+    def how_it_ended(self) -> str:
+        """In words: which process, and by which exit code or signal."""
+        code = self.process.exitcode or 0
+        if code >= 0:
+            how = f"ended with exit code {code}"
+        else:
+            signals = {each.value: each.name for each in signal.Signals}
+            how = f"was killed by {signals.get(-code, f'signal {-code}')}"
+        return f"worker process {self.process.name} (pid {self.process.pid}) {how}"
+
+
+class Death(NamedTuple):
+    """How a worker ended, and the seconds until another one takes its place."""
+
+    how: str
+    pause: float
+
+
+class Restarts:
+    """How long to wait before a worker is started again: longer each time that it dies young."""
+
+    def __init__(self) -> None:
+        self._deaths: Counter[int] = Counter()
+        self._random = Random()
+
+    def pause(self, number: int, lived: float) -> float:
+        """Seconds until there shall be a new worker `number`, after one that lived so long."""
+        if lived >= _LONG_LIFE:
+            self._deaths[number] = 0
+        self._deaths[number] += 1
+        return _RESTART.delay(self._deaths[number], self._random) or 0.0
+
+
+class Workers:
+    """Keeps a number of processes running until it is stopped."""
+
+    def __init__(
+        self, target: Callable[[int], None], count: int, watched: WatchedJob | None = None
+    ) -> None:
+        _refuse_what_cannot_be_sent(target)
+        self._target = target
+        self._watched = watched
+        self._context = multiprocessing.get_context("spawn")
+        self._count = count
+        self._workers: dict[int, Worker] = {}
+        self._due: dict[int, float] = {}
+        self._last_deaths: dict[int, Death] = {}
+        self._restarts = Restarts()
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Ask them to finish: they drain, commit and leave. From any thread or signal."""
+        self._stopping.set()
+
+    def health(self, name: str) -> dict[str, Health]:
+        """How each worker is doing, as this process knows it. From any thread."""
+        return {f"{name}/worker-{number}": self._health_of(number) for number in range(self._count)}
+
+    def _health_of(self, number: int) -> Health:
+        """Once its predecessor has died, one is well when it has lived as long as it was due."""
+        worker, death = self._workers.get(number), self._last_deaths.get(number)
+        if worker is None or not worker.has_begun:
+            if death is None:
+                return Health("joining", "its process is being started")
+            return Health("restarting", f"{death.how}; another one is being started")
+        if death is not None and monotonic() - worker.started < death.pause:
+            return Health("restarting", f"{death.how}; another one has just begun")
+        return Health("running", f"process {worker.process.pid}")
+
+    def run(self) -> None:
+        """Until stopped; raises what a worker gave up for."""
+        failure: BaseException | None = None
+        try:
+            self._due = dict.fromkeys(range(self._count), 0.0)
+            while not self._stopping.is_set() and failure is None:
+                self._start_those_that_are_due()
+                self._wait()
+                failure = self._look_for_the_dead()
+        finally:
+            # Also if one could not be started: the others would go on without anybody who knows.
+            for worker in self._workers.values():
+                worker.process.terminate()
+        for worker in self._workers.values():
+            worker.process.join()
+            worker.reports.close()
+        if failure is not None:
+            raise failure
+
+    def _wait(self) -> None:
+        """Until one has begun, has ended or is due, or for a while."""
+        if self._workers:
+            wait([event for worker in self._workers.values() for event in worker.events], _LOOK)
+        else:
+            self._stopping.wait(_LOOK)
+
+    def _look_for_the_dead(self) -> BaseException | None:
+        """Note when there shall be another one in their place; or what they gave up for."""
+        for number, worker in list(self._workers.items()):
+            if not worker.has_ended:
+                worker.hear()
+                continue
+            del self._workers[number]
+            if (failure := worker.why_it_gave_up()) is not None:
+                return failure
+            if not self._stopping.is_set():
+                now = monotonic()
+                pause = self._restarts.pause(number, now - worker.started)
+                self._due[number] = now + pause
+                in_hand = self._watched.after_death(number) if self._watched else ""
+                how = worker.how_it_ended() + (f" with {in_hand} in hand" if in_hand else "")
+                self._last_deaths[number] = Death(how, pause)
+                _LOG.error("%s; another one is started in %.2g s", how, pause)
+        return None
+
+    def _start_those_that_are_due(self) -> None:
+        now = monotonic()
+        for number in [number for number, due in self._due.items() if due <= now]:
+            if self._stopping.is_set():
+                return
+            self._workers[number] = self._start(number)
+            del self._due[number]
+
+    def _start(self, number: int) -> Worker:
+        reports, reporting = self._context.Pipe(duplex=False)
+        target = self._watched.for_worker(number) if self._watched else self._target
+        process = self._context.Process(
+            target=_work,
+            args=(target, number, os.getpid(), reporting),
+            name=f"pxrs-worker-{number}",
+        )
+        # Closed here, so that its end is the end of the reports.
+        with reporting, _interrupts_blocked():
+            process.start()
+        return Worker(process, reports)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C reaches children, too. One that is still importing would print where it was: what
+    is started in here does not hear of it before it can do better. See `_leave_interrupts`.
+    """
+    # It unblocks them when it starts its own process.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_interrupts() -> None:
+    """Until its `run` listens, a worker leaves SIGINT to its parent, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _refuse_what_cannot_be_sent(target: Callable[[int], None]) -> None:
+    if (error := _why_not_sent(target)) is None:
+        return
+    for name, value in _parts_of(target):
+        if (reason := _why_not_sent(value)) is not None:
+            advice = (
+                _HANDLERS if name == "handler" else f"Let {name} be something that can be pickled"
+            )
+            raise InvalidRequest(
+                f"{name}={value!r} can't be sent to worker processes: {reason}. {advice}; "
+                "or use threads (workers=…)"
+            ) from reason
+    raise InvalidRequest(f"this can't be sent to worker processes: {error}") from error
+
+
+def _parts_of(target: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments that the target consists of, with their names."""
+    parts = msgspec.structs.asdict(target) if isinstance(target, msgspec.Struct) else {}
+    for name, value in parts.items():
+        if isinstance(value, Job):
+            yield from _parts_of(value)
+        else:
+            yield name, value
+
+
+def _why_not_sent(value: object) -> Exception | None:
+    try:
+        ForkingPickler.dumps(value)
+    except Exception as error:  # noqa: BLE001 - what is pickled may raise anything
+        return error
+    return None
+
+
+def _work(
+    target: Callable[[int], None], number: int, parent: int, reporting: Connection[Any, Any]
+) -> None:
+    _leave_interrupts()
+    _end_with(parent)
+    reporting.send(_BEGUN)
+    try:
+        target(number)
+    except KeyboardInterrupt:
+        # A second one, in a terminal: the parent tells of it.
+        sys.exit(_INTERRUPTED)
+    except StoreError as error:
+        print(f"pxrs worker {number}: {error}", file=sys.stderr)
+        sys.exit(1)
+    except PxrsError as error:
+        reporting.send(error)
+        sys.exit(_GAVE_UP)
+
+
+def _end_with(parent: int) -> None:
+    """SIGTERM when the parent is gone, so that no orphan keeps its partitions."""
+    libc: Any = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)

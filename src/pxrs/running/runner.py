@@ -1,0 +1,356 @@
+"""`px.run`: a handler, several workers, order per key, retries, dead letters.
+
+The calling thread fetches and fills the schedule; workers take from it. A message counts as
+handled when its handler has returned, in whatever order that happens: the claim carries the
+finished runs above the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Literal, NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.consuming.consumer import Consumer
+from pxrs.consuming.health import Health
+from pxrs.consuming.in_hand import Run
+from pxrs.consuming.owned_partition import Seat
+from pxrs.core.progress import Progress
+from pxrs.core.schedule import Schedule
+from pxrs.decoding import Decoder
+from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
+from pxrs.running.dead_letters import DeadLetters, printable, words_of
+from pxrs.running.handler_results import refuse_unfinished
+from pxrs.running.inside import work_for
+from pxrs.running.job import Job
+from pxrs.types import Message
+
+_LOOK = 0.5
+# How long a run that stops waits for handlers before it says so.
+QUIET = 1.0
+_LOG = logging.getLogger("pxrs.run")
+
+
+class Abandoned(Exception):  # noqa: N818 - it is no error
+    """Raised in place of a handler that was told to stop: neither handled nor failed."""
+
+
+class Task(NamedTuple):
+    """A message to be handled, and under which turn and for whose progress it may be."""
+
+    seat: Seat
+    turn: int
+    progress: Progress | None
+    message: Message
+
+
+class Runner:
+    """Runs a handler over what a consumer gets, until it is stopped."""
+
+    def __init__(
+        self,
+        job: Job,
+        clock: Clock,
+        dead_letters: DeadLetters | None,
+        join: Callable[[Runner], Consumer],
+    ) -> None:
+        self._handler = job.handler
+        self._settings = job.running()
+        self._retry = job.retry
+        self._clock = clock
+        self._decoder = Decoder(job.key_serde, job.serde)
+        self._dead_letters = dead_letters
+        self._join = join
+        self._random = random.Random()
+        self._schedule: Schedule[Task] = Schedule()
+        self._turn = threading.Condition()
+        self._working: Counter[int] = Counter()
+        self._since: dict[int, float] = {}
+        self._attempts: Counter[tuple[str, int, int]] = Counter()
+        self._stopping = False
+        self._failure: PxrsError | None = None
+        self._consumer: Consumer | None = None
+        self._seen_version = 0
+        self.handled = 0
+
+    def in_hand(self, seat: Seat) -> bool:
+        """Whether a worker is at a message of this partition. For the consumer's desk."""
+        return self._working[id(seat)] > 0
+
+    def since(self) -> float | None:
+        """Since when a worker has been at the same message. For the consumer's health."""
+        return min(list(self._since.values()), default=None)
+
+    def stop(self) -> None:
+        """Stop fetching, let the workers finish, commit and leave. From any thread or signal."""
+        self._stopping = True
+        if self._consumer is not None:
+            # A signal handler must not wait for a lock that its own thread may hold.
+            threading.Thread(target=self._consumer.wake, daemon=True).start()
+
+    def health(self) -> dict[str, Health]:
+        """What its consumer can't tell: that there is none yet, or what ends the run."""
+        name = f"run:{self._settings.group}"
+        if self._failure is not None:
+            return {name: Health("failed", words_of(self._failure))}
+        if self._consumer is None:
+            return {name: Health("joining", "it has not joined its group yet")}
+        return {}
+
+    def run(self) -> None:
+        """Work until stopped; raises what made it stop by itself."""
+        consumer = self._consumer = self._join(self)
+        workers = [
+            threading.Thread(target=self._work, name=f"pxrs-worker-{number}", daemon=True)
+            for number in range(self._settings.workers)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            self._dispatch(consumer)
+        finally:
+            self._end_run(consumer, workers)
+        if self._failure is not None:
+            raise self._failure
+
+    def _dispatch(self, consumer: Consumer) -> None:
+        while not self._stopping:
+            try:
+                for run in consumer.take_away(self._settings.max_in_flight, _LOOK):
+                    self._put(run)
+            except Closed:
+                if self._stopping:
+                    return  # a handler closed the store, and this run with it
+                raise
+            except PxrsError as error:
+                if not error.retryable:
+                    raise
+                # A store that is away for a while is waited for; others may have taken over then.
+                self._pause()
+            self._hurry_what_is_void(consumer)
+            self._watch_the_clock()
+
+    def _hurry_what_is_void(self, consumer: Consumer) -> None:
+        """What waits for another attempt at a message that is not ours any more is in the way."""
+        if consumer.desk.version == self._seen_version:
+            return
+        self._seen_version = consumer.desk.version
+        with self._turn:
+            self._schedule.hurry(lambda task: task.seat.turn != task.turn)
+            self._turn.notify_all()
+
+    def _pause(self) -> None:
+        with self._turn:
+            self._turn.wait(_LOOK)
+
+    def _put(self, run: Run) -> None:
+        with self._turn:
+            for message in run.messages:
+                self._schedule.put(
+                    self._lane(message), Task(run.seat, run.turn, run.progress, message)
+                )
+            self._turn.notify_all()
+
+    def _lane(self, message: Message) -> Hashable:
+        if self._settings.parallel == "key" and message.key is not None:
+            return (message.topic, message.partition, message.key)
+        return (message.topic, message.partition)
+
+    def _work(self) -> None:
+        work_for(self)
+        while (taken := self._next_task()) is not None:
+            lane, task = taken
+            try:
+                delay = self._handle(task)
+            except BaseException as error:  # noqa: BLE001 - a worker must not die in silence
+                delay = None
+                self._fail(_gave_up(task.message, error))
+            with self._turn:
+                if delay is None:
+                    self._schedule.done(lane)
+                else:
+                    # One that is void by now was not parked when others were hurried.
+                    pause = delay if task.seat.turn == task.turn else 0.0
+                    self._schedule.park(lane, self._clock.monotonic() + pause)
+                self._turn.notify_all()
+            if delay is None and self._consumer is not None:
+                self._attempts.pop(_place(task.message), None)
+                self._consumer.came_back(task.seat)
+
+    def _next_task(self) -> tuple[Hashable, Task] | None:
+        with self._turn:
+            while True:
+                now = self._clock.monotonic()
+                taken = None if self._stopping else self._schedule.take(now)
+                if taken is not None or self._stopping:
+                    return taken
+                due = self._schedule.next_time()
+                self._turn.wait(None if due is None else max(0.0, due - now))
+
+    def _handle(self, task: Task) -> float | None:
+        """Handle one message; the delay after which to try it again, None if it is finished."""
+        assert self._consumer is not None
+        message = task.message
+        if not self._consumer.alive:
+            # Renewed in time after all, or lost: then its turn is over too.
+            return _LOOK
+        if (first := self._begin(task)) != "begun":
+            return _LOOK if first == "waits" else None
+        done = False
+        try:
+            refuse_unfinished(self._handler(self._decoder.deserialize(message)))
+            done = True
+        except Abandoned:
+            return _LOOK
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            if task.seat.turn != task.turn:
+                # It is somebody else's, or about to be: whoever is fenced fails for that reason.
+                return None
+            delay = self._failed(task, error)
+            done = delay is None and self._failure is None
+            return delay
+        finally:
+            self._end(task, done=done)
+        return None
+
+    def _begin(self, task: Task) -> Literal["begun", "void", "waits"]:
+        """Note that a worker is at it; not if it is not ours or done, or can't be noted as done.
+
+        A claim has room for so many gaps: once they are too many, only the message that closes
+        the first one is begun.
+        """
+        assert self._consumer is not None
+        progress, offset = task.progress, task.message.offset
+        with self._consumer.desk.lock:
+            if task.seat.turn != task.turn or progress is None or progress.is_done(offset):
+                return "void"
+            if progress.full and offset > progress.checkpoint:
+                return "waits"
+            self._working[id(task.seat)] += 1
+            self._since[threading.get_ident()] = self._clock.monotonic()
+            return "begun"
+
+    def _end(self, task: Task, *, done: bool) -> None:
+        assert self._consumer is not None
+        seat = task.seat
+        with self._consumer.desk.lock:
+            self._working[id(seat)] -= 1
+            self._since.pop(threading.get_ident(), None)
+            if not self._working[id(seat)]:
+                del self._working[id(seat)]
+            if done and task.progress is not None:
+                task.progress.finish(task.message.offset)
+                self.handled += 1
+            leaving = seat.state == "leaving"
+        if leaving:
+            self._consumer.wake_steward()
+
+    def _failed(self, task: Task, error: Exception) -> float | None:
+        """Count the failure: the delay until the next attempt, None when there is none."""
+        message = task.message
+        place = _place(message)
+        self._attempts[place] += 1
+        attempts = self._attempts[place]
+        delay = self._retry.delay(attempts, self._random)
+        what = _describe(message, attempts, error)
+        if delay is not None:
+            _LOG.warning("%s; again in %.2g s", what, delay)
+            return delay
+        if self._dead_letters is None:
+            failure = HandlerFailed(what)
+            failure.__cause__ = error
+            self._fail(failure)
+            return None
+        return self._bury(self._dead_letters, message, attempts, error)
+
+    def _bury(
+        self, letters: DeadLetters, message: Message, attempts: int, error: Exception
+    ) -> float | None:
+        """Write the dead letter. While the store is away its message counts as not handled."""
+        while True:
+            try:
+                grave = letters.bury(message, self._settings.group, attempts, error)
+                what = _describe(message, attempts, error)
+                _LOG.error("%s; it is in %r now", what, grave, exc_info=printable(error))
+                return None
+            except PxrsError as failure:
+                if isinstance(failure, TopicNotFound) and failure.topic == message.topic:
+                    # Deleted under us: the group is about to let go of it.
+                    return _LOOK
+                if not failure.retryable:
+                    self._fail(failure)
+                    return None
+            if self._stopping:
+                return _LOOK
+            self._pause()
+
+    def _watch_the_clock(self) -> None:
+        """A handler that takes longer than it may ends the run: a thread can't be killed."""
+        limit = self._settings.max_handler_time
+        if limit is None:
+            return
+        now = self._clock.monotonic()
+        if any(now - since > limit for since in list(self._since.values())):
+            self._fail(HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)"))
+
+    def _fail(self, error: PxrsError) -> None:
+        self._failure = self._failure or error
+        self.stop()
+
+    def _end_run(self, consumer: Consumer, workers: list[threading.Thread]) -> None:
+        try:
+            self._drain(workers)
+        finally:
+            try:
+                consumer.close()
+            finally:
+                if self._dead_letters is not None:
+                    self._dead_letters.close()
+
+    def _drain(self, workers: list[threading.Thread]) -> None:
+        """Let the workers finish what they are at; what is only queued is left to others."""
+        self._stopping = True
+        with self._turn:
+            self._turn.notify_all()
+        hanging = self._settings.max_handler_time
+        for worker in workers:
+            worker.join(QUIET if hanging is None else min(QUIET, hanging))
+            if worker.is_alive():
+                break
+        tell_of_the_wait(_LOG, len(self._since), hanging)
+        for worker in workers:
+            worker.join(hanging)
+
+
+def tell_of_the_wait(log: logging.Logger, handlers: int, longest: float | None) -> None:
+    """Say what a run or a listener that was told to stop is still waiting for."""
+    if handlers:
+        what = "1 handler" if handlers == 1 else f"{handlers} handlers"
+        time = "" if longest is None else f", up to {longest:g} s"
+        log.warning("stopping: waiting for %s to return%s", what, time)
+
+
+def _place(message: Message) -> tuple[str, int, int]:
+    return message.topic, message.partition, message.offset
+
+
+def _gave_up(message: Message, error: BaseException) -> HandlerFailed:
+    """What to tell when a handler did not fail on a message, but wanted to end the program."""
+    failure = HandlerFailed(
+        f"the handler raised {type(error).__name__} on {message.topic!r} partition "
+        f"{message.partition} offset {message.offset}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _describe(message: Message, attempts: int, error: Exception) -> str:
+    times = "once" if attempts == 1 else f"{attempts} times"
+    return (
+        f"the handler failed {times} on {message.topic!r} partition {message.partition} "
+        f"offset {message.offset}: {words_of(error)}"
+    )

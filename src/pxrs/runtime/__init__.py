@@ -1,1 +1,0 @@
-"""Threads: producer, reader and what they share."""

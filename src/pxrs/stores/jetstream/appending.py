@@ -1,0 +1,428 @@
+"""Appending: one publish at a time per partition, all partitions at once.
+
+A publish names the sequence of the subject's last message, which it was built for. So at most
+one try of a batch is stored, whatever became of the answers: a sequence that was passed never
+comes back. What the last message says of the producers decides whether a batch is there already.
+
+A partition's error is given to its own batches only, and a partition that does not answer does not
+keep the others' answers back: who asked is told that the outcome is unknown, and asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+from pxrs.chance import CHANCE
+from pxrs.clock import Clock
+from pxrs.core.sequences import Duplicate, Fresh, judge
+from pxrs.errors import (
+    MessageTooLarge,
+    OutcomeUnknown,
+    PxrsError,
+    StoreError,
+    StoreUnavailable,
+    TopicNotFound,
+)
+from pxrs.stores.api import validate_batch
+from pxrs.stores.jetstream.entries import (
+    PRODUCER_MEMORY_MS,
+    Entry,
+    Known,
+    Producers,
+    follow,
+    from_headers,
+    known_from_bytes,
+    known_to_bytes,
+    to_headers,
+)
+from pxrs.stores.jetstream.reading import Reading
+from pxrs.stores.jetstream.streams import (
+    EXPECTED,
+    ROLLUP,
+    TRY,
+    TTL,
+    WRONG_SEQUENCE,
+    Stale,
+    Streams,
+    passing,
+    translated,
+)
+from pxrs.stores.jetstream.topics import Part, Topic, Topics
+from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
+from pxrs.types import Append, Appended, Batch, LogPartition
+
+# A big batch to several replicas that sync may take its time; a dead leader's silence costs it.
+_PUBLISH = 3.0
+# The most that headers take: the states of some producers, and numbers.
+_HEADER_ROOM = 2304
+_SOON = 0.004
+# How much longer than the others a partition may take before its outcome is called unknown.
+_COMPANY = 1.0
+
+
+class Appending:
+    """Appends to the partitions of streams."""
+
+    def __init__(self, streams: Streams, topics: Topics, reading: Reading, clock: Clock) -> None:
+        self._streams = streams
+        self._topics = topics
+        self._reading = reading
+        self._clock = clock
+        # Partitions that kept the last call waiting, and what is still under way for them.
+        self._late: set[LogPartition] = set()
+        self._left: set[asyncio.Task[None]] = set()
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        """See `LogStore.append`. The partitions go in parallel, and none waits long for another."""
+        numbers: dict[LogPartition, list[int]] = {}
+        for number, append in enumerate(appends):
+            numbers.setdefault(append.where, []).append(number)
+        works = [
+            _Work(self, where, [appends[number].batch for number in those])
+            for where, those in numbers.items()
+        ]
+        await self._carry_out(works)
+        outcomes: dict[int, Appended | PxrsError] = {}
+        for work in works:
+            outcomes.update(zip(numbers[work.where], work.outcomes_now(), strict=True))
+            (self._late.discard if work.finished else self._late.add)(work.where)
+        return [outcomes[number] for number in range(len(appends))]
+
+    async def _carry_out(self, works: Sequence[_Work]) -> None:
+        """Until all is done that can be waited for.
+
+        Once others are done, or if it was late before, a partition gets a little time. What is
+        under way then goes on, and whoever sends the same batches again finds its outcome.
+        """
+        tasks = {asyncio.create_task(work.run()): work for work in works}
+        waiting = set(tasks)
+        try:
+            while waiting:
+                nobody_yet = len(waiting) == len(tasks)
+                prompt = any(tasks[task].where not in self._late for task in waiting)
+                done, waiting = await asyncio.wait(
+                    waiting,
+                    timeout=None if nobody_yet and prompt else _COMPANY,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    waiting = {task for task in waiting if not self._leave(task, tasks[task])}
+        except BaseException:
+            for task in waiting:
+                task.cancel()
+            raise
+
+    def _leave(self, task: asyncio.Task[None], work: _Work) -> bool:
+        """Stop waiting for a partition; false if its batch could not be recognised later."""
+        if not work.under_way:
+            task.cancel()
+        elif work.batches[len(work.outcomes)].producer_id < 0:
+            return False
+        work.is_left = True
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        return True
+
+    async def find(self, where: LogPartition) -> tuple[Topic, Part]:
+        topic = await self._topics.find(where.topic_id)
+        return topic, topic.part(where.partition)
+
+    def forget(self, topic: Topic) -> None:
+        self._topics.forget(topic)
+
+    async def one(self, topic: Topic, part: Part, batch: Batch) -> Appended | PxrsError:
+        """Append one batch, or say why not. Raises `Stale` only."""
+        try:
+            validate_batch(batch)
+            return await _Attempt(self, topic, part, batch).run()
+        except Stale:
+            raise
+        except PxrsError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - one partition's trouble is not the others'
+            unknown = OutcomeUnknown(f"appending failed in a way nobody expected: {error!r}")
+            unknown.__cause__ = error
+            return unknown
+
+    # What an attempt needs
+
+    async def tail(self, topic: Topic, part: Part, *, fresh: bool) -> Entry:
+        """The last batch; what is known of it unless it has to be fresh."""
+        if part.tail is not None and not fresh:
+            return part.tail
+        part.tail = None if fresh else part.tail
+        floor, tail = await self._reading.ends(topic, part)
+        if tail.next < floor.start:
+            # Somebody purged the stream by hand: offsets are not given again.
+            tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
+        return tail
+
+    async def put_aside(self, part: Part, producer: int, known: Known) -> None:
+        """Keep the state of a producer that no longer travels with the batches.
+
+        Others may have done so before: for a batch that then came too late, or for this very
+        state. The newer state stays; where its last batch lies tells which that is.
+        """
+        expected = known.aside_seq
+        while True:
+            headers = {
+                EXPECTED: str(expected),
+                ROLLUP: "sub",
+                TTL: f"{PRODUCER_MEMORY_MS // 1000}s",
+            }
+            data = known_to_bytes(producer, known)
+            try:
+                await self._streams.publish(f"{part.aside}.{producer}", data, headers, TRY)
+            except ApiError as error:
+                if error.err_code not in WRONG_SEQUENCE:
+                    raise
+            else:
+                return
+            there = await self.from_aside(part, producer)
+            if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
+                return
+            expected = 0 if there is None else there.aside_seq
+
+    async def from_aside(self, part: Part, producer: int) -> Known | None:
+        """The state of a producer that was put aside."""
+        stored = await self._streams.last(part.stream, f"{part.aside}.{producer}")
+        if stored is None:
+            return None
+        _, known, _ = known_from_bytes(stored.data)
+        return known._replace(aside_seq=stored.seq)
+
+    async def find_writer(self, part: Part, writer: str, after: Entry, upto: Entry) -> Entry | None:
+        """The batch of this writer among those between two others.
+
+        Raises `OutcomeUnknown` if some of those were trimmed meanwhile.
+        """
+        before = after
+        while before.seq < upto.seq:
+            stored = await self._streams.next(part.stream, part.batches, before.seq + 1)
+            if stored is None or (entry := from_headers(stored.headers, stored.seq)).base != (
+                before.next
+            ):
+                raise OutcomeUnknown(
+                    "a batch was sent, no answer came, and where it would stand was trimmed"
+                )
+            if entry.writer == writer:
+                return entry
+            before = entry
+        return None
+
+    async def publish(self, part: Part, batch: Batch, entry: Entry, expected: int) -> int:
+        data = entry.base.to_bytes(8, "big") + batch.data[8:]
+        headers = to_headers(entry)
+        headers[EXPECTED] = str(expected)
+        return await self._streams.publish(part.batches, data, headers, _PUBLISH)
+
+    def too_large(self, batch: Batch) -> bool:
+        return len(batch.data) + _HEADER_ROOM > self._streams.wire.max_payload
+
+    @property
+    def max_payload(self) -> int:
+        return self._streams.wire.max_payload
+
+    async def pause(self, tries: int, deadline: float, why: Exception) -> None:
+        """Wait before the next try. Who was overtaken comes back soon, but not all at once."""
+        if isinstance(why, _Overtaken):
+            await self._streams.pause(tries, deadline, why, CHANCE.uniform(0, _SOON))
+        else:
+            await self._streams.pause(tries, deadline, why)
+
+    def deadline(self) -> float:
+        return self._streams.deadline()
+
+    async def require(self, part: Part) -> None:
+        await self._streams.require(part.stream)
+
+    def now(self, topic: Topic) -> int:
+        """The server's time, by which producers are forgotten."""
+        return topic.time.now(self._clock)
+
+
+class _Work:
+    """The batches of one call for one partition, one after the other."""
+
+    def __init__(self, desk: Appending, where: LogPartition, batches: Sequence[Batch]) -> None:
+        self._desk = desk
+        self.where = where
+        self.batches = batches
+        self.outcomes: list[Appended | PxrsError] = []
+        # Whether a batch is on its way, the one after those that have an outcome.
+        self.under_way = False
+        # Nobody waits any more: the batch on its way is the last one.
+        self.is_left = False
+
+    async def run(self) -> None:
+        try:
+            await self._run()
+        except PxrsError as error:
+            # The topic can't be found, or nobody can tell. Nothing of the rest was sent.
+            self._answer_rest(error)
+
+    async def _run(self) -> None:
+        for _ in range(2):
+            topic, part = await self._desk.find(self.where)
+            try:
+                async with part.lock:
+                    await self._append_all(topic, part)
+                return
+            except Stale:
+                self._desk.forget(topic)
+        raise TopicNotFound(self.where.topic_id)
+
+    async def _append_all(self, topic: Topic, part: Part) -> None:
+        while not self.is_left and len(self.outcomes) < len(self.batches):
+            self.under_way = True
+            try:
+                outcome = await self._desk.one(topic, part, self.batches[len(self.outcomes)])
+            finally:
+                self.under_way = False
+            self.outcomes.append(outcome)
+            if _comes_again(outcome):
+                # What follows it must not come first.
+                return
+
+    @property
+    def finished(self) -> bool:
+        """Whether each batch has an outcome that stays."""
+        return len(self.outcomes) == len(self.batches) and not any(map(_comes_again, self.outcomes))
+
+    def outcomes_now(self) -> list[Appended | PxrsError]:
+        """An outcome for every batch, as far as it is known now."""
+        known = list(self.outcomes)
+        if self.under_way:
+            known.append(OutcomeUnknown("a batch is under way and its partition does not answer"))
+        not_sent = StoreUnavailable("not sent: what comes before it waits for its partition")
+        return known + [not_sent] * (len(self.batches) - len(known))
+
+    def _answer_rest(self, error: PxrsError) -> None:
+        self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
+
+
+def _comes_again(outcome: Appended | PxrsError) -> bool:
+    """Whether the same batch should be sent again, before those that follow it."""
+    return isinstance(outcome, OutcomeUnknown) or getattr(outcome, "retryable", False)
+
+
+class _Overtaken(Exception):  # noqa: N818 - it is tried again
+    """Somebody else's batch came first."""
+
+
+class _Attempt:
+    """One batch on its way: read the end, judge, publish for that end; again until it is known."""
+
+    def __init__(self, desk: Appending, topic: Topic, part: Part, batch: Batch) -> None:
+        self._desk = desk
+        self._topic = topic
+        self._part = part
+        self._batch = batch
+        self._writer = secrets.token_hex(6)
+        # The end for which the first try without an answer was built.
+        self._unanswered: Entry | None = None
+
+    async def run(self) -> Appended | PxrsError:
+        if self._desk.too_large(self._batch):
+            return MessageTooLarge(
+                f"a batch of {len(self._batch.data)} bytes; this NATS server takes messages up to "
+                f"{self._desk.max_payload} with headers: raise its max_payload, or lower the "
+                "producer's batch_bytes and max_message_bytes"
+            )
+        try:
+            return await self._until_known()
+        except StoreError as error:
+            if self._unanswered is None or isinstance(error, OutcomeUnknown):
+                raise
+            raise OutcomeUnknown(f"a batch was sent and no answer came: {error}") from error
+
+    async def _until_known(self) -> Appended | PxrsError:
+        """Try until there is an answer; `StoreError` if that can't be had."""
+        deadline = self._desk.deadline()
+        tries = 0
+        fresh = False
+        while True:
+            why: Exception
+            try:
+                last = await self._desk.tail(self._topic, self._part, fresh=fresh)
+                outcome = await self._find_mine(last) or await self._publish(last)
+                if isinstance(outcome, Appended) or (outcome is not None and fresh):
+                    return outcome
+                # Overtaken; or to be refused, which has to be said by what is there now.
+                why = _Overtaken("others append to this partition all the time")
+            except NotSent as error:
+                await self._desk.require(self._part)
+                why = error
+            except NoAnswer as error:
+                why = error
+            except ApiError as error:
+                if not passing(error):
+                    raise translated(error) from error
+                why = error
+            fresh = True
+            await self._desk.pause(tries, deadline, why)
+            tries += 1
+
+    async def _publish(self, last: Entry) -> Appended | PxrsError | None:
+        """Judge and publish; None if somebody else was faster."""
+        batch = self._batch
+        producers: Producers | None = None
+        if batch.producer_id >= 0:
+            judged = await self._judge(last)
+            if not isinstance(judged, Producers):
+                return judged
+            producers = judged
+        entry = follow(
+            last, self._writer, batch.count, len(batch.data), batch.max_timestamp, producers
+        )
+        try:
+            seq = await self._desk.publish(self._part, batch, entry, last.seq)
+        except ApiError as error:
+            if error.err_code in WRONG_SEQUENCE:
+                return None
+            if passing(error):
+                # From a leader that may have passed it on before it stopped leading.
+                self._unanswered = self._unanswered or last
+            raise
+        except NoAnswer:
+            self._unanswered = self._unanswered or last
+            raise
+        self._part.note(entry._replace(seq=seq))
+        return Appended(entry.base)
+
+    async def _judge(self, last: Entry) -> Producers | Appended | PxrsError:
+        """The producers' states once the batch is there, or why it is not to be appended."""
+        batch = self._batch
+        producers = Producers.of(last)
+        known = producers.get(batch.producer_id)
+        if known is None and producers.aside:
+            known = await self._desk.from_aside(self._part, batch.producer_id)
+        now = self._desk.now(self._topic)
+        if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
+            known = None
+        verdict = judge(known.state if known else None, batch, last.next)
+        if isinstance(verdict, Duplicate):
+            return Appended(verdict.base, duplicate=True)
+        if not isinstance(verdict, Fresh):
+            return verdict
+        aside_seq = known.aside_seq if known else 0
+        producers = producers.appended(batch.producer_id, Known(verdict.state, now, aside_seq))
+        while (surplus := producers.surplus()) is not None:
+            await self._desk.put_aside(self._part, *surplus)
+            producers = producers.without(surplus[0])
+        return producers
+
+    async def _find_mine(self, last: Entry) -> Appended | None:
+        """Whether a try without an answer was stored after all."""
+        if self._unanswered is None or last.seq <= self._unanswered.seq:
+            return None
+        if self._batch.producer_id >= 0 and last.writer != self._writer:
+            return None  # The producer's state will tell.
+        mine = await self._desk.find_writer(self._part, self._writer, self._unanswered, last)
+        if mine is None:
+            # Somebody else's message stands where it would have had to go: it never will.
+            self._unanswered = None
+            return None
+        return Appended(mine.base)

@@ -1,0 +1,186 @@
+"""What stands in the headers of a stored batch, and what a partition remembers of its producers.
+
+Pure: text and numbers in, values out. The header of the last message of a subject is all that
+is needed to append the next one.
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pxrs.core.sequences import ProducerState, pack, unpack
+
+BATCH = "Px-Batch"
+PRODUCERS = "Px-Producers"
+SEQUENCE = "Nats-Sequence"
+
+# How many producers' states travel with each batch; the others are put aside.
+INLINE = 8
+PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
+
+
+class Entry(NamedTuple):
+    """A stored batch without its bytes.
+
+    `seq` is its place in the stream, `total` the bytes of all batches of the partition up to
+    and including this one, `newest` the highest timestamp of all of them, `writer` what its
+    writer called it. `aside`: some producers' states are not in `producers` any more.
+    """
+
+    seq: int
+    writer: str
+    base: int
+    next: int
+    size: int
+    total: int
+    max_timestamp: int
+    newest: int
+    aside: bool
+    producers: str
+
+    @property
+    def total_before(self) -> int:
+        return self.total - self.size
+
+
+# What stands before the first batch.
+NOTHING = Entry(0, "", 0, 0, 0, 0, -1, -1, False, "")
+
+
+def follow(
+    last: Entry, writer: str, count: int, size: int, max_timestamp: int, producers: Producers | None
+) -> Entry:
+    """The entry of a batch that comes after `last`. Its sequence is not known yet.
+
+    Without producers it carries on those of `last`.
+    """
+    return Entry(
+        seq=0,
+        writer=writer,
+        base=last.next,
+        next=last.next + count,
+        size=size,
+        total=last.total + size,
+        max_timestamp=max_timestamp,
+        newest=max(last.newest, max_timestamp),
+        aside=last.aside if producers is None else producers.aside,
+        producers=last.producers if producers is None else producers.text(),
+    )
+
+
+def to_headers(entry: Entry) -> dict[str, str]:
+    """What is sent with the batch."""
+    fields = (
+        entry.writer,
+        entry.base,
+        entry.next,
+        entry.size,
+        entry.total,
+        entry.max_timestamp,
+        entry.newest,
+        int(entry.aside),
+    )
+    headers = {BATCH: " ".join(map(str, fields))}
+    if entry.producers:
+        headers[PRODUCERS] = entry.producers
+    return headers
+
+
+def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
+    """What `to_headers` was given, at its place in the stream."""
+    writer, base, following, size, total, max_timestamp, newest, aside = headers[BATCH].split(" ")
+    return Entry(
+        seq,
+        writer,
+        int(base),
+        int(following),
+        int(size),
+        int(total),
+        int(max_timestamp),
+        int(newest),
+        aside == "1",
+        headers.get(PRODUCERS, ""),
+    )
+
+
+class Known(NamedTuple):
+    """A producer's state, when it last appended, and the sequence under which it was put aside.
+
+    `used` is the server's time: by a host's own, one that is ahead would forget all others.
+    """
+
+    state: ProducerState
+    used: int
+    aside_seq: int = 0
+
+
+_HEAD = struct.Struct("<qqQB")
+
+
+def known_to_bytes(producer: int, known: Known) -> bytes:
+    """One producer's state, as it is put aside."""
+    state = pack(known.state)
+    return _HEAD.pack(producer, known.used, known.aside_seq, len(state)) + state
+
+
+def known_from_bytes(data: bytes, at: int = 0) -> tuple[int, Known, int]:
+    """The producer, its state, and where the next one begins."""
+    producer, used, aside_seq, length = _HEAD.unpack_from(data, at)
+    start = at + _HEAD.size
+    return (
+        producer,
+        Known(unpack(data[start : start + length]), used, aside_seq),
+        start + length,
+    )
+
+
+class Producers:
+    """The producers of a partition that appended last, the most recent one at the end."""
+
+    def __init__(self, known: Mapping[int, Known], aside: bool) -> None:
+        self._known = dict(known)
+        self.aside = aside
+
+    @classmethod
+    def of(cls, entry: Entry) -> Producers:
+        """As of this entry."""
+        data = b64decode(entry.producers)
+        known: dict[int, Known] = {}
+        at = 0
+        while at < len(data):
+            producer, state, at = known_from_bytes(data, at)
+            known[producer] = state
+        return cls(known, entry.aside)
+
+    def get(self, producer: int) -> Known | None:
+        return self._known.get(producer)
+
+    def appended(self, producer: int, known: Known) -> Producers:
+        """With this producer's new state, which makes it the most recent one.
+
+        Those silent for a week are forgotten.
+        """
+        kept = {
+            other: state
+            for other, state in self._known.items()
+            if other != producer and state.used > known.used - PRODUCER_MEMORY_MS
+        }
+        return Producers({**kept, producer: known}, self.aside)
+
+    def surplus(self) -> tuple[int, Known] | None:
+        """The one that has been silent longest, if there are too many to travel with a batch."""
+        if len(self._known) <= INLINE:
+            return None
+        return next(iter(self._known.items()))
+
+    def without(self, producer: int) -> Producers:
+        """After this one was put aside."""
+        kept = {other: known for other, known in self._known.items() if other != producer}
+        return Producers(kept, aside=True)
+
+    def text(self) -> str:
+        """As it stands in a header."""
+        return b64encode(b"".join(map(known_to_bytes, self._known, self._known.values()))).decode()

@@ -1,0 +1,338 @@
+"""What pxrs asks of JetStream, one function per question.
+
+Two ways to read: from the leader, which knows everything that was acknowledged, one message at
+a time; or from any replica, which may be a moment behind but sends many messages at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from pxrs.config_engines import NatsSettings
+from pxrs.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent, Reply, Wire, status_of
+
+T = TypeVar("T")
+
+NO_STREAM = 10059
+NO_MESSAGE = 10037
+# Another message came first, or is just coming.
+WRONG_SEQUENCE = {10071, 10164}
+NAME_IN_USE = 10058
+_FULL = {10002, 10023, 10028, 10047, 10077, 10122}
+_PLACEMENT = {10005, 10052, 10074}
+# No leader, no quorum, shutting down, too busy: it passes.
+_PASSING = {10004, 10008, 10009, 10075, 10118, 10163, 10167}
+# Why a stream can't be placed, if it is for now: a server that was just started again.
+_AWAY = "peer offline"
+_OFF = {10035, 10039, 10076}
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+ROLLUP = "Nats-Rollup"
+TTL = "Nats-TTL"
+
+# How long one try may take before it is made again: a dead leader does not answer.
+TRY = 2.0
+# How long it may take in a cluster until every server knows who answers for a stream.
+_GETS_AROUND = 0.2
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
+_MOST_AT_ONCE = 256
+_MOST_BYTES = 8 * 2**20
+
+
+class Stale(Exception):  # noqa: N818 - the caller looks the topic up again
+    """The stream is gone, or another one bears its name now."""
+
+
+class Stored(NamedTuple):
+    """A message of a stream."""
+
+    seq: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class _Message(msgspec.Struct):
+    seq: int
+    hdrs: bytes = b""
+    data: bytes = b""
+
+
+class _Got(Reply):
+    message: _Message | None = None
+
+
+class _Acked(Reply):
+    seq: int = 0
+
+
+class _State(msgspec.Struct):
+    last_seq: int = 0
+
+
+class _Config(msgspec.Struct):
+    num_replicas: int = 1
+    metadata: dict[str, str] = {}
+
+
+class Info(Reply):
+    """What a stream says of itself."""
+
+    config: _Config | None = None
+    state: _State | None = None
+    # The server's time when it said so.
+    ts: datetime | None = None
+
+
+_got = msgspec.json.Decoder(_Got)
+_acked = msgspec.json.Decoder(_Acked)
+_info = msgspec.json.Decoder(Info)
+_reply = msgspec.json.Decoder(Reply)
+
+
+class Streams:
+    """JetStream's questions on one connection."""
+
+    def __init__(self, wire: Wire, settings: NatsSettings) -> None:
+        self.wire = wire
+        self.settings = settings
+        root = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
+        self._stream_api = f"{root}.STREAM"
+        self._direct = f"{root}.DIRECT.GET"
+
+    # Streams
+
+    async def create(self, name: str, config: Mapping[str, Any]) -> Info | None:
+        """Make the stream; None if there is one of this name and other settings."""
+        try:
+            info: Info = await self._ask("CREATE", name, {"name": name, **config}, _info)
+        except ApiError as error:
+            if error.err_code == NAME_IN_USE:
+                return None
+            raise translated(error) from error
+        return info
+
+    async def info(self, name: str) -> Info | None:
+        """The stream, None if there is none.
+
+        In a cluster a server that was just elected, or deposed and does not know it yet, may
+        say that there is none. Then nobody must answer for the stream itself, either, and
+        that twice: who answers for what gets around a little later than it is so.
+        """
+        deadline = self.deadline()
+        doubts = 1 if self._clustered else 0
+        tries = 0
+        while True:
+            try:
+                info: Info = await self._ask("INFO", name, {}, _info)
+                return info
+            except ApiError as error:
+                if error.err_code != NO_STREAM:
+                    raise translated(error) from error
+                if not await self._is_served(name):
+                    if not doubts:
+                        return None
+                    doubts -= 1
+                await self.pause(tries, deadline, error, _GETS_AROUND)
+            tries += 1
+
+    async def _is_served(self, name: str) -> bool:
+        """Whether any server keeps the stream: those answer without asking who leads."""
+        if not self._clustered:
+            return False
+        try:
+            await self.wire.request(f"{self._direct}.{name}", b'{"seq":1}', TRY)
+        except NotSent:
+            return False
+        except NoAnswer:
+            return True
+        return True
+
+    @property
+    def _clustered(self) -> bool:
+        return bool(self.wire.server_info().get("cluster"))
+
+    async def delete(self, name: str) -> None:
+        """Remove the stream, if it is there."""
+        deadline = self.deadline()
+        tries = 0
+        while True:
+            try:
+                await self._ask("DELETE", name, {}, _reply)
+                return
+            except ApiError as error:
+                if error.err_code != NO_STREAM:
+                    raise translated(error) from error
+                if not await self._is_served(name):
+                    return
+                await self.pause(tries, deadline, error)
+            tries += 1
+
+    async def purge(self, name: str, subject: str, before: int) -> None:
+        """Remove the messages of a subject with sequences below `before`."""
+        try:
+            await self._ask("PURGE", name, {"filter": subject, "seq": before}, _reply, there=True)
+        except ApiError as error:
+            raise translated(error) from error
+
+    # From the leader
+
+    async def last(self, name: str, subject: str) -> Stored | None:
+        """The subject's last message."""
+        return await self._get(name, {"last_by_subj": subject})
+
+    async def next(self, name: str, subject: str, seq: int) -> Stored | None:
+        """The subject's first message at or after a sequence."""
+        return await self._get(name, {"seq": max(1, seq), "next_by_subj": subject})
+
+    async def _get(self, name: str, which: Mapping[str, Any]) -> Stored | None:
+        try:
+            got = await self._ask("MSG.GET", name, which, _got, there=True)
+        except ApiError as error:
+            if error.err_code == NO_MESSAGE:
+                return None
+            raise translated(error) from error
+        message = got.message
+        assert message is not None
+        return Stored(message.seq, parse_headers(message.hdrs), message.data)
+
+    # From any replica
+
+    async def read(
+        self, name: str, subject: str, seq: int, count: int, max_bytes: int
+    ) -> tuple[list[Stored], int]:
+        """Messages from a sequence on, and how many there are after them."""
+        which = {
+            "seq": max(1, seq),
+            "next_by_subj": subject,
+            "batch": min(count, _MOST_AT_ONCE),
+            "max_bytes": max(1, min(max_bytes, _MOST_BYTES)),
+        }
+        payload = msgspec.json.encode(which)
+
+        async def attempt() -> tuple[list[Stored], int]:
+            subject = f"{self._direct}.{name}"
+            *messages, end = await self.wire.request(subject, payload, TRY, many=True)
+            status = status_of(end)
+            if status not in ("204", "404"):
+                raise StoreError(f"NATS answered a read with status {status}")
+            pending = int(end.headers.get("Nats-Num-Pending", 0)) if end.headers else 0
+            found = [
+                Stored(int(each.headers["Nats-Sequence"]), each.headers, each.data)
+                for each in messages
+                if each.headers
+            ]
+            return found, pending
+
+        return await self.patiently(name, attempt)
+
+    # Writing
+
+    async def publish(
+        self, subject: str, data: bytes, headers: Mapping[str, str], timeout: float
+    ) -> int:
+        """Store a message, one try; its sequence. Raises `NotSent`, `NoAnswer` or `ApiError`."""
+        (answer,) = await self.wire.request(subject, data, timeout, headers)
+        acked = _acked.decode(answer.data)
+        acked.check()
+        return acked.seq
+
+    # Patience
+
+    async def _ask(
+        self,
+        verb: str,
+        name: str,
+        what: Mapping[str, Any],
+        decoder: Any,
+        *,
+        there: bool = False,
+    ) -> Any:
+        """`there`: of a stream that should be there; `Stale` if it is gone."""
+        payload = msgspec.json.encode(what) if what else b""
+        subject = f"{self._stream_api}.{verb}.{name}"
+
+        async def attempt() -> Any:
+            (answer,) = await self.wire.request(subject, payload, TRY)
+            reply = decoder.decode(answer.data)
+            reply.check()
+            return reply
+
+        return await self.patiently(name if there else None, attempt)
+
+    async def patiently(self, name: str | None, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try again what may pass, until the time is over. Only for what can be done twice.
+
+        With a stream's name: `Stale` if the reason is that it is gone.
+        """
+        deadline = self.deadline()
+        tries = 0
+        while True:
+            try:
+                return await attempt()
+            except (NotSent, NoAnswer) as error:
+                why: Exception = error
+                if name is not None and isinstance(error, NotSent):
+                    await self.require(name)
+            except ApiError as error:
+                if error.err_code == NO_STREAM and name is not None:
+                    await self.require(name)
+                elif not passing(error):
+                    raise
+                why = error
+            await self.pause(tries, deadline, why)
+            tries += 1
+
+    async def require(self, name: str) -> None:
+        """Raise `Stale` unless there is such a stream."""
+        if await self.info(name) is None:
+            raise Stale(name)
+
+    def deadline(self) -> float:
+        """When an operation that begins now has taken too long."""
+        return asyncio.get_running_loop().time() + self.settings.timeout
+
+    async def pause(
+        self, tries: int, deadline: float, why: Exception, delay: float | None = None
+    ) -> None:
+        """Wait before the next try, or raise if there is no time for it."""
+        if delay is None:
+            delay = _PAUSES[min(tries, len(_PAUSES) - 1)]
+        if asyncio.get_running_loop().time() + delay >= deadline:
+            raise StoreUnavailable(
+                f"NATS did not do it within {self.settings.timeout:g} s: {why}"
+            ) from why
+        await asyncio.sleep(delay)
+
+
+def passing(error: ApiError) -> bool:
+    """Whether the same request may succeed soon."""
+    return error.err_code in _PASSING or _AWAY in str(error)
+
+
+def translated(error: ApiError) -> StoreError | ConfigError:
+    """JetStream's refusal in the words of pxrs."""
+    if error.err_code in _FULL:
+        return StoreFull(f"JetStream has no room left: {error}")
+    if passing(error):
+        return StoreUnavailable(f"JetStream: {error}")
+    if error.err_code in _PLACEMENT:
+        return ConfigError(f"JetStream can't place the stream: {error}; fewer replicas= may do")
+    if error.err_code in _OFF:
+        return ConfigError(f"{error}; start the servers with -js, or enable the account")
+    return StoreError(f"JetStream: {error}")
+
+
+def parse_headers(raw: bytes) -> dict[str, str]:
+    """The headers of a message as the leader sends them."""
+    headers = {}
+    for line in raw.decode(errors="replace").split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name] = value.strip()
+    return headers

@@ -1,0 +1,249 @@
+"""Topics as streams: names, subjects, settings, and what this process knows of each partition.
+
+A stream's subjects hold a word that is new every time a topic is made. So who still has the old
+one in mind after a topic was dropped and made again finds nothing there, instead of taking the
+new one's batches for the old one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any, NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.config_engines import NatsSettings
+from pxrs.errors import (
+    InvalidRequest,
+    PartitionNotFound,
+    SchemaMismatch,
+    StoreError,
+    TopicExists,
+    TopicNotFound,
+)
+from pxrs.stores.jetstream.entries import NOTHING, Entry, from_headers
+from pxrs.stores.jetstream.floors import GENESIS, publish_floor
+from pxrs.stores.jetstream.marks import Marks
+from pxrs.stores.jetstream.streams import Info, Stale, Stored, Streams
+from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
+from pxrs.types import LogPartition
+
+_SCHEMA = "1"
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_LONGEST_NAME = 255
+# How many questions are under way at once when every partition is asked.
+AT_ONCE = 128
+
+
+class Part:
+    """One partition: its subjects, and what is known of it. Its lock is held while appending."""
+
+    def __init__(self, stream: str, root: str, number: int, replicated: bool) -> None:
+        self.stream = stream
+        self.number = number
+        self.replicated = replicated
+        self.batches = f"{root}.b.{number}"
+        self.floor = f"{root}.f.{number}"
+        self.aside = f"{root}.p.{number}"
+        self.marks = Marks()
+        # The last batch as far as is known; None if nobody has asked.
+        self.tail: Entry | None = None
+        self.known_floor = GENESIS
+        self.lock = asyncio.Lock()
+
+    def note(self, entry: Entry) -> None:
+        """Remember where a batch is."""
+        self.marks.add(entry.base, entry.seq)
+        self.marks.add(entry.next, entry.seq + 1)
+        if self.tail is None or entry.seq > self.tail.seq:
+            self.tail = entry
+
+    def noted(self, stored: Stored) -> Entry:
+        """The entry of a message; remembered."""
+        entry = from_headers(stored.headers, stored.seq)
+        self.note(entry)
+        return entry
+
+    def forget(self) -> None:
+        """What is known turned out to be wrong."""
+        self.marks.clear()
+        self.tail = None
+
+
+class ServerTime(NamedTuple):
+    """What time it was by the server, in ms since 1970, and when by our own monotonic clock.
+
+    Hosts' clocks may be wrong by days, and each in its own way; the server's is the same for all.
+    """
+
+    told: int
+    heard: float
+
+    def now(self, clock: Clock) -> int:
+        """What time it is by the server; a little less for the way of its answer."""
+        return self.told + int((clock.monotonic() - self.heard) * 1000)
+
+
+class Topic:
+    """A stream that is there, as far as is known."""
+
+    def __init__(
+        self, topic_id: str, stream: str, root: str, parts: int, replicas: int, time: ServerTime
+    ) -> None:
+        self.id = topic_id
+        self.stream = stream
+        self.root = root
+        self.time = time
+        self.parts = [Part(stream, root, number, replicas > 1) for number in range(parts)]
+
+    def part(self, number: int) -> Part:
+        if not 0 <= number < len(self.parts):
+            raise PartitionNotFound(self.id, number, len(self.parts))
+        return self.parts[number]
+
+
+class Topics:
+    """Finds, makes and drops topics."""
+
+    def __init__(self, streams: Streams, settings: NatsSettings, clock: Clock) -> None:
+        self._streams = streams
+        self._settings = settings
+        self._clock = clock
+        self._found: dict[str, Topic] = {}
+
+    def bell(self, where: LogPartition) -> str:
+        """The subject on which the server tells of a partition's new batches."""
+        return f"{self._settings.prefix}-bell.{token(where.topic_id)}.{where.partition}"
+
+    def stream(self, topic_id: str) -> str:
+        """The name of a topic's stream."""
+        name = f"{self._settings.prefix}_{token(topic_id)}"
+        if len(name) > _LONGEST_NAME:
+            raise InvalidRequest(f"topic id {topic_id!r} is too long for a stream's name")
+        return name
+
+    def known(self, topic_id: str) -> Topic | None:
+        return self._found.get(topic_id)
+
+    def forget(self, topic: Topic) -> None:
+        if self._found.get(topic.id) is topic:
+            del self._found[topic.id]
+
+    async def find(self, topic_id: str) -> Topic:
+        """The topic, from memory if it was found before; `TopicNotFound`."""
+        found = self._found.get(topic_id)
+        if found is None:
+            looked_up = await self._look_up(topic_id)
+            if looked_up is None:
+                raise TopicNotFound(topic_id)
+            # Somebody else may have found it meanwhile: locks have to be the same for all.
+            found = self._found.get(topic_id)
+            if found is None or found.root != looked_up.root:
+                found = self._found[topic_id] = looked_up
+        return found
+
+    async def require_same(self, topic: Topic) -> None:
+        """Raise `Stale` unless the stream is still the one it was."""
+        now = await self._look_up(topic.id)
+        if now is None or now.root != topic.root:
+            raise Stale(topic.id)
+
+    async def create(self, topic_id: str, partitions: int) -> None:
+        if partitions < 1:
+            raise InvalidRequest(f"{partitions} partitions: a topic has at least one")
+        root = f"{self._settings.prefix}.{token(topic_id)}.{secrets.token_hex(4)}"
+        stream = self.stream(topic_id)
+        made = await self._streams.create(stream, self._config(topic_id, root, partitions))
+        if made is not None:
+            time = self._time(made)
+            topic = Topic(topic_id, stream, root, partitions, self._settings.replicas, time)
+            await self._lay_floors(topic)
+            self._found[topic_id] = topic
+            return
+        existing = await self._look_up(topic_id)
+        if existing is not None and len(existing.parts) != partitions:
+            raise TopicExists(f"topic {topic_id!r} has {len(existing.parts)} partitions")
+
+    async def drop(self, topic_id: str) -> None:
+        self._found.pop(topic_id, None)
+        await self._streams.delete(self.stream(topic_id))
+
+    async def _look_up(self, topic_id: str) -> Topic | None:
+        stream = self.stream(topic_id)
+        info = await self._streams.info(stream)
+        if info is None or info.config is None:
+            return None
+        metadata = info.config.metadata
+        if metadata.get("pxrs.schema") != _SCHEMA:
+            raise SchemaMismatch(
+                f"stream {stream!r} was not made by this version of pxrs; use another prefix="
+            )
+        return Topic(
+            topic_id,
+            stream,
+            metadata["pxrs.root"],
+            int(metadata["pxrs.partitions"]),
+            info.config.num_replicas,
+            self._time(info),
+        )
+
+    def _time(self, info: Info) -> ServerTime:
+        if info.ts is None:
+            raise StoreError("NATS said nothing of its time; pxrs needs NATS 2.11 or newer")
+        return ServerTime(int(info.ts.timestamp() * 1000), self._clock.monotonic())
+
+    def _config(self, topic_id: str, root: str, partitions: int) -> dict[str, Any]:
+        bell = f"{self._settings.prefix}-bell.{token(topic_id)}"
+        return {
+            "subjects": [f"{root}.>"],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            # No limits of the server's: who drops the last batch drops the offsets.
+            "max_age": 0,
+            "num_replicas": self._settings.replicas,
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "allow_msg_ttl": True,
+            "deny_delete": True,
+            "republish": {
+                "src": f"{root}.b.*",
+                "dest": f"{bell}.{{{{wildcard(1)}}}}",
+                "headers_only": True,
+            },
+            "metadata": {
+                "pxrs.schema": _SCHEMA,
+                "pxrs.root": root,
+                "pxrs.partitions": str(partitions),
+                "pxrs.topic": topic_id,
+            },
+        }
+
+    async def _lay_floors(self, topic: Topic) -> None:
+        """So that a partition whose floor is missing belongs to another time.
+
+        Where this fails the floor is taken to be 0, after a look at the stream.
+        """
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def lay(part: Part) -> None:
+            async with limit:
+                try:
+                    await publish_floor(self._streams, part, GENESIS, 0)
+                except (ApiError, NotSent, NoAnswer):
+                    return
+
+        await asyncio.gather(*map(lay, topic.parts))
+
+
+def last_or_nothing(part: Part, stored: Stored | None) -> Entry:
+    """The last batch, or what stands before the first."""
+    return NOTHING if stored is None else part.noted(stored)
+
+
+def token(text: str) -> str:
+    """The text as one word of a subject and part of a stream's name."""
+    return "".join(
+        char if char in _SAFE else "".join(f"={byte:02X}" for byte in char.encode())
+        for char in text
+    )

@@ -1,0 +1,153 @@
+"""Watches: the server tells of every batch it has stored, by its headers alone.
+
+JetStream republishes each stored batch's headers on a subject of its own. They are hints, and
+carry where the batch is, so that a reader finds it without a search. A hint is lost when the
+connection breaks, and perhaps right after subscribing in a cluster; so a slow look at the stream
+stands behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pxrs.errors import Closed, PxrsError
+from pxrs.stores.jetstream.entries import SEQUENCE, from_headers
+from pxrs.stores.jetstream.loop import LoopThread
+from pxrs.stores.jetstream.streams import Streams
+from pxrs.stores.jetstream.topics import Topics
+from pxrs.stores.wakeups import LocalWatch, Wakeups
+from pxrs.types import LogPartition
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+_POLL = 1.0
+# In a cluster the other servers hear of a new subscription a moment later.
+_FIRST_LOOK = 0.1
+
+
+class Bells:
+    """All watches of one log."""
+
+    def __init__(self, thread: LoopThread, streams: Streams, topics: Topics) -> None:
+        self._thread = thread
+        self._streams = streams
+        self._topics = topics
+        self._wakeups: Wakeups[LogPartition] = Wakeups(threading.RLock(), settle=lambda: None)
+        self._heard: Counter[LogPartition] = Counter()
+        # The last sequence of each topic that is watched, as far as its watchers were told.
+        self._told: dict[str, int] = {}
+        self._new = asyncio.Event()
+        self._poll: asyncio.Task[None] | None = None
+        streams.wire.on_reconnect = self.ring_all
+
+    def watch(self, where: frozenset[LogPartition]) -> BellWatch:
+        """From any thread. Armed on return."""
+        watch = self._wakeups.watch(where.__contains__)
+        try:
+            self._thread.run(self._listen(where))
+        except BaseException:
+            watch.close()
+            raise
+        return BellWatch(self, watch, where)
+
+    def release(self, where: frozenset[LogPartition]) -> None:
+        """A watch on these was closed. From any thread."""
+        if self._thread.usable:
+            try:
+                self._thread.run(self._ignore(where))
+            except Closed:
+                return
+
+    def refuse_unusable(self) -> None:
+        self._thread.refuse_unusable()
+
+    def ring_all(self) -> None:
+        """Something may have been missed."""
+        self._wakeups.ring(list(self._heard))
+
+    def close(self) -> None:
+        self._wakeups.close()
+
+    async def _listen(self, where: frozenset[LogPartition]) -> None:
+        fresh = False
+        for each in where:
+            self._heard[each] += 1
+            if self._heard[each] == 1:
+                fresh = True
+                self._told.pop(each.topic_id, None)
+                await self._streams.wire.listen(
+                    self._topics.bell(each), partial(self._on_hint, each)
+                )
+        if fresh:
+            await self._streams.wire.settle()
+            self._new.set()
+        if self._poll is None and where:
+            self._poll = asyncio.create_task(self._look_now_and_then())
+
+    async def _ignore(self, where: frozenset[LogPartition]) -> None:
+        for each in where:
+            self._heard[each] -= 1
+            if not self._heard[each]:
+                del self._heard[each]
+                await self._streams.wire.ignore(self._topics.bell(each))
+
+    def _on_hint(self, where: LogPartition, message: Msg) -> None:
+        headers = message.headers or {}
+        topic = self._topics.known(where.topic_id)
+        if topic is not None and SEQUENCE in headers:
+            seq = int(headers[SEQUENCE])
+            part = topic.parts[where.partition]
+            # A topic made again rings the same bell; its batches are not the old one's.
+            if headers.get("Nats-Subject") == part.batches:
+                part.note(from_headers(headers, seq))
+                self._told[where.topic_id] = max(seq, self._told.get(where.topic_id, 0))
+        self._wakeups.ring((where,))
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_POLL):
+                    await self._new.wait()
+            except TimeoutError:
+                pass
+            else:
+                self._new.clear()
+                await asyncio.sleep(_FIRST_LOOK)
+            for topic_id in {each.topic_id for each in self._heard}:
+                await self._look(topic_id)
+
+    async def _look(self, topic_id: str) -> None:
+        try:
+            info = await self._streams.info(self._topics.stream(topic_id))
+        except PxrsError:
+            return
+        last = -1 if info is None or info.state is None else info.state.last_seq
+        if last != self._told.get(topic_id):
+            self._told[topic_id] = last
+            self._wakeups.ring([each for each in self._heard if each.topic_id == topic_id])
+
+
+class BellWatch:
+    """See `pxrs.stores.api.Watch`."""
+
+    def __init__(self, bells: Bells, watch: LocalWatch, where: frozenset[LogPartition]) -> None:
+        self._bells = bells
+        self._watch = watch
+        self._where: frozenset[LogPartition] | None = where
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._watch.wait(timeout)
+
+    def wake(self) -> None:
+        self._watch.wake()
+
+    def close(self) -> None:
+        self._watch.close()
+        where, self._where = self._where, None
+        if where is not None:
+            self._bells.release(where)

@@ -1,0 +1,175 @@
+"""All stores in one process's memory: for tests, simulations and single-process programs.
+
+As strict as the engines it stands in for. One lock guards everything, so a commit over
+several stores needs no machinery of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.errors import Closed, CommitConflict, NotAtomic
+from pxrs.stores.api import Stores
+from pxrs.stores.block import Block
+from pxrs.stores.memory.coord import MemoryCoord
+from pxrs.stores.memory.log import MemoryLog
+from pxrs.stores.memory.queues import MemoryQueues
+
+
+def open_memory(name: str) -> Stores:
+    """Stores of this process: new ones without a name, else those that all of the name share.
+
+    Named stores are gone when the last who opened them has closed.
+    """
+    return _NAMED.open(name) if name else MemoryStores()
+
+
+class MemoryStores:
+    """`Stores` that live as long as this object. Whoever shares it shares the data."""
+
+    def __init__(self, name: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
+        self._lock = threading.RLock()
+        self._name = name
+        self._coord = MemoryCoord(self._lock, clock)
+        self._log = MemoryLog(self._lock)
+        self._queues = MemoryQueues(self._lock, self._coord, clock)
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._name}"
+
+    @property
+    def coord(self) -> MemoryCoord:
+        return self._coord
+
+    @property
+    def log(self) -> MemoryLog:
+        return self._log
+
+    @property
+    def queues(self) -> MemoryQueues:
+        return self._queues
+
+    def atomic(self, connection: Any = None) -> MemoryAtomic:
+        if connection is not None:
+            raise NotAtomic("the memory store has no connections; it can't commit on yours")
+        return MemoryAtomic(self._lock, self._coord, self._log, self._queues)
+
+    def close(self) -> None:
+        self._coord.close()
+        self._log.close()
+        self._queues.close()
+
+
+class MemoryAtomic(Block[threading.RLock]):
+    """An `Atomic`: examines everything under the lock, then does everything."""
+
+    connection = None
+    joined = False
+
+    def __init__(
+        self, lock: threading.RLock, coord: MemoryCoord, log: MemoryLog, queues: MemoryQueues
+    ) -> None:
+        super().__init__(coord.limits, queues.limits)
+        self._lock = lock
+        self._coord = coord
+        self._log = log
+        self._queues = queues
+
+    def __enter__(self) -> MemoryAtomic:
+        self._require_new()
+        self._enter(self._lock)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave()
+        if kind is None:
+            self._apply()
+
+    def _apply(self) -> None:
+        self._validate()
+        with self._lock:
+            current = self._coord.examine(self._checks, self._writes)
+            if current:
+                raise CommitConflict(current)
+            for where, _ in self._appends:
+                self._log.find(where)
+            if self._change is not None:
+                self._queues.examine(self._change)
+                self.queued = self._queues.place(self._change)
+            self.versions = self._coord.apply(self._writes)
+            self.appended = [self._log.place(where, batch) for where, batch in self._appends]
+
+
+class _Register:
+    """The named stores that somebody has open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[str, MemoryStores] = {}
+        self._handles: Counter[str] = Counter()
+
+    def open(self, name: str) -> NamedStores:
+        with self._lock:
+            if not self._handles[name]:
+                self._stores[name] = MemoryStores(name)
+            self._handles[name] += 1
+            return NamedStores(self._stores[name], partial(self._release, name))
+
+    def _release(self, name: str) -> None:
+        with self._lock:
+            self._handles[name] -= 1
+            if not self._handles[name]:
+                self._stores.pop(name).close()
+
+
+_NAMED = _Register()
+
+
+class NamedStores:
+    """One of several handles on the memory stores of a name."""
+
+    def __init__(self, stores: MemoryStores, release: Callable[[], None]) -> None:
+        self._stores = stores
+        self._release = release
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        return self._stores.url
+
+    @property
+    def coord(self) -> MemoryCoord:
+        return self._held().coord
+
+    @property
+    def log(self) -> MemoryLog:
+        return self._held().log
+
+    @property
+    def queues(self) -> MemoryQueues:
+        return self._held().queues
+
+    def atomic(self, connection: Any = None) -> MemoryAtomic:
+        return self._held().atomic(connection)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def _held(self) -> MemoryStores:
+        if self._closed:
+            raise Closed("the store was closed")
+        return self._stores

@@ -1,0 +1,186 @@
+"""Watches: commits of this process ring at once, those of others are looked for.
+
+These databases tell nobody of a change. One thread per store asks for the revision, often while
+things change and four times a second when they don't, and only while somebody watches.
+
+Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody looks.
+After trouble everybody is woken.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Collection
+
+from pxrs.stores.mysql import statements as sql
+from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.queues import admin_statements as kept
+from pxrs.stores.mysql.sessions import Observation
+from pxrs.stores.wakeups import LocalWatch, Wakeups
+
+_SOON = 0.02
+_LATE = 0.25
+
+_open_ears: weakref.WeakSet[Ears] = weakref.WeakSet()
+
+
+class Ears:
+    """All watches of one store. `observation` is set by who makes it."""
+
+    observation: Observation
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.RLock()
+        self._wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
+        self._queue_wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
+        self._stop = threading.Event()
+        self._hurry = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._seen: tuple[int, int] | None = None
+        # Of each queue that somebody watches: which it is, and how often it has changed.
+        self._seen_queues: dict[str, tuple[int, int] | None] = {}
+        self._queue_lock = threading.Lock()
+        _open_ears.add(self)
+
+    def watch(self, prefixes: tuple[str, ...]) -> LocalWatch:
+        """Armed on return: what is committed from now on is after the revision seen here."""
+        watch = self._wakeups.watch(lambda key: key is None or key.startswith(prefixes))
+        self._arm(watch)
+        return watch
+
+    def watch_queues(self, names: tuple[str, ...]) -> LocalWatch:
+        """Wakes when there may be something to take from one of the queues. Armed on return."""
+        watch = self._queue_wakeups.watch(_Queues(names))
+        self._arm(watch)
+        try:
+            found = self._read_queues(set(names) - set(self._seen_queues))
+        except BaseException:
+            watch.close()
+            raise
+        with self._queue_lock:
+            self._seen_queues = {**found, **self._seen_queues}
+        return watch
+
+    def _arm(self, watch: LocalWatch) -> None:
+        with self._lock:
+            if self._thread is not None or self._stop.is_set():
+                return
+            try:
+                self._look()
+            except BaseException:
+                watch.close()
+                raise
+            self._thread = threading.Thread(target=self._run, name="pxrs-sql", daemon=True)
+            self._thread.start()
+
+    def ring(self, keys: Collection[str]) -> None:
+        """These were changed by this process."""
+        self._wakeups.ring(keys)
+        self._hurry.set()
+
+    def ring_queues(self, names: Collection[str]) -> None:
+        """There may be something to take from these."""
+        if names:
+            self._queue_wakeups.ring(names)
+            self._hurry.set()
+
+    def ring_all(self) -> None:
+        """Anything may have changed."""
+        self._wakeups.ring((None,))
+        self._queue_wakeups.ring((None,))
+        self._hurry.set()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._hurry.set()
+        if self._thread is not None and self._database.usable:
+            self._thread.join()
+        self._wakeups.close()
+        self._queue_wakeups.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is gone, and locks may be held by nobody."""
+        self._lock = threading.RLock()
+        self._queue_lock = threading.Lock()
+        self._wakeups.abandon(self._lock)
+        self._queue_wakeups.abandon(self._lock)
+        self._stop, self._hurry = threading.Event(), threading.Event()
+        self._stop.set()
+        self._thread = None
+
+    def _run(self) -> None:
+        wait = _SOON
+        while not self._stop.is_set():
+            self._hurry.wait(wait)
+            self._hurry.clear()
+            if self._stop.wait(_SOON):
+                return
+            try:
+                changed = self._look()
+                changed = self._look_at_queues() or changed
+                wait = _SOON if changed else min(2 * wait, _LATE)
+            except Exception:  # noqa: BLE001 - who waits would never learn that nobody looks
+                # What happens meanwhile is not known: everybody looks for themselves.
+                self._seen = None
+                self.observation.observer.out_of_touch()
+                wait = _LATE
+
+    def _look(self) -> bool:
+        """Ring for what has changed since the last look; whether anything had."""
+        sent = self.observation.clock.monotonic()
+        ((revision, removals, suspects),) = self._database.read(sql.LOOK)
+        if suspects:
+            self.observation.look()
+        else:
+            self.observation.observer.judge((), sent)
+        before, self._seen = self._seen, (revision, removals)
+        if before is None or before[1] != removals or revision < before[0]:
+            # A record is gone, or a session with what it held; or a crash has taken commits.
+            self._wakeups.ring((None,))
+            self._queue_wakeups.ring((None,))
+            return True
+        if before[0] != revision:
+            changed = self._database.read(sql.CHANGED, since=before[0])
+            self._wakeups.ring([row[0] for row in changed])
+        return before != self._seen or bool(suspects)
+
+    def _look_at_queues(self) -> bool:
+        """Ring for the queues that have changed since they were last looked at."""
+        wanted = [each.names for each in self._queue_wakeups.wanted() if isinstance(each, _Queues)]
+        found = self._read_queues(set[str]().union(*wanted))
+        with self._queue_lock:
+            before, self._seen_queues = self._seen_queues, found
+        changed = [name for name in found if name not in before or before[name] != found[name]]
+        self._queue_wakeups.ring(changed)
+        return bool(changed)
+
+    def _read_queues(self, names: set[str]) -> dict[str, tuple[int, int] | None]:
+        """How each of them stands; None where there is no such queue."""
+        if not names:
+            return {}
+        rows = self._database.read(kept.WATCHED, names=sorted(names))
+        found: dict[str, tuple[int, int] | None] = dict.fromkeys(names)
+        for name, number, changes in rows:
+            found[name] = (number, changes)
+        return found
+
+
+class _Queues:
+    """What a watch on queues wants."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = frozenset(names)
+
+    def __call__(self, name: str | None) -> bool:
+        return name is None or name in self.names
+
+
+def _after_fork_in_child() -> None:
+    for ears in list(_open_ears):
+        ears.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

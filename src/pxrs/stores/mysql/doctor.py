@@ -1,0 +1,96 @@
+"""What can be wrong with a database that is used through SQLAlchemy."""
+
+from __future__ import annotations
+
+import time
+
+import sqlalchemy
+
+from pxrs.stores.findings import Finding, judge_clock, note, ok, warning
+from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.queues.admin import LIMITS
+
+_LONG = 60
+# Of innodb_flush_log_at_trx_commit: synced with every commit (3 is MariaDB's), and only handed to
+# the operating system.
+_SYNCED, _WRITTEN = (1, 3), 2
+_SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin,
+    @@read_only"""
+_LONG_ONES = """SELECT trx_mysql_thread_id, timestampdiff(SECOND, trx_started, now())
+    FROM information_schema.innodb_trx
+    WHERE trx_started <= now() - INTERVAL :after SECOND
+    AND trx_mysql_thread_id <> connection_id() ORDER BY trx_started LIMIT 5"""
+
+
+def findings(database: Database, long_after: int = _LONG) -> list[Finding]:
+    """MariaDB and MySQL are asked; of others nothing is known."""
+    dialect = database.dialect
+    if dialect not in ("mysql", "mariadb"):
+        return [note("version", f"{dialect}: pxrs knows no checks for this database")]
+    ((version, flush, binlog, logs, read_only),) = database.read(sqlalchemy.text(_SETTINGS))
+    found = [
+        ok("version", str(version)),
+        _durability(flush, binlog, logs),
+        _clock(database),
+        _queues(database),
+    ]
+    if read_only:
+        found.append(warning("server", "the server is read-only", "connect to the primary"))
+    return found + _long_transactions(database, long_after)
+
+
+def _durability(flush: int, binlog: int, logs: int) -> Finding:
+    if flush not in _SYNCED:
+        what = "a power cut" if flush == _WRITTEN else "a crash of the server"
+        return warning(
+            "durability",
+            f"innodb_flush_log_at_trx_commit={flush}: {what} may take the last commits",
+            "set innodb_flush_log_at_trx_commit=1",
+        )
+    if logs and binlog != 1 and flush == 1:
+        return warning(
+            "durability",
+            f"sync_binlog={binlog} with a binary log: InnoDB leaves the last sync of a commit to "
+            "that log, so a power cut may take the last commits, here and on replicas",
+            "set sync_binlog=1",
+        )
+    return ok("durability", "every commit is synced")
+
+
+def _queues(database: Database) -> Finding:
+    """Whether items can be taken, and the largest of them put."""
+    if not database.skips_locked:
+        return warning(
+            "queues",
+            "this server has no SKIP LOCKED: nothing can be taken from queues",
+            "upgrade to MariaDB 10.6, or MySQL 8.0",
+        )
+    ((packet,),) = database.read(sqlalchemy.text("SELECT @@max_allowed_packet"))
+    if packet < 2 * LIMITS.body_bytes:
+        return note(
+            "queues",
+            f"max_allowed_packet={packet}: items of over {packet // 2} bytes may be refused",
+            "set max_allowed_packet=16M",
+        )
+    return ok("queues", "items can be taken side by side (SKIP LOCKED)")
+
+
+def _clock(database: Database) -> Finding:
+    before = time.time()
+    ((theirs,),) = database.read(sqlalchemy.text("SELECT unix_timestamp(sysdate(6))"))
+    return judge_clock(float(theirs) - (before + time.time()) / 2)
+
+
+def _long_transactions(database: Database, after: int) -> list[Finding]:
+    try:
+        rows = database.read(sqlalchemy.text(_LONG_ONES).bindparams(after=after))
+    except Exception as error:  # noqa: BLE001 - a role without PROCESS may not look
+        return [note("long transactions", f"this user may not look: {error}")]
+    return [
+        warning(
+            "long transactions",
+            f"thread {thread} has had a transaction open for {age} s",
+            f"end it, or: KILL {thread}",
+        )
+        for thread, age in rows
+    ] or [ok("long transactions", f"none is older than {after} s")]

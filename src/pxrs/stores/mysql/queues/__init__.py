@@ -1,0 +1,1 @@
+"""Work queues on MariaDB and MySQL; Oracle as compiled."""

@@ -1,0 +1,302 @@
+"""QueueStore on SQL: taking, giving back, and what the dead leave behind.
+
+An item is counted and held in one transaction, and removed in another together with what its
+handling put. Taking skips what others have locked, so workers don't wait for each other. A holder
+is a session of `sessions.py`; what it has is free when the row of its session is gone, or at its
+deadline by the database's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from sqlalchemy import Connection, exc
+
+from pxrs.clock import Clock
+from pxrs.errors import Fenced, PxrsError
+from pxrs.stores.mysql.change_listener import Ears
+from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.queues import admin_statements as kept
+from pxrs.stores.mysql.queues import statements as sql
+from pxrs.stores.mysql.queues.admin import LIMITS, QueueUpkeep
+from pxrs.stores.mysql.queues.changes import VOID, Applied, Change, holding, unit_row
+from pxrs.stores.mysql.queues.rows import (
+    by_queue,
+    fence,
+    find_queues,
+    in_chunks,
+    lanes_of,
+    lock_queues,
+    require_session,
+    settle,
+)
+from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, Wanted, due_in, is_due
+from pxrs.stores.queue_rules import (
+    delay_ms,
+    given_up,
+    held_in,
+    tidy,
+    validate_change,
+    validate_lock,
+    validate_releases,
+    validate_take,
+)
+from pxrs.stores.wakeups import LocalWatch
+from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
+
+_FREE_EVERY = 0.1
+_TIDY_EVERY = 60.0
+_MOST_SESSIONS = 1000
+_MOST = 2**62
+
+
+class SqlQueues(QueueUpkeep):
+    """See `pxrs.stores.api.QueueStore`."""
+
+    limits = LIMITS
+
+    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
+        super().__init__(database, ears, clock)
+        self._next_free: dict[str, float] = {}
+        self._next_tidy = 0.0
+        # Takes that were given up. None of them can be on its way: a take is counted and held
+        # before its commit is sent.
+        self._given_up: set[tuple[str, str]] = set()
+
+    # Taking
+
+    def take(
+        self,
+        queue: str,
+        holder: Holder,
+        count: int,
+        *,
+        most: int | None = None,
+        lock_for: float | None = None,
+        unit: str = "",
+    ) -> Taken:
+        validate_take(count, most, lock_for)
+        if (holder.session, unit) in self._given_up:
+            raise given_up(unit)
+        self._database.require_skip_locked()
+        number = min(count, LIMITS.items)
+        wanted = Wanted(queue, holder, number, None if most is None else min(most, _MOST), lock_for)
+        now = self._clock.monotonic()
+        if now >= self._next_free.get(queue, 0.0):
+            self._next_free[queue] = now + _FREE_EVERY
+            self._free_named(queue)
+        taken = self._take(wanted)
+        if not taken.items:
+            self._ears.observation.look_if_due()
+            if self._free_named(queue):
+                taken = self._take(wanted)
+        return taken
+
+    def _take(self, wanted: Wanted) -> Taken:
+        for locking in (False, True):
+            taking = Take(wanted, locking=locking)
+            try:
+                taken = self._database.write(taking.run)
+            except QueueNeeded:
+                continue
+            if taking.moved:
+                self._ears.ring_queues([wanted.queue])
+            return taken
+        raise AssertionError("unreachable")
+
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        validate_lock(lock_for)
+        wanted = by_queue(dict.fromkeys(held))
+
+        def work(connection: Connection) -> set[str]:
+            until = require_session(connection, holder.session) + delay_ms(lock_for)
+            queues = find_queues(connection, wanted)
+            sooner = set()
+            for name, some in sorted(wanted.items()):
+                if name not in queues:
+                    raise Fenced(f"queue {name!r} was deleted, and its items with it")
+                if _extend(connection, queues[name].id, holder, some, until):
+                    sooner.add(name)
+            # Whoever waits was told of a later time, or of none.
+            for name in sorted(sooner):
+                connection.execute(kept.STIR, {"ids": [queues[name].id]})
+            return sooner
+
+        self._ears.ring_queues(self._database.write(work))
+
+    # Committing
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        validate_change(change, LIMITS)
+
+        def work(connection: Connection) -> Applied:
+            changing = Change(connection, change)
+            changing.require()
+            return changing.run()
+
+        applied = self._database.write(work)
+        self.committed(change, applied)
+        return applied.numbers
+
+    def committed(self, change: QueueChange, applied: Applied) -> None:
+        """Tell who waits of a change that is committed."""
+        self._ears.ring_queues(applied.stirred)
+        if change.forget:
+            with suppress(PxrsError):
+                # They go with the session, then.
+                self._forget_units(change.holder.session, change.forget)
+
+    def outcome(self, session: str, unit: str) -> Outcome:
+        """Whoever writes the unit's record first decides: its commit, or this."""
+
+        def work(connection: Connection) -> Outcome | None:
+            values = {"session": session, "unit": unit}
+            found = connection.execute(kept.BECAME, values).scalars().first()
+            if found is not None:
+                return Outcome.NEVER if found == VOID else Outcome.DONE
+            try:
+                connection.execute(kept.REMEMBER, [unit_row(session, unit, 0, VOID)])
+            except exc.IntegrityError:
+                connection.rollback()
+                return None
+            if connection.execute(sql.REQUIRE, {"session": session}).scalar_one_or_none() is None:
+                # It may have been there, and be forgotten.
+                connection.rollback()
+                return Outcome.UNKNOWN
+            return Outcome.NEVER
+
+        while True:
+            found = self._database.write(work)
+            if found is not None:
+                return found
+
+    def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
+        self._given_up.add((holder.session, unit))
+        # Who reads for a lock waits for the commit of what is being taken at this moment.
+        self._database.write(
+            lambda connection: connection.execute(
+                kept.HELD_BY, {"name": queue, **holding(holder)}
+            ).all()
+        )
+        return held_in(self, queue, holder)
+
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        validate_releases(releases)
+        if not releases:
+            return
+
+        def work(connection: Connection) -> set[str]:
+            session = {"session": holder.session}
+            if connection.execute(sql.REQUIRE, session).scalar_one_or_none() is None:
+                return set()
+            return _release(connection, holder, releases)
+
+        self._ears.ring_queues(self._database.write(work))
+
+    # What the dead leave behind
+
+    def reap(self) -> float | None:
+        self._ears.observation.look_if_due()
+        found = self._database.read(sql.DUE)
+        overdue = [
+            (queue, name)
+            for queue, name, now, shows, ends, gone in found
+            if gone or is_due(now, shows) or is_due(now, ends)
+        ]
+        for queue, name in overdue:
+            self._free(queue, name)
+        if self._clock.monotonic() >= self._next_tidy:
+            self._next_tidy = self._clock.monotonic() + _TIDY_EVERY
+            self._tidy()
+        if overdue:
+            found = self._database.read(sql.DUE)
+        dues = [due_in(now, shows, ends) for _, _, now, shows, ends, _ in found]
+        return min((due for due in dues if due is not None), default=None)
+
+    def _free_named(self, name: str) -> bool:
+        """Free what nobody holds any more in the queue; whether there was any of it."""
+        lost = self._database.read(sql.LOST_NAMED, name=name)
+        return any(self._free(queue, name) for (queue,) in lost)
+
+    def _free(self, queue: int, name: str) -> bool:
+        freed = self._database.write(lambda connection: _free(connection, queue, name))
+        if freed:
+            self._ears.ring_queues([name])
+        return freed
+
+    def watch(self, *queues: str) -> LocalWatch:
+        self._database.check_open()
+        return self._ears.watch_queues(queues)
+
+    def close(self) -> None:
+        """The connections are the database's."""
+
+
+def _extend(
+    connection: Connection, queue: int, holder: Holder, held: Sequence[Held], until: int
+) -> bool:
+    """Hold on until then; whether that is sooner than it was for any of them."""
+    sooner = False
+    for some in in_chunks(held):
+        values = {"queue": queue, **holding(holder), **fence(some)}
+        ends = connection.execute(sql.MINE, values).scalars().all()
+        if len(ends) < len(some):
+            raise Fenced(f"an item of queue {some[0].queue!r} is not held any more")
+        sooner = sooner or any(end > until for end in ends)
+        connection.execute(sql.EXTEND, {**values, "until": until})
+    return sooner
+
+
+def _release(connection: Connection, holder: Holder, releases: Sequence[Release]) -> set[str]:
+    """Give back what is still held; the queues. They are locked first, and stirred with it."""
+    locked = lock_queues(connection, {each.held.queue for each in releases})
+    queues = {name: each.queue for name, each in locked.items()}
+    if not queues:
+        return set()
+    connection.execute(kept.STIR, {"ids": [queue.id for queue in queues.values()]})
+    alike: dict[tuple[str, float, str, bool], list[Held]] = {}
+    for each in releases:
+        what = (each.held.queue, each.delay, tidy(each.error), each.dead)
+        alike.setdefault(what, []).append(each.held)
+    for (name, delay, error, dead), held in alike.items():
+        if name not in queues:
+            continue
+        values = {"queue": queues[name].id, **holding(holder), "error": error or None}
+        if not dead:
+            values["delay"] = delay_ms(delay)
+        for some in in_chunks(held):
+            connection.execute(sql.GIVE_UP if dead else sql.GIVE_BACK, {**values, **fence(some)})
+    for name, held in by_queue(each.held for each in releases).items():
+        if name in queues:
+            _settle_lanes_of(connection, queues[name].id, (each.id for each in held))
+    return set(queues)
+
+
+def _settle_lanes_of(connection: Connection, queue: int, items: Iterable[int]) -> None:
+    lanes = lanes_of(connection, queue, items)
+    if lanes:
+        settle(connection, queue, lanes, connection.execute(sql.NOW).scalar_one())
+
+
+def _free(connection: Connection, queue: int, name: str) -> bool:
+    """Free what nobody holds any more, and show what is due; whether anything was freed."""
+    locked = lock_queues(connection, [name]).get(name)
+    if locked is None or locked.queue.id != queue:
+        return False
+    now = locked.now
+    connection.execute(sql.PROMOTE, {"queue": queue, "now": now})
+    lost = connection.execute(sql.LOST, {"queue": queue}).all()
+    if not lost:
+        return False
+    for some in in_chunks(lost):
+        values = {
+            "queue": queue,
+            "ids": [row[0] for row in some],
+            "pairs": [(row[0], row[1]) for row in some],
+            "gone": sorted({row[3] for row in some if row[4] is None}),
+        }
+        connection.execute(sql.FREE, values)
+    settle(connection, queue, {row[2] for row in lost if row[2] is not None}, now)
+    connection.execute(kept.STIR, {"ids": [queue]})
+    return True

@@ -1,0 +1,315 @@
+"""Wake-ups across processes: one listening thread per open store, with a connection of its own.
+
+NOTIFY is a hint that may be lost: behind a pooler it never comes. So the thread also looks, at all
+that is watched (`looks.py`) and at the sessions of others. How often depends on what it has heard.
+
+Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
+After trouble everybody is woken.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import partial
+
+import psycopg
+
+from pxrs.clock import Clock
+from pxrs.errors import Closed
+from pxrs.stores.observer import TICK
+from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, Seen, named
+from pxrs.stores.postgres.notifier import Bell, News, channel_of
+from pxrs.stores.postgres.sessions import Anchor, Observation, Statement
+from pxrs.stores.wakeups import LocalWatch, Wakeups
+from pxrs.types import LogPartition, Versioned
+
+_RETRY = (0.1, 2.0)
+
+
+class Ears:
+    """Listens while anybody watches or holds a session."""
+
+    def __init__(self, database: Database, clock: Clock, channel: str | None = None) -> None:
+        self._database = database
+        self._clock = clock
+        self._listens_to = channel_of(database.schema)
+        self._bell = Bell(database, channel or self._listens_to)
+        self._looks = Looks(database)
+        # Reentrant: the garbage collector may close a watch in the middle of making another.
+        self._lock = threading.RLock()
+        self._keys: Wakeups[str] = Wakeups(self._lock, lambda: None)
+        self._partitions: Wakeups[LogPartition] = Wakeups(self._lock, lambda: None)
+        self._queues: Wakeups[str] = Wakeups(self._lock, lambda: None)
+        self.observation = Observation(database, clock, self._sessions_ended)
+        self._pace = Pace()
+        self._anchors: list[Anchor] = []
+        self._connection: Pg | None = None
+        self._thread: threading.Thread | None = None
+        self._stirred, self._stir_it = -1, -1
+        self._closed = False
+        database.on_fork(self._abandon)
+
+    # What stores call
+
+    def ring(
+        self,
+        keys: Collection[str] = (),
+        partitions: Collection[LogPartition] = (),
+        queues: Collection[str] = (),
+    ) -> None:
+        """These were changed by this process, and it is committed."""
+        self._keys.ring(keys)
+        self._partitions.ring(partitions)
+        self._queues.ring(queues)
+        self._bell.ring(keys, partitions, queues)
+
+    def read(self, records: Sequence[Versioned]) -> None:
+        """This process has read these, and may wait until they change."""
+        wants = self._keys.wanted()
+        if wants:
+            self._looks.read(each for each in records if any(want(each.key) for want in wants))
+
+    def watch_keys(self, prefixes: tuple[str, ...]) -> LocalWatch:
+        """A watch on records. Armed: what no look has seen before wakes at the next look."""
+        self._start()
+        watch = self._keys.watch(Prefixes(prefixes))
+        self._stir()
+        return watch
+
+    def watch_partitions(self, where: tuple[LogPartition, ...]) -> LocalWatch:
+        """A watch on appends. Armed in the same way."""
+        self._start()
+        watch = self._partitions.watch(Places(where))
+        self._stir()
+        return watch
+
+    def watch_queues(self, names: tuple[str, ...]) -> LocalWatch:
+        """A watch on queues. Armed in the same way."""
+        self._start()
+        watch = self._queues.watch(Names(names))
+        self._stir()
+        return watch
+
+    def guard(self, anchor: Anchor | None) -> None:
+        """Wake everybody when this connection of ours is closed."""
+        if anchor is None:
+            return
+        with self._lock:
+            if anchor not in self._anchors:
+                self._anchors.append(anchor)
+        self._start()
+        self._stir()
+
+    def close(self) -> None:
+        """Stop listening and wake everybody who waits."""
+        self._bell.close()
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stir()
+            thread.join(timeout=1.0)
+            if thread.is_alive():
+                # It waits for a server that does not answer.
+                self._hang_up()
+                thread.join()
+            os.close(self._stirred)
+            os.close(self._stir_it)
+        self._keys.close()
+        self._partitions.close()
+        self._queues.close()
+
+    # The thread
+
+    def _start(self) -> None:
+        self._database.check_open()
+        with self._lock:
+            if self._closed:
+                raise Closed("the store was closed")
+            if self._thread is None:
+                self._stirred, self._stir_it = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                self._thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
+                self._thread.start()
+
+    def _stir(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._stir_it, b"x")
+
+    def _calm(self) -> None:
+        """Whoever stirred is answered by what comes next."""
+        with suppress(BlockingIOError):
+            os.read(self._stirred, 4096)
+
+    def _hang_up(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            with (
+                suppress(OSError, psycopg.Error),
+                socket.fromfd(connection.fileno(), socket.AF_UNSPEC, socket.SOCK_STREAM) as ours,
+            ):
+                ours.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        pause, longest = _RETRY
+        while not self._closed:
+            try:
+                self._serve()
+            except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
+                self._pace.listening = False
+                self.observation.observer.out_of_touch()
+                self._doubt()
+                select.select([self._stirred], [], [], pause)
+                self._calm()
+                pause = min(2 * pause, longest)
+            else:
+                pause = _RETRY[0]
+
+    def _doubt(self) -> None:
+        """Something may have been missed: let everybody look."""
+        self._looks.forget()
+        self._keys.wake(lambda wants: True)
+        self._partitions.wake(lambda wants: True)
+        self._queues.wake(lambda wants: True)
+
+    def _serve(self) -> None:
+        connection = self._connection = self._database.connect()
+        self._pace.listening = False
+        try:
+            self._doubt()
+            self._hear_and_look(connection)
+        finally:
+            self._connection = None
+            self._database.drop(connection)
+
+    def _hear_and_look(self, connection: Pg) -> None:
+        now = self._clock.monotonic
+        on_it = partial(run, connection)
+        tick = look = rested = now()
+        while not self._closed:
+            self._listen_if_wanted(connection)
+            stirred, heard = self._wait(connection, min(tick, look) - now())
+            if heard:
+                self._hear(connection)
+            if stirred:
+                look = max(rested, min(look, now() + QUICK))
+            observe = now() >= tick and bool(self._keys.wanted() or self._queues.wanted())
+            # Both in one query, if both are soon due.
+            if now() >= look or (observe and now() >= max(rested, look - TICK / 2)):
+                took = self._look(on_it, observe)
+                rested = now() + self._pace.rest(took)
+                look = max(rested, now() + self._pace.pause)
+                self._hear(connection)
+            elif observe:
+                self.observation.look(self.observation.asking(on_it), on_it)
+                self._hear(connection)
+            if now() >= tick:
+                tick = now() + TICK
+            look = max(rested, min(look, now() + self._pace.pause))
+
+    def _listen_if_wanted(self, connection: Pg) -> None:
+        """From the first watch on: who only puts is not woken by everybody's news, its own too."""
+        wanted = self._keys.wanted() or self._partitions.wanted() or self._queues.wanted()
+        self._pace.wanted = bool(wanted)
+        if wanted and not self._pace.listening and not self._database.pooled:
+            connection.execute(f"LISTEN {self._listens_to}".encode())
+            self._pace.listening = True
+            self._doubt()
+
+    def _wait(self, connection: Pg, seconds: float) -> tuple[bool, bool]:
+        """Wait; whether somebody stirred, and whether the server has something to tell."""
+        poll = select.poll()
+        poll.register(self._stirred, select.POLLIN)
+        poll.register(connection.fileno(), select.POLLIN)
+        anchors = {}
+        with self._lock:
+            for anchor in self._anchors:
+                if not anchor.connection.closed:
+                    anchors[anchor.connection.fileno()] = anchor
+                    poll.register(anchor.connection.fileno(), select.POLLRDHUP)
+        ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
+        stirred = self._stirred in ready
+        if stirred:
+            self._calm()
+        for fd in ready & anchors.keys():
+            self._anchor_lost(anchors[fd])
+        return stirred, connection.fileno() in ready
+
+    def _anchor_lost(self, anchor: Anchor) -> None:
+        """The server has closed it: everything that was held by it is over."""
+        anchor.lost = True
+        with self._lock:
+            self._anchors = [each for each in self._anchors if each is not anchor]
+        self._keys.wake(lambda wants: True)
+        self._queues.wake(lambda wants: True)
+
+    def _hear(self, connection: Pg) -> None:
+        """Also after each question: what came with its answer the socket does not tell of again."""
+        news = News()
+        for notification in connection.notifies(timeout=0):
+            news.add(notification.payload)
+        if not news:
+            return
+        self._pace.heard()
+        if news.everything:
+            self._doubt()
+        self._keys.ring(news.keys)
+        self._partitions.ring(news.partitions)
+        self._queues.ring(news.queues)
+
+    def _look(self, on_it: Statement, observe: bool) -> float:
+        """Look at all that is watched, and at the sessions of others too; seconds it took."""
+        wanted = (
+            named(self._keys.wanted(), Prefixes),
+            named(self._partitions.wanted(), Places),
+            named(self._queues.wanted(), Names),
+        )
+        if not any(wanted):
+            self._looks.forget()
+            return 0.0
+        found: list[tuple[Seen, float]] = []
+
+        def ask() -> Row:
+            also = self.observation.question if observe else None
+            began = self._clock.monotonic()
+            seen, answer = self._looks.look(on_it, *wanted, also)
+            found.append((seen, self._clock.monotonic() - began))
+            return answer
+
+        if observe:
+            self.observation.look(ask, on_it)
+        else:
+            ask()
+        ((seen, took),) = found
+        self._tell(seen)
+        return took
+
+    def _tell(self, seen: Seen) -> None:
+        self._pace.looked(seen.changed, seen.told)
+        self._keys.wake(lambda wants: not seen.prefixes.isdisjoint(named([wants], Prefixes)))
+        self._partitions.wake(lambda wants: not seen.places.isdisjoint(named([wants], Places)))
+        self._queues.wake(lambda wants: not seen.queues.isdisjoint(named([wants], Names)))
+
+    def _sessions_ended(self, words: list[str]) -> None:
+        news = News()
+        for word in words:
+            news.add(word)
+        self.ring(keys=news.keys, queues=news.queues)
+
+    def _abandon(self) -> None:
+        """In a forked child: the thread is gone, so is what it listened with."""
+        self._lock = threading.RLock()
+        self._looks.abandon()
+        self._keys.abandon(self._lock)
+        self._partitions.abandon(self._lock)
+        self._queues.abandon(self._lock)
+        self._closed = True
+        if self._thread is not None:
+            self._thread = None
+            os.close(self._stirred)
+            os.close(self._stir_it)

@@ -1,0 +1,328 @@
+"""LogStore on PostgreSQL: one row per batch, appended by `pxrs_append` in one round trip.
+
+Offsets are given under the lock of the partition's row, in the transaction that appends. That row
+is locked and not written, and a batch's row is written once: an old transaction somewhere, which
+keeps dead rows from being removed, slows nothing down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
+
+from pxrs.core.sequences import fenced, gap
+from pxrs.errors import (
+    DamagedBatch,
+    InvalidRequest,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    PxrsError,
+    TopicExists,
+    TopicNotFound,
+)
+from pxrs.stores.api import Watch, validate_batch
+from pxrs.stores.batch_rows import first_kept, storable, up_to_a_hole
+from pxrs.stores.postgres.change_listener import Ears
+from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
+from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+
+# A dropped topic's partitions are renamed first, so that nobody finds them while they go.
+_DELETED = "!"
+_CHUNK = 500
+_PLAN = 1024
+
+_END = """coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
+    ORDER BY b.base DESC LIMIT 1), p.floor)"""
+_APPEND = """SELECT status, r_base, detail FROM @.pxrs_append(%b::text[], %b::int8[], %b::int8[],
+    %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::bytea[])"""
+# One statement, so one snapshot: bounds and batches belong together.
+_BATCHES = """(SELECT q.base, q.next, q.data FROM (
+            SELECT b.base, b.next, b.size, b.data, sum(b.size) OVER (ORDER BY b.base) AS total
+            FROM @.pxrs_log_batches b WHERE b.part = p.id AND b.base >= coalesce((
+                SELECT max(o.base) FROM @.pxrs_log_batches o
+                WHERE o.part = p.id AND o.base <= {offset}), 0)
+            ORDER BY b.base LIMIT {most}) q
+        WHERE q.total <= %b::int8 OR q.total = q.size) f"""
+_FETCH = f"""SELECT p.start, {_END}, f.base, f.next, f.data, p.id
+    FROM @.pxrs_log_partitions p
+    LEFT JOIN LATERAL {_BATCHES.format(offset="%b::int8", most=_PLAN)} ON true
+    WHERE p.topic_id = %b AND p.partition = %b ORDER BY f.base"""
+# Sorting moves no data: that is fetched from beside the table when its row is sent.
+_FETCH_MANY = f"""SELECT u.n, p.start, {_END}, f.base, f.next, f.data, p.id
+    FROM unnest(%b::text[], %b::int4[], %b::int8[])
+        WITH ORDINALITY AS u(topic, partition, at, n)
+    LEFT JOIN @.pxrs_log_partitions p ON p.topic_id = u.topic AND p.partition = u.partition
+    LEFT JOIN LATERAL {_BATCHES.format(offset="u.at", most=_PLAN)} ON true
+    ORDER BY u.n, f.base"""
+
+
+class PostgresLog:
+    """See `pxrs.stores.api.LogStore`."""
+
+    def __init__(self, database: Database, ears: Ears) -> None:
+        self._database = database
+        self._ears = ears
+        self._append = database.sql(_APPEND)
+        self._fetch = database.sql(_FETCH)
+        self._fetch_many = database.sql(_FETCH_MANY)
+
+    def create(self, topic_id: str, partitions: int) -> None:
+        if partitions < 1:
+            raise InvalidRequest(f"a log of {partitions} partitions")
+        if topic_id.startswith(_DELETED):
+            raise InvalidRequest(f"a topic id can't start with {_DELETED}: {topic_id!r}")
+        self._sweep_deleted()
+        self._database.write(
+            self._database.sql(
+                "INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
+                "SELECT %b::text, n FROM generate_series(0, %b - 1) n WHERE NOT EXISTS "
+                "(SELECT 1 FROM @.pxrs_log_partitions WHERE topic_id = %b::text) "
+                "ON CONFLICT DO NOTHING"
+            ),
+            (topic_id, partitions, topic_id),
+        )
+        held = len(self.bounds(topic_id))
+        if held != partitions:
+            raise TopicExists(f"log {topic_id} has {held} partitions, not {partitions}")
+
+    def drop(self, topic_id: str) -> None:
+        rows = self._database.write(
+            self._database.sql(
+                "WITH held AS (SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b "
+                "ORDER BY partition FOR UPDATE) "
+                "UPDATE @.pxrs_log_partitions p SET topic_id = %b || p.id || '/' || topic_id "
+                "FROM held WHERE p.id = held.id RETURNING partition"
+            ),
+            (topic_id, _DELETED),
+        )
+        self._ears.ring(partitions=[LogPartition(topic_id, row[0]) for row in rows])
+        self._sweep_deleted()
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        sorted_out = _Order(appends)
+        if sorted_out.good:
+            sorted_out.answer(self._database.write(self._append, sorted_out.parameters()))
+            self._ears.ring(partitions=sorted_out.changed())
+        return sorted_out.results
+
+    def apply(self, connection: Pg, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        """`append` inside a transaction; whoever commits it rings."""
+        sorted_out = _Order(appends)
+        if sorted_out.good:
+            sorted_out.answer(run(connection, self._append, sorted_out.parameters()))
+        return sorted_out.results
+
+    def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
+        rows = self._database.read(
+            self._fetch, (storable(offset), storable(max_bytes), where.topic_id, where.partition)
+        )
+        return self._fetched(where, offset, rows)
+
+    def fetch_many(
+        self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
+    ) -> Generator[Fetched | PxrsError]:
+        """See `pxrs.stores.optional.FetchesMany`."""
+        parameters = (
+            [where.topic_id for where, _ in places],
+            [where.partition for where, _ in places],
+            [storable(offset) for _, offset in places],
+            storable(max_bytes),
+        )
+        answered = 0
+        with closing(self._database.stream(self._fetch_many, parameters)) as coming:
+            try:
+                for number, rows in groupby(coming, key=itemgetter(0)):
+                    where, offset = places[number - 1]
+                    found = [row[1:] for row in rows]
+                    try:
+                        yield self._fetched(where, offset, found if found[0][0] is not None else [])
+                    except PxrsError as error:
+                        yield error
+                    answered += 1
+            except PxrsError as error:
+                for _ in places[answered:]:
+                    yield error
+
+    def _fetched(self, where: LogPartition, offset: int, rows: list[Row]) -> Fetched:
+        if not rows:
+            raise self._not_there(where)
+        start, end, first = rows[0][:3]
+        if not start <= offset <= end:
+            raise OffsetOutOfRange(where.topic_id, where.partition, offset, start, end)
+        if offset == end:
+            return Fetched([], start, end)
+        if first is None or not first <= offset < rows[0][3]:
+            raise self._missing(where, rows[0][5], offset, end)
+        return Fetched(up_to_a_hole([row[2:5] for row in rows]), start, end)
+
+    def bounds(self, topic_id: str) -> dict[int, Bounds]:
+        rows = self._database.read(
+            self._database.sql(
+                f"SELECT p.partition, p.start, {_END} FROM @.pxrs_log_partitions p "
+                "WHERE p.topic_id = %b ORDER BY p.partition"
+            ),
+            (topic_id,),
+        )
+        if not rows:
+            raise TopicNotFound(topic_id)
+        return {row[0]: Bounds(row[1], row[2]) for row in rows}
+
+    def size(self, where: LogPartition) -> int:
+        rows = self._database.read(
+            self._database.sql(
+                "SELECT coalesce(sum(size), 0)::int8 FROM @.pxrs_log_batches WHERE part = %b"
+            ),
+            (self._part(where),),
+        )
+        return int(rows[0][0])
+
+    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
+        rows = self._database.read(
+            self._database.sql(
+                "SELECT base FROM @.pxrs_log_batches WHERE part = %b AND max_timestamp >= %b "
+                "ORDER BY base LIMIT 1"
+            ),
+            (self._part(where), storable(timestamp)),
+        )
+        return rows[0][0] if rows else None
+
+    def trim(self, where: LogPartition, before: int) -> int:
+        part = self._part(where)
+        statement = self._database.sql("SELECT r_start, gone FROM @.pxrs_trim(%b, %b, %b)")
+        while True:
+            rows = self._database.write(statement, (part, storable(before), _CHUNK))
+            if not rows:
+                raise TopicNotFound(where.topic_id)
+            start, gone = rows[0]
+            if gone < _CHUNK:
+                return int(start)
+
+    def expire(
+        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
+    ) -> int:
+        rows = self._database.read(
+            self._database.sql(
+                "SELECT base, max_timestamp, size FROM @.pxrs_log_batches WHERE part = %b "
+                "ORDER BY base"
+            ),
+            (self._part(where),),
+        )
+        kept = first_kept([(row[0], row[1], row[2]) for row in rows], before_timestamp, max_bytes)
+        return self.trim(where, kept)
+
+    def watch(self, *where: LogPartition) -> Watch:
+        return self._ears.watch_partitions(where)
+
+    def close(self) -> None:
+        pass
+
+    def _part(self, where: LogPartition) -> int:
+        rows = self._database.read(
+            self._database.sql(
+                "SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b AND partition = %b"
+            ),
+            (where.topic_id, storable(where.partition)),
+        )
+        if not rows:
+            raise self._not_there(where)
+        return int(rows[0][0])
+
+    def _not_there(self, where: LogPartition) -> PxrsError:
+        try:
+            return PartitionNotFound(*where, len(self.bounds(where.topic_id)))
+        except TopicNotFound as error:
+            return error
+
+    def _missing(self, where: LogPartition, part: int, offset: int, end: int) -> DamagedBatch:
+        rows = self._database.read(
+            self._database.sql(
+                "SELECT min(base) FROM @.pxrs_log_batches WHERE part = %b AND base > %b"
+            ),
+            (part, offset),
+        )
+        following = rows[0][0]
+        next_offset = end if following is None else following
+        return DamagedBatch(*where, offset, next_offset, "it is not there")
+
+    def _sweep_deleted(self) -> None:
+        """Give back the space of dropped partitions, a piece at a time."""
+        parts = self._database.read(
+            self._database.sql(
+                "SELECT id FROM @.pxrs_log_partitions WHERE topic_id >= %b AND topic_id < %b"
+            ),
+            (_DELETED, chr(ord(_DELETED) + 1)),
+        )
+        some = self._database.sql(
+            "WITH gone AS (DELETE FROM @.pxrs_log_batches WHERE part = %b AND base IN (SELECT base "
+            "FROM @.pxrs_log_batches WHERE part = %b ORDER BY base LIMIT %b) RETURNING 1) "
+            "SELECT count(*) FROM gone"
+        )
+        for (part,) in parts:
+            while self._database.write(some, (part, part, _CHUNK))[0][0] == _CHUNK:
+                pass
+            for table, column in (("producers", "part"), ("partitions", "id")):
+                self._database.write(
+                    self._database.sql(f"DELETE FROM @.pxrs_log_{table} WHERE {column} = %b"),
+                    (part,),
+                )
+
+
+class _Order:
+    """The batches of one append in the order of their partitions, in which all take the locks."""
+
+    def __init__(self, appends: Sequence[Append]) -> None:
+        self._appends = appends
+        self.results: list[Appended | PxrsError] = []
+        self.good: list[int] = []
+        for number, append in enumerate(appends):
+            try:
+                validate_batch(append.batch)
+            except InvalidRequest as error:
+                self.results.append(error)
+            else:
+                self.results.append(Appended(-1))
+                self.good.append(number)
+        self.good.sort(key=lambda number: appends[number].where)
+
+    def parameters(self) -> tuple[Sequence[object], ...]:
+        """One list per parameter of `pxrs_append`. The base offset is put in by the server."""
+        rows = [
+            (
+                *append.where,
+                append.batch.count,
+                append.batch.max_timestamp,
+                append.batch.producer_id,
+                append.batch.producer_epoch,
+                append.batch.base_sequence,
+                memoryview(append.batch.data)[8:],
+            )
+            for append in map(self._appends.__getitem__, self.good)
+        ]
+        return tuple(list(column) for column in zip(*rows, strict=True))
+
+    def answer(self, rows: Sequence[Row]) -> None:
+        """What `pxrs_append` said."""
+        for number, row in zip(self.good, rows, strict=True):
+            self.results[number] = _answer(self._appends[number], *row)
+
+    def changed(self) -> set[LogPartition]:
+        """The partitions that hold something new."""
+        pairs = zip(self._appends, self.results, strict=True)
+        return {append.where for append, result in pairs if isinstance(result, Appended)}
+
+
+def _answer(
+    append: Append, status: int, base: int | None, detail: int | None
+) -> Appended | PxrsError:
+    if status in (APPENDED, DUPLICATE) and base is not None:
+        return Appended(base, duplicate=status == DUPLICATE)
+    if status == NO_TOPIC or detail is None:
+        return TopicNotFound(append.where.topic_id)
+    if status == FENCED:
+        return fenced(append.batch, detail)
+    if status == GAP:
+        return gap(append.batch, detail)
+    return PartitionNotFound(*append.where, detail)

@@ -1,0 +1,142 @@
+"""Tells other processes what has changed: NOTIFY after the commit, on another connection.
+
+Inside the transaction it would take a lock on the whole database at its commit. A thread of its
+own sends, at most every few milliseconds, and for a tenth of the time: beside a thread that commits
+all the time, it would cost as much as the commits. What was committed meanwhile goes together.
+Nobody waits for it, and nobody minds if it is lost: see `change_listener.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable
+from zlib import crc32
+
+from pxrs.stores.postgres.database import Database
+from pxrs.types import LogPartition
+
+# Seconds between two; and how many times as long as it took to send.
+_PAUSE, _LONGEST_PAUSE = 0.004, 0.01
+_REST = 10
+_LONGEST = 7900
+_MOST = 8
+EVERYTHING = "*"
+# Nobody has to wait for the disk: what a crash loses are hints.
+_NOTIFY = """SELECT pg_notify(%s, word) FROM unnest(%s::text[]) word,
+    set_config('synchronous_commit', 'off', true)"""
+
+
+def channel_of(schema: str) -> str:
+    """The channel of a schema's changes: a short name, however long the schema's is."""
+    return f"pxrs_{crc32(schema.encode()):08x}"
+
+
+class News:
+    """Keys, partitions and queues that have changed. `everything` where they can't be named."""
+
+    __slots__ = ("everything", "keys", "partitions", "queues")
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.partitions: set[LogPartition] = set()
+        self.queues: set[str] = set()
+        self.everything = False
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.partitions or self.queues or self.everything)
+
+    def payloads(self) -> list[str]:
+        """As few texts as carry it."""
+        words = [f"k{key}" for key in self.keys]
+        words += [f"p{where.partition}/{where.topic_id}" for where in self.partitions]
+        words += [f"q{name}" for name in self.queues]
+        out, size = [""], 0
+        for word in words:
+            length = len(word.encode()) + 1
+            if "\n" in word or length > _LONGEST or len(out) > _MOST:
+                return [EVERYTHING]
+            if size + length > _LONGEST:
+                out.append("")
+                size = 0
+            out[-1] = f"{out[-1]}\n{word}" if out[-1] else word
+            size += length
+        return out
+
+    def add(self, payload: str) -> None:
+        """What somebody sent."""
+        for word in payload.split("\n"):
+            if word.startswith("k"):
+                self.keys.add(word[1:])
+            elif word.startswith("p"):
+                number, _, topic = word[1:].partition("/")
+                self.partitions.add(LogPartition(topic, int(number)))
+            elif word.startswith("q"):
+                self.queues.add(word[1:])
+            elif word == EVERYTHING:
+                self.everything = True
+
+
+class Bell:
+    """Sends news of this process. Thread-safe; starts its thread at the first ring."""
+
+    def __init__(self, database: Database, channel: str) -> None:
+        self._database = database
+        self._channel = channel
+        self._changed = threading.Condition()
+        self._news = News()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        # Apart from the condition: who rings must not wake a thread that pauses.
+        self._closing = threading.Event()
+        database.on_fork(self._abandon)
+
+    def ring(
+        self, keys: Iterable[str], partitions: Collection[LogPartition], queues: Iterable[str]
+    ) -> None:
+        """These have changed."""
+        with self._changed:
+            if self._closed:
+                return
+            self._news.keys.update(keys)
+            self._news.partitions.update(partitions)
+            self._news.queues.update(queues)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name="pxrs-bell", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what is left and stop."""
+        with self._changed:
+            self._closed = True
+            thread, self._thread = self._thread, None
+            self._closing.set()
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(timeout=self._database.busy_timeout)
+
+    def _send(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._news or self._closed)
+                news, self._news = self._news, News()
+                if not news:
+                    return
+            began = time.monotonic()
+            try:
+                self._database.write(
+                    _NOTIFY,
+                    (self._channel, news.payloads()),
+                )
+            except Exception:  # noqa: BLE001 - nobody would be told of anything any more
+                # Only a hint. Whoever waits looks by itself before long.
+                continue
+            took = time.monotonic() - began
+            self._closing.wait(min(max(_PAUSE, _REST * took), _LONGEST_PAUSE))
+
+    def _abandon(self) -> None:
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._thread = None
+        self._closed = True

@@ -1,1 +1,0 @@
-"""Work queues by a recipe, on any `CoordStore`: items, session-bound locks, atomic commits."""

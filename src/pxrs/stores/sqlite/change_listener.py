@@ -1,0 +1,312 @@
+"""Wake-ups across processes: one listening thread per open store.
+
+Writers ring the bell file after their commit; inotify wakes the thread, and it sets the
+watches whose slots have changed. Behind it, every 250 ms: `PRAGMA data_version` for commits
+that rang no bell (a program that writes past pxrs, a lost event), and the deadlines of other
+processes' sessions. Without inotify the counters are looked at every few milliseconds.
+
+Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
+After trouble everybody is woken and every session looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from pxrs.clock import Clock
+from pxrs.errors import Closed, PxrsError
+from pxrs.stores.sqlite.change_counters import Control
+from pxrs.stores.sqlite.database import Database, leave_to_parent
+from pxrs.stores.sqlite.failures import translate_os
+from pxrs.stores.sqlite.posix import (
+    IN_CLOSE_WRITE,
+    IN_DELETE,
+    IN_MODIFY,
+    IN_MOVED_FROM,
+    IN_Q_OVERFLOW,
+    add_watch,
+    drain,
+    open_inotify,
+)
+from pxrs.stores.sqlite.sessions import SessionFiles, is_session_name
+
+TICK = 0.25
+_POLL = 0.004
+_PROBE_AGAIN = 0.0005
+_EVENT = struct.Struct("iIII")
+
+
+class SlotWatch:
+    """A watch on slots of the bell. See `pxrs.stores.api.Watch`."""
+
+    def __init__(self, ears: Ears, control: Control, slots: frozenset[int], sessions: bool) -> None:
+        self._ears = ears
+        self._control = control
+        self._slots = tuple(slots)
+        self.sessions = sessions
+        self._change = threading.Condition()
+        self._wakes = self._answered = 0
+        self._seen = control.counters(self._slots)
+        self._closed = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with self._change:
+            seen, answered = self._seen, self._answered
+            self._change.wait_for(lambda: self._has_news(seen, answered), timeout)
+            # Looked at once: what comes after this look is news for the next wait.
+            now, wakes = self._control.counters(self._slots), self._wakes
+            self._seen, self._answered = now, wakes
+            return self._closed or wakes != answered or now != seen
+
+    def _has_news(self, seen: tuple[int, ...], answered: int) -> bool:
+        if self._closed or self._wakes != answered:
+            return True
+        return self._control.counters(self._slots) != seen
+
+    def heard(self) -> bool:
+        """Whether a slot has rung since the last wait."""
+        return self._control.counters(self._slots) != self._seen
+
+    def wake(self) -> None:
+        with self._change:
+            self._wakes += 1
+            self._change.notify_all()
+
+    def close(self) -> None:
+        self._closed = True
+        self._ears.forget(self)
+        self.wake()
+
+    def abandon(self) -> None:
+        """In a forked child: nobody would ever wake it, and its lock may be held by nobody."""
+        self._closed = True
+        self._change = threading.Condition()
+
+
+class Ears:
+    """Listens while anybody watches."""
+
+    def __init__(
+        self, database: Database, sessions: SessionFiles, clock: Clock, use_inotify: bool = True
+    ) -> None:
+        self._database = database
+        self._control = database.control
+        self._sessions = sessions
+        self._clock = clock
+        self._use_inotify = use_inotify
+        # Reentrant: the garbage collector may close a watch in the middle of making another.
+        self._lock = threading.RLock()
+        self._watches: set[SlotWatch] = set()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._stop_read = self._stop_write = -1
+        self._inotify: int | None = None
+        self._folder_watch: int | None = None
+        self._deadlines: dict[str, float] = {}
+        self._commits = CommitSpy(database)
+
+    def watch(self, slots: frozenset[int], *, sessions: bool) -> SlotWatch:
+        """A watch on the slots, armed; with `sessions` it wakes on any session's end too."""
+        self._database.check_open()
+        with self._lock:
+            if self._closed:
+                raise Closed("the store was closed")
+            if self._thread is None:
+                self._start()
+            watch = SlotWatch(self, self._control, slots, sessions)
+            self._watches.add(watch)
+        return watch
+
+    def forget(self, watch: SlotWatch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+
+    def close(self) -> None:
+        """Stop listening and wake everybody who waits."""
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+            watches = list(self._watches)
+        if thread is not None:
+            os.write(self._stop_write, b"x")
+            thread.join()
+            self._close_files()
+        for watch in watches:
+            watch.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is gone, so is what it listened with."""
+        self._lock = threading.RLock()
+        for watch in self._watches:
+            watch.abandon()
+        self._watches = set()
+        self._commits.abandon()
+        if self._thread is not None:
+            self._thread = None
+            self._close_files()
+
+    def _close_files(self) -> None:
+        for fd in (self._stop_read, self._stop_write, self._inotify):
+            if fd is not None:
+                os.close(fd)
+        self._inotify = None
+
+    def _start(self) -> None:
+        try:
+            self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise translate_os(error, self._control.bell_path) from error
+        self._inotify = open_inotify() if self._use_inotify else None
+        if self._inotify is not None:
+            bell = add_watch(self._inotify, self._control.bell_path, IN_MODIFY)
+            self._folder_watch = add_watch(
+                self._inotify, self._sessions.path, IN_CLOSE_WRITE | IN_DELETE | IN_MOVED_FROM
+            )
+            if bell is None or self._folder_watch is None:
+                os.close(self._inotify)
+                self._inotify = None
+        thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
+        try:
+            self._note_sessions()
+            thread.start()
+        except BaseException:
+            self._close_files()
+            raise
+        self._thread = thread
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._stop_read, select.POLLIN)
+        if self._inotify is not None:
+            poll.register(self._inotify, select.POLLIN)
+        next_tick = self._clock.monotonic() + TICK
+        while True:
+            ready = {fd for fd, _ in poll.poll(self._pause(next_tick) * 1000)}
+            if self._stop_read in ready:
+                self._commits.close()
+                return
+            try:
+                if self._inotify in ready and self._inotify is not None:
+                    self._hear(drain(self._inotify))
+                self._wake_rung()
+                if self._pause(next_tick) <= 0:
+                    self._tick()
+                    next_tick = self._clock.monotonic() + TICK
+            except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
+                self._doubt()
+                select.select([self._stop_read], [], [], TICK)
+
+    def _doubt(self) -> None:
+        """Something was missed: let everybody look, and look at every session at the next tick."""
+        self._deadlines = dict.fromkeys(self._deadlines, 0.0)
+        self._wake(lambda watch: True)
+
+    def _pause(self, next_tick: float) -> float:
+        """Seconds until the next tick, or until a session's time is over."""
+        due = min(next_tick, *self._deadlines.values(), next_tick)
+        left = max(0.0, due - self._clock.monotonic())
+        return left if self._inotify is not None else min(left, _POLL)
+
+    def _hear(self, events: bytes) -> None:
+        at = 0
+        while at + _EVENT.size <= len(events):
+            watch, mask, _, length = _EVENT.unpack_from(events, at)
+            name = os.fsdecode(events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0"))
+            at += _EVENT.size + length
+            if mask & IN_Q_OVERFLOW:
+                self._doubt()
+            elif watch == self._folder_watch and is_session_name(name):
+                self._session_stirred(name)
+
+    def _session_stirred(self, name: str) -> None:
+        """The file was closed by a writer or removed. The event can precede the lock's release."""
+        if not self._sessions.alive(name):
+            self._session_ended(name)
+            return
+        time.sleep(_PROBE_AGAIN)
+        if not self._sessions.alive(name):
+            self._session_ended(name)
+            return
+        self._deadlines[name] = 0.0
+
+    def _session_ended(self, name: str) -> None:
+        self._deadlines.pop(name, None)
+        self._wake(lambda watch: watch.sessions)
+
+    def _wake_rung(self) -> None:
+        self._wake(SlotWatch.heard)
+
+    def _wake(self, which: Callable[[SlotWatch], bool]) -> None:
+        with self._lock:
+            watches = list(self._watches)
+        for watch in watches:
+            if which(watch):
+                watch.wake()
+
+    def _tick(self) -> None:
+        if self._commits.unheard():
+            self._wake(lambda watch: True)
+        self._note_sessions()
+        now = self._clock.monotonic()
+        for name, deadline in list(self._deadlines.items()):
+            if deadline <= now or self._inotify is None:
+                if self._sessions.alive(name):
+                    self._deadlines[name] = self._sessions.deadline(name) or 0.0
+                else:
+                    self._session_ended(name)
+
+    def _note_sessions(self) -> None:
+        """A session that was not known may be dead already: it is looked at first."""
+        for name in self._sessions.names():
+            self._deadlines.setdefault(name, 0.0)
+
+
+class CommitSpy:
+    """Notices commits that rang no bell, a tick after they happened.
+
+    Between commits that did ring it can't tell, so then it speaks up at every fourth tick.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: sqlite3.Connection | None = None
+        self._version = 0
+        self._rings = 0
+        self._ticks = 0
+        self._changed = False
+
+    def unheard(self) -> bool:
+        """Whether everybody should look."""
+        self._ticks += 1
+        version = self._data_version()
+        self._changed = self._changed or version != self._version
+        self._version = version
+        silent = self._rings == self._database.control.rings
+        self._rings = self._database.control.rings
+        if self._changed and (silent or self._ticks % 4 == 0):
+            self._changed = False
+            return True
+        return False
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        if self._connection is not None:
+            leave_to_parent(self._connection)
+
+    def _data_version(self) -> int:
+        try:
+            if self._connection is None:
+                self._connection = self._database.connect()
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except (sqlite3.Error, PxrsError):
+            return self._version

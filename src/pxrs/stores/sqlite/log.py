@@ -1,0 +1,414 @@
+"""LogStore on SQLite: one row per batch.
+
+Offsets are given inside the transaction that appends, under the file's one writer. An append
+of any number of batches to any number of partitions takes three statements between BEGIN and
+COMMIT: beside a computing thread every statement can cost 5 ms to get the interpreter back.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.codec.batches import set_base_offset
+from pxrs.core.sequences import Duplicate, Fresh, ProducerState, judge, pack, unpack
+from pxrs.errors import (
+    DamagedBatch,
+    InvalidRequest,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    PxrsError,
+    TopicExists,
+    TopicNotFound,
+)
+from pxrs.stores.api import validate_batch
+from pxrs.stores.batch_rows import first_kept, storable, up_to_a_hole
+from pxrs.stores.sqlite.change_counters import slot
+from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
+from pxrs.stores.sqlite.database import Database, Turn, in_chunks
+from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+
+PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
+# A dropped topic's partitions are renamed first, so that nobody finds them while they go. The
+# new names differ: the same topic may be dropped again before the first ones are gone.
+_DELETED = "!"
+_CHUNK = 500
+_PLAN = 1024
+
+_END = """coalesce((SELECT next FROM pxrs_log_batches WHERE part = p.id
+                    ORDER BY base DESC LIMIT 1), p.floor)"""
+_HEADS = f"""SELECT p.id, {_END}, s.state FROM pxrs_log_partitions p
+    LEFT JOIN pxrs_log_producers s ON s.part = p.id AND s.producer = ?
+    WHERE substr(p.topic_id, 1, 1) <> '{_DELETED}' AND p.id IN ("""
+_PLACE = f"""SELECT p.start, {_END},
+    (SELECT max(base) FROM pxrs_log_batches WHERE part = p.id AND base <= ?)
+    FROM pxrs_log_partitions p WHERE p.id = ? AND p.topic_id = ?"""
+_FETCH = f"""SELECT base, next, data FROM pxrs_log_batches WHERE part = ?1 AND base >= ?2
+    AND base < coalesce((SELECT base FROM (
+        SELECT base, sum(size) OVER (ORDER BY base) AS total FROM pxrs_log_batches
+        WHERE part = ?1 AND base >= ?2 ORDER BY base LIMIT {_PLAN})
+        WHERE total > ?3 AND base > ?2 ORDER BY base LIMIT 1), ?4)
+    ORDER BY base LIMIT {_PLAN}"""
+
+
+class _Place(NamedTuple):
+    """A partition's row id and the slot of the bell that its appends ring."""
+
+    id: int
+    slot: int
+
+
+class SqliteLog:
+    """See `pxrs.stores.api.LogStore`."""
+
+    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
+        self._database = database
+        self._ears = ears
+        self._clock = clock
+        self._places: dict[LogPartition, _Place] = {}
+
+    def create(self, topic_id: str, partitions: int) -> None:
+        if partitions < 1:
+            raise InvalidRequest(f"a log of {partitions} partitions")
+        if topic_id.startswith(_DELETED):
+            raise InvalidRequest(f"a topic id can't start with {_DELETED}: {topic_id!r}")
+        self._sweep_deleted()
+        rows = [(topic_id, number) for number in range(partitions)]
+
+        def work(turn: Turn) -> None:
+            held: int = turn.connection.execute(
+                "SELECT count(*) FROM pxrs_log_partitions WHERE topic_id = ?", (topic_id,)
+            ).fetchone()[0]
+            if held not in (0, partitions):
+                raise TopicExists(f"log {topic_id} has {held} partitions, not {partitions}")
+            turn.connection.executemany(
+                "INSERT OR IGNORE INTO pxrs_log_partitions (topic_id, partition, start, floor) "
+                "VALUES (?, ?, 0, 0)",
+                rows,
+            )
+
+        self._database.write(work)
+
+    def drop(self, topic_id: str) -> None:
+        def work(turn: Turn) -> list[int]:
+            rows = turn.connection.execute(
+                "UPDATE pxrs_log_partitions SET topic_id = ?1 || id || ?1 || topic_id "
+                "WHERE topic_id = ?2 RETURNING partition",
+                (_DELETED, topic_id),
+            ).fetchall()
+            turn.slots |= {_slot_of(LogPartition(topic_id, row[0])) for row in rows}
+            return [row[0] for row in rows]
+
+        for partition in self._database.write(work):
+            self._places.pop(LogPartition(topic_id, partition), None)
+        self._sweep_deleted()
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        return self._database.write(lambda turn: self.apply(turn, appends))
+
+    def apply(self, turn: Turn, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        """`append` inside the caller's write transaction."""
+        heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
+        if heads.gone:
+            # Dropped by somebody else, and perhaps made again.
+            for where in heads.gone:
+                self._places.pop(where, None)
+            heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
+        results = [heads.place(append) for append in appends]
+        heads.store(self._clock.wall_ms())
+        return results
+
+    def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
+        with self._database.reading() as connection:
+            before: tuple[int, ...] | None = None
+            while True:
+                part = self._place(connection, where).id
+                row = connection.execute(
+                    _PLACE, (storable(offset), part, where.topic_id)
+                ).fetchone()
+                if row is None:
+                    # Dropped by somebody else: look whether it was made again.
+                    self._places.pop(where, None)
+                    continue
+                start, end, first = row
+                if not start <= offset <= end:
+                    raise OffsetOutOfRange(where.topic_id, where.partition, offset, start, end)
+                if offset == end:
+                    return Fetched([], start, end)
+                rows = connection.execute(
+                    _FETCH, (part, first, storable(max_bytes), end)
+                ).fetchall()
+                if rows and rows[0][0] <= offset < rows[0][1]:
+                    return Fetched(up_to_a_hole(rows), start, end)
+                # Retention may have removed the batch between the two statements: look again.
+                if row == before:
+                    raise _missing(connection, part, where, offset, end)
+                before = row
+
+    def bounds(self, topic_id: str) -> dict[int, Bounds]:
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                f"SELECT p.partition, p.start, {_END} FROM pxrs_log_partitions p "
+                "WHERE p.topic_id = ? ORDER BY p.partition",
+                (topic_id,),
+            ).fetchall()
+        if not rows:
+            raise TopicNotFound(topic_id)
+        return {row[0]: Bounds(row[1], row[2]) for row in rows}
+
+    def size(self, where: LogPartition) -> int:
+        with self._database.reading() as connection:
+            return _size_of(connection, self._find(connection, where).id)
+
+    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
+        with self._database.reading() as connection:
+            part = self._find(connection, where).id
+            row = connection.execute(
+                "SELECT base FROM pxrs_log_batches WHERE part = ? AND max_timestamp >= ? "
+                "ORDER BY base LIMIT 1",
+                (part, storable(timestamp)),
+            ).fetchone()
+        return row[0] if row else None
+
+    def trim(self, where: LogPartition, before: int) -> int:
+        with self._database.reading() as connection:
+            part = self._find(connection, where).id
+        while True:
+            trimmed = self._database.write(
+                lambda turn: _trim(turn.connection, part, storable(before))
+            )
+            if trimmed is None:
+                raise TopicNotFound(where.topic_id)
+            if not trimmed.more:
+                return trimmed.start
+
+    def expire(
+        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
+    ) -> int:
+        with self._database.reading() as connection:
+            part = self._find(connection, where).id
+            before = _first_kept(connection, part, before_timestamp, max_bytes)
+        return self.trim(where, before)
+
+    def watch(self, *where: LogPartition) -> SlotWatch:
+        return self._ears.watch(frozenset(map(_slot_of, where)), sessions=False)
+
+    def close(self) -> None:
+        self._places.clear()
+
+    def _place(self, connection: sqlite3.Connection, where: LogPartition) -> _Place:
+        return self._places.get(where) or self._find(connection, where)
+
+    def _find(self, connection: sqlite3.Connection, where: LogPartition) -> _Place:
+        rows = connection.execute(
+            "SELECT id, partition FROM pxrs_log_partitions WHERE topic_id = ?", (where.topic_id,)
+        ).fetchall()
+        if not rows:
+            raise TopicNotFound(where.topic_id)
+        for number, partition in rows:
+            key = LogPartition(where.topic_id, partition)
+            self._places[key] = _Place(number, _slot_of(key))
+        if where.partition not in {partition for _, partition in rows}:
+            raise PartitionNotFound(where.topic_id, where.partition, len(rows))
+        return self._places[where]
+
+    def _resolve(
+        self, connection: sqlite3.Connection, appends: Sequence[Append]
+    ) -> dict[LogPartition, _Place | PxrsError]:
+        places: dict[LogPartition, _Place | PxrsError] = {}
+        for append in appends:
+            where = append.where
+            if where not in places:
+                try:
+                    places[where] = self._place(connection, where)
+                except InvalidRequest as error:
+                    places[where] = error
+        return places
+
+    def _sweep_deleted(self) -> None:
+        """Give back the space of dropped partitions, a piece at a time."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT id FROM pxrs_log_partitions WHERE topic_id >= ? AND topic_id < ?",
+                (_DELETED, chr(ord(_DELETED) + 1)),
+            ).fetchall()
+        for (part,) in rows:
+            while self._database.write(partial(_delete_some, part)):
+                pass
+
+
+class _Heads:
+    """The ends of the partitions that one append touches, and what it adds to them."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        appends: Sequence[Append],
+        places: dict[LogPartition, _Place | PxrsError],
+    ) -> None:
+        self._turn = turn
+        self._connection = turn.connection
+        self._places = places
+        self._ends: dict[int, int] = {}
+        self._states: dict[tuple[int, int], ProducerState] = {}
+        self._changed: dict[tuple[int, int], ProducerState] = {}
+        self._rows: list[tuple[int, int, int, int, int, bytearray]] = []
+        # The same batch twice is two rows: each needs its own base offset in its bytes.
+        self._placed: set[int] = set()
+        parts = [place.id for place in places.values() if isinstance(place, _Place)]
+        for producer in {append.batch.producer_id for append in appends}:
+            for some in in_chunks(parts):
+                self._load(producer, some)
+
+    def _load(self, producer: int, parts: Sequence[int]) -> None:
+        query = _HEADS + ",".join("?" * len(parts)) + ")"
+        for part, end, state in self._connection.execute(query, (producer, *parts)).fetchall():
+            self._ends[part] = end
+            if state is not None:
+                self._states[part, producer] = unpack(state)
+
+    @property
+    def gone(self) -> list[LogPartition]:
+        """Partitions that are not where they were."""
+        return [
+            where
+            for where, place in self._places.items()
+            if isinstance(place, _Place) and place.id not in self._ends
+        ]
+
+    def place(self, append: Append) -> Appended | PxrsError:
+        """Give the batch its offset, or say why it can't have one."""
+        where, batch = append
+        place = self._places[where]
+        if not isinstance(place, _Place):
+            return place
+        try:
+            validate_batch(batch)
+        except InvalidRequest as error:
+            return error
+        base = self._ends.get(place.id)
+        if base is None:
+            return TopicNotFound(where.topic_id)
+        if batch.producer_id >= 0:
+            key = (place.id, batch.producer_id)
+            verdict = judge(self._states.get(key), batch, base)
+            if isinstance(verdict, Duplicate):
+                return Appended(verdict.base, duplicate=True)
+            if not isinstance(verdict, Fresh):
+                return verdict
+            self._states[key] = self._changed[key] = verdict.state
+        data = batch.data
+        if id(data) in self._placed:
+            data = bytearray(data)
+        self._placed.add(id(data))
+        set_base_offset(data, base)
+        size = len(data)
+        end = self._ends[place.id] = base + batch.count
+        self._rows.append((place.id, base, end, batch.max_timestamp, size, data))
+        self._turn.slots.add(place.slot)
+        self._turn.weight += size
+        return Appended(base)
+
+    def store(self, now: int) -> None:
+        """Write the batches and what to remember of their producers."""
+        for rows in in_chunks(self._rows):
+            marks = ",".join(["(?,?,?,?,?,?)"] * len(rows))
+            values = [value for row in rows for value in row]
+            self._connection.execute(f"INSERT INTO pxrs_log_batches VALUES {marks}", values)
+        self._forget_producers(now)
+        for changed in in_chunks(list(self._changed.items())):
+            marks = ",".join(["(?,?,?,?)"] * len(changed))
+            states: list[object] = []
+            for (part, producer), state in changed:
+                states += (part, producer, pack(state), now)
+            self._connection.execute(
+                f"INSERT INTO pxrs_log_producers VALUES {marks} "
+                "ON CONFLICT DO UPDATE SET state = excluded.state, used = excluded.used",
+                states,
+            )
+
+    def _forget_producers(self, now: int) -> None:
+        """Where a producer comes, those that have long been silent go."""
+        parts = {part for (part, _), state in self._changed.items() if len(state.batches) == 1}
+        for some in in_chunks(list(parts)):
+            marks = ",".join("?" * len(some))
+            self._connection.execute(
+                f"DELETE FROM pxrs_log_producers WHERE part IN ({marks}) AND used < ?",
+                (*some, now - PRODUCER_MEMORY_MS),
+            )
+
+
+def _missing(
+    connection: sqlite3.Connection, part: int, where: LogPartition, offset: int, end: int
+) -> DamagedBatch:
+    following = connection.execute(
+        "SELECT min(base) FROM pxrs_log_batches WHERE part = ? AND base > ?", (part, offset)
+    ).fetchone()[0]
+    next_offset = end if following is None else following
+    return DamagedBatch(where.topic_id, where.partition, offset, next_offset, "it is not there")
+
+
+def _slot_of(where: LogPartition) -> int:
+    return slot(f"log/{where.topic_id}/{where.partition}")
+
+
+def _size_of(connection: sqlite3.Connection, part: int) -> int:
+    row = connection.execute(
+        "SELECT coalesce(sum(size), 0) FROM pxrs_log_batches WHERE part = ?", (part,)
+    ).fetchone()
+    return int(row[0])
+
+
+def _first_kept(
+    connection: sqlite3.Connection, part: int, before_timestamp: int | None, max_bytes: int | None
+) -> int:
+    rows: list[tuple[int, int, int]] = connection.execute(
+        "SELECT base, max_timestamp, size FROM pxrs_log_batches WHERE part = ? ORDER BY base",
+        (part,),
+    ).fetchall()
+    return first_kept(rows, before_timestamp, max_bytes)
+
+
+class _Trimmed(NamedTuple):
+    start: int
+    more: bool
+
+
+def _trim(connection: sqlite3.Connection, part: int, before: int) -> _Trimmed | None:
+    row = connection.execute(
+        f"SELECT {_END} FROM pxrs_log_partitions p WHERE p.id = ?", (part,)
+    ).fetchone()
+    if row is None:
+        return None
+    end = row[0]
+    gone = connection.execute(
+        "DELETE FROM pxrs_log_batches WHERE rowid IN (SELECT rowid FROM pxrs_log_batches "
+        "WHERE part = ? AND base < ? AND next <= ? ORDER BY base LIMIT ?)",
+        (part, before, before, _CHUNK),
+    ).rowcount
+    connection.execute(
+        "UPDATE pxrs_log_partitions SET floor = ?2, start = coalesce("
+        "(SELECT min(base) FROM pxrs_log_batches WHERE part = ?1), ?2) WHERE id = ?1",
+        (part, end),
+    )
+    start: int = connection.execute(
+        "SELECT start FROM pxrs_log_partitions WHERE id = ?", (part,)
+    ).fetchone()[0]
+    return _Trimmed(start, gone == _CHUNK)
+
+
+def _delete_some(part: int, turn: Turn) -> bool:
+    connection = turn.connection
+    gone = connection.execute(
+        "DELETE FROM pxrs_log_batches WHERE rowid IN "
+        "(SELECT rowid FROM pxrs_log_batches WHERE part = ? LIMIT ?)",
+        (part, _CHUNK),
+    ).rowcount
+    if gone == _CHUNK:
+        return True
+    connection.execute("DELETE FROM pxrs_log_producers WHERE part = ?", (part,))
+    connection.execute("DELETE FROM pxrs_log_partitions WHERE id = ?", (part,))
+    return False

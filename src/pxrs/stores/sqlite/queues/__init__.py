@@ -1,0 +1,1 @@
+"""Work queues on SQLite: one row per item, one writer for all."""

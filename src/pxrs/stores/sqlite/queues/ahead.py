@@ -1,0 +1,349 @@
+"""Items set aside for a process that will ask for them: one sync per take and commit, not two.
+
+An item has to be counted durably before it is handed out, and its removal has to be durable when
+`commit` returns. A worker in a loop would pay for two syncs. So the commit that removes items also
+counts the next ones and sets them aside for its session. Handing them out then touches no
+database: they are held already, under a mark instead of a transaction's name, and from there on
+the mark counts as one of that transaction's names.
+
+What is set aside is as good as held for everybody else, so it must not stay so:
+
+- Whoever does anything but take them, in this process, gives them back first. They are given back,
+  too, when nobody has asked for a while and when the store is closed.
+- If the process is killed, its `Handouts` say what it had handed out. The rest gets its count
+  back. Where that can't be known the count stays: k remains an upper bound.
+
+Only items without a lane are set aside, and only for who takes again at once after its commits.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from pxrs.errors import PxrsError
+from pxrs.stores.queue_columns import DELAYED, HELD, READY
+from pxrs.stores.sqlite.queues.handouts import CAN_TELL, Handouts, Verdicts
+from pxrs.stores.sqlite.queues.rows import number_of
+from pxrs.types import Held, Holder
+
+# How soon after a commit the next take has to come, and how long it may then let others wait.
+_SOON = 0.05
+PATIENCE = 0.2
+# More would be much to keep in memory for somebody who may not come.
+MOST = 1000
+_PREFIX = "ahead:"
+_NEXT = f"""SELECT rank, id, deliveries + 1, key, put_ms, error, body, taken_ms, suspect, lane
+    FROM pxrs_queue_items WHERE queue = ? AND state = {READY} ORDER BY rank, id LIMIT ?"""
+
+
+class Habits:
+    """Which queues this process takes from in a loop, how many at a time and how often at most."""
+
+    def __init__(self) -> None:
+        self._committed: dict[str, float] = {}
+        self._looping: dict[str, tuple[int, int | None]] = {}
+
+    def took(self, queue: str, count: int, most: int | None, now: float) -> None:
+        """It took from the queue, soon after a commit or not."""
+        if count <= MOST and now - self._committed.get(queue, -1.0) < _SOON:
+            self._looping[queue] = (count, most)
+        else:
+            self._looping.pop(queue, None)
+
+    def committed(self, queue: str, now: float) -> None:
+        self._committed[queue] = now
+
+    def expected(self, queue: str) -> tuple[int, int | None] | None:
+        """What the next take is likely to ask for, if it is likely to come at once."""
+        return self._looping.get(queue)
+
+
+class Aside(NamedTuple):
+    """Items that one commit has set aside, all under one mark."""
+
+    name: str
+    queue: int
+    session: str
+    mark: str
+    number: int
+    asked: int
+    most: int | None
+    # (rank, id, deliveries, key, put_ms, error, body, taken_ms before, suspect, lane)
+    rows: list[tuple[Any, ...]]
+    # What the bell had rung for the queue by then, and when a delayed item shows.
+    rung: tuple[int, ...]
+    due_ms: int | None
+    until: float
+
+
+class Lent(NamedTuple):
+    """What a transaction has got of what was set aside: its marks, and those it still has."""
+
+    marks: tuple[str, ...]
+    items: set[tuple[str, int]]
+
+
+_NOTHING = Lent((), set())
+
+
+class Ahead:
+    """What is set aside for this process, and what of it has been handed out. Thread-safe."""
+
+    def __init__(
+        self,
+        folder: str,
+        database: str,
+        clock: Callable[[], float],
+        give_back: Callable[[Sequence[Aside]], None],
+        *,
+        enabled: bool,
+    ) -> None:
+        self.enabled = enabled and CAN_TELL
+        self.habits = Habits()
+        self.verdicts = Verdicts(folder)
+        self._where = (folder, database)
+        self._clock = clock
+        self._give_back = give_back
+        self._lock = threading.Lock()
+        self._handouts: Handouts | None = None
+        self._last = 0
+        # Everything that is set aside, or may be; and of that, by queue, what can be handed out.
+        self._all: dict[str, Aside] = {}
+        self._waiting: dict[str, deque[Aside]] = {}
+        self._lent: dict[Holder, Lent] = {}
+        self._awake = False
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    # Setting aside
+
+    def next_mark(self) -> tuple[str, int]:
+        """A mark for what is set aside next, and its number."""
+        with self._lock:
+            if self._handouts is None:
+                self._handouts = Handouts(*self._where)
+            self._last += 1
+            return f"{_PREFIX}{self._handouts.name}:{self._last:x}", self._last
+
+    def note(self, aside: Aside) -> None:
+        """It will be set aside if a commit succeeds, so it has to be given back one day."""
+        self._all[aside.mark] = aside
+        # Not only when it is offered: whoever sets it aside may be interrupted before that.
+        if not self._awake:
+            self._wake_up()
+
+    def offer(self, aside: Aside) -> None:
+        """The commit has succeeded: whoever asks may have it."""
+        with self._lock:
+            if aside.mark in self._all:
+                self._waiting.setdefault(aside.name, deque()).append(aside)
+
+    # Handing out
+
+    def find(self, queue: str, session: str, count: int, most: int | None) -> Aside | None:
+        """What is set aside for just this question. It is still to be lent."""
+        with self._lock:
+            waiting = self._waiting.get(queue)
+            if not waiting:
+                return None
+            aside = waiting[0]
+            if (aside.session, aside.asked, aside.most) != (session, count, most):
+                return None
+            if len(aside.rows) < count:
+                # There may be more by now.
+                return None
+            waiting.popleft()
+            return aside
+
+    def lend(self, aside: Aside, holder: Holder) -> bool:
+        """Give it to a transaction, for good; false if it was given back meanwhile."""
+        with self._lock:
+            if self._handouts is None or self._all.pop(aside.mark, None) is None:
+                return False
+            self._handouts.note(aside.number)
+            before = self._lent.get(holder, _NOTHING)
+            items = {(aside.name, number_of(row[1])) for row in aside.rows}
+            self._lent[holder] = Lent((*before.marks, aside.mark), before.items | items)
+            return True
+
+    def names(self, holder: Holder) -> tuple[str, ...]:
+        """What a transaction's items may be held under: its own name, and marks."""
+        return (holder.transaction, *self._lent.get(holder, _NOTHING).marks)
+
+    def holder_of(self, session: str, mark: str) -> Holder:
+        """The transaction that something was lent to, if it was by this process."""
+        for holder, lent in list(self._lent.items()):
+            if mark in lent.marks:
+                return holder
+        return Holder(session, mark)
+
+    def done_with(self, holder: Holder, held: Iterable[Held]) -> None:
+        """The transaction does not hold these any more."""
+        lent = self._lent.get(holder)
+        if lent is not None:
+            lent.items.difference_update([(each.queue, each.id) for each in held])
+            if not lent.items:
+                self._lent.pop(holder, None)
+
+    # Giving back
+
+    def withdraw(self, queue: str | None = None, now: float | None = None) -> list[Aside]:
+        """What is not to be handed out any more: of one queue, or what has waited till now.
+
+        The caller gives it back, or else calls `note` again.
+        """
+        with self._lock:
+            found = [
+                aside
+                for aside in self._all.values()
+                if (queue is None or aside.name == queue) and (now is None or aside.until <= now)
+            ]
+            for aside in found:
+                del self._all[aside.mark]
+                waiting = self._waiting.get(aside.name)
+                if waiting is not None and aside in waiting:
+                    waiting.remove(aside)
+            return found
+
+    def _wake_up(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(
+                    target=self._give_back_in_time, name="pxrs-ahead", daemon=True
+                )
+                self._thread.start()
+            self._awake = True
+        self._wake.set()
+
+    def _give_back_in_time(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            while self._all and not self._closing.wait(PATIENCE / 2):
+                # Whatever goes wrong, it is tried again: else they would stay aside for ever.
+                with suppress(Exception):
+                    self.give_back(now=self._clock())
+            self._awake = False
+            if self._all:
+                self._wake.set()
+
+    def give_back(self, queue: str | None = None, now: float | None = None) -> None:
+        """Have everything, or what is meant, put where others can take it."""
+        found = self.withdraw(queue, now)
+        if not found:
+            return
+        try:
+            self._give_back(found)
+        except BaseException as error:
+            for aside in found:
+                self.note(aside)
+            if not isinstance(error, PxrsError):
+                raise
+
+    def close(self) -> None:
+        """Give everything back and forget it."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.give_back()
+        with self._lock:
+            handouts, self._handouts = self._handouts, None
+        # What could not be given back is judged by those who find it, so the counter stays.
+        if handouts is not None:
+            if self._all:
+                handouts.abandon()
+            else:
+                handouts.close()
+
+    def abandon(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self._all.clear()
+        self._waiting.clear()
+        self._lent.clear()
+        if self._handouts is not None:
+            self._handouts.abandon()
+        self._handouts = None
+        self.enabled = False
+
+
+def is_mark(tx: str) -> bool:
+    """Whether this is no transaction's name."""
+    return tx.startswith(_PREFIX)
+
+
+def was_handed_out(tx: str, verdicts: Verdicts) -> bool:
+    """Whether an item that its session left behind may have been in somebody's hands."""
+    if not is_mark(tx):
+        return True
+    owner, _, number = tx.removeprefix(_PREFIX).partition(":")
+    try:
+        return verdicts.may_be_out(owner, int(number, 16))
+    except ValueError:
+        return True
+
+
+def forget_owners(connection: sqlite3.Connection, verdicts: Verdicts) -> None:
+    """Remove the counters of processes that are gone and have left nothing behind."""
+    for name in verdicts.left_behind():
+        row = connection.execute(
+            f"SELECT 1 FROM pxrs_queue_items WHERE state = {HELD} AND tx >= ? AND tx < ? LIMIT 1",
+            (f"{_PREFIX}{name}:", f"{_PREFIX}{name};"),
+        ).fetchone()
+        if row is None:
+            verdicts.forget(name)
+
+
+def set_aside(
+    connection: sqlite3.Connection,
+    queue: int,
+    session: str,
+    mark: str,
+    count: int,
+    most: int | None,
+    now_ms: int,
+) -> list[tuple[Any, ...]]:
+    """Count the next items and hold them under the mark, the first ones first."""
+    rows = [
+        row
+        for row in connection.execute(_NEXT, (queue, count)).fetchall()
+        if not row[8] and row[9] is None and (most is None or row[2] <= most)
+    ]
+    if rows:
+        marks = ",".join("?" * len(rows))
+        connection.execute(
+            f"UPDATE pxrs_queue_items SET state = {HELD}, deliveries = deliveries + 1, "
+            f"session = ?, tx = ?, most = ?, taken_ms = ? WHERE id IN ({marks})",
+            (session, mark, most, now_ms, *[row[1] for row in rows]),
+        )
+    return rows
+
+
+def is_outranked(connection: sqlite3.Connection, queue: int, rank: int, now_ms: int) -> bool:
+    """Whether something more urgent has come, or may have; or the queue is not there any more."""
+    best, due, is_there = connection.execute(
+        f"SELECT (SELECT min(rank) FROM pxrs_queue_items WHERE queue = ?1 AND state = {READY}), "
+        f"(SELECT min(visible) FROM pxrs_queue_items WHERE queue = ?1 AND state = {DELAYED}), "
+        "EXISTS (SELECT 1 FROM pxrs_queues WHERE id = ?1)",
+        (queue,),
+    ).fetchone()
+    return not is_there or (best is not None and best < rank) or (due is not None and due <= now_ms)
+
+
+def put_back(connection: sqlite3.Connection, aside: Aside) -> None:
+    """Nobody had them: they are ready again and get their count back."""
+    connection.executemany(
+        f"UPDATE pxrs_queue_items SET state = {READY}, deliveries = deliveries - 1, "
+        f"session = NULL, tx = NULL, taken_ms = ? WHERE id = ? AND state = {HELD} "
+        "AND session = ? AND tx = ?",
+        [(row[7], row[1], aside.session, aside.mark) for row in aside.rows],
+    )

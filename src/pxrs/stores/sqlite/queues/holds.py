@@ -1,0 +1,218 @@
+"""Items in somebody's hands: held, extended, given back, removed, dead."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from pxrs.errors import Fenced
+from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
+from pxrs.stores.sqlite.database import in_chunks
+from pxrs.stores.sqlite.queues.rows import NUMBERS, item_id, remove_bodies
+from pxrs.types import Held, Holder
+
+
+class HeldRow(NamedTuple):
+    """An item in somebody's hands."""
+
+    id: int
+    queue: int
+    name: str
+    session: str
+    tx: str
+    lane: str | None
+    deliveries: int
+    most: int | None
+    lock_until: float | None
+
+
+class Hands(NamedTuple):
+    """A holder, and every name that its items may be held under."""
+
+    session: str
+    names: tuple[str, ...]
+
+
+class FoundHeld(NamedTuple):
+    """An item that is still in the hands of who asks."""
+
+    id: int
+    lane: str | None
+
+
+def lanes_held(connection: sqlite3.Connection, queue: int, holder: Holder, now: float) -> list[str]:
+    """The lanes that the holder may go on with: it is not late with any item of them."""
+    rows = connection.execute(
+        "SELECT lane FROM pxrs_queue_items "
+        f"WHERE queue = ? AND session = ? AND tx = ? AND state = {HELD} AND lane IS NOT NULL "
+        "GROUP BY lane HAVING min(coalesce(lock_until, 9e999)) > ? ORDER BY lane",
+        (queue, *holder, now),
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def hold(
+    connection: sqlite3.Connection,
+    items: Sequence[int],
+    holder: Holder,
+    most: int | None,
+    lock_until: float | None,
+    now_ms: int,
+) -> None:
+    """Put items into the holder's hands and count the delivery."""
+    for some in in_chunks(items):
+        marks = ",".join("?" * len(some))
+        connection.execute(
+            f"UPDATE pxrs_queue_items SET state = {HELD}, deliveries = deliveries + 1, "
+            f"session = ?, tx = ?, most = ?, lock_until = ?, taken_ms = ? WHERE id IN ({marks})",
+            (*holder, most, lock_until, now_ms, *some),
+        )
+
+
+def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
+    """Everything in somebody's hands, in one queue or in all."""
+    # By its index: without being told SQLite would rather walk through all items in order.
+    of_queue = "" if queue is None else "AND i.queue = ? "
+    rows = connection.execute(
+        "SELECT i.id, i.queue, q.name, i.session, i.tx, i.lane, i.deliveries, i.most, i.lock_until "
+        "FROM pxrs_queue_items i INDEXED BY pxrs_queue_held JOIN pxrs_queues q ON q.id = i.queue "
+        f"WHERE i.state = {HELD} {of_queue}",
+        () if queue is None else (queue,),
+    ).fetchall()
+    return [HeldRow(*row) for row in sorted(rows)]
+
+
+def remove_held(
+    connection: sqlite3.Connection, queue: int, hands: Hands, held: Sequence[Held], now: float
+) -> list[str]:
+    """Remove what the holder has handled; the lanes it was in. Raises `Fenced` if it lost any.
+
+    The fence stands in the statement: holder, delivery and deadline are those of the row.
+    """
+    lanes: set[str] = set()
+    apart: list[int] = []
+    gone = 0
+    for some in in_chunks(held):
+        deliveries = _deliveries(queue, some)
+        where, values = _in_hands(deliveries, hands, now)
+        rows = connection.execute(
+            f"DELETE FROM pxrs_queue_items WHERE {where} "
+            "RETURNING id, deliveries, lane, body IS NULL",
+            values,
+        ).fetchall()
+        for number, delivery, lane, is_apart in rows:
+            gone += deliveries[number] == delivery
+            if lane is not None:
+                lanes.add(lane)
+            if is_apart:
+                apart.append(number)
+    if gone < len(held):
+        # Whoever is told so rolls back, and with it what was removed.
+        raise Fenced(
+            f"{len(held) - gone} of {len(held)} items of queue {held[0].queue!r} are not held "
+            "any more; somebody else has them, or will"
+        )
+    if apart:
+        remove_bodies(connection, apart)
+    return sorted(lanes)
+
+
+def _deliveries(queue: int, held: Sequence[Held]) -> dict[int, int]:
+    """The delivery that each row has to be at. As `item_id` has it, without a call for each."""
+    first = item_id(queue, 0)
+    return {
+        first + number if 0 < number < NUMBERS else first: delivery for _, number, delivery in held
+    }
+
+
+def _in_hands(items: Collection[int], hands: Hands, now: float) -> tuple[str, list[object]]:
+    """A condition for those of the rows that the holder has and is not late with, and its values.
+
+    What it says of their deliveries has to be compared: SQLite takes twice as long for pairs.
+    """
+    marks, names = ",".join("?" * len(items)), ",".join("?" * len(hands.names))
+    where = (
+        f"id IN ({marks}) AND state = {HELD} AND session = ? "
+        f"AND (lock_until IS NULL OR lock_until > ?) AND tx IN ({names})"
+    )
+    return where, [*items, hands.session, now, *hands.names]
+
+
+def give_back(
+    connection: sqlite3.Connection,
+    item: int,
+    *,
+    visible: int,
+    error: str,
+    suspect: bool,
+    now_ms: int,
+) -> None:
+    """Nobody holds it any more. In a lane it waits, and `settle` shows it."""
+    connection.execute(
+        "UPDATE pxrs_queue_items SET state = CASE WHEN lane IS NOT NULL THEN "
+        f"{WAITING} WHEN ?2 > ?5 THEN {DELAYED} ELSE {READY} END, visible = ?2, "
+        "error = CASE WHEN ?3 = '' THEN error ELSE ?3 END, suspect = ?4, "
+        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
+        (item, visible, error, suspect, now_ms),
+    )
+
+
+def give_back_uncounted(connection: sqlite3.Connection, item: int) -> None:
+    """Nobody has had it: it is ready again, and its delivery did not happen."""
+    connection.execute(
+        f"UPDATE pxrs_queue_items SET state = {READY}, deliveries = deliveries - 1, "
+        "session = NULL, tx = NULL WHERE id = ?",
+        (item,),
+    )
+
+
+def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> None:
+    """It is dead: it stays, with what is known of its end, until somebody looks after it."""
+    connection.execute(
+        f"UPDATE pxrs_queue_items SET state = {DEAD}, dead_ms = ?3, "
+        "error = CASE WHEN ?2 = '' THEN error ELSE ?2 END, "
+        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
+        (item, error, now_ms),
+    )
+
+
+def find_held(
+    connection: sqlite3.Connection, queue: int, hands: Hands, held: Held, now: float
+) -> FoundHeld | None:
+    """The item, if it is held just so; None if it is not, or not any more."""
+    where, values = _in_hands([item_id(queue, held.id)], hands, now)
+    row = connection.execute(
+        f"SELECT id, lane FROM pxrs_queue_items WHERE {where} AND deliveries = ?",
+        [*values, held.delivery],
+    ).fetchone()
+    return FoundHeld(*row) if row else None
+
+
+def extend(
+    connection: sqlite3.Connection,
+    queue: int,
+    hands: Hands,
+    held: Sequence[Held],
+    now: float,
+    lock_until: float,
+) -> bool:
+    """Hold on until then; whether that is sooner than it was for any of them.
+
+    Raises `Fenced` if one is lost. Who waits was told of a later time, or of none: it has to
+    hear of an earlier one.
+    """
+    sooner = False
+    for some in in_chunks(held):
+        deliveries = _deliveries(queue, some)
+        where, values = _in_hands(deliveries, hands, now)
+        rows = connection.execute(
+            f"SELECT id, deliveries, lock_until FROM pxrs_queue_items WHERE {where}", values
+        ).fetchall()
+        if sum(deliveries[number] == delivery for number, delivery, _ in rows) < len(some):
+            raise Fenced(f"an item of queue {some[0].queue!r} is not held any more")
+        sooner = sooner or any(until is None or until > lock_until for _, _, until in rows)
+        connection.execute(
+            f"UPDATE pxrs_queue_items SET lock_until = ? WHERE {where}", [lock_until, *values]
+        )
+    return sooner

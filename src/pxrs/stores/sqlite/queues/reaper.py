@@ -1,0 +1,125 @@
+"""What the dead leave behind in queues, and when somebody should look again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from pxrs.clock import Clock
+from pxrs.stores.queue_rules import DIED_HOLDING, REMEMBERED_FOR
+from pxrs.stores.sqlite.coord import SqliteCoord
+from pxrs.stores.sqlite.database import Database, Turn
+from pxrs.stores.sqlite.queues import ahead, holds, rows, units
+from pxrs.stores.sqlite.queues.admin import slot_of
+from pxrs.stores.sqlite.queues.handouts import Verdicts
+from pxrs.stores.sqlite.queues.holds import HeldRow
+
+_REAP_EVERY = 0.1
+
+
+class Reaper:
+    """Frees what nobody holds any more."""
+
+    def __init__(
+        self,
+        database: Database,
+        coord: SqliteCoord,
+        clock: Clock,
+        verdicts: Verdicts,
+    ) -> None:
+        self._database = database
+        self._coord = coord
+        self._clock = clock
+        self._verdicts = verdicts
+        # By queue: each is looked after by those who take from it.
+        self._next_reap: dict[int, float] = {}
+        self._ended_at: dict[str, float] = {}
+
+    def reap(self) -> float | None:
+        """See `pxrs.stores.api.QueueStore.reap`."""
+        with self._database.reading() as connection:
+            lost = self.lost(connection)
+            queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
+            gone = self._forgotten_sessions(connection)
+            ahead.forget_owners(connection, self._verdicts)
+            # Left as they are, they would be due for ever: who sweeps would never rest.
+            overdue = any(self.due(connection, queue) == 0 for queue in queues)
+        if lost or gone or overdue:
+            self._database.write(lambda turn: self._reap(turn, queues, gone))
+        with self._database.reading() as connection:
+            dues = [self.due(connection, queue) for queue in queues]
+        return min((due for due in dues if due is not None), default=None)
+
+    def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
+        for queue in queues:
+            self.free(turn, queue)
+            rows.promote_due(turn.connection, queue, self._clock.wall_ms())
+        if gone:
+            units.forget_sessions(turn.connection, gone)
+
+    def now_and_then(self, turn: Turn, queue: int, now: float) -> None:
+        """`free`, if nobody here has for a while."""
+        if now >= self._next_reap.get(queue, 0.0):
+            self.free(turn, queue)
+            self._next_reap[queue] = now + _REAP_EVERY
+
+    def free(self, turn: Turn, queue: int) -> bool:
+        """Free what nobody holds any more in one queue; whether there was something."""
+        connection = turn.connection
+        now_ms = self._clock.wall_ms()
+        lost = self.lost(connection, queue)
+        for held in lost:
+            if not ahead.was_handed_out(held.tx, self._verdicts):
+                holds.give_back_uncounted(connection, held.id)
+            elif held.most is not None and held.deliveries >= held.most:
+                holds.bury(connection, held.id, DIED_HOLDING, now_ms)
+            else:
+                holds.give_back(
+                    connection,
+                    held.id,
+                    visible=now_ms,
+                    error=DIED_HOLDING,
+                    suspect=True,
+                    now_ms=now_ms,
+                )
+            turn.slots.add(slot_of(held.name))
+        rows.settle(
+            connection, {(queue, held.lane) for held in lost if held.lane is not None}, now_ms
+        )
+        return bool(lost)
+
+    def lost(self, connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
+        """What is nobody's any more, in one queue or in all."""
+        alive: dict[str, bool] = {}
+        return [held for held in holds.held_rows(connection, queue) if self._is_lost(held, alive)]
+
+    def _is_lost(self, held: HeldRow, alive: dict[str, bool]) -> bool:
+        if held.lock_until is not None and held.lock_until <= self._clock.monotonic():
+            return True
+        if held.session not in alive:
+            alive[held.session] = self._coord.is_alive(held.session)
+        return not alive[held.session]
+
+    def _forgotten_sessions(self, connection: sqlite3.Connection) -> list[str]:
+        """Sessions that ended so long ago that nobody will ask what they have done."""
+        now = self._clock.monotonic()
+        ended = [name for name in units.sessions(connection) if not self._coord.is_alive(name)]
+        self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
+        return [name for name in ended if self._ended_at[name] + REMEMBERED_FOR <= now]
+
+    def due(
+        self, connection: sqlite3.Connection, queue: int, lanes: Sequence[str] = ()
+    ) -> float | None:
+        """In how many seconds there may be something; `lanes` are those of who asks."""
+        now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
+        shows = (
+            rows.first_due_ms(connection, queue),
+            rows.first_behind_ms(connection, queue, lanes),
+        )
+        waits = [max(0.0, (visible - now_ms) / 1000) for visible in shows if visible is not None]
+        waits += [
+            max(0.0, held.lock_until - now)
+            for held in holds.held_rows(connection, queue)
+            if held.lock_until is not None
+        ]
+        return min(waits, default=None)

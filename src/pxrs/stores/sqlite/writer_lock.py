@@ -1,0 +1,93 @@
+"""A queue in front of the one writer that an SQLite file has.
+
+SQLite's own busy handler lets a writer in a tight loop starve the others. Here every writer
+takes lock A, then lock B, then releases A: whoever has just written has to pass A again,
+behind the one that already waits for B. At most one process waits for B, so it can look often;
+the others have a whole transaction's time to take A.
+
+Both are polled and not waited for: a wait in `flock` can't be ended by a timeout, and a
+frozen holder must become a `StoreBusy` that names it.
+
+Only B keeps writers apart; A is manners. Who has waited long for A goes on without it, so a
+process that was frozen in the queue, where it writes nothing, stops nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pxrs.clock import Clock
+from pxrs.stores.sqlite.change_counters import Control
+from pxrs.stores.sqlite.posix import closing_on_failure, open_beside, try_lock, unlock
+
+_WAIT_FOR_A = 0.0005
+_WAIT_FOR_B = 0.00005
+_LONGEST_WAIT = 0.002
+_LONGEST_QUEUE = 1.0
+
+
+class Turnstile:
+    """The two locks. One thread of a process uses it at a time; the caller sees to that."""
+
+    def __init__(self, folder: str, database: str, control: Control, clock: Clock) -> None:
+        with closing_on_failure() as opened:
+            self._a = opened(open_beside(os.path.join(folder, "queue.lock"), database))
+            self._b = opened(open_beside(os.path.join(folder, "writer.lock"), database))
+        self._control = control
+        self._clock = clock
+
+    def enter(self, timeout: float) -> bool:
+        """Take the writer's turn; false if it did not come in time."""
+        start = self._clock.monotonic()
+        deadline = start + timeout
+        try:
+            self._poll(self._a, _WAIT_FOR_A, min(deadline, start + _LONGEST_QUEUE))
+            if not self._poll(self._b, _WAIT_FOR_B, deadline):
+                return False
+        finally:
+            unlock(self._a)
+        self._control.set_holder(os.getpid(), self._clock.monotonic())
+        return True
+
+    def leave(self) -> None:
+        """Let the next one in. Twice does no harm."""
+        self._control.set_holder(0, 0.0)
+        unlock(self._b)
+
+    def give_up(self) -> None:
+        """After `enter` was interrupted anywhere: release what it may have taken."""
+        unlock(self._b)
+        unlock(self._a)
+
+    def describe_holder(self, path: str) -> str:
+        """Whom a writer has waited for in vain."""
+        holder = self._control.holder
+        if holder is None:
+            return f"many writers queue for {path}; it is over its capacity"
+        held = self._clock.monotonic() - holder.since
+        return (
+            f"the writer of {path} has been held for {held:.1f} s by "
+            f"pid {holder.pid}{_command_of(holder.pid)}; if that process hangs, end it"
+        )
+
+    def _poll(self, fd: int, pause: float, deadline: float) -> bool:
+        while not try_lock(fd):
+            if self._clock.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.1, _LONGEST_WAIT)
+        return True
+
+    def close(self) -> None:
+        os.close(self._a)
+        os.close(self._b)
+
+
+def _command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return f" ({words[:80]})" if words else ""
