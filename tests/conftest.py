@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-pytest_plugins = ["support.engine_fixtures"]
+pytest_plugins = ["support.engine_fixtures", "support.store_fixtures"]
 
 ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats")
 _PROPERTY = "engine"

@@ -1,4 +1,4 @@
-"""A connected store for every test of this folder, on each engine."""
+"""A connected store for every test, on each engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A commit covers what had been handed out when it was called, however late its turn comes.
 
-`PXRS_ROUNDS=10000 ./run test tests/runtime/test_commit_extent.py -k race` attacks for longer.
+`PXRS_ROUNDS=10000 ./run test tests/consuming/test_commit_extent.py -k race` attacks for longer.
 """
 
 from __future__ import annotations
