@@ -73,7 +73,7 @@ def test_an_interrupt_loses_nothing_wherever_it_comes(
                 end = px.describe_topic("orders").messages
                 try:
                     task = partial(work, consumer, seen)
-                    reached = interrupted_at(point, "pxrs/runtime", task, strike)
+                    reached = interrupted_at(point, task, strike)
                 except Interrupted:
                     reached = True
                 while found := consumer.poll(timeout=0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ from support.child import Child
 from support.inside import say, wait_for_parent
 from support.interrupts import interrupted_at
 from support.site import Site
+
+_ALL = re.compile("src/pxrs/")
 
 PATIENCE = 60.0
 
@@ -182,7 +185,7 @@ def test_an_interrupted_commit_that_is_tried_again_is_done_once(site: Site) -> N
                 assert item is not None
                 tx.put("out", item.value)
                 try:
-                    struck = interrupted_at(point, "src/pxrs/", tx.commit, strike)
+                    struck = interrupted_at(point, tx.commit, strike, _ALL)
                 except Interrupted:
                     struck = True
                 tx.finish()

@@ -19,7 +19,6 @@ from support.interrupts import interrupted_at
 from support.reading import read_all
 
 TOPIC = "orders"
-FOLDER = "pxrs/runtime"
 
 
 class Interrupted(BaseException):
@@ -77,7 +76,7 @@ def test_an_interrupt_loses_nothing_wherever_it_comes(
             producer = px.producer(linger=600, batch_bytes=batch_bytes, compression=compression)
             taken: Taken = [(b"before", producer.send(TOPIC, b"before", key=b"k"))]
             try:
-                reached = interrupted_at(point, FOLDER, partial(work, producer, taken), strike)
+                reached = interrupted_at(point, partial(work, producer, taken), strike)
             except Interrupted:
                 reached = True
             taken.append((b"after", producer.send(TOPIC, b"after", key=b"k")))

@@ -201,7 +201,7 @@ def test_interrupted_rollback_can_be_finished(place: Place) -> None:
     for point in range(1000):
         tx = holding(place)
         try:
-            struck = interrupted_at(point, "pxrs/runtime", tx.rollback, interrupt)
+            struck = interrupted_at(point, tx.rollback, interrupt)
         except KeyboardInterrupt:
             struck = True
         if not struck:
@@ -332,7 +332,7 @@ def test_interrupted_transaction_can_be_rolled_back(place: Place) -> None:
             tx.commit()
 
         try:
-            struck = interrupted_at(point, "pxrs/runtime", work, interrupt)
+            struck = interrupted_at(point, work, interrupt)
         except KeyboardInterrupt:
             struck = True
         tx.rollback()
@@ -351,7 +351,7 @@ def test_interrupted_transaction_that_is_dropped_leaves_no_lock(place: Place) ->
         tx = place.px.begin()
         work = partial(tx.take, "in", 10.0)
         try:
-            struck = interrupted_at(point, "pxrs/runtime", work, interrupt)  # type: ignore[arg-type]
+            struck = interrupted_at(point, work, interrupt)  # type: ignore[arg-type]
         except KeyboardInterrupt:
             struck = True
         del tx, work
