@@ -8,8 +8,7 @@ from random import Random
 
 from pxrs.clock import Clock
 from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.transacting import Transactions
-from pxrs.consuming.transactions import Transaction
+from pxrs.consuming.transactions import Transaction, Transactions
 from pxrs.errors import OutcomeUnknown, PxrsError
 from pxrs.queues.held_items import Desk
 from pxrs.stores.api import Stores

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.transacting import Transactions
+from pxrs.consuming.transactions import Transactions
 from pxrs.errors import Fenced, OutcomeUnknown, TransactionConflict
 from pxrs.testing.faults import NOTHING, Interrupted, Rates
 from support.stepping import TTL, Group

@@ -12,8 +12,7 @@ import pytest
 import trustme
 
 import engines
-from pxrs.config import parse_url
-from pxrs.config_engines import EtcdSettings, etcd_settings
+from pxrs.config import EtcdSettings, etcd_settings, parse_url
 from pxrs.errors import (
     Closed,
     ConfigError,

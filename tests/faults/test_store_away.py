@@ -12,7 +12,7 @@ import pytest
 import pxrs
 from pxrs import Pxrs, aio
 from pxrs.aio.threads import Threads
-from pxrs.producing.lanes import Lanes
+from pxrs.producing.buffer import Lanes
 from pxrs.types import Topic
 from support.proxy import Proxy
 

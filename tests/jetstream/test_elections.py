@@ -15,8 +15,7 @@ from nats.aio.msg import Msg
 
 import nats
 from engines import Engine
-from pxrs.config import parse_url
-from pxrs.config_engines import nats_settings
+from pxrs.config import nats_settings, parse_url
 from pxrs.errors import TopicNotFound
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.testing.conformance.tools import append, batch

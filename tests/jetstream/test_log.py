@@ -13,8 +13,7 @@ import pytest
 
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.config import parse_url
-from pxrs.config_engines import nats_settings
+from pxrs.config import nats_settings, parse_url
 from pxrs.errors import (
     Closed,
     ConfigError,

@@ -11,8 +11,7 @@ import pytest
 import sqlalchemy
 
 import pxrs
-from pxrs.config import parse_url
-from pxrs.config_engines import sql_settings
+from pxrs.config import parse_url, sql_settings
 from pxrs.errors import Closed, ConfigError, OutcomeUnknown, SessionLost, StoreUnavailable
 from pxrs.stores.mysql.coord import SqlCoord
 from pxrs.testing.conformance.tools import committed, put, value_of

@@ -102,7 +102,7 @@ def test_nobody_is_warned_who_has_nothing_left(end: str, tmp_path: Path) -> None
 def test_a_locked_store_is_an_error_in_the_log(
     delivery_timeout: float, patience: float, tmp_path: Path
 ) -> None:
-    program = f"import pxrs.producing.endings as endings; endings.PATIENCE = {patience}\n"
+    program = f"import pxrs.producing.producer as endings; endings.PATIENCE = {patience}\n"
     program += BLOCKING.format(delivery_timeout=delivery_timeout)
     # The topic is looked up before another program takes the file.
     program += "import sqlite3; other = sqlite3.connect('store.db', isolation_level=None)\n"

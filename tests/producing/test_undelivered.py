@@ -231,7 +231,7 @@ def test_the_log_has_a_line_unless_somebody_waits(
 def test_who_never_flushes_does_not_fill_the_memory(
     faulty: Pxrs, log: FaultyLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pxrs.producing.undelivered._MOST", 10)
+    monkeypatch.setattr("pxrs.producing.handles._MOST", 10)
     log.before = always(StoreFull("no space"))
     producer = faulty.producer(linger=600)
     sent = []

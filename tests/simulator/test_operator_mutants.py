@@ -15,7 +15,7 @@ from pxrs.core.claims import Stamp, Step
 from pxrs.core.group import View
 from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OffsetOutOfRange
-from pxrs.groups import deletion as forgetting
+from pxrs.groups import admin as forgetting
 from pxrs.groups.membership import Membership
 from pxrs.groups.owned_claims import Applied, Holdings, Mark
 from pxrs.types import Check, Put, TopicPartition, Versioned

@@ -9,11 +9,9 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from pxrs.consuming.checkpoint import Checkpoint
 from pxrs.consuming.in_hand import Loose
 from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.transacting import Handed
-from pxrs.consuming.transactions import Transaction
+from pxrs.consuming.transactions import Checkpoint, Handed, Transaction
 from pxrs.core import claims
 from pxrs.core.claims import Holding, Step
 from pxrs.core.records import Claim, decode

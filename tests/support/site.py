@@ -6,8 +6,7 @@ import secrets
 from contextlib import ExitStack
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import parse_url
-from pxrs.config_engines import etcd_settings, zookeeper_settings
+from pxrs.config import etcd_settings, parse_url, zookeeper_settings
 from pxrs.stores.api import CoordStore
 from pxrs.stores.etcd.coord import EtcdCoord
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord

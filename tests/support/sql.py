@@ -7,8 +7,7 @@ from typing import Any
 import sqlalchemy
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import parse_url
-from pxrs.config_engines import sql_settings
+from pxrs.config import parse_url, sql_settings
 from pxrs.stores.mysql.schema import META, metadata
 from pxrs.stores.mysql.stores import SqlStores
 

@@ -9,7 +9,7 @@ from random import Random
 from pxrs.codec.batches import encode
 from pxrs.config import ConsumerSettings, Start
 from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.transacting import Transactions
+from pxrs.consuming.transactions import Transactions
 from pxrs.core.records import Claim, claim_key, decode
 from pxrs.decoding import Decoder
 from pxrs.queues.held_items import Desk

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from pxrs.config import parse_url
-from pxrs.config_engines import zookeeper_settings
+from pxrs.config import parse_url, zookeeper_settings
 from pxrs.errors import InvalidRequest, MessageTooLarge
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance.queue_tools import Worker, look

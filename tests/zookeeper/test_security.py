@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import engines
-from pxrs.config import parse_url
-from pxrs.config_engines import zookeeper_settings
+from pxrs.config import parse_url, zookeeper_settings
 from pxrs.errors import ConfigError, StoreUnavailable
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 from pxrs.types import Check, Committed, Put

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kazoo.client import KazooClient
 
-from pxrs.config import parse_url
-from pxrs.config_engines import zookeeper_settings
+from pxrs.config import parse_url, zookeeper_settings
 from pxrs.errors import Closed, InvalidRequest, SessionLost, StoreUnavailable
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 from pxrs.stores.zookeeper.names import folder_of, folders_above, is_record, key_of, path_of

@@ -19,25 +19,45 @@ from typing import Any, TypeVar
 from pxrs import arguments
 from pxrs.callers import refuse_unsaid
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.background import Steward
+from pxrs.consuming.background import LogWatch, Steward
 from pxrs.consuming.callbacks import Callbacks, Parts
-from pxrs.consuming.health import Health, judge
-from pxrs.consuming.health_facts import facts_of
+from pxrs.consuming.health import Facts, Health, Outage, judge
 from pxrs.consuming.in_hand import Elsewhere, Run
-from pxrs.consuming.log_watch import LogWatch
 from pxrs.consuming.member_steps import Worker
 from pxrs.consuming.one_user import OneUser, refuse_interrupted
-from pxrs.consuming.outage import Outage
 from pxrs.consuming.owned_partition import Seat
 from pxrs.consuming.subscription import Subscription
-from pxrs.consuming.transacting import Transactions
-from pxrs.consuming.transactions import Transaction
+from pxrs.consuming.transactions import Transaction, Transactions
 from pxrs.core.records import head_key
 from pxrs.decoding import Decoder
-from pxrs.errors import Closed, PxrsError, StoreError, StoreUnavailable
-from pxrs.groups.fencing import all_of, fenced
+from pxrs.errors import Closed, Fenced, PxrsError, StoreError, StoreUnavailable
+from pxrs.groups.owned_claims import all_of, fenced
 from pxrs.queues.held_items import Desk
 from pxrs.types import Message, TopicPartition
+
+
+def facts_of(worker: Worker, steward: Steward, log: Outage, *, closed: bool) -> Facts:
+    """As of now. From any thread."""
+    membership, fatal = worker.membership, steward.fatal
+    session = membership.session
+    with worker.desk.lock:
+        seats = [seat for seat in worker.desk.seats.values() if seat.state == "owned"]
+        return Facts(
+            generation=membership.generation,
+            owned=len(seats),
+            meant=membership.meant,
+            waiting=sum(seat.lag for seat in seats),
+            in_hand_since=worker.in_hand_since(),
+            asked_at=worker.asked_at,
+            store_lost_since=min(filter(None, (steward.outage.since, log.since)), default=None),
+            fatal=None if fatal is None else f"{type(fatal).__name__}: {fatal}",
+            fenced=isinstance(fatal, Fenced),
+            closed=closed,
+            lease=None if session is None else session.remaining(),
+            missing=membership.missing,
+            unreadable=None if worker.trouble is None else str(worker.trouble),
+        )
+
 
 T = TypeVar("T")
 _CAREFUL_WAIT = 1.0

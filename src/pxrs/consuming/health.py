@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
+
+from pxrs.clock import Clock
+from pxrs.errors import StoreError
 
 HealthState = Literal[
     "joining",
@@ -86,3 +93,55 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
         gone = f"; deleted: {', '.join(facts.missing)}" if facts.missing else ""
         return Health("idle", f"{facts.owned} partitions, nothing waits{gone}")
     return Health("assigned", f"{facts.owned} partitions, {facts.waiting} messages wait")
+
+
+_LOG = logging.getLogger("pxrs.groups")
+
+
+class Outage:
+    """One line when it begins and one when it is over, however often and by whomever it is tried.
+
+    Thread-safe.
+    """
+
+    def __init__(self, who: str, clock: Clock, log: logging.Logger = _LOG) -> None:
+        self._who = who
+        self._clock = clock
+        self._log = log
+        self._lock = threading.Lock()
+        self.since: float | None = None
+        self.error: Exception | None = None
+
+    def began(self, error: Exception) -> None:
+        """A call has failed in a way that may pass."""
+        with self._lock:
+            self.error = error
+            if self.since is None:
+                self.since = self._clock.monotonic()
+                self._log.warning("%s: trying again until it works: %s", self._who, error)
+
+    def over(self, asked: float | None = None) -> None:
+        """A call has worked that was made at `asked`, or just now.
+
+        One that was made before the outage began tells nothing of it: among several threads, its
+        answer may be noted late.
+        """
+        if self.since is None:
+            return
+        with self._lock:
+            if self.since is not None and (asked is None or asked >= self.since):
+                lasted = self._clock.monotonic() - self.since
+                self._log.warning("%s: it works again, after %.1f s", self._who, lasted)
+                self.since = self.error = None
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """A block that calls the store: how it ends tells whether the store answers."""
+        asked = self._clock.monotonic()
+        try:
+            yield
+        except StoreError as error:
+            if error.retryable:
+                self.began(error)
+            raise
+        self.over(asked)

@@ -24,9 +24,16 @@ from pxrs.errors import (
     OffsetOutOfRange,
     PxrsError,
 )
-from pxrs.groups.fencing import fenced, not_owned
 from pxrs.groups.membership import MemberSettings, Membership
-from pxrs.groups.owned_claims import Applied, Holdings, Mark, leaves_doubt, mark_of
+from pxrs.groups.owned_claims import (
+    Applied,
+    Holdings,
+    Mark,
+    fenced,
+    leaves_doubt,
+    mark_of,
+    not_owned,
+)
 from pxrs.groups.resets import forget_old_resets, record_of_seek
 from pxrs.stores.api import Stores
 from pxrs.topics import Topics, named

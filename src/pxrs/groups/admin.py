@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -46,14 +46,14 @@ from pxrs.errors import (
     OffsetOutOfRange,
     PartitionNotFound,
 )
-from pxrs.groups.deletion import forget, is_blank, stop_claims
-from pxrs.groups.history import rebalance, together
 from pxrs.groups.info import (
     CheckpointChange,
     GroupHistory,
     GroupInfo,
     GroupSummary,
     MemberInfo,
+    rebalance,
+    together,
 )
 from pxrs.groups.lag import LagMeter
 from pxrs.groups.resets import forget_old_resets, record_of_reset
@@ -62,12 +62,15 @@ from pxrs.topics import Topics
 from pxrs.types import (
     Check,
     Committed,
+    Conflict,
+    Delete,
     Fence,
     LogPartition,
     Put,
     Topic,
     TopicPartition,
     Versioned,
+    Write,
 )
 
 Target = int | Literal["earliest", "latest"]
@@ -360,3 +363,68 @@ def _change(topic: str, number: int, step: Step, seen: _Group, found: Topic) -> 
     return CheckpointChange(
         topic=topic, partition=number, before=before, after=step.claim.checkpoint
     )
+
+
+class _Change(NamedTuple):
+    """A write, and the check that has to hold for it."""
+
+    checks: tuple[Check, ...]
+    write: Write
+
+
+def stop_claims(coord: CoordStore, group: str, head: Head, version: int) -> None:
+    """Take the target away, if the head is still at that version.
+
+    Whoever claims checks the head. So nothing is claimed unseen while the group is taken apart,
+    until members that live make another target.
+    """
+    empty = Head(generation=head.generation + 1, reason="the group is being deleted")
+    coord.commit([Check(head_key(group), version)], [Put(head_key(group), encode(empty))])
+
+
+def forget(
+    coord: CoordStore,
+    group: str,
+    version: int,
+    found: Mapping[LogPartition, Versioned],
+    stamp: Stamp,
+) -> bool:
+    """Remove all there is, the head last; false if something has changed meanwhile."""
+    changes = [
+        _Change((step.check,), step.put)
+        for where, record in found.items()
+        if not is_blank(decode(record, Claim))
+        for step in [_rewound(where, record, stamp)]
+    ]
+    for prefix in (history_prefix(group), resets_prefix(group), members_prefix(group)):
+        changes += [_Change((), Delete(each.key)) for each in coord.list(prefix)]
+    guard = Check(head_key(group), version)
+    room = coord.limits.operations - 2
+    while True:
+        now, changes = _fitting(changes, room)
+        checks = [guard, *(check for change in now for check in change.checks)]
+        writes = [change.write for change in now]
+        writes += [] if changes else [Delete(head_key(group))]
+        if isinstance(coord.commit(checks, writes), Conflict):
+            return False
+        if not changes:
+            return True
+
+
+def is_blank(claim: Claim) -> bool:
+    """Whether the claim holds nothing but its epoch."""
+    return claim.owner is None and claim.checkpoint is None and not claim.metadata
+
+
+def _rewound(where: LogPartition, record: Versioned, stamp: Stamp) -> Step:
+    """The claim without owner and checkpoint, at a higher epoch."""
+    return claims.rewind(TopicPartition(*where), record.key, record, None, stamp)
+
+
+def _fitting(changes: list[_Change], room: int) -> tuple[list[_Change], list[_Change]]:
+    """As many changes as one commit can carry, and the rest."""
+    for count, change in enumerate(changes):
+        room -= 1 + len(change.checks)
+        if room < 0:
+            return changes[:count], changes[count:]
+    return changes, []

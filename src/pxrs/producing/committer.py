@@ -37,8 +37,7 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.producing.buffer import Outbox
-from pxrs.producing.handles import Parcel
-from pxrs.producing.undelivered import Undelivered
+from pxrs.producing.handles import Parcel, Undelivered
 from pxrs.stores.api import LogStore
 from pxrs.types import Append, Appended, Batch, LogPartition
 

@@ -1,11 +1,20 @@
-"""The producer: `send` puts a message into a batch, one thread commits what all have put."""
+"""The producer: `send` puts a message into a batch, one thread commits what all have put.
+
+Beside it: retention of the topics that it makes grow, and what becomes of open producers when the
+process forks or ends.
+"""
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import threading
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from time import sleep, time, time_ns
+from contextlib import suppress
+from time import monotonic, sleep, time, time_ns
 from types import TracebackType
 from typing import Any
 
@@ -20,14 +29,10 @@ from pxrs.errors import (
     StoreError,
     TopicNotFound,
 )
-from pxrs.producing.buffer import RECORD_BYTES, REPORT_BYTES, Box, Lane, Outbox
+from pxrs.producing.buffer import RECORD_BYTES, REPORT_BYTES, Box, Lane, Lanes, Outbox
 from pxrs.producing.committer import Committer
-from pxrs.producing.endings import look_after
-from pxrs.producing.handles import Parcel, Sent, SentMany, counted
-from pxrs.producing.lanes import Lanes
+from pxrs.producing.handles import LOG, Parcel, Sent, SentMany, Undelivered, counted, described
 from pxrs.producing.records import NO_HEADERS, Checks, chunks, plain
-from pxrs.producing.retention import Retention
-from pxrs.producing.undelivered import Undelivered
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
 from pxrs.topics import Topics
@@ -419,3 +424,92 @@ class Producer:
             self._outbox.mark_stale(parcel.topic)
         else:
             self._retention.note(parcel.topic)
+
+
+_EVERY = 10.0
+
+
+class Retention:
+    """Which topics have grown, and when each was last looked at."""
+
+    def __init__(self, topics: Topics, clock: Clock) -> None:
+        self._topics = topics
+        self._clock = clock
+        self._grown: set[Topic] = set()
+        self._retained: dict[str, float] = {}
+
+    def note(self, topic: Topic) -> None:
+        """The topic has grown."""
+        if topic.retention_ms is not None or topic.retention_bytes is not None:
+            self._grown.add(topic)
+
+    def keep_up(self) -> None:
+        """Now and then, drop what the topics that have grown no longer keep."""
+        now = self._clock.monotonic()
+        for topic in list(self._grown):
+            if now - self._retained.get(topic.id, -_EVERY) >= _EVERY:
+                self._retained[topic.id] = now
+                self._grown.discard(topic)
+                # Retention is housekeeping: what fails now, however, is done the next time.
+                with suppress(Exception):
+                    self._topics.retain(topic)
+
+
+# At a normal end the threads of open producers still run: they are told to hurry, and the thread
+# that ends the program waits for them, not for ever. It commits nothing itself: a store that hangs
+# would hold it.
+
+
+# How many seconds a program may take to end because of what it left behind.
+PATIENCE = 10.0
+
+
+_open: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def look_after(producer: Producer) -> None:
+    """From here on, until it is gone."""
+    _open.add(producer)
+
+
+def _after_fork_in_child() -> None:
+    for producer in list(_open):
+        producer._abandon()
+
+
+def _at_exit() -> None:
+    began = monotonic()
+    left = [(producer, producer._leftovers()) for producer in list(_open)]
+    left = [(producer, parcels) for producer, parcels in left if parcels]
+    for producer, parcels in left:
+        deadline = began + min(PATIENCE, producer._committer.delivery_timeout)
+        _await(parcels, deadline)
+        producer._committer.rest(max(0.0, deadline - monotonic()))
+        if lost := [parcel for parcel in parcels if not parcel.settled]:
+            LOG.error(
+                "not delivered: %s: the program ended before they could be; close the producer "
+                "to wait longer, and to be told",
+                described(lost),
+            )
+    # Last: a warning may be turned into an error.
+    for producer, parcels in left:
+        warnings.warn(
+            f"a producer was not closed, and {described(parcels)} had to be flushed when the "
+            "program ended; use it in a `with` block, or call its close()",
+            ResourceWarning,
+            source=producer,
+            stacklevel=2,
+        )
+
+
+def _await(parcels: Sequence[Parcel], deadline: float) -> None:
+    for parcel in parcels:
+        settled = threading.Event()
+        parcel.when_settled(settled.set)
+        if not settled.wait(max(0.0, deadline - monotonic())):
+            return
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

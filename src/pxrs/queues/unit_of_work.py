@@ -27,7 +27,7 @@ from pxrs.errors import (
     SessionLost,
     TransactionConflict,
 )
-from pxrs.producing.outgoing import Outgoing
+from pxrs.producing.records import Outgoing
 from pxrs.queues.held_items import Desk, Hold
 from pxrs.queues.item import Item, as_item, encode_body
 from pxrs.serde import Serde

@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 
 from pxrs.clock import Clock
-from pxrs.consuming.health import Health
-from pxrs.consuming.outage import Outage
+from pxrs.consuming.health import Health, Outage
 from pxrs.core.delivery import ConsumeTimes, Policy, check_policy, describe
 from pxrs.core.retry import Backoff
 from pxrs.errors import (

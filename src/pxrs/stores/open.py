@@ -89,7 +89,7 @@ def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None
     for place in split_url(url, coord, log).urls():
         parsed = parse_url(place)
         if parsed.scheme in ("postgresql", "postgres"):
-            from pxrs.config_engines import postgres_settings
+            from pxrs.config import postgres_settings
 
             settings = postgres_settings(parsed)
             with _needing("postgresql://", "postgres"):
@@ -159,7 +159,7 @@ def _memory(url: StoreUrl) -> Opened:
 
 
 def _postgres(url: StoreUrl) -> Opened:
-    from pxrs.config_engines import postgres_settings
+    from pxrs.config import postgres_settings
 
     settings = postgres_settings(url)
     with _needing("postgresql://", "postgres"):
@@ -175,7 +175,7 @@ def _postgres(url: StoreUrl) -> Opened:
 
 
 def _etcd(url: StoreUrl) -> Opened:
-    from pxrs.config_engines import etcd_settings
+    from pxrs.config import etcd_settings
     from pxrs.stores.etcd.coord import EtcdCoord
 
     coord = EtcdCoord(etcd_settings(url))
@@ -183,7 +183,7 @@ def _etcd(url: StoreUrl) -> Opened:
 
 
 def _zookeeper(url: StoreUrl) -> Opened:
-    from pxrs.config_engines import zookeeper_settings
+    from pxrs.config import zookeeper_settings
     from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 
     coord = ZooKeeperCoord(zookeeper_settings(url))
@@ -204,7 +204,7 @@ def _with_recipe(coord: CoordStore) -> Opened:
 
 
 def _nats(url: StoreUrl) -> Opened:
-    from pxrs.config_engines import nats_settings
+    from pxrs.config import nats_settings
 
     settings = nats_settings(url)
     with _needing("nats://", "nats"):
@@ -214,7 +214,7 @@ def _nats(url: StoreUrl) -> Opened:
 
 
 def _sql(url: StoreUrl) -> Opened:
-    from pxrs.config_engines import sql_settings
+    from pxrs.config import sql_settings
 
     settings = sql_settings(url)
     with _needing(f"{url.scheme}://", "sql"):

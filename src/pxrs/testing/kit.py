@@ -31,7 +31,7 @@ from pxrs.arguments import check_handler
 from pxrs.config import ConsumerSettings, check_member_name
 from pxrs.decoding import Decoder
 from pxrs.errors import InvalidRequest, PxrsError
-from pxrs.producing.outgoing import Outgoing
+from pxrs.producing.records import Outgoing
 from pxrs.serde import Serde
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock

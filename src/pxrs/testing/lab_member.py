@@ -12,11 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.checkpoint import Checkpoint
 from pxrs.consuming.owned_partition import Seat
 from pxrs.consuming.partition_table import ConsumerDesk
 from pxrs.consuming.reader import FETCH_BYTES
-from pxrs.consuming.transactions import Transaction
+from pxrs.consuming.transactions import Checkpoint, Transaction
 from pxrs.core.assign import assignor
 from pxrs.core.claims import Holding
 from pxrs.core.group import Rules
@@ -257,7 +256,7 @@ class LabMember:
 
 
 class _Work:
-    """See `pxrs.consuming.checkpoint.Work`: a single message."""
+    """See `pxrs.consuming.transactions.Work`: a single message."""
 
     def __init__(self, desk: ConsumerDesk, hand: _Hand, message: Message) -> None:
         self._desk = desk

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config_engines import EtcdSettings
+from pxrs.config import EtcdSettings
 from pxrs.errors import InvalidRequest, PxrsError
 from pxrs.stores.api import Watch, refuse_session_check, validate_commit
 from pxrs.stores.etcd.commits import Commits

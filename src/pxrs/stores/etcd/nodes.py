@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pxrs.clock import Clock
-from pxrs.config_engines import EtcdSettings, TlsFiles
+from pxrs.config import EtcdSettings, TlsFiles
 from pxrs.errors import Closed, ConfigError, StoreUnavailable
 from pxrs.stores.etcd.failures import Remedy, remedy, told
 from pxrs.stores.etcd.wire import grpc, rpc

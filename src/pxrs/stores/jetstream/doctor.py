@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pxrs.config_engines import NatsSettings
+from pxrs.config import NatsSettings
 from pxrs.stores.findings import Finding, note, ok, problem, warning
 from pxrs.stores.jetstream.wire import NoAnswer, NotSent, Wire
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config_engines import NatsSettings
+from pxrs.config import NatsSettings
 from pxrs.errors import OutcomeUnknown, PxrsError, TopicNotFound
 from pxrs.stores.findings import Finding
 from pxrs.stores.jetstream.appending import Appending

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from pxrs.config_engines import NatsSettings
+from pxrs.config import NatsSettings
 from pxrs.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent, Reply, Wire, status_of
 

@@ -12,7 +12,7 @@ import secrets
 from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.config_engines import NatsSettings
+from pxrs.config import NatsSettings
 from pxrs.errors import (
     InvalidRequest,
     PartitionNotFound,

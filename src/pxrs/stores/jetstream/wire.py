@@ -23,7 +23,7 @@ from nats.aio.subscription import Subscription
 
 import nats
 from pxrs.chance import CHANCE
-from pxrs.config_engines import NatsSettings, TlsFiles
+from pxrs.config import NatsSettings, TlsFiles
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
 
 _LOG = logging.getLogger("pxrs.nats")

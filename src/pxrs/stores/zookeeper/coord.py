@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config_engines import ZooKeeperSettings
+from pxrs.config import ZooKeeperSettings
 from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailable
 from pxrs.stores.api import Watch, validate_commit
 from pxrs.stores.findings import Finding

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.config_engines import ZooKeeperSettings
+from pxrs.config import ZooKeeperSettings
 from pxrs.errors import (
     Closed,
     ConfigError,
