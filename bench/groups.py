@@ -19,7 +19,7 @@ from bench.members import (
     SETTLE_TIMEOUT,
     Load,
     Member,
-    Seen,
+    Snapshot,
     Watched,
     await_share,
     consume_together,
@@ -216,7 +216,7 @@ def _owned(head: Head, member: Member) -> set[int]:
 
 
 def _gaps(
-    before: Head, after: Head, seen: list[Seen], joined: int, silent: str
+    before: Head, after: Head, seen: list[Snapshot], joined: int, silent: str
 ) -> list[tuple[float, float]]:
     """The longest gap of each partition that stayed: in the window before the join and after.
 
@@ -244,7 +244,7 @@ def _longest(times: Iterable[int]) -> float:
     return max((later - sooner) / 1e6 for sooner, later in pairwise(sorted(times)))
 
 
-def _taken_over(partitions: set[int], seen: list[Seen], since: int) -> float:
+def _taken_over(partitions: set[int], seen: list[Snapshot], since: int) -> float:
     """Milliseconds until others had handled a message of each of these partitions."""
     first = {
         partition: min(each.at for each in seen if each.partition == partition and each.at > since)

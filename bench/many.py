@@ -13,12 +13,12 @@ from bench.harness import Check, Options, Say, Section, scratch
 from bench.ours import Px, url
 from bench.workload import TOPIC
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.consuming.partition_table import ConsumerDesk
+from pxrs.consuming.partition_table import PartitionTable
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules, View, next_head
 from pxrs.core.records import GroupTopic, Head, MemberRecord, claims_prefix
 from pxrs.groups.membership import MemberSettings, Membership
-from pxrs.groups.owned_claims import Holdings, Mark
+from pxrs.groups.owned_claims import Mark, OwnedClaims
 from pxrs.topics import Topics
 from pxrs.types import Check as VersionCheck
 from pxrs.types import Committed, Conflict, Write
@@ -54,7 +54,7 @@ class Bystander:
 
     def __init__(self, px: Px, coord: Any, number: int) -> None:
         self.name = f"member-{number:02}"
-        self.holdings = Holdings(coord, SYSTEM_CLOCK)
+        self.owned_claims = OwnedClaims(coord, SYSTEM_CLOCK)
         self.membership = Membership(
             MemberSettings(
                 group=GROUP,
@@ -66,8 +66,8 @@ class Bystander:
             coord,
             Topics(coord, px.stores.log, SYSTEM_CLOCK),
             SYSTEM_CLOCK,
-            self.holdings,
-            ConsumerDesk(in_hand=lambda seat: False, commits_handled=True),
+            self.owned_claims,
+            PartitionTable(in_hand=lambda owned: False, commits_handled=True),
         )
         self.membership.join()
 
@@ -131,7 +131,7 @@ def _crash(section: Section, px: Px) -> None:
     _settle(members)
     dead, living = members[7], members[:7] + members[8:]
     its_claims = {
-        holding.key for part in dead.holdings.parts if (holding := dead.holdings.get(part))
+        holding.key for part in dead.owned_claims.parts if (holding := dead.owned_claims.get(part))
     }
     coord.commits.clear()
     dead.crash()
@@ -157,7 +157,7 @@ def _settle(members: Sequence[Bystander]) -> list[float]:
     deadline = monotonic() + _SETTLE_TIMEOUT
     while monotonic() < deadline:
         looks += [member.look() for member in members]
-        if sum(len(member.holdings.parts) for member in members) == PARTITIONS:
+        if sum(len(member.owned_claims.parts) for member in members) == PARTITIONS:
             return looks
     raise TimeoutError(f"{len(members)} members did not settle in {_SETTLE_TIMEOUT:g} s")
 
@@ -166,7 +166,7 @@ def _commits(section: Section, px: Px, options: Options) -> None:
     coord = CountingCoord(px.stores.coord)
     member = Bystander(px, coord, 0)
     _settle([member])
-    parts = sorted(member.holdings.parts)
+    parts = sorted(member.owned_claims.parts)
     times: dict[int, list[float]] = {size: [] for size in COMMIT_SIZES}
     counts: dict[int, list[int]] = {size: [] for size in COMMIT_SIZES}
     for number in range(1, 4 * options.rounds + 2):
@@ -174,7 +174,7 @@ def _commits(section: Section, px: Px, options: Options) -> None:
             marks = {part: Mark(10 * number + size) for part in parts[:size]}
             before = len(coord.commits)
             started = perf_counter()
-            member.holdings.commit(marks)
+            member.owned_claims.commit(marks)
             times[size].append(1000 * (perf_counter() - started))
             counts[size].append(len(coord.commits) - before)
     for size in COMMIT_SIZES:

@@ -30,7 +30,7 @@ SETTLE_TIMEOUT = 30.0
 TICK = 0.005
 
 
-class Seen(NamedTuple):
+class Snapshot(NamedTuple):
     """A message that a member handled, and when."""
 
     partition: int
@@ -42,7 +42,7 @@ class Farewell(NamedTuple):
     """What a member that left on request says: when it began to leave, and what it handled."""
 
     at: int
-    seen: list[Seen]
+    seen: list[Snapshot]
 
 
 class Member:
@@ -88,7 +88,7 @@ def _member(line: Connection, where: str, group: str) -> None:
                 break
         at = monotonic_ns()
         consumer.close()
-        line.send((at, [Seen(*each) for each in seen]))
+        line.send((at, [Snapshot(*each) for each in seen]))
 
 
 def _listen(line: Connection, told: threading.Event) -> None:

@@ -1,6 +1,6 @@
-"""A simulated process: the real worker, driven by steps instead of by threads.
+"""A simulated process: the real member, driven by steps instead of by threads.
 
-Three threads of a consumer are three kinds of steps here: the steward's (`look`, `commit`), the
+Three threads of a consumer are three kinds of steps here: the background's (`look`, `commit`), the
 session's (`renew`) and the caller's (everything about messages). A step that is stopped inside a
 store call lets steps of the other kinds happen in between, as far as the real locks would.
 """
@@ -15,8 +15,8 @@ from random import Random
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.in_hand import Elsewhere
-from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.owned_partition import Seat
+from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.records import head_key, members_prefix
 from pxrs.decoding import Decoder
 from pxrs.errors import (
@@ -75,7 +75,7 @@ class Actor:
         self._clock = ShiftedClock(clock, rng.uniform(0, 1000))
         numbers = count(1)
         topics = Topics(stores.coord, stores.log, self._clock)
-        self.worker = Worker(
+        self.member = MemberSteps(
             stores,
             topics,
             self._clock,
@@ -101,13 +101,13 @@ class Actor:
             new_id=lambda: f"{who}-{next(numbers)}",
         )
         self.lock = StepLock(lambda: switch(who, "taking its lock"))
-        self.worker.holdings.lock = self.lock  # type: ignore[assignment]
+        self.member.owned_claims.lock = self.lock  # type: ignore[assignment]
         self._transacting = Transacting(
             who,
             stores,
             topics,
             self._clock,
-            self.worker,
+            self.member,
             ledger.told,
             rng,
             plan,
@@ -116,7 +116,7 @@ class Actor:
         self._caller = Caller(
             who,
             mode,
-            self.worker,
+            self.member,
             self._transacting,
             self._clock,
             ledger,
@@ -139,11 +139,11 @@ class Actor:
 
     @property
     def remaining(self) -> float:
-        session = self.worker.membership.session
+        session = self.member.membership.session
         return session.remaining() if session is not None else 0.0
 
     def renew(self) -> None:
-        session = self.worker.membership.session
+        session = self.member.membership.session
         if session is not None and not self._renewing:
             self._renewing = True
             with self._tolerating("renew"):
@@ -152,11 +152,11 @@ class Actor:
                 self._transacting.keeper.renew()
             self._renewing = False
 
-    # The steward's thread
+    # The background's thread
 
     @property
     def due(self) -> bool:
-        """Whether the steward would wake up now."""
+        """Whether the background would wake up now."""
         now = self._clock.monotonic()
         return (
             self._watch is None
@@ -165,9 +165,9 @@ class Actor:
             or self._watch.wait(0)
         )
 
-    def steward(self) -> None:
-        """Look at the group, then commit if it is time: one turn of the steward's loop."""
-        membership = self.worker.membership
+    def background(self) -> None:
+        """Look at the group, then commit if it is time: one turn of the background's loop."""
+        membership = self.member.membership
         now = self._clock.monotonic()
         self._look_at = now + _RETRY
         with self._tolerating("look"):
@@ -176,7 +176,7 @@ class Actor:
                 membership.join()
                 self._joined = True
                 self._ledger.joined(self.who)
-            if not self.worker.alive:
+            if not self.member.alive:
                 self._ledger.lease_over(self.who)
             self._arm(membership.waiting_for)
             wanted = membership.look()
@@ -187,7 +187,7 @@ class Actor:
             if now >= self._commit_at:
                 self._commit_at = now + _CAREFUL
                 if self.mode not in ("asks", "transactions"):
-                    self.worker.commit_handled()
+                    self.member.commit_handled()
             if self._watched != membership.waiting_for:
                 self._look_at = now
 
@@ -199,14 +199,14 @@ class Actor:
             if self.mode == "asks":
                 self._commit_asked()
             else:
-                self.worker.commit_handled()
+                self.member.commit_handled()
 
     def _commit_asked(self) -> None:
-        """See `Steward.commit_what_was_asked`."""
+        """See `Background.commit_what_was_asked`."""
         asked, self._caller.asked = self._caller.asked, []
         if asked:
             try:
-                self.worker.commit_asked(asked)
+                self.member.commit_asked(asked)
             except BaseException:
                 self._caller.asked += asked
                 raise
@@ -256,7 +256,7 @@ class Actor:
     def pause_or_resume(self) -> None:
         """Pause one of the partitions that it has, or go on with one of those that are paused."""
         paused = sorted(self._caller.paused)
-        owned = sorted(self.worker.desk.seats)
+        owned = sorted(self.member.table.partitions)
         if paused and self._rng.random() < 0.7:
             part = self._rng.choice(paused)
             self._say(f"{self.who} resumes {part.topic}/{part.partition}")
@@ -268,12 +268,12 @@ class Actor:
 
     def attend(self) -> None:
         """Between messages: hear what has changed, let go of what has to go."""
-        desk = self.worker.desk
+        table = self.member.table
         with self._tolerating("attend"):
-            while (change := desk.next_change()) is not None:
+            while (change := table.next_change()) is not None:
                 if change.kind == "leaving":
-                    desk.said_goodbye(change.parts)
-            self.worker.membership.release_what_is_finished()
+                    table.said_goodbye(change.parts)
+            self.member.membership.release_what_is_finished()
 
     def give_up(self) -> None:
         """The handler raises: the messages it has are not handled."""
@@ -284,15 +284,15 @@ class Actor:
             self._tolerating(f"seek {part.topic}/{part.partition} to {offset}"),
             suppress(TopicNotFound, OffsetOutOfRange),
         ):
-            self.worker.seek(*part, offset)
+            self.member.seek(*part, offset)
 
     def commit_seen(self) -> None:
         """An explicit commit."""
         with self._tolerating("commit()"):
             self._caller.commit()
 
-    def _working_on(self, seat: Seat) -> bool:
-        return self._caller.working_on(seat)
+    def _working_on(self, owned: OwnedPartition) -> bool:
+        return self._caller.working_on(owned)
 
     # Its end
 
@@ -300,8 +300,8 @@ class Actor:
         """Close: what was handled is committed, everything is released."""
         self._say(f"{self.who} leaves")
         with self._tolerating("leave"):
-            self.worker.sync()
-            self.worker.membership.leave()
+            self.member.sync()
+            self.member.membership.leave()
         self.end()
 
     def end(self) -> None:

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.consuming.in_hand import Extent, Run
-from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.owned_partition import Seat
+from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
 from pxrs.testing.faults import Interrupted
@@ -27,20 +27,20 @@ _RETRY = 0.2
 class Task(NamedTuple):
     """A message for one of several workers."""
 
-    seat: Seat
+    owned: OwnedPartition
     turn: int
     progress: Progress | None
     message: Message
 
 
 class Caller:
-    """Takes messages from a worker and handles them, and tells the judge of both."""
+    """Takes messages from a member and handles them, and tells the judge of both."""
 
     def __init__(
         self,
         who: str,
         mode: Mode,
-        worker: Worker,
+        member: MemberSteps,
         transacting: Transacting,
         clock: Clock,
         ledger: Ledger,
@@ -50,7 +50,7 @@ class Caller:
     ) -> None:
         self._who = who
         self._mode = mode
-        self._worker = worker
+        self._member = member
         self._transacting = transacting
         self._clock = clock
         self._ledger = ledger
@@ -64,7 +64,7 @@ class Caller:
         self._loop: Iterator[Message] | None = None
         self._loops = rng.random() < 0.5
         self._in_hand: list[tuple[Message, Delivery]] = []
-        # Commits that the steward shall make.
+        # Commits that the background shall make.
         self.asked: list[Extent] = []
         # Of which topic's partition the messages are that carry this very fence.
         self._topic_ids: dict[int, tuple[Fence, str]] = {}
@@ -98,11 +98,11 @@ class Caller:
     def pause(self, part: TopicPartition) -> None:
         """Hand out nothing of it until further notice."""
         self.paused.add(part)
-        self._worker.pause({part})
+        self._member.pause({part})
 
     def resume(self, part: TopicPartition) -> None:
         self.paused.discard(part)
-        self._worker.desk.pause([part], paused=False)
+        self._member.table.pause([part], paused=False)
 
     def commit(self) -> None:
         """An explicit commit: of all that was handed out, or up to one message."""
@@ -117,24 +117,24 @@ class Caller:
             if not only_one or (delivery is of and message.offset <= last.offset):
                 self._ledger.handled(delivery, message)
         if only_one:
-            self._worker.commit_message(last)
+            self._member.commit_message(last)
         else:
-            self._worker.commit_up_to(self._worker.extent())
+            self._member.commit_up_to(self._member.extent())
 
     def _next_runs(self) -> list[Run]:
-        runs = self._worker.hand_out(self._rng.choice(self.sizes))
+        runs = self._member.hand_out(self._rng.choice(self.sizes))
         if not runs:
             try:
-                self._worker.fetch(lambda: None)
+                self._member.fetch(lambda: None)
             except Interrupted as interrupted:
                 # As `Consumer.poll` does.
-                self._worker.did_not_arrive(interrupted)
+                self._member.did_not_arrive(interrupted)
                 raise
-            runs = self._worker.hand_out(self._rng.choice(self.sizes))
+            runs = self._member.hand_out(self._rng.choice(self.sizes))
         for run in runs:
-            topic_id = run.seat.where.topic_id
-            self._topic_ids[id(run.seat.fence)] = run.seat.fence, topic_id
-            self._refuse_if_paused(run.seat.part)
+            topic_id = run.owned.where.topic_id
+            self._topic_ids[id(run.owned.fence)] = run.owned.fence, topic_id
+            self._refuse_if_paused(run.owned.part)
             for message in run.messages:
                 self._ledger.handed(self._who, topic_id, message)
         return runs
@@ -142,11 +142,11 @@ class Caller:
     def _each(self) -> None:
         """`for message in consumer`."""
         if self._loop is None:
-            self._worker.finish()
+            self._member.finish()
             runs = self._next_runs()
             if not runs:
                 return
-            self._loop = self._worker.one_by_one(runs)
+            self._loop = self._member.one_by_one(runs)
         for message, delivery in self._in_hand:
             self._ledger.handled(delivery, message)
         self._in_hand = []
@@ -157,7 +157,7 @@ class Caller:
         for message, delivery in self._in_hand:
             self._ledger.handled(delivery, message)
         self._in_hand = []
-        self._worker.finish()
+        self._member.finish()
         for run in self._next_runs():
             run.seen = len(run.messages)
             self._in_hand += [(message, self._began(message)) for message in run.messages]
@@ -167,7 +167,7 @@ class Caller:
         if self._in_hand and self._rng.random() < 0.3:
             self._ask()
             return
-        self._worker.finish()
+        self._member.finish()
         for run in self._next_runs():
             run.seen = len(run.messages)
             self._in_hand += [(message, self._began(message)) for message in run.messages]
@@ -177,10 +177,10 @@ class Caller:
         for message, delivery in self._in_hand:
             self._ledger.handled(delivery, message)
         if self._rng.random() < 0.5:
-            self._worker.commit_up_to(self._worker.extent())
+            self._member.commit_up_to(self._member.extent())
         else:
             self._say(f"{self._who} asks for a commit")
-            self.asked.append(self._worker.ask())
+            self.asked.append(self._member.ask())
         self._in_hand = []
 
     def _transact(self) -> None:
@@ -211,7 +211,7 @@ class Caller:
             runs = self._next_runs()
             if not runs:
                 return
-            self._loop = self._worker.one_by_one(runs)
+            self._loop = self._member.one_by_one(runs)
         self._turn()
 
     def _turn(self) -> None:
@@ -233,11 +233,11 @@ class Caller:
         loop, self._loop = self._loop, None
         self._in_hand = []
         loop.close()  # type: ignore[union-attr]
-        self._worker.finish()
+        self._member.finish()
 
     def _by_key(self) -> None:
         """`px.run` with several workers, in order per key: see `pxrs.running.runner`."""
-        desk = self._worker.desk
+        table = self._member.table
         if self._tasks and self._rng.random() < 0.5:
             lane, task, delivery = self._tasks.pop(self._rng.randrange(len(self._tasks)))
             if self._rng.random() < 0.9:
@@ -252,11 +252,11 @@ class Caller:
         if taken is not None:
             lane, task = taken
             progress = task.progress
-            with desk.lock:
-                if not self._worker.alive:
+            with table.lock:
+                if not self._member.alive:
                     self._schedule.park(lane, self._clock.monotonic() + _RETRY)
                 elif (
-                    task.seat.turn != task.turn
+                    task.owned.turn != task.turn
                     or progress is None
                     or progress.is_done(task.message.offset)
                 ):
@@ -265,17 +265,17 @@ class Caller:
                     self._tasks.append((lane, task, self._began(task.message)))
             return
         runs = self._next_runs()
-        self._worker.forget_runs()
+        self._member.forget_runs()
         for run in runs:
             for message in run.messages:
                 self._schedule.put(
                     (message.topic, message.partition, message.key),
-                    Task(run.seat, run.turn, run.progress, message),
+                    Task(run.owned, run.turn, run.progress, message),
                 )
 
-    def working_on(self, seat: Seat) -> bool:
+    def working_on(self, owned: OwnedPartition) -> bool:
         """Whether one of several workers has a message of it."""
-        return any(task.seat is seat for _, task, _ in self._tasks)
+        return any(task.owned is owned for _, task, _ in self._tasks)
 
     def _began(self, message: Message) -> Delivery:
         _, topic_id = self._topic_ids[id(message.fence)]

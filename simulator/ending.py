@@ -39,7 +39,7 @@ def _round(world: World) -> str | None:
         with world.judged():
             for actor in world.living:
                 if actor.due:
-                    actor.steward()
+                    actor.background()
                 actor.attend()
                 actor.work()
                 while actor.busy and world.rng.random() < 0.8:
@@ -71,7 +71,7 @@ def _unrest(world: World) -> str | None:
     state = group_state(decode(found, Head) if found is not None else None, members, claims)
     if state != "STABLE":
         return f"the group is {state}"
-    ids = {actor.worker.membership.me.id: actor for actor in world.living}
+    ids = {actor.member.membership.me.id: actor for actor in world.living}
     gone = sorted({member.id for member in members.values()} - ids.keys())
     if gone:
         return f"{gone[0]} is not there, and its session is not over yet"
@@ -79,8 +79,8 @@ def _unrest(world: World) -> str | None:
         claim, account = claims.get(part), world.ledger.accounts[part]
         if claim is None or claim.owner not in ids:
             return f"{account} is owned by {claim and claim.owner}, which is not there"
-        holding = ids[claim.owner].worker.holdings.get(part)
-        if holding is None or holding.epoch != claim.epoch:
+        owned_claim = ids[claim.owner].member.owned_claims.get(part)
+        if owned_claim is None or owned_claim.epoch != claim.epoch:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
         end = world.topics.end_of(part)
         first = account.first_to_handle(claim)

@@ -265,7 +265,7 @@ class Ledger:
     # What was done with messages
 
     def handed(self, who: str, topic_id: str, message: Message) -> None:
-        """A message left the desk for the handler's queue."""
+        """A message left the table for the handler's queue."""
         self._delivery(who, topic_id, message).hand_out(message.offset)
 
     def began(self, who: str, topic_id: str, message: Message, remaining: float) -> Delivery:

@@ -7,7 +7,7 @@ from itertools import count
 from random import Random
 
 from pxrs.clock import Clock
-from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Transaction, Transactions
 from pxrs.errors import OutcomeUnknown, PxrsError
 from pxrs.queues.held_items import Desk
@@ -36,7 +36,7 @@ class Transacting:
         stores: Stores,
         topics: Topics,
         clock: Clock,
-        worker: Worker,
+        member: MemberSteps,
         told: Told,
         rng: Random,
         plan: Plan,
@@ -49,7 +49,7 @@ class Transacting:
         self._with_queues = plan.queues
         self.keeper = SteppedKeeper(stores, clock, plan.ttl, wait)
         shared = Desk(stores, topics, clock, self.keeper, Random(rng.random()))
-        self._transactions = Transactions(shared, worker, lambda: None)
+        self._transactions = Transactions(shared, member, lambda: None)
 
     def handle(
         self, messages: Sequence[tuple[Message, Delivery]], say: Callable[[str], None]

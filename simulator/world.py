@@ -103,7 +103,7 @@ class World(Stage):
         trouble, operator = self.plan.trouble, self.plan.operator
         return weighed(
             {
-                self._steward: 30,
+                self._background: 30,
                 self._work: 60,
                 self._attend: 6,
                 self._commit: 8,
@@ -128,12 +128,12 @@ class World(Stage):
             }
         )
 
-    def _steward(self) -> None:
+    def _background(self) -> None:
         actor = self._pick(lambda each: not each.stewarding)
         if actor is not None and (actor.due or self.rng.random() < 0.5):
             with self._at(actor, "stewarding"):
                 self.say(f"{actor.who} looks")
-                actor.steward()
+                actor.background()
 
     def _commit(self) -> None:
         actor = self._pick(lambda each: not each.stewarding)
@@ -174,7 +174,7 @@ class World(Stage):
         actor = self._pick(lambda each: not each.calling)
         if actor is None:
             return
-        parts = sorted(actor.worker.desk.seats)
+        parts = sorted(actor.member.table.partitions)
         if parts:
             part = self.rng.choice(parts)
             offset = self.rng.randint(0, self.topics.end_of(part) if self.topics.has(part) else 10)

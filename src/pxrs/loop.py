@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 
-class Chore:
+class Loop:
     """Calls `step`, then waits for as many seconds as it said, or until woken; None ends it.
 
     It does not keep the step's object alive: when that is dropped, the thread ends.

@@ -14,7 +14,7 @@ import pytest
 import pxrs
 from pxrs import aio
 from pxrs.codec.batches import new_builder
-from pxrs.producing.handles import Parcel
+from pxrs.producing.handles import PendingBatch
 from support.loops import Store, elsewhere, run
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -414,10 +414,10 @@ def test_each_callback_is_called_once_whoever_comes_first() -> None:
     """Settling and registering race; no callback may be lost or called twice."""
 
     class Nobody:
-        def deliver(self, parcel: Parcel, timeout: float | None) -> None: ...
+        def deliver(self, parcel: PendingBatch, timeout: float | None) -> None: ...
         def hurry(self) -> None: ...
 
-    def register(parcel: Parcel, start: threading.Barrier, numbers: range) -> None:
+    def register(parcel: PendingBatch, start: threading.Barrier, numbers: range) -> None:
         start.wait()
         for number in numbers:
             parcel.when_settled(partial(calls.append, number))
@@ -426,7 +426,7 @@ def test_each_callback_is_called_once_whoever_comes_first() -> None:
     calls: list[int] = []
     for _ in range(300):
         calls.clear()
-        parcel = Parcel(topic, 0, new_builder(1000, 0), Nobody(), 0.0)
+        parcel = PendingBatch(topic, 0, new_builder(1000, 0), Nobody(), 0.0)
         start = threading.Barrier(3)
         halves = (range(50), range(50, 100))
         threads = [threading.Thread(target=register, args=(parcel, start, half)) for half in halves]

@@ -172,7 +172,7 @@ def test_who_is_cut_off_stops_before_its_lease_can_be_taken(postgres_url: str, b
             while True:
                 # In this order: what is taken now, somebody had to stop working on before.
                 taken = len(stays.assignment) == 2
-                assert not (taken and away._worker.alive)
+                assert not (taken and away._steps.alive)
                 if taken:
                     break
                 watch.wait(0.05)

@@ -53,9 +53,9 @@ def until(px: pxrs.Pxrs, true: Callable[[], bool]) -> None:
 
 def taken_away(px: pxrs.Pxrs, consumer: pxrs.Consumer) -> None:
     """Fence the consumer by a reset, and wait until its thread has claimed the partition anew."""
-    before = consumer.desk.seats[PART]
+    before = consumer.table.partitions[PART]
     px.groups.reset("g", "orders", to=0, force=True)
-    until(px, lambda: consumer.desk.seats.get(PART) not in (before, None))
+    until(px, lambda: consumer.table.partitions.get(PART) not in (before, None))
 
 
 def test_each_thing_once_and_in_order(topic: pxrs.Pxrs) -> None:
@@ -210,24 +210,24 @@ class TestCommitAsync:
     def test_while_the_store_is_busy(self, px: pxrs.Pxrs, topic: pxrs.Pxrs) -> None:
         with topic.consumer("orders", "g", auto_commit=False) as consumer:
             consumer.poll(4, timeout=PATIENCE)
-            commit = consumer._worker.holdings._coord.commit
+            commit = consumer._steps.owned_claims._coord.commit
             failed = threading.Event()
 
             def busy(*args: Any) -> Any:
                 failed.set()
                 raise pxrs.StoreBusy("somebody else writes")
 
-            consumer._worker.holdings._coord = _Commits(busy)  # type: ignore[assignment]
+            consumer._steps.owned_claims._coord = _Commits(busy)  # type: ignore[assignment]
             consumer.commit_async()
             assert failed.wait(PATIENCE)
-            consumer._worker.holdings._coord = _Commits(commit)  # type: ignore[assignment]
+            consumer._steps.owned_claims._coord = _Commits(commit)  # type: ignore[assignment]
             until(topic, lambda: checkpoint(topic) == 4)
 
     def test_a_rollback_does_not_take_it_back(self, topic: pxrs.Pxrs) -> None:
         with topic.consumer("orders", "g", auto_commit=False) as consumer:
             consumer.poll(4, timeout=PATIENCE)
             # The thread beside the caller has not come to it yet.
-            with consumer._worker.holdings.lock:
+            with consumer._steps.owned_claims.lock:
                 committed = consumer.commit_async()
                 assert consumer.poll(4, timeout=PATIENCE)[0].offset == 4
                 with pytest.raises(ZeroDivisionError), consumer.transaction():
@@ -248,7 +248,7 @@ def test_a_commit_of_one_message_is_what_a_rollback_goes_back_to(topic: pxrs.Pxr
     with topic.consumer("orders", "g") as consumer:
         messages = consumer.poll(10, timeout=PATIENCE)
         consumer.commit(messages[4])
-        consumer._worker.commit_handled()
+        consumer._steps.commit_handled()
         assert checkpoint(topic) == 5
         with pytest.raises(RuntimeError), consumer.transaction():
             raise RuntimeError("back")

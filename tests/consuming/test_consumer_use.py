@@ -35,7 +35,7 @@ class Polling:
         self._consumer = consumer
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
-        # It is there once it has armed its watch, which the steward wakes.
+        # It is there once it has armed its watch, which the background wakes.
         while consumer._log_watch._watch is None and self._thread.is_alive():
             self._thread.join(0.01)
 
@@ -116,7 +116,7 @@ def test_closing_inside_its_own_transaction_is_refused(topic: pxrs.Pxrs) -> None
         assert topic.groups.describe("g").lag == 0
 
 
-@pytest.mark.parametrize("lock", ["desk", "holdings"])
+@pytest.mark.parametrize("lock", ["table", "owned_claims"])
 def test_closing_from_a_signal_handler_never_hangs(topic: pxrs.Pxrs, lock: str) -> None:
     """It may interrupt a call that holds what the thread beside it waits for."""
     heard = threading.Event()
@@ -130,7 +130,7 @@ def test_closing_from_a_signal_handler_never_hangs(topic: pxrs.Pxrs, lock: str) 
         try:
             with (
                 pytest.raises(pxrs.InsideTransaction, match="signal"),
-                getattr(consumer.worker, lock).lock,
+                getattr(consumer.member_steps, lock).lock,
             ):
                 os.kill(os.getpid(), signal.SIGUSR1)
                 assert heard.wait(PATIENCE)
@@ -217,7 +217,7 @@ def test_a_fork_can_not_use_it(topic: pxrs.Pxrs) -> None:
     send(topic, 10)
     with topic.consumer("orders", "g") as consumer:
         assert len(consumer.poll(1, timeout=PATIENCE)) == 1
-        assert consumer.desk.has_messages
+        assert consumer.table.has_messages
         read_end, write_end = os.pipe()
         if (pid := os.fork()) == 0:
             refused = 0

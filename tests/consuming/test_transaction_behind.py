@@ -12,7 +12,7 @@ from pxrs import Pxrs, TopicPartition
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.consuming.transactions import Transaction
 from pxrs.core import claims
-from pxrs.core.claims import Holding, Stamp
+from pxrs.core.claims import OwnedClaim, Stamp
 from pxrs.core.records import Claim, decode
 from pxrs.errors import TransactionConflict
 from pxrs.stores.open import open_stores
@@ -62,9 +62,9 @@ def claim(px: Pxrs) -> Versioned:
 def arrive(px: Pxrs, checkpoint: int) -> None:
     """A commit of the owner's arrives that it has given up; or a server has lost the last ones."""
     found = claim(px)
-    holding = Holding(PART, found.key, found.version, decode(found, Claim))
-    stamp = Stamp(holding.claim.owner or "", holding.claim.name or "", "late", 0)
-    step = claims.seek(holding, checkpoint, stamp)
+    owned_claim = OwnedClaim(PART, found.key, found.version, decode(found, Claim))
+    stamp = Stamp(owned_claim.claim.owner or "", owned_claim.claim.name or "", "late", 0)
+    step = claims.seek(owned_claim, checkpoint, stamp)
     assert isinstance(px.stores.coord.commit([step.check], [step.put]), Committed)
 
 

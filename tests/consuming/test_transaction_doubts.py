@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Transactions
 from pxrs.errors import Fenced, OutcomeUnknown, TransactionConflict
 from pxrs.testing.faults import NOTHING, Interrupted, Rates
@@ -22,14 +22,14 @@ def send_one(transactions: Transactions) -> None:
 
 def test_messages_in_hand_during_a_seek_do_not_undo_it() -> None:
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    transactions = group.transactions(worker, "a")
-    assert group.poll(worker) == [0, 1, 2, 3, 4]
-    worker.seek("t", 0, 3)
+    member = group.member("a")
+    group.look(member)
+    transactions = group.transactions(member, "a")
+    assert group.poll(member) == [0, 1, 2, 3, 4]
+    member.seek("t", 0, 3)
     send_one(transactions)
     assert (group.claim().checkpoint, group.claim().done) == (3, ())
-    assert group.poll(worker) == [3, 4]
+    assert group.poll(member) == [3, 4]
     send_one(transactions)
     assert (group.claim().checkpoint, group.sent()) == (5, 2)
 
@@ -37,17 +37,17 @@ def test_messages_in_hand_during_a_seek_do_not_undo_it() -> None:
 def test_messages_of_a_deleted_topic_are_not_those_of_its_namesake() -> None:
     """Its claim is another one, and its epochs go on above those of the old one."""
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    group.poll(worker)
+    member = group.member("a")
+    group.look(member)
+    group.poll(member)
     group.topics.delete("t")
     group.make_topic()
-    group.look(worker)
-    assert (group.claim().owner, group.claim().epoch) == (worker.membership.me.id, 2)
+    group.look(member)
+    assert (group.claim().owner, group.claim().epoch) == (member.membership.me.id, 2)
     with pytest.raises(Fenced):
-        send_one(group.transactions(worker, "a"))
+        send_one(group.transactions(member, "a"))
     assert (group.claim().checkpoint, group.sent()) == (None, 0)
-    assert group.poll(worker) == [0, 1, 2, 3, 4]
+    assert group.poll(member) == [0, 1, 2, 3, 4]
 
 
 def lose_the_answer(group: Group, then: Callable[[], None]) -> None:
@@ -93,14 +93,14 @@ def test_it_is_known_to_have_happened_while_the_claim_is_its_owners() -> None:
     assert group.poll(a) == []
 
 
-def leave_in_doubt(group: Group, worker: Worker, name: str) -> None:
+def leave_in_doubt(group: Group, member: MemberSteps, name: str) -> None:
     """A transaction that holds its locks, and of which the store does not say what became."""
-    group.poll(worker)
+    group.poll(member)
     group.faults.rates = Rates(unknown_late=1, longest_delay=1000.0)
     with pytest.raises(OutcomeUnknown, match="does not say"):
-        send_one(group.transactions(worker, name))
+        send_one(group.transactions(member, name))
     group.faults.rates = NOTHING
-    assert (worker.holdings.parts, group.sent()) == (frozenset(), 0)
+    assert (member.owned_claims.parts, group.sent()) == (frozenset(), 0)
 
 
 def test_it_lands_while_its_claim_is_let_go() -> None:
@@ -113,7 +113,7 @@ def test_it_lands_while_its_claim_is_let_go() -> None:
     # The target gives it to a, which waits for b to let go.
     group.look(a, b)
     assert (group.claim().owner, group.claim().checkpoint) == (a.membership.me.id, 5)
-    assert not b.holdings.doubts
+    assert not b.owned_claims.doubts
     assert group.sent() == 1
 
 
@@ -129,7 +129,7 @@ def test_it_lands_while_it_is_claimed_again_and_then_the_target_changes() -> Non
     group.look(a)
     group.look(a, b)
     assert group.claim().owner == a.membership.me.id
-    assert not b.holdings.doubts
+    assert not b.owned_claims.doubts
 
 
 def test_one_that_was_lost_may_be_run_again() -> None:
@@ -152,15 +152,15 @@ def test_one_that_was_lost_may_be_run_again() -> None:
 def test_interrupted_twice_is_settled_by_claiming_again(fate: str, sent: int) -> None:
     """Ctrl-C while it commits, and again while it finds out: nothing counts that is not there."""
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    transactions = group.transactions(worker, "a")
-    assert group.poll(worker) == [0, 1, 2, 3, 4]
+    member = group.member("a")
+    group.look(member)
+    transactions = group.transactions(member, "a")
+    assert group.poll(member) == [0, 1, 2, 3, 4]
     group.interrupt(fate, "lost")
     with pytest.raises(Interrupted):
         send_one(transactions)
     group.faults.rates = NOTHING
-    assert group.poll(worker) == []
-    group.look(worker)
+    assert group.poll(member) == []
+    group.look(member)
     assert (group.sent(), group.claim().checkpoint) == (sent, 5 if sent else None)
-    assert group.poll(worker) == ([] if sent else [0, 1, 2, 3, 4])
+    assert group.poll(member) == ([] if sent else [0, 1, 2, 3, 4])

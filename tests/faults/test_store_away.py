@@ -66,7 +66,7 @@ def test_a_poll_without_a_partition(postgres_url: str, proxy: Proxy, px: Pxrs) -
         with px.consumer("t", "g", debounce=0.0) as second:
             assert second.poll(timeout=0) == []
             proxy.refuse()
-            # Its session lasts for longer: it is the steward who has noticed.
+            # Its session lasts for longer: its background thread has noticed.
             with pytest.raises(pxrs.StoreUnavailable):
                 for _ in range(100):
                     assert second.poll(timeout=0.2) == []

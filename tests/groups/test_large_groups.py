@@ -94,9 +94,9 @@ def test_ten_thousand_partitions_and_two_hundred_members() -> None:
     workers = [group.member(name, names=lambda: (topic,)) for name in names(MEMBERS)]
     workers[0].membership.look()
     group.clock.advance(1.0)
-    for worker in workers:
-        worker.membership.look()
-    assert {len(worker.holdings.parts) for worker in workers} == {PARTITIONS // MEMBERS}
+    for member in workers:
+        member.membership.look()
+    assert {len(member.owned_claims.parts) for member in workers} == {PARTITIONS // MEMBERS}
     groups = Groups(group.stores.coord, group.stores.log, group.topics, group.clock)
     assert groups.describe("g").state == "STABLE"
     (rebalance,) = groups.explain("g").rebalances

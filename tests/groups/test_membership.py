@@ -36,12 +36,12 @@ def test_frozen_static_process_does_not_push_out_its_successor() -> None:
 
 def test_process_that_was_frozen_comes_back_if_nobody_took_its_name() -> None:
     group = Group()
-    worker = group.member("a", static=True)
-    group.look(worker)
-    before = worker.membership.me
+    member = group.member("a", static=True)
+    group.look(member)
+    before = member.membership.me
     group.clock.advance(TTL)
-    group.look(worker)
-    assert group.claim().owner == worker.membership.me.id != before.id
+    group.look(member)
+    assert group.claim().owner == member.membership.me.id != before.id
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_claim_that_nobody_knows_of_is_released(rates: Rates) -> None:
     with pytest.raises(OutcomeUnknown):
         b.membership.look()
     group.faults.rates = NOTHING
-    assert b.holdings.parts == frozenset()
+    assert b.owned_claims.parts == frozenset()
     group.clock.advance(0.5)
     a = group.member("a")
     group.look(a)
     assert group.claim().owner == b.membership.me.id
     group.look(a, b)
     assert group.claim().owner == a.membership.me.id
-    assert a.holdings.parts == {PART}
-    assert not b.holdings.doubts
+    assert a.owned_claims.parts == {PART}
+    assert not b.owned_claims.doubts
 
 
 def test_claim_that_nobody_knew_of_is_kept_if_it_is_ours() -> None:
@@ -79,100 +79,100 @@ def test_claim_that_nobody_knew_of_is_kept_if_it_is_ours() -> None:
     group.faults.rates = NOTHING
     group.look(a)
     assert group.claim().owner == a.membership.me.id
-    assert a.holdings.parts == {PART}
-    assert not a.holdings.doubts
+    assert a.owned_claims.parts == {PART}
+    assert not a.owned_claims.doubts
 
 
 def test_topics_announced_without_an_answer_are_announced_again() -> None:
     """The store knows what they were in between; now they are what they were at first."""
     group = Group()
     names: list[tuple[str, ...]] = [("t",)]
-    worker = group.member("a", names=lambda: names[-1])
-    group.look(worker)
+    member = group.member("a", names=lambda: names[-1])
+    group.look(member)
     names.append(())
     group.faults.rates = Rates(unknown_applied=1)
     with pytest.raises(OutcomeUnknown):
-        worker.membership.look()
+        member.membership.look()
     group.faults.rates = NOTHING
     names.append(("t",))
-    group.look(worker)
-    assert worker.holdings.parts == {PART}
+    group.look(member)
+    assert member.owned_claims.parts == {PART}
 
 
 def test_a_beginning_at_the_end_without_an_answer_is_not_put_off() -> None:
     """What has come since belongs to the group."""
     group = Group()
-    worker = group.member("a", start="latest")
-    group.look(worker)
+    member = group.member("a", start="latest")
+    group.look(member)
     group.faults.rates = Rates(unknown_applied=1)
     with pytest.raises(OutcomeUnknown):
-        group.poll(worker)
+        group.poll(member)
     group.faults.rates = NOTHING
     group.send()
-    assert group.poll(worker) == [5, 6, 7, 8, 9]
+    assert group.poll(member) == [5, 6, 7, 8, 9]
     assert group.claim().checkpoint == 5
 
 
 def test_seek_without_an_answer_starts_where_the_store_says() -> None:
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    assert [message.offset for message in worker.one_by_one(worker.hand_out(3))] == [0, 1, 2]
-    worker.commit_handled()
+    member = group.member("a")
+    group.look(member)
+    member.fetch(lambda: None)
+    assert [message.offset for message in member.one_by_one(member.hand_out(3))] == [0, 1, 2]
+    member.commit_handled()
     group.faults.rates = Rates(unknown_applied=1)
     with pytest.raises(OutcomeUnknown):
-        worker.seek("t", 0, 1)
+        member.seek("t", 0, 1)
     group.faults.rates = NOTHING
-    assert worker.hand_out(10) == []
-    group.look(worker)
-    worker.fetch(lambda: None)
-    assert [message.offset for message in worker.one_by_one(worker.hand_out(1))] == [1]
+    assert member.hand_out(10) == []
+    group.look(member)
+    member.fetch(lambda: None)
+    assert [message.offset for message in member.one_by_one(member.hand_out(1))] == [1]
 
 
 @pytest.mark.parametrize(("fate", "start"), [("done", 1), ("lost", 3)])
 def test_interrupted_seek_starts_where_the_store_says(fate: str, start: int) -> None:
     """Ctrl-C came before the commit or after it: the work does not go on where it was."""
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    assert [message.offset for message in worker.one_by_one(worker.hand_out(3))] == [0, 1, 2]
-    worker.commit_handled()
+    member = group.member("a")
+    group.look(member)
+    member.fetch(lambda: None)
+    assert [message.offset for message in member.one_by_one(member.hand_out(3))] == [0, 1, 2]
+    member.commit_handled()
     group.interrupt(fate)
     with pytest.raises(Interrupted):
-        worker.seek("t", 0, 1)
+        member.seek("t", 0, 1)
     group.faults.rates = NOTHING
-    assert worker.hand_out(10) == []
-    group.look(worker)
-    worker.fetch(lambda: None)
-    assert [message.offset for message in worker.one_by_one(worker.hand_out(1))] == [start]
+    assert member.hand_out(10) == []
+    group.look(member)
+    member.fetch(lambda: None)
+    assert [message.offset for message in member.one_by_one(member.hand_out(1))] == [start]
 
 
 def test_interrupted_release_does_not_take_away_what_is_worked_on_again() -> None:
     """It was on its way when Ctrl-C came: a write of the owner's makes it impossible."""
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.desk.leaving(frozenset([PART]))
+    member = group.member("a")
+    group.look(member)
+    member.table.leaving(frozenset([PART]))
     group.interrupt("late")
     with pytest.raises(Interrupted):
-        worker.membership.release_what_is_finished()
+        member.membership.release_what_is_finished()
     group.faults.rates = NOTHING
-    assert PART in worker.holdings.doubts
-    worker.membership.look()
+    assert PART in member.owned_claims.doubts
+    member.membership.look()
     group.clock.advance(TTL / 2)
     group.faults.arrive()
-    assert (group.claim().owner, group.claim().epoch) == (worker.membership.me.id, 1)
+    assert (group.claim().owner, group.claim().epoch) == (member.membership.me.id, 1)
 
 
 def test_a_refusal_after_no_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first try was done; that there is no room for the second one says nothing of it."""
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    assert [message.offset for message in worker.one_by_one(worker.hand_out(3))] == [0, 1, 2]
+    member = group.member("a")
+    group.look(member)
+    member.fetch(lambda: None)
+    assert [message.offset for message in member.one_by_one(member.hand_out(3))] == [0, 1, 2]
     commit = FaultyCoord.commit
     errors: list[PxrsError] = [OutcomeUnknown("no answer"), StoreFull("no room")]
 
@@ -184,9 +184,9 @@ def test_a_refusal_after_no_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(FaultyCoord, "commit", fail)
         with pytest.raises(OutcomeUnknown):
-            worker.commit_handled()
+            member.commit_handled()
     assert group.claim().checkpoint == 3
-    assert PART in worker.holdings.doubts
+    assert PART in member.owned_claims.doubts
 
 
 def test_seek_of_a_lost_partition_leaves_no_record() -> None:
@@ -203,87 +203,87 @@ def test_seek_of_a_lost_partition_leaves_no_record() -> None:
 
 def test_leaving_a_loop_loses_nothing() -> None:
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    loop = worker.one_by_one(worker.hand_out(10))
+    member = group.member("a")
+    group.look(member)
+    member.fetch(lambda: None)
+    loop = member.one_by_one(member.hand_out(10))
     assert next(loop).offset == 0
     assert next(loop).offset == 1
     loop.close()  # type: ignore[attr-defined]
-    worker.finish()
-    worker.commit_handled()
+    member.finish()
+    member.commit_handled()
     assert group.claim().checkpoint == 1
 
 
 def test_a_batch_in_hand_can_be_committed_if_its_partition_stays_after_all() -> None:
     """It was to go to somebody who has left again."""
     group = Group()
-    worker = group.member("b")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    messages = worker.all_at_once(worker.hand_out(3))
+    member = group.member("b")
+    group.look(member)
+    member.fetch(lambda: None)
+    messages = member.all_at_once(member.hand_out(3))
     a = group.member("a")
-    group.look(a, worker)
-    assert worker.desk.seats[PART].state == "leaving"
+    group.look(a, member)
+    assert member.table.partitions[PART].state == "leaving"
     a.membership.leave()
-    group.look(worker)
-    assert worker.desk.seats[PART].state == "owned"
-    worker.commit_message(messages[1])
+    group.look(member)
+    assert member.table.partitions[PART].state == "owned"
+    member.commit_message(messages[1])
     assert group.claim().checkpoint == 2
-    assert group.poll(worker) == [3, 4]
+    assert group.poll(member) == [3, 4]
 
 
 @pytest.mark.parametrize("is_left", [False, True])
 def test_pausing_stops_a_loop_that_is_in_the_middle(is_left: bool) -> None:
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    loop = worker.one_by_one(worker.hand_out(100))
+    member = group.member("a")
+    group.look(member)
+    member.fetch(lambda: None)
+    loop = member.one_by_one(member.hand_out(100))
     assert next(loop).offset == 0
-    worker.pause({PART})
+    member.pause({PART})
     if is_left:
         loop.close()  # type: ignore[attr-defined]
     else:
         assert list(loop) == []
-    assert group.poll(worker) == []
-    worker.desk.pause([PART], paused=False)
-    assert group.poll(worker) == ([0, 1, 2, 3, 4] if is_left else [1, 2, 3, 4])
-    worker.finish()
-    worker.commit_handled()
+    assert group.poll(member) == []
+    member.table.pause([PART], paused=False)
+    assert group.poll(member) == ([0, 1, 2, 3, 4] if is_left else [1, 2, 3, 4])
+    member.finish()
+    member.commit_handled()
     assert group.claim().checkpoint == 5
 
 
 def test_batch_that_was_left_is_not_handled() -> None:
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    loop = worker.by_partition(worker.hand_out(2))
+    member = group.member("a")
+    group.look(member)
+    member.fetch(lambda: None)
+    loop = member.by_partition(member.hand_out(2))
     assert [message.offset for message in next(loop)] == [0, 1]
     loop.close()  # type: ignore[attr-defined]
-    worker.finish()
-    worker.fetch(lambda: None)
-    assert [message.offset for message in worker.hand_out(2)[0].messages] == [0, 1]
+    member.finish()
+    member.fetch(lambda: None)
+    assert [message.offset for message in member.hand_out(2)[0].messages] == [0, 1]
 
 
 def test_nothing_is_handed_out_after_the_lease() -> None:
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    worker.fetch(lambda: None)
-    loop = worker.one_by_one(worker.hand_out(3))
+    member = group.member("a")
+    group.look(member)
+    member.fetch(lambda: None)
+    loop = member.one_by_one(member.hand_out(3))
     assert next(loop).offset == 0
     group.clock.advance(TTL)
     assert next(loop, None) is None
-    assert worker.hand_out(3) == []
+    assert member.hand_out(3) == []
 
 
 def test_a_freeze_while_the_lease_is_looked_at_promises_nothing() -> None:
     group = Group()
-    worker = group.member("a")
-    group.look(worker)
-    membership, clock = worker.membership, worker.membership._clock
+    member = group.member("a")
+    group.look(member)
+    membership, clock = member.membership, member.membership._clock
     assert membership.safe_until() > clock.monotonic()
 
     class Freezing:
@@ -326,21 +326,21 @@ def test_deadline_starts_anew_after_a_generation_that_was_missed() -> None:
 def test_a_group_that_is_deleted_by_force_leaves_no_checkpoint_that_came_meanwhile() -> None:
     """Between the operator's look and his commit a member claims, handles and commits."""
     group = Group()
-    worker = group.member("a")
-    worker.membership.look()
+    member = group.member("a")
+    member.membership.look()
     stores = FaultyStores(group.stores, group.faults, "operator")
     groups = Groups(stores.coord, stores.log, group.topics, group.clock)
 
     def before_call(who: str, what: str) -> None:
         if (who, what) == ("operator", "commit"):
             group.faults.before_call = None
-            group.look(worker)
-            group.poll(worker)
-            worker.finish()
-            worker.commit_handled()
+            group.look(member)
+            group.poll(member)
+            member.finish()
+            member.commit_handled()
 
     group.faults.before_call = before_call
     groups.delete("g", force=True)
     assert group.claim().checkpoint is None
-    group.look(worker)
-    assert group.poll(worker) == [0, 1, 2, 3, 4]
+    group.look(member)
+    assert group.poll(member) == [0, 1, 2, 3, 4]

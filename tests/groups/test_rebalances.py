@@ -211,7 +211,7 @@ def test_a_loop_hears_that_a_partition_goes_after_the_message_it_is_at(
     next(messages)
     b = team.join()
     team.members = [b]
-    team.until(lambda: any(seat.state == "leaving" for seat in a.desk.seats.values()))
+    team.until(lambda: any(owned.state == "leaving" for owned in a.table.partitions.values()))
     assert told == []
     next(messages)
     assert len(told) == 1
@@ -228,13 +228,13 @@ def test_a_loop_lets_go_of_what_it_was_at_before_it_goes_on(
     a.seek_to_time(0)
     messages = loop(a)
     next(messages)
-    [at] = {run.seat for run in a.worker.runs if run.seen}
+    [at] = {run.owned for run in a.member_steps.runs if run.seen}
     first = at.part.partition < PARTITIONS // 2
     b = team.join(instance="a" if first else "c", strategy="fair")
     team.members = [b]
     team.until(lambda: at.state == "leaving")
     next(messages)
-    assert at.part not in a.desk.seats
+    assert at.part not in a.table.partitions
 
 
 def test_committing_when_a_partition_goes(team: Team) -> None:

@@ -21,7 +21,7 @@ from pxrs import (
 )
 from pxrs.core.retry import Backoff
 from pxrs.producing.committer import Committer
-from pxrs.producing.handles import Parcel, Sent
+from pxrs.producing.handles import PendingBatch, Sent
 from pxrs.stores.open import open_stores
 from pxrs.types import Append, Appended, Batch, LogPartition
 from support.child import PATIENCE
@@ -225,7 +225,9 @@ def test_every_verdict_is_true(seeds: range) -> None:
 def one_error_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = Committer._attempt
 
-    def mutant(self: Committer, sealed: list[tuple[Parcel, Batch]]) -> list[Appended | Exception]:
+    def mutant(
+        self: Committer, sealed: list[tuple[PendingBatch, Batch]]
+    ) -> list[Appended | Exception]:
         results = attempt(self, sealed)
         errors = [result for result in results if not isinstance(result, Appended)]
         return [errors[0]] * len(results) if errors else results
@@ -236,7 +238,7 @@ def one_error_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
     fail = Committer._fail
 
-    def mutant(self: Committer, parcel: Parcel, error: Exception) -> None:
+    def mutant(self: Committer, parcel: PendingBatch, error: Exception) -> None:
         parcel.unsure = False
         fail(self, parcel, error)
 

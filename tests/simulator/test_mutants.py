@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from pxrs.consuming.in_hand import Run
-from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.owned_partition import Seat
-from pxrs.consuming.partition_table import ConsumerDesk
+from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.consuming.partition_table import PartitionTable
 from pxrs.core import claims
-from pxrs.core.claims import Holding, Stamp, Step
+from pxrs.core.claims import OwnedClaim, Stamp, Step
 from pxrs.core.records import Claim, decode, encode
 from pxrs.errors import OutcomeUnknown
 from pxrs.groups.membership import Membership
-from pxrs.groups.owned_claims import Applied, Holdings, Mark
+from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
 from support.mutants import INTERRUPTED, NO_ANSWERS, Mutant, Patch, catch
 
@@ -26,38 +26,41 @@ def no_fence(patch: Patch) -> None:
     """Claims are written whatever version the store has."""
 
     def send(
-        self: Holdings, steps: Sequence[Step], guard: Sequence[Check], also: Sequence[Write]
+        self: OwnedClaims, steps: Sequence[Step], guard: Sequence[Check], also: Sequence[Write]
     ) -> Conflict | Committed:
         return self._coord.commit(guard, (*(step.put for step in steps), *also))
 
-    patch.setattr(Holdings, "_send", send)
+    patch.setattr(OwnedClaims, "_send", send)
 
 
 def released_before_the_final_commit(patch: Patch) -> None:
     """The claim is given away first, and its last checkpoint written after."""
-    release = Holdings.release
+    release = OwnedClaims.release
 
     def late(
-        self: Holdings,
+        self: OwnedClaims,
         marks: Mapping[TopicPartition, Mark | None],
         guard: Sequence[Check] = (),
         also: Sequence[Write] = (),
     ) -> Applied:
         applied = release(self, dict.fromkeys(marks), guard, also)
-        for holding in applied.written:
-            mark = marks[holding.part]
+        for owned_claim in applied.written:
+            mark = marks[owned_claim.part]
             if mark is not None:
-                claim = msgspec.structs.replace(holding.claim, checkpoint=mark.checkpoint)
+                claim = msgspec.structs.replace(owned_claim.claim, checkpoint=mark.checkpoint)
                 self._coord.commit(
-                    [Check(holding.key, holding.version)], [Put(holding.key, encode(claim))]
+                    [Check(owned_claim.key, owned_claim.version)],
+                    [Put(owned_claim.key, encode(claim))],
                 )
         return applied
 
-    patch.setattr(Holdings, "release", late)
+    patch.setattr(OwnedClaims, "release", late)
 
 
 def checkpoint_of_what_was_fetched(patch: Patch) -> None:
-    patch.setattr(Seat, "mark", lambda seat: Mark(seat.position) if seat.started else None)
+    patch.setattr(
+        OwnedPartition, "mark", lambda owned: Mark(owned.position) if owned.started else None
+    )
 
 
 def epoch_stays_on_take_over(patch: Patch) -> None:
@@ -75,21 +78,21 @@ def epoch_stays_on_take_over(patch: Patch) -> None:
 
 
 def lease_is_not_looked_at(patch: Patch) -> None:
-    patch.setattr(Worker, "alive", True)
+    patch.setattr(MemberSteps, "alive", True)
 
 
 def no_answer_is_success(patch: Patch) -> None:
-    send = Holdings._send
+    send = OwnedClaims._send
 
     def hopeful(
-        self: Holdings, steps: Sequence[Step], guard: Sequence[Check], also: Sequence[Write]
+        self: OwnedClaims, steps: Sequence[Step], guard: Sequence[Check], also: Sequence[Write]
     ) -> Conflict | Committed:
         try:
             return send(self, steps, guard, also)
         except OutcomeUnknown:
             return Committed({step.put.key: step.check.version + 1 for step in steps})
 
-    patch.setattr(Holdings, "_send", hopeful)
+    patch.setattr(OwnedClaims, "_send", hopeful)
 
 
 def doubts_are_forgotten(patch: Patch) -> None:
@@ -103,21 +106,23 @@ def zombie_pushes_its_successor_out(patch: Patch) -> None:
 
 def target_may_be_old(patch: Patch) -> None:
     """Partitions are claimed by a target that is no longer the group's."""
-    take = Holdings.take
+    take = OwnedClaims.take
 
-    def unguarded(self: Holdings, found: Any, guard: Check, epochs: Any) -> Applied:
+    def unguarded(self: OwnedClaims, found: Any, guard: Check, epochs: Any) -> Applied:
         current = self._coord.get(guard.key)
         assert current is not None
         return take(self, found, Check(guard.key, current.version), epochs)
 
-    patch.setattr(Holdings, "take", unguarded)
+    patch.setattr(OwnedClaims, "take", unguarded)
 
 
 def checkpoint_goes_back(patch: Patch) -> None:
     """The committer writes what it was told, though the claim is further."""
 
-    def advance(holding: Holding, checkpoint: int, done: Any, metadata: Any, stamp: Stamp) -> Step:
-        return claims.seek(holding, max(0, checkpoint - 1), stamp)
+    def advance(
+        owned_claim: OwnedClaim, checkpoint: int, done: Any, metadata: Any, stamp: Stamp
+    ) -> Step:
+        return claims.seek(owned_claim, max(0, checkpoint - 1), stamp)
 
     patch.setattr(claims, "advance", advance)
 
@@ -125,13 +130,13 @@ def checkpoint_goes_back(patch: Patch) -> None:
 def loop_counts_what_it_left(patch: Patch) -> None:
     """Leaving a loop counts everything that lies ready as handled."""
 
-    def finish(self: Worker) -> None:
+    def finish(self: MemberSteps) -> None:
         for left in self.runs:
             left.count(len(left.messages))
         self.runs = []
 
-    patch.setattr(Worker, "finish", finish)
-    patch.setattr(Worker, "_end", lambda self, runs: None)
+    patch.setattr(MemberSteps, "finish", finish)
+    patch.setattr(MemberSteps, "_end", lambda self, runs: None)
 
 
 def seek_keeps_what_came_before(patch: Patch) -> None:
@@ -139,28 +144,28 @@ def seek_keeps_what_came_before(patch: Patch) -> None:
 
     def count(self: Run, done: int) -> None:
         if done:
-            self.seat.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
+            self.owned.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
     patch.setattr(Run, "count", count)
 
 
 def pause_ends_with_a_rebalance(patch: Patch) -> None:
-    claimed = ConsumerDesk.claimed
+    claimed = PartitionTable.claimed
 
-    def anew(self: ConsumerDesk, holdings: list[Holding], topics: Any) -> None:
+    def anew(self: PartitionTable, owned_claims: list[OwnedClaim], topics: Any) -> None:
         self.paused = set()
-        claimed(self, holdings, topics)
+        claimed(self, owned_claims, topics)
 
-    patch.setattr(ConsumerDesk, "claimed", anew)
+    patch.setattr(PartitionTable, "claimed", anew)
 
 
 def loop_goes_on_with_what_is_paused(patch: Patch) -> None:
-    patch.setattr(Worker, "pause", lambda self, parts: self.desk.pause(parts, paused=True))
+    patch.setattr(MemberSteps, "pause", lambda self, parts: self.table.pause(parts, paused=True))
 
 
 def later_hand_outs_go_along(patch: Patch) -> None:
     """A commit in the background is of all that was handed out when its turn comes."""
-    patch.setattr(Worker, "commit_asked", lambda self, extents: self.commit_handled())
+    patch.setattr(MemberSteps, "commit_asked", lambda self, extents: self.commit_handled())
 
 
 def interrupted_seek_is_forgotten(patch: Patch) -> None:

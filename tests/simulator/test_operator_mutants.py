@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pxrs.consuming.fetcher import Fetcher
-from pxrs.consuming.owned_partition import Seat
+from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core import claims
 from pxrs.core.claims import Stamp, Step
 from pxrs.core.group import View
@@ -17,7 +17,7 @@ from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OffsetOutOfRange
 from pxrs.groups import admin as forgetting
 from pxrs.groups.membership import Membership
-from pxrs.groups.owned_claims import Applied, Holdings, Mark
+from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
 from pxrs.types import Check, Put, TopicPartition, Versioned
 from support.mutants import NO_ANSWERS, Mutant, Patch, catch
 
@@ -59,16 +59,16 @@ def topic_is_its_name(patch: Patch) -> None:
     def by_name(self: Membership, view: View) -> bool:
         gone = [
             part
-            for part in sorted(self._holdings.parts)
-            if (holding := self._holdings.get(part))
+            for part in sorted(self._owned_claims.parts)
+            if (owned_claim := self._owned_claims.get(part))
             and (
                 part.topic not in view.topics
-                or (found := self._coord.get(holding.key)) is None
+                or (found := self._coord.get(owned_claim.key)) is None
                 or decode(found, Claim).owner != self.me.id
             )
         ]
-        self._holdings.drop(gone)
-        self._desk.gone(gone, lost=True)
+        self._owned_claims.drop(gone)
+        self._table.gone(gone, lost=True)
         return bool(gone)
 
     patch.setattr(Membership, "_drop_what_others_have", by_name)
@@ -95,8 +95,8 @@ def claims_under_the_name(patch: Patch) -> None:
 def trimmed_is_passed_over_in_silence(patch: Patch) -> None:
     """What retention has removed is not recorded."""
 
-    def pass_over(self: Fetcher, seat: Seat, error: OffsetOutOfRange) -> bool:
-        self._desk.restart(seat.part, error.start)
+    def pass_over(self: Fetcher, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:
+        self._table.restart(owned.part, error.start)
         return True
 
     patch.setattr(Fetcher, "_out_of_range", pass_over)
@@ -105,8 +105,8 @@ def trimmed_is_passed_over_in_silence(patch: Patch) -> None:
 def trimmed_is_no_error(patch: Patch) -> None:
     """It is passed over and recorded, though somebody wants to be told."""
 
-    def pass_over(self: Fetcher, seat: Seat, error: OffsetOutOfRange) -> bool:
-        self._skip(seat, error.start, "gone")
+    def pass_over(self: Fetcher, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:
+        self._skip(owned, error.start, "gone")
         return True
 
     patch.setattr(Fetcher, "_out_of_range", pass_over)
@@ -115,10 +115,10 @@ def trimmed_is_no_error(patch: Patch) -> None:
 def latest_begins_without_a_checkpoint(patch: Patch) -> None:
     """Whoever takes over before the first commit begins at a later end."""
 
-    def start(self: Fetcher, seats: Sequence[Seat], ends: Any) -> None:
-        for seat in seats:
-            if not seat.started and seat.checkpoint is None:
-                self._desk.start(seat, self._bounds(seat, ends).end)
+    def start(self: Fetcher, partitions: Sequence[OwnedPartition], ends: Any) -> None:
+        for owned in partitions:
+            if not owned.started and owned.checkpoint is None:
+                self._table.start(owned, self._bounds(owned, ends).end)
 
     patch.setattr(Fetcher, "_pin_the_end", start)
 
@@ -126,10 +126,10 @@ def latest_begins_without_a_checkpoint(patch: Patch) -> None:
 def latest_begins_twice(patch: Patch) -> None:
     """A first checkpoint that had no answer is set again, to a later end."""
 
-    def pin(self: Holdings, checkpoints: Mapping[TopicPartition, int]) -> Applied:
+    def pin(self: OwnedClaims, checkpoints: Mapping[TopicPartition, int]) -> Applied:
         return self.commit({part: Mark(offset) for part, offset in checkpoints.items()})
 
-    patch.setattr(Holdings, "pin", pin)
+    patch.setattr(OwnedClaims, "pin", pin)
 
 
 def deleted_group_leaves_its_checkpoints(patch: Patch) -> None:

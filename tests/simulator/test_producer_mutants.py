@@ -11,14 +11,14 @@ import pytest
 from simulator.producers import draw, run
 
 from pxrs.producing.committer import Committer
-from pxrs.producing.handles import Parcel
+from pxrs.producing.handles import PendingBatch
 from pxrs.testing.faults import Interrupted, Rates
 from pxrs.types import Appended, Batch
 from simulator import Broken
 
 SEEDS = 300
 Patch = pytest.MonkeyPatch
-Sealed = list[tuple[Parcel, Batch]]
+Sealed = list[tuple[PendingBatch, Batch]]
 
 
 def first_error_is_told_to_all(patch: Patch) -> None:

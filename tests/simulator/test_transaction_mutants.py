@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from pxrs.consuming.in_hand import Loose
-from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Checkpoint, Handed, Transaction
 from pxrs.core import claims
-from pxrs.core.claims import Holding, Step
+from pxrs.core.claims import OwnedClaim, Step
 from pxrs.core.records import Claim, decode
-from pxrs.groups.owned_claims import Applied, Holdings, Mark
+from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.api import Atomic
 from pxrs.testing.faults import Interrupted, Rates
@@ -35,7 +35,7 @@ def checkpoint_beside_the_transaction(patch: Patch) -> None:
             succeeded(self, outcome.versions)
 
     def stage(self: Checkpoint, atomic: Atomic) -> None:
-        self._steps = self._holdings.steps_to_commit(self._marks)
+        self._steps = self._owned_claims.steps_to_commit(self._marks)
 
     patch.setattr(Checkpoint, "stage", stage)
     patch.setattr(Checkpoint, "succeeded", late)
@@ -45,7 +45,7 @@ def transaction_is_not_fenced(patch: Patch) -> None:
     """The claims are written in it, whatever version the store has."""
 
     def stage(self: Checkpoint, atomic: Atomic) -> None:
-        self._steps = self._holdings.steps_to_commit(self._marks)
+        self._steps = self._owned_claims.steps_to_commit(self._marks)
         atomic.write(*(step.put for step in self._steps))
 
     patch.setattr(Checkpoint, "stage", stage)
@@ -82,7 +82,7 @@ def no_answer_means_committed(patch: Patch) -> None:
 
 def transaction_takes_the_next_epoch_for_its_own(patch: Patch) -> None:
     """What was handed out before a partition was lost is committed after it was claimed again."""
-    patch.setattr(Worker, "drop_stale_runs", lambda self: frozenset())
+    patch.setattr(MemberSteps, "drop_stale_runs", lambda self: frozenset())
 
 
 def transaction_undoes_a_seek(patch: Patch) -> None:
@@ -90,7 +90,7 @@ def transaction_undoes_a_seek(patch: Patch) -> None:
     properly = Handed.marks
 
     def marks(self: Handed) -> dict[TopicPartition, Mark]:
-        ends = {run.seat.part: run.messages[run.seen - 1].offset + 1 for run in self._worker.runs}
+        ends = {run.owned.part: run.messages[run.seen - 1].offset + 1 for run in self._member.runs}
         marks = properly(self)
         return marks | {part: Mark(end) for part, end in ends.items() if part in marks}
 
@@ -99,18 +99,18 @@ def transaction_undoes_a_seek(patch: Patch) -> None:
 
 def loop_forgets_what_it_has_left(patch: Patch) -> None:
     """A transaction is about the partition that the loop is at, and no other."""
-    patch.setattr(Loose, "add", lambda self, seat: None)
+    patch.setattr(Loose, "add", lambda self, owned: None)
 
 
 def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:
     """A transaction landed while its claim was let go, and nobody looks at that claim again."""
 
-    def let_go(self: Holdings, part: TopicPartition, found: Versioned) -> Applied:
-        holding = Holding(part, found.key, found.version, decode(found, Claim))
-        return self._apply([claims.release(holding, None, (), self._stamp())], None)
+    def let_go(self: OwnedClaims, part: TopicPartition, found: Versioned) -> Applied:
+        owned_claim = OwnedClaim(part, found.key, found.version, decode(found, Claim))
+        return self._apply([claims.release(owned_claim, None, (), self._stamp())], None)
 
-    patch.setattr(Holdings, "let_go", let_go)
-    patch.setattr(Holdings, "_is_mine", lambda self, verdict: False)
+    patch.setattr(OwnedClaims, "let_go", let_go)
+    patch.setattr(OwnedClaims, "_is_mine", lambda self, verdict: False)
 
 
 def items_are_put_beside_the_transaction(patch: Patch) -> None:
@@ -155,7 +155,7 @@ def interrupted_is_handed_out_again(patch: Patch) -> None:
 
     def half(self: Checkpoint, steps: Sequence[Step], versions: Mapping[str, int]) -> None:
         if isinstance(sys.exception(), Interrupted):
-            self._holdings.wrote(steps, versions)
+            self._owned_claims.wrote(steps, versions)
             self._work.rolled_back()
         else:
             record(self, steps, versions)
@@ -175,10 +175,10 @@ def interrupted_is_committed(patch: Patch) -> None:
 
 def interrupted_again_is_forgotten(patch: Patch) -> None:
     """Ctrl-C while it finds out what became of a commit: the claims are worked on as before."""
-    doubt, lost = Holdings.doubt, Handed.lost
+    doubt, lost = OwnedClaims.doubt, Handed.lost
     forgot: list[bool] = []
 
-    def forgetful(self: Holdings, steps: Sequence[Step]) -> None:
+    def forgetful(self: OwnedClaims, steps: Sequence[Step]) -> None:
         if isinstance(sys.exception(), Interrupted):
             forgot.append(True)
         else:
@@ -190,7 +190,7 @@ def interrupted_again_is_forgotten(patch: Patch) -> None:
         else:
             lost(self, parts)
 
-    patch.setattr(Holdings, "doubt", forgetful)
+    patch.setattr(OwnedClaims, "doubt", forgetful)
     patch.setattr(Handed, "lost", keep)
 
 

@@ -223,7 +223,7 @@ def test_a_fenced_owner_is_rolled_back_and_told(
     connection, run = lent
     messages = consumer.poll(timeout=PATIENCE)
     # Under the lock the consumer's own threads can't notice first.
-    with consumer._worker.holdings.lock:
+    with consumer._steps.owned_claims.lock:
         px.groups.reset("billing", "orders", to="earliest", force=True)
         with pytest.raises(pxrs.Fenced), consumer.transaction(commits=connection) as tx:
             insert(run, messages)

@@ -88,7 +88,7 @@ def test_who_holds_the_writer_does_not_wait_for_who_waits_for_it(tmp_path: Path)
             mine.execute("BEGIN IMMEDIATE")
             mine.execute("INSERT INTO done VALUES (2)")
             consumer.poll(1, timeout=PATIENCE)
-            lock = consumer._worker.holdings.lock
+            lock = consumer._steps.owned_claims.lock
             while lock.acquire(blocking=False):
                 lock.release()
                 threading.Event().wait(0.001)

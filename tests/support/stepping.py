@@ -8,7 +8,7 @@ from random import Random
 
 from pxrs.codec.batches import encode
 from pxrs.config import ConsumerSettings, Start
-from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Transactions
 from pxrs.core.records import Claim, claim_key, decode
 from pxrs.decoding import Decoder
@@ -52,7 +52,7 @@ class Group:
         static: bool = False,
         names: Callable[[], tuple[str, ...]] = lambda: ("t",),
         start: Start = "earliest",
-    ) -> Worker:
+    ) -> MemberSteps:
         stores = FaultyStores(self.stores, self.faults, name)
         numbers = count()
         settings = ConsumerSettings(
@@ -66,7 +66,7 @@ class Group:
             strategy="fair",
             start=start,
         )
-        worker = Worker(
+        member = MemberSteps(
             stores,
             Topics(stores.coord, stores.log, self.clock),
             self.clock,
@@ -75,16 +75,16 @@ class Group:
             Decoder(),
             new_id=lambda: f"{name}{process}-{next(numbers)}",
         )
-        worker.membership.join()
-        return worker
+        member.membership.join()
+        return member
 
-    def transactions(self, worker: Worker, name: str) -> Transactions:
-        """Those of a consumer around this worker."""
+    def transactions(self, member: MemberSteps, name: str) -> Transactions:
+        """Those of a consumer around this member."""
         stores = FaultyStores(self.stores, self.faults, name)
         keeper = Keeper(stores, self.clock, TTL, threads=False)
         topics = Topics(stores.coord, stores.log, self.clock)
         return Transactions(
-            Desk(stores, topics, self.clock, keeper, Random(1)), worker, lambda: None
+            Desk(stores, topics, self.clock, keeper, Random(1)), member, lambda: None
         )
 
     def interrupt(self, *fates: str) -> None:
@@ -97,21 +97,21 @@ class Group:
         self.faults.rates = Rates(interrupted=1, longest_delay=TTL / 2)
         self.faults.rng.random = iter(drawn).__next__  # type: ignore[method-assign]
 
-    def poll(self, worker: Worker) -> list[int]:
+    def poll(self, member: MemberSteps) -> list[int]:
         """The offsets of all that is there to be handed out."""
-        worker.finish()
-        worker.fetch(lambda: None)
-        return [message.offset for message in worker.all_at_once(worker.hand_out(100))]
+        member.finish()
+        member.fetch(lambda: None)
+        return [message.offset for message in member.all_at_once(member.hand_out(100))]
 
     def sent(self) -> int:
         """How many messages transactions have sent to the topic "out"."""
         return self.topics.describe("out").messages
 
-    def look(self, *workers: Worker) -> None:
+    def look(self, *workers: MemberSteps) -> None:
         """All look, again and again, for a second."""
         for _ in range(10):
-            for worker in workers:
-                worker.membership.look()
+            for member in workers:
+                member.membership.look()
             self.clock.advance(0.1)
 
     def claim(self) -> Claim:

@@ -13,7 +13,7 @@ import msgspec
 
 from pxrs.core import claims
 from pxrs.core.assign import sticky
-from pxrs.core.claims import Holding, Stamp, Step
+from pxrs.core.claims import OwnedClaim, Stamp, Step
 from pxrs.core.group import (
     Decision,
     GroupState,
@@ -127,7 +127,7 @@ class Process:
         world.starts += 1
         self.me = Me(self.name, f"{self.name}.{world.starts}")
         self.memory = Memory()
-        self.held: dict[TopicPartition, Holding] = {}
+        self.held: dict[TopicPartition, OwnedClaim] = {}
         record = MemberRecord(id=self.me.id, topics=self.topics, rejoin_timeout=self.rejoin_timeout)
         head = msgspec.structs.replace(world.head, touched=self.me.id)
         world.store.commit(
@@ -214,9 +214,9 @@ class Process:
 
     def work(self, part: TopicPartition) -> bool:
         """Handle one more message; false if that was refused."""
-        holding = self.held[part]
-        offset = (holding.claim.checkpoint or 0) + 1
-        step = claims.advance(holding, offset, (), None, self._stamp())
+        owned_claim = self.held[part]
+        offset = (owned_claim.claim.checkpoint or 0) + 1
+        step = claims.advance(owned_claim, offset, (), None, self._stamp())
         version = self._apply(step)
         if version is None:
             del self.held[part]
@@ -226,10 +226,10 @@ class Process:
 
     def _drop_what_others_have(self, head: Head) -> None:
         """An idle member is told by nobody that it was fenced; a change of the head tells."""
-        for part, holding in list(self.held.items()):
-            record = self.world.store.get(holding.key)
+        for part, owned_claim in list(self.held.items()):
+            record = self.world.store.get(owned_claim.key)
             topic = head.topics.get(part.topic)
-            made_again = topic and holding.key != claim_key(GROUP, topic.id, part.partition)
+            made_again = topic and owned_claim.key != claim_key(GROUP, topic.id, part.partition)
             if record is None or decode(record, Claim).owner != self.me.id or made_again:
                 del self.held[part]
 

@@ -103,14 +103,14 @@ class Consumer:
         check_timeout(timeout)
         self._refuse_inside()
         self._refuse_another()
-        self._consumer.worker.finish()
-        return self._consumer.worker.all_at_once(await self._next(max_records, timeout))
+        self._consumer.member_steps.finish()
+        return self._consumer.member_steps.all_at_once(await self._next(max_records, timeout))
 
     def __aiter__(self) -> Arriving[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self._refuse_inside()
         self._refuse_another()
-        self._consumer.worker.finish()
+        self._consumer.member_steps.finish()
         return Arriving(self._one_by_one)
 
     def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
@@ -118,7 +118,7 @@ class Consumer:
         check_whole("max_records", max_records, least=1)
         self._refuse_inside()
         self._refuse_another()
-        self._consumer.worker.finish()
+        self._consumer.member_steps.finish()
         return Arriving(partial(self._by_partition, max_records))
 
     def commit(self, message: Message | None = None) -> Coroutine[Any, Any, None]:
@@ -212,10 +212,10 @@ class Consumer:
         await self.close()
 
     async def _one_by_one(self) -> Iterator[Message]:
-        return self._consumer.worker.one_by_one(await self._next(RUN, None))
+        return self._consumer.member_steps.one_by_one(await self._next(RUN, None))
 
     async def _by_partition(self, most: int) -> Iterator[list[Message]]:
-        return self._consumer.worker.by_partition(await self._next(most, None))
+        return self._consumer.member_steps.by_partition(await self._next(most, None))
 
     def _transaction_changed(self, inside: bool) -> None:
         if inside:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pxrs.errors import PxrsError
-    from pxrs.producing.handles import Parcel
+    from pxrs.producing.handles import PendingBatch
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Tally:
     partitions: dict[int, Written] = field(default_factory=dict)
     lost: int = 0
     error: PxrsError | None = None
-    _open: dict[Parcel, None] = field(default_factory=dict)
+    _open: dict[PendingBatch, None] = field(default_factory=dict)
 
-    def add(self, parcels: Iterable[Parcel]) -> None:
+    def add(self, parcels: Iterable[PendingBatch]) -> None:
         """Note these batches; count those that are settled by now."""
         for parcel in parcels:
             if parcel not in self._open:

@@ -18,8 +18,8 @@ from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.health import Outage
 from pxrs.consuming.in_hand import Extent
-from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.partition_table import ConsumerDesk
+from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.partition_table import PartitionTable
 from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
     Closed,
@@ -48,22 +48,22 @@ class Asked(NamedTuple):
     answer: Future[None]
 
 
-class Steward:
-    """Keeps a member in its group. Its `look` is the worker's membership's."""
+class Background:
+    """Keeps a member in its group. Its `look` is the member's membership's."""
 
     def __init__(
         self,
         coord: CoordStore,
         clock: Clock,
         settings: ConsumerSettings,
-        worker: Worker,
+        member: MemberSteps,
         wake_consumer: Callable[[], None],
     ) -> None:
         self._coord = coord
         self._clock = clock
         self._settings = settings
-        self._worker = worker
-        self._membership = worker.membership
+        self._member = member
+        self._membership = member.membership
         self._wake_consumer = wake_consumer
         self._who = f"group {settings.group!r}, member {settings.member_name!r}"
         self._watch: Watch | None = None
@@ -78,7 +78,7 @@ class Steward:
         self._abandoned: tuple[Callable[[], None], ...] | None = None
         self._threads = [
             threading.Thread(target=target, name=f"pxrs-{name}", daemon=True)
-            for name, target in (("session", self._keep_session), ("steward", self._attend))
+            for name, target in (("session", self._keep_session), ("background", self._attend))
         ]
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ class Steward:
 
     def commit_soon(self) -> Future[None]:
         """Commit what the caller has seen with the next look, which is now; how that went."""
-        asked = Asked(self._worker.ask(), Future())
+        asked = Asked(self._member.ask(), Future())
         # It can't be cancelled: the commit may be on its way.
         asked.answer.set_running_or_notify_cancel()
         with self._asking:
@@ -127,7 +127,7 @@ class Steward:
         if not (asked := self._take_asked()):
             return
         try:
-            lost = self._worker.commit_asked(each.extent for each in asked)
+            lost = self._member.commit_asked(each.extent for each in asked)
         except Exception as error:
             if _may_pass(error) and not self._stop.is_set():
                 with self._asking:
@@ -138,7 +138,7 @@ class Steward:
         if lost:
             self.wake()
         for each in asked:
-            theirs = lost & {seat.part for seat in each.extent.seats} | each.extent.lost
+            theirs = lost & {owned.part for owned in each.extent.partitions} | each.extent.lost
             _answer([each], fenced(theirs) if theirs else None)
 
     def _take_asked(self) -> list[Asked]:
@@ -163,7 +163,7 @@ class Steward:
                 continue
 
     def _attend(self) -> None:
-        self._worker.holdings.beside = threading.get_ident()
+        self._member.owned_claims.beside = threading.get_ident()
         watched: frozenset[str] | None = None
         commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
         while not self._stop.is_set():
@@ -201,7 +201,7 @@ class Steward:
             if thread is not threading.current_thread():
                 thread.join()
         with suppress(PxrsError):
-            self._worker.leave_loop()
+            self._member.leave_loop()
             self._membership.leave()
         self.close()
         for close in closing:
@@ -209,23 +209,23 @@ class Steward:
 
     def _look(self) -> float | None:
         """Look at the group; the consumer hears of whatever has changed, even if a look fails."""
-        desk = self._worker.desk
-        version, before = desk.version, self._worker.holdings.parts
+        table = self._member.table
+        version, before = table.version, self._member.owned_claims.parts
         missing = self._membership.missing
         try:
             return self._membership.look()
         finally:
             self._tell_missing(set(self._membership.missing) - set(missing))
-            if desk.version != version:
+            if table.version != version:
                 self._wake_consumer()
-                self._tell_moves(before, self._worker.holdings.parts)
+                self._tell_moves(before, self._member.owned_claims.parts)
 
     def _commit_when_due(self, due: float) -> float:
         self.commit_what_was_asked()
         now = self._clock.monotonic()
         if now < due:
             return due
-        if self._settings.auto_commit and self._worker.commit_handled():
+        if self._settings.auto_commit and self._member.commit_handled():
             self.wake()
         return now + self._settings.auto_commit_interval
 
@@ -233,7 +233,7 @@ class Steward:
 
     def _watch_progress(self) -> None:
         """Warn once of messages that somebody has been at for too long."""
-        since = self._worker.in_hand_since()
+        since = self._member.in_hand_since()
         if since is None or since == self._warned_of:
             return
         held = self._clock.monotonic() - since
@@ -286,11 +286,11 @@ def _may_pass(error: Exception) -> bool:
 
 
 class LogWatch:
-    """Follows the desk: armed anew when the seats have changed. Wakes come from any thread."""
+    """Follows the table: armed anew when its partitions change. Wakes come from any thread."""
 
-    def __init__(self, log: LogStore, desk: ConsumerDesk) -> None:
+    def __init__(self, log: LogStore, table: PartitionTable) -> None:
         self._log = log
-        self._desk = desk
+        self._table = table
         self._watch: Watch | None = None
         self._version = -1
         self._closed = False
@@ -302,12 +302,12 @@ class LogWatch:
 
         Once closed it stays so: whoever waits comes back at once.
         """
-        with self._desk.lock:
+        with self._table.lock:
             self._nudge.clear()
-            if self._closed or (self._watch is not None and self._version == self._desk.version):
+            if self._closed or (self._watch is not None and self._version == self._table.version):
                 return
-            version = self._desk.version
-            watch = self._log.watch(*(seat.where for seat in self._desk.owned()))
+            version = self._table.version
+            watch = self._log.watch(*(owned.where for owned in self._table.owned()))
             if self._watch is not None:
                 self._watch.close()
             self._watch, self._version = watch, version
@@ -330,7 +330,7 @@ class LogWatch:
             watch.wake()
 
     def close(self) -> None:
-        with self._desk.lock:
+        with self._table.lock:
             self._closed = True
             if self._watch is not None:
                 self._watch.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pxrs.consuming.one_user import OneUser
-from pxrs.consuming.partition_table import Change, ConsumerDesk
+from pxrs.consuming.partition_table import Change, PartitionTable
 from pxrs.errors import InvalidRequest
 from pxrs.types import TopicPartition
 
@@ -34,20 +34,20 @@ class Callbacks:
         self.revoked = revoked
         self.lost = lost
 
-    def tell(self, desk: ConsumerDesk, user: OneUser) -> None:
+    def tell(self, table: PartitionTable, user: OneUser) -> None:
         """All that has changed since the last time."""
-        while (change := desk.next_change()) is not None:
+        while (change := table.next_change()) is not None:
             try:
                 user.in_callback = True
                 self._tell(change)
             finally:
                 user.in_callback = False
                 if change.kind == "leaving":
-                    desk.said_goodbye(change.parts)
+                    table.said_goodbye(change.parts)
 
-    def tell_the_end(self, desk: ConsumerDesk, *, alive: bool) -> None:
+    def tell_the_end(self, table: PartitionTable, *, alive: bool) -> None:
         """The consumer is about to leave: what it has lost, and what it gives up now."""
-        kept, lost = desk.forget_told()
+        kept, lost = table.forget_told()
         if not alive:
             kept, lost = set(), kept | lost
         try:

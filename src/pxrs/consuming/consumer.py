@@ -1,6 +1,6 @@
 """The consumer: one member of a group, and the messages of the partitions it owns.
 
-Two threads stand beside the caller's (`Steward`): one renews the session, the other looks at the
+Two threads stand beside the caller's (`Background`): one renews the session, the other looks at the
 group and commits what was handled. The caller's own thread fetches, decodes and hands out; it
 never waits for either.
 """
@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 from pxrs import arguments
 from pxrs.callers import refuse_unsaid
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.background import LogWatch, Steward
+from pxrs.consuming.background import Background, LogWatch
 from pxrs.consuming.callbacks import Callbacks, Parts
 from pxrs.consuming.health import Facts, Health, Outage, judge
 from pxrs.consuming.in_hand import Elsewhere, Run
-from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.one_user import OneUser, refuse_interrupted
-from pxrs.consuming.owned_partition import Seat
+from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.subscription import Subscription
 from pxrs.consuming.transactions import Transaction, Transactions
 from pxrs.core.records import head_key
@@ -36,26 +36,30 @@ from pxrs.queues.held_items import Desk
 from pxrs.types import Message, TopicPartition
 
 
-def facts_of(worker: Worker, steward: Steward, log: Outage, *, closed: bool) -> Facts:
+def facts_of(
+    member_steps: MemberSteps, background: Background, log: Outage, *, closed: bool
+) -> Facts:
     """As of now. From any thread."""
-    membership, fatal = worker.membership, steward.fatal
+    membership, fatal = member_steps.membership, background.fatal
     session = membership.session
-    with worker.desk.lock:
-        seats = [seat for seat in worker.desk.seats.values() if seat.state == "owned"]
+    with member_steps.table.lock:
+        partitions = [
+            owned for owned in member_steps.table.partitions.values() if owned.state == "owned"
+        ]
         return Facts(
             generation=membership.generation,
-            owned=len(seats),
+            owned=len(partitions),
             meant=membership.meant,
-            waiting=sum(seat.lag for seat in seats),
-            in_hand_since=worker.in_hand_since(),
-            asked_at=worker.asked_at,
-            store_lost_since=min(filter(None, (steward.outage.since, log.since)), default=None),
+            waiting=sum(owned.lag for owned in partitions),
+            in_hand_since=member_steps.in_hand_since(),
+            asked_at=member_steps.asked_at,
+            store_lost_since=min(filter(None, (background.outage.since, log.since)), default=None),
             fatal=None if fatal is None else f"{type(fatal).__name__}: {fatal}",
             fenced=isinstance(fatal, Fenced),
             closed=closed,
             lease=None if session is None else session.remaining(),
             missing=membership.missing,
-            unreadable=None if worker.trouble is None else str(worker.trouble),
+            unreadable=None if member_steps.trouble is None else str(member_steps.trouble),
         )
 
 
@@ -82,7 +86,7 @@ class Consumer:
         self._coord = stores.coord
         self._settings = settings
         self._callbacks = callbacks
-        self._worker = Worker(
+        self._steps = MemberSteps(
             stores,
             topics,
             self._clock,
@@ -92,17 +96,17 @@ class Consumer:
             elsewhere=elsewhere,
             asks_before_release=callbacks.revoked is not None,
         )
-        self.desk = self._worker.desk
-        self._membership = self._worker.membership
-        self._log_watch = LogWatch(stores.log, self.desk)
+        self.table = self._steps.table
+        self._membership = self._steps.membership
+        self._log_watch = LogWatch(stores.log, self.table)
         self._woken = False
         self._closed = self._left = False
         self._closing, self._one_user = threading.RLock(), OneUser()
         self._log_outage = Outage(f"group {settings.group!r}, reading the log", self._clock)
-        self._steward = Steward(
-            stores.coord, self._clock, settings, self._worker, self._log_watch.wake
+        self._background = Background(
+            stores.coord, self._clock, settings, self._steps, self._log_watch.wake
         )
-        self._transactions = Transactions(shared, self._worker, self._steward.wake)
+        self._transactions = Transactions(shared, self._steps, self._background.wake)
         try:
             self._membership.join()
         except BaseException:
@@ -110,8 +114,8 @@ class Consumer:
             with suppress(PxrsError):
                 self._membership.leave()
             raise
-        self._steward.start()
-        self._dropped = weakref.finalize(self, self._steward.abandon, self._log_watch.close)
+        self._background.start()
+        self._dropped = weakref.finalize(self, self._background.abandon, self._log_watch.close)
         self._dropped.atexit = False
 
     # What the caller sees
@@ -124,7 +128,9 @@ class Consumer:
     @property
     def assignment(self) -> set[TopicPartition]:
         """The partitions owned now."""
-        return {seat.part for seat in list(self.desk.seats.values()) if seat.state == "owned"}
+        return {
+            owned.part for owned in list(self.table.partitions.values()) if owned.state == "owned"
+        }
 
     def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
         """How this consumer is doing. From any thread; for probes, `health().ok`.
@@ -134,7 +140,7 @@ class Consumer:
         """
         if stuck_after is None:
             stuck_after = self._settings.stuck_after
-        facts = facts_of(self._worker, self._steward, self._log_outage, closed=self._closed)
+        facts = facts_of(self._steps, self._background, self._log_outage, closed=self._closed)
         return judge(facts, self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit)
 
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
@@ -148,17 +154,17 @@ class Consumer:
         self._require_open()
         try:
             with self._one_user:
-                self._worker.finish()
-                return self._worker.all_at_once(self._next(max_records, timeout))
+                self._steps.finish()
+                return self._steps.all_at_once(self._next(max_records, timeout))
         except BaseException as error:
-            self._worker.did_not_arrive(error)
+            self._steps.did_not_arrive(error)
             raise
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self._begin_loop()
         while True:
-            yield from self._worker.one_by_one(self._take_runs(RUN, None))
+            yield from self._steps.one_by_one(self._take_runs(RUN, None))
 
     def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
@@ -168,12 +174,12 @@ class Consumer:
     def _batches(self, max_records: int) -> Iterator[list[Message]]:
         self._begin_loop()
         while True:
-            yield from self._worker.by_partition(self._take_runs(max_records, None))
+            yield from self._steps.by_partition(self._take_runs(max_records, None))
 
     def _begin_loop(self) -> None:
         self._require_open()
         with self._one_user:
-            self._worker.finish()
+            self._steps.finish()
 
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
@@ -188,14 +194,14 @@ class Consumer:
         """`commit` in two steps: this one says how far it goes, calling the result does it."""
         self._require_open()
         if message is None:
-            return partial(self._commit, partial(self._worker.commit_up_to, self._worker.extent()))
+            return partial(self._commit, partial(self._steps.commit_up_to, self._steps.extent()))
         arguments.check_message(message)
-        return partial(self._commit, partial(self._worker.commit_message, message))
+        return partial(self._commit, partial(self._steps.commit_message, message))
 
     def _commit(self, commit: Callable[[], frozenset[TopicPartition]]) -> None:
         self._require_open()
         if lost := commit():
-            self._steward.wake()
+            self._background.wake()
             raise fenced(lost)
 
     def commit_async(self) -> Future[None]:
@@ -205,7 +211,7 @@ class Consumer:
         What is handed out after this call is no part of it.
         """
         self._require_open()
-        return self._steward.commit_soon()
+        return self._background.commit_soon()
 
     def transaction(self, connection: None = None, *, commits: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
@@ -242,22 +248,22 @@ class Consumer:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
         arguments.check_whole("offset", offset)
         self._require_open()
-        self._worker.seek(topic, partition, offset)
+        self._steps.seek(topic, partition, offset)
 
     def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
         """Go on from the first messages of this time (ms) or later, or from the end."""
         arguments.check_time("timestamp", timestamp)
         self._require_open()
         for part in all_of(self.assignment) if parts is None else arguments.check_parts(parts):
-            self._worker.seek(*part, self._worker.offset_at(part, timestamp))
+            self._steps.seek(*part, self._steps.offset_at(part, timestamp))
 
     def pause(self, *parts: TopicPartition) -> None:
         """Hand out nothing of these partitions until `resume`; kept across rebalances."""
-        self._worker.pause(arguments.check_parts(parts))
+        self._steps.pause(arguments.check_parts(parts))
 
     def resume(self, *parts: TopicPartition) -> None:
         """Go on with these partitions."""
-        self.desk.pause(arguments.check_parts(parts), paused=False)
+        self.table.pause(arguments.check_parts(parts), paused=False)
         self._log_watch.wake()
 
     def close(self) -> None:
@@ -268,29 +274,29 @@ class Consumer:
         """
         if self._keeper.is_forked:
             return
-        self._worker.holdings.refuse_inside_transaction()
-        refuse_interrupted(self._worker.holdings.lock, self.desk.lock)
+        self._steps.owned_claims.refuse_inside_transaction()
+        refuse_interrupted(self._steps.owned_claims.lock, self.table.lock)
         with self._closing:
             if self._left:
                 return
             try:
                 if not self._closed:
                     # A commit in the callback must not count the message that a loop has left.
-                    self._worker.leave_loop()
-                    self._callbacks.tell_the_end(self.desk, alive=self.alive)
+                    self._steps.leave_loop()
+                    self._callbacks.tell_the_end(self.table, alive=self.alive)
             finally:
                 self._leave()
 
     def _leave(self) -> None:
         self._closed = True
         self._dropped.detach()
-        self._steward.stop()
+        self._background.stop()
         try:
             with suppress(PxrsError):
-                self._steward.commit_what_was_asked()
+                self._background.commit_what_was_asked()
             self._membership.leave()
         finally:
-            self._steward.close()
+            self._background.close()
             self._log_watch.close()
             self._left = True
 
@@ -313,28 +319,28 @@ class Consumer:
     # For `Runner`, which keeps its own account of what is in hand
 
     @property
-    def worker(self) -> Worker:
-        return self._worker
+    def member_steps(self) -> MemberSteps:
+        return self._steps
 
     @property
     def alive(self) -> bool:
         """Whether messages that were taken may still be begun with."""
-        return self._worker.alive
+        return self._steps.alive
 
     def take_away(self, most: int, timeout: float) -> list[Run]:
-        """Messages to be handled elsewhere, in any order; whoever does tells the seats."""
+        """Messages to be handled elsewhere, in any order; whoever does tells the partitions."""
         runs = self._take_runs(most, timeout)
-        self._worker.forget_runs()
+        self._steps.forget_runs()
         return runs
 
-    def came_back(self, seat: Seat) -> None:
+    def came_back(self, owned: OwnedPartition) -> None:
         """A message that was taken away is handled, or was given up."""
-        if self.desk.came_back(seat):
+        if self.table.came_back(owned):
             self._log_watch.wake()
 
     def wake_steward(self) -> None:
         """Let the group be looked at now."""
-        self._steward.wake()
+        self._background.wake()
 
     # Handing out and handling
 
@@ -349,7 +355,7 @@ class Consumer:
             with self._one_user:
                 return self._next(most, timeout)
         except BaseException as error:
-            self._worker.did_not_arrive(error)
+            self._steps.did_not_arrive(error)
             raise
 
     def _next(self, most: int, timeout: float | None) -> list[Run]:
@@ -365,11 +371,11 @@ class Consumer:
     @property
     def settled(self) -> bool:
         """Whether there is nothing to tell the caller before it takes more messages."""
-        return self._steward.fatal is None and not self._closed and not self.desk.has_changes
+        return self._background.fatal is None and not self._closed and not self.table.has_changes
 
     def take(self, most: int) -> list[Run]:
         """What lies in the buffers, at most so many messages. Does not wait."""
-        return self._worker.hand_out(most)
+        return self._steps.hand_out(most)
 
     def wait(self, timeout: float | None) -> bool:
         """Until there may be something to take; false when the time is over, or when woken.
@@ -379,8 +385,8 @@ class Consumer:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
-            # Once the lease is over nothing is handed out, until the steward has joined anew.
-            if self.alive and self.desk.has_messages:
+            # Once the lease is over nothing is handed out, until the background has joined anew.
+            if self.alive and self.table.has_messages:
                 return True
             trouble = None
             try:
@@ -414,38 +420,38 @@ class Consumer:
         """
         if not self.alive:
             self._coord.get(head_key(self._settings.group))
-        elif not self.desk.seats and (error := self._steward.outage.error) is not None:
+        elif not self.table.partitions and (error := self._background.outage.error) is not None:
             raise StoreUnavailable(f"the group's records can't be reached: {error}") from error
 
     def _fetch(self) -> bool:
         """Fill the buffers; true if there may be something to take."""
         with self._log_outage.noticed():
             self._log_watch.arm()
-            return self.alive and self._worker.fetch(self._steward.wake)
+            return self.alive and self._steps.fetch(self._background.wake)
 
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
         self._require_open()
-        if self.desk.has_changes:
+        if self.table.has_changes:
             self._tell()
-        if self._steward.fatal is not None:
-            raise self._steward.fatal
+        if self._background.fatal is not None:
+            raise self._background.fatal
 
     def _require_open(self) -> None:
         self._keeper.refuse_after_fork()
         if self._closed:
             raise Closed("the consumer was closed")
         # Nobody knows yet what was handled: its end would undo a seek, or a commit not be undone.
-        self._worker.holdings.refuse_inside_transaction()
+        self._steps.owned_claims.refuse_inside_transaction()
 
     def _tell(self) -> None:
         try:
-            self._callbacks.tell(self.desk, self._one_user)
+            self._callbacks.tell(self.table, self._one_user)
         except BaseException:
-            self._steward.wake()
+            self._background.wake()
             raise
         try:
             self._membership.release_what_is_finished()
         except StoreError:
-            # Not the caller's trouble: the steward tries again.
-            self._steward.wake()
+            # Not the caller's trouble: the background tries again.
+            self._background.wake()

@@ -1,4 +1,4 @@
-"""Filling a desk's empty buffers from the log. Nothing in here waits.
+"""Filling a table's empty buffers from the log. Nothing in here waits.
 
 A partition that can't be read, because a batch is damaged, a message can't be decoded or its
 checkpoint is gone, must neither hide what stands before the trouble nor keep other partitions from
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from pxrs.codec.batches import decode
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.owned_partition import Seat
-from pxrs.consuming.partition_table import ConsumerDesk
+from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
 from pxrs.decoding import Decoder, cut
 from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
@@ -33,53 +33,53 @@ _TOGETHER = 16
 
 
 class _Place(NamedTuple):
-    """Where a seat stood when it was fetched for: what came is void if it was moved since."""
+    """Where a partition stood when it was fetched for: what came is void if it was moved since."""
 
     turn: int
     position: int
 
 
 class _Troubles:
-    """What went wrong in one round. The seat whose turn it is to tell, `first`, raises at once."""
+    """What went wrong in one round. The partition whose turn it is, `first`, raises at once."""
 
-    def __init__(self, first: Seat | None, topic_gone: Callable[[], None]) -> None:
+    def __init__(self, first: OwnedPartition | None, topic_gone: Callable[[], None]) -> None:
         self.first = first
         self._topic_gone = topic_gone
-        self.seat: Seat | None = None
+        self.owned: OwnedPartition | None = None
         self.error: Exception | None = None
 
-    def attempt(self, seat: Seat, work: Callable[[], bool]) -> bool:
+    def attempt(self, owned: OwnedPartition, work: Callable[[], bool]) -> bool:
         """What the work returns; false if it failed."""
         try:
             return work()
         except TopicNotFound:
-            # The topic was deleted under us; the next look will notice and drop the seat.
+            # The topic was deleted under us; the next look will notice and drop the partition.
             self._topic_gone()
         except Fenced:
-            # Lost while its checkpoint was moved: it has left the desk.
+            # Lost while its checkpoint was moved: it has left the table.
             return False
         except Exception as error:
             if self.error is None:
-                self.seat, self.error = seat, error
-            if seat is self.first:
+                self.owned, self.error = owned, error
+            if owned is self.first:
                 raise
         return False
 
 
 class Fetcher:
-    """Fetches for the seats of one desk. For one thread at a time."""
+    """Fetches for the partitions of one table. For one thread at a time."""
 
     def __init__(
         self,
         log: LogStore,
-        desk: ConsumerDesk,
+        table: PartitionTable,
         settings: ConsumerSettings,
         decoder: Decoder,
-        pin: Callable[[Mapping[Seat, int]], None],
-        skip: Callable[[Seat, int, str], None],
+        pin: Callable[[Mapping[OwnedPartition, int]], None],
+        skip: Callable[[OwnedPartition, int, str], None],
     ) -> None:
         self._log = log
-        self._desk = desk
+        self._table = table
         self._settings = settings
         self._decoder = decoder
         self._most = min(FETCH_BYTES, settings.prefetch_bytes)
@@ -87,152 +87,166 @@ class Fetcher:
         self._pin = pin
         # Sets the checkpoint to another offset, and says why.
         self._skip = skip
-        # The seat whose error was put off because others had messages: it is told next.
-        self._put_off: Seat | None = None
+        # The partition whose error was put off because others had messages: it is told next.
+        self._put_off: OwnedPartition | None = None
         # What keeps a partition from being read, as of the last time. For the consumer's health.
         self.trouble: Exception | None = None
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers, as far as the settings go; true if anything came."""
-        self._desk.forget_idle(self._settings.prefetch_bytes)
+        self._table.forget_idle(self._settings.prefetch_bytes)
         troubles = _Troubles(self._put_off, topic_gone)
         self._put_off = None
         try:
-            came = self._fill_all(self._desk.hungry(), troubles)
+            came = self._fill_all(self._table.hungry(), troubles)
         finally:
             self.trouble = troubles.error
         if troubles.error is not None:
             if not came:
                 raise troubles.error
-            self._put_off = troubles.seat
+            self._put_off = troubles.owned
         return came
 
-    def _fill_all(self, hungry: list[Seat], troubles: _Troubles) -> bool:
-        hungry.sort(key=lambda seat: seat is not troubles.first)
+    def _fill_all(self, hungry: list[OwnedPartition], troubles: _Troubles) -> bool:
+        hungry.sort(key=lambda owned: owned is not troubles.first)
         ends: dict[str, Mapping[int, Bounds]] = {}
         if self._settings.start == "latest":
             self._pin_the_end(hungry, ends)
         behind = [
-            seat
-            for seat in hungry
-            if troubles.attempt(seat, partial(self._has_more, seat, len(hungry), ends))
+            owned
+            for owned in hungry
+            if troubles.attempt(owned, partial(self._has_more, owned, len(hungry), ends))
         ]
         came, room = False, self._settings.prefetch_bytes
         with closing(self._fetched(behind)) as coming:
-            for seat, place, fetched in coming:
-                came = troubles.attempt(seat, partial(self._fill, seat, place, fetched)) or came
+            for owned, place, fetched in coming:
+                came = troubles.attempt(owned, partial(self._fill, owned, place, fetched)) or came
                 room -= _size(fetched)
                 if room <= 0 and came:
                     # The others come next time: those that were served stand behind them then.
                     break
         return came
 
-    def offset_at(self, seat: Seat, timestamp: int) -> int:
+    def offset_at(self, owned: OwnedPartition, timestamp: int) -> int:
         """Offset of the first message of that time (ms) or later, else the end."""
-        with named(seat.part.topic):
-            found = self._decoder.offset_at(self._log, seat.where, seat.fence, timestamp)
+        with named(owned.part.topic):
+            found = self._decoder.offset_at(self._log, owned.where, owned.fence, timestamp)
             if found is None:
-                found = self._log.bounds(seat.where.topic_id)[seat.part.partition].end
+                found = self._log.bounds(owned.where.topic_id)[owned.part.partition].end
             return found
 
-    def _has_more(self, seat: Seat, hungry: int, ends: dict[str, Mapping[int, Bounds]]) -> bool:
+    def _has_more(
+        self, owned: OwnedPartition, hungry: int, ends: dict[str, Mapping[int, Bounds]]
+    ) -> bool:
         """Whether it is worth a fetch. One that has not started does."""
-        if seat.started and hungry * _ASK_TOGETHER <= seat.siblings:
+        if owned.started and hungry * _ASK_TOGETHER <= owned.siblings:
             return True
-        bounds = self._bounds(seat, ends)
-        if not seat.started:
-            self._start(seat, *bounds)
-        seat.end = bounds.end
-        return seat.started and seat.end > seat.position
+        bounds = self._bounds(owned, ends)
+        if not owned.started:
+            self._start(owned, *bounds)
+        owned.end = bounds.end
+        return owned.started and owned.end > owned.position
 
-    def _bounds(self, seat: Seat, known: dict[str, Mapping[int, Bounds]]) -> Bounds:
-        topic_id = seat.where.topic_id
+    def _bounds(self, owned: OwnedPartition, known: dict[str, Mapping[int, Bounds]]) -> Bounds:
+        topic_id = owned.where.topic_id
         if topic_id not in known:
             known[topic_id] = self._log.bounds(topic_id)
-        return known[topic_id][seat.part.partition]
+        return known[topic_id][owned.part.partition]
 
-    def _pin_the_end(self, seats: list[Seat], ends: dict[str, Mapping[int, Bounds]]) -> None:
+    def _pin_the_end(
+        self, partitions: list[OwnedPartition], ends: dict[str, Mapping[int, Bounds]]
+    ) -> None:
         """Make the end the checkpoint where there is none, before anything is handed out.
 
         Otherwise whoever takes over before the first commit would begin at a later end, and what
         came in between would be lost.
         """
-        new: dict[Seat, int] = {}
-        for seat in seats:
-            if not seat.started and seat.checkpoint is None:
+        new: dict[OwnedPartition, int] = {}
+        for owned in partitions:
+            if not owned.started and owned.checkpoint is None:
                 with suppress(TopicNotFound):
-                    new[seat] = self._bounds(seat, ends).end
+                    new[owned] = self._bounds(owned, ends).end
         self._pin(new)
 
-    def _fetched(self, seats: list[Seat]) -> Generator[tuple[Seat, _Place, Fetched | Exception]]:
-        """What each seat's partition has from where on. The rest comes while it is looked at."""
-        if len(seats) > 1 and isinstance(self._log, FetchesMany):
-            for few in (seats[at : at + _TOGETHER] for at in range(0, len(seats), _TOGETHER)):
-                places = [self._place(seat) for seat in few]
-                where = [seat.where for seat in few]
+    def _fetched(
+        self, partitions: list[OwnedPartition]
+    ) -> Generator[tuple[OwnedPartition, _Place, Fetched | Exception]]:
+        """What the log has for each partition, and from where on; the rest comes meanwhile."""
+        if len(partitions) > 1 and isinstance(self._log, FetchesMany):
+            for few in (
+                partitions[at : at + _TOGETHER] for at in range(0, len(partitions), _TOGETHER)
+            ):
+                places = [self._place(owned) for owned in few]
+                where = [owned.where for owned in few]
                 asked = list(zip(where, (place.position for place in places), strict=True))
                 with closing(self._log.fetch_many(asked, self._most)) as coming:
                     yield from zip(few, places, coming, strict=True)
             return
-        for seat in seats:
-            place = self._place(seat)
+        for owned in partitions:
+            place = self._place(owned)
             try:
-                yield seat, place, self._log.fetch(seat.where, place.position, self._most)
+                yield owned, place, self._log.fetch(owned.where, place.position, self._most)
             except Exception as error:  # noqa: BLE001 - told when it is its turn
-                yield seat, place, error
+                yield owned, place, error
 
-    def _place(self, seat: Seat) -> _Place:
-        with self._desk.lock:
-            return _Place(seat.turn, seat.position)
+    def _place(self, owned: OwnedPartition) -> _Place:
+        with self._table.lock:
+            return _Place(owned.turn, owned.position)
 
-    def _fill(self, seat: Seat, place: _Place, fetched: Fetched | Exception) -> bool:
-        if seat.turn != place.turn:
+    def _fill(self, owned: OwnedPartition, place: _Place, fetched: Fetched | Exception) -> bool:
+        if owned.turn != place.turn:
             return False
         if isinstance(fetched, OffsetOutOfRange):
-            return self._out_of_range(seat, fetched)
+            return self._out_of_range(owned, fetched)
         if isinstance(fetched, Exception):
             raise fetched
-        seat.end = fetched.end
+        owned.end = fetched.end
         if not fetched.batches:
             return False
         messages: list[Message] = []
         try:
-            position = self._decode(seat, place.position, fetched.batches, messages)
+            position = self._decode(owned, place.position, fetched.batches, messages)
         except Exception:
             if not messages:
                 raise
             position = messages[-1].offset + 1
-        seat.size = _size(fetched)
-        return self._desk.fill(seat, place.turn, messages, position)
+        owned.size = _size(fetched)
+        return self._table.fill(owned, place.turn, messages, position)
 
     def _decode(
-        self, seat: Seat, position: int, batches: list[StoredBatch], messages: list[Message]
+        self,
+        owned: OwnedPartition,
+        position: int,
+        batches: list[StoredBatch],
+        messages: list[Message],
     ) -> int:
         """Add the batches' messages from a position on; where to go on."""
         for batch in batches:
-            self._decoder.deserialize_into(messages, cut(decode(batch, seat.fence), position))
+            self._decoder.deserialize_into(messages, cut(decode(batch, owned.fence), position))
             position = batch.next
         return position
 
-    def _start(self, seat: Seat, start: int, end: int) -> None:
+    def _start(self, owned: OwnedPartition, start: int, end: int) -> None:
         """Where to begin: at the checkpoint; by policy where there is none or it is gone."""
-        if seat.checkpoint is not None:
-            if start <= seat.checkpoint <= end:
-                self._desk.start(seat, seat.checkpoint)
+        if owned.checkpoint is not None:
+            if start <= owned.checkpoint <= end:
+                self._table.start(owned, owned.checkpoint)
             else:
-                self._out_of_range(seat, OffsetOutOfRange(*seat.part, seat.checkpoint, start, end))
+                self._out_of_range(
+                    owned, OffsetOutOfRange(*owned.part, owned.checkpoint, start, end)
+                )
             return
         if self._settings.start == "error":
             raise NoCheckpoint(
-                f"group {self._settings.group!r} has no checkpoint in {seat.part.topic!r} "
-                f"partition {seat.part.partition}, and start='error' was asked for; set one with "
-                f"groups.reset({self._settings.group!r}, {seat.part.topic!r}, to=…), or choose "
+                f"group {self._settings.group!r} has no checkpoint in {owned.part.topic!r} "
+                f"partition {owned.part.partition}, and start='error' was asked for; set one with "
+                f"groups.reset({self._settings.group!r}, {owned.part.topic!r}, to=…), or choose "
                 "start='earliest' or 'latest'"
             )
         if self._settings.start == "earliest":
-            self._desk.start(seat, start)
+            self._table.start(owned, start)
 
-    def _out_of_range(self, seat: Seat, error: OffsetOutOfRange) -> bool:
+    def _out_of_range(self, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:
         """What comes next is not there any more: told, or passed over as the settings say.
 
         True: it is worth looking again at once.
@@ -240,11 +254,11 @@ class Fetcher:
         policy = self._settings.on_trimmed
         if policy == "error":
             # The log knows topics by their id only.
-            raise OffsetOutOfRange(*seat.part, error.offset, error.start, error.end)
+            raise OffsetOutOfRange(*owned.part, error.offset, error.start, error.end)
         offset = error.start if policy == "earliest" else error.end
         # Retention may have gone on since: then the next fetch finds it out of range again.
         with suppress(OffsetOutOfRange):
-            self._skip(seat, offset, f"on_trimmed={policy!r}, offset {error.offset} is gone")
+            self._skip(owned, offset, f"on_trimmed={policy!r}, offset {error.offset} is gone")
         return True
 
 

@@ -1,8 +1,8 @@
 """One member's work, step by step: fetch, hand out, count, commit, seek.
 
 Nothing in here waits and no thread is started, so the simulator drives the very code that the
-consumer's threads drive: the caller's thread takes steps of the desk and its runs, the steward's
-those of the membership and the commits.
+consumer's threads drive: the caller's thread takes steps of the table and its runs, the background
+thread those of the membership and the commits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.fetcher import Fetcher
 from pxrs.consuming.in_hand import Elsewhere, Extent, Loose, Reached, Run, line_up, recall
-from pxrs.consuming.owned_partition import Seat
-from pxrs.consuming.partition_table import ConsumerDesk
+from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.consuming.partition_table import PartitionTable
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
 from pxrs.decoding import Decoder
@@ -27,8 +27,8 @@ from pxrs.errors import (
 from pxrs.groups.membership import MemberSettings, Membership
 from pxrs.groups.owned_claims import (
     Applied,
-    Holdings,
     Mark,
+    OwnedClaims,
     fenced,
     leaves_doubt,
     mark_of,
@@ -40,7 +40,7 @@ from pxrs.topics import Topics, named
 from pxrs.types import Message, TopicPartition
 
 
-class Worker:
+class MemberSteps:
     """A member of a group and what it works on. See `Consumer` for which thread does what."""
 
     def __init__(
@@ -72,15 +72,15 @@ class Worker:
         self.asked_at = clock.monotonic()
         handling = elsewhere or Elsewhere(self._in_hand, self._in_hand_since)
         self.in_hand_since = handling.since
-        self.desk = ConsumerDesk(
+        self.table = PartitionTable(
             in_hand=handling.in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
             recall=lambda: recall(self.runs),
             most_out=handling.most,
         )
-        self._fetcher = Fetcher(stores.log, self.desk, settings, decoder, self._pin, self._seek)
-        self.holdings = Holdings(stores.coord, clock, new_id)
+        self._fetcher = Fetcher(stores.log, self.table, settings, decoder, self._pin, self._seek)
+        self.owned_claims = OwnedClaims(stores.coord, clock, new_id)
         self.membership = Membership(
             MemberSettings(
                 group=settings.group,
@@ -96,8 +96,8 @@ class Worker:
             stores.coord,
             topics,
             clock,
-            self.holdings,
-            self.desk,
+            self.owned_claims,
+            self.table,
             new_id,
         )
 
@@ -111,9 +111,9 @@ class Worker:
 
     def hand_out(self, most: int) -> list[Run]:
         """Fetched messages for the caller, at most so many; none once the lease may be over."""
-        with self.desk.lock:
-            out = self.desk.hand_out(most) if self.alive else []
-            self.runs = [Run(seat, messages) for seat, messages in out]
+        with self.table.lock:
+            out = self.table.hand_out(most) if self.alive else []
+            self.runs = [Run(owned, messages) for owned, messages in out]
             self.given_back = False
             self.asked_at = self._clock.monotonic()
             self.handed_at = self.asked_at if self.runs else None
@@ -133,11 +133,11 @@ class Worker:
         """
         now, until = self._clock.monotonic, 0.0
         try:
-            line_up(runs, self.desk.lock)
+            line_up(runs, self.table.lock)
             for run in runs:
-                seat, turn, number = run.seat, run.turn, 0
+                owned, turn, number = run.owned, run.turn, 0
                 for message in run.messages if self._begin(run) else ():
-                    if seat.turn != turn:
+                    if owned.turn != turn:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
                     # a process can be stopped. Asking the session each time is too slow.
@@ -155,7 +155,7 @@ class Worker:
     def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
         """Each run whole; one is handled when the next one is asked for."""
         try:
-            line_up(runs, self.desk.lock)
+            line_up(runs, self.table.lock)
             for run in runs:
                 if self._begin(run) and self.alive:
                     self.handed_at = self._clock.monotonic()
@@ -168,7 +168,7 @@ class Worker:
 
     def _begin(self, run: Run) -> bool:
         """Whether a loop may show it."""
-        begun = run.begin(self.desk.lock)
+        begun = run.begin(self.table.lock)
         self.given_back &= not begun
         return begun
 
@@ -177,7 +177,7 @@ class Worker:
 
         A loop that was left has ended its runs itself: of those nothing is counted here.
         """
-        with self.desk.lock:
+        with self.table.lock:
             for run in self.runs:
                 run.handled = run.seen
             self._end(self.runs)
@@ -185,7 +185,7 @@ class Worker:
 
     def _end(self, runs: list[Run]) -> None:
         """Nobody works on the runs any more: count what was handled, give back the rest."""
-        with self.desk.lock:
+        with self.table.lock:
             ended = [run for run in self.runs if run in runs]
             for run in ended:
                 # An interrupt may come anywhere here: until they are forgotten, all of it can be
@@ -193,9 +193,9 @@ class Worker:
                 run.seen = run.handled
                 run.count(run.handled)
                 if run.handled and not self._settings.auto_commit and run.is_loose:
-                    self.loose.add(run.seat)
-                if run.handled < len(run.messages) and run.seat.turn == run.turn:
-                    self.desk.give_back(run.seat, run.messages[run.handled].offset)
+                    self.loose.add(run.owned)
+                if run.handled < len(run.messages) and run.owned.turn == run.turn:
+                    self.table.give_back(run.owned, run.messages[run.handled].offset)
             self.runs = [run for run in self.runs if run not in ended]
 
     def did_not_arrive(self, error: BaseException) -> None:
@@ -205,40 +205,40 @@ class Worker:
         """
         if isinstance(error, PxrsError):
             return
-        with self.desk.lock:
+        with self.table.lock:
             self.runs = []
-            self.desk.hand_out_again()
+            self.table.hand_out_again()
 
     def leave_loop(self) -> None:
         """The loop goes no further: the message that it shows is not handled."""
-        with self.desk.lock:
+        with self.table.lock:
             self._end([run for run in self.runs if run.in_loop])
 
     def pause(self, parts: Collection[TopicPartition]) -> None:
         """Hand out nothing of these; what a loop has not shown yet waits for `resume`, too."""
-        with self.desk.lock:
-            self.desk.pause(parts, paused=True)
+        with self.table.lock:
+            self.table.pause(parts, paused=True)
             for run in self.runs:
-                if run.seat.part in parts:
+                if run.owned.part in parts:
                     run.hold_back()
 
     def forget_runs(self) -> None:
         """Somebody else keeps the account of what was handed out."""
-        with self.desk.lock:
+        with self.table.lock:
             self.runs = []
 
     def sync(self) -> None:
         """Count what the caller's loop has handled of its current run."""
-        with self.desk.lock:
+        with self.table.lock:
             for run in self.runs:
                 run.count(run.handled)
 
     def _in_hand_since(self) -> float | None:
         return self.handed_at if self.runs else None
 
-    def _in_hand(self, seat: Seat) -> bool:
+    def _in_hand(self, owned: OwnedPartition) -> bool:
         """Whether the caller works on messages of this partition."""
-        return any(run.seat is seat and not run.is_void for run in self.runs)
+        return any(run.owned is owned and not run.is_void for run in self.runs)
 
     # Fetching
 
@@ -252,21 +252,21 @@ class Worker:
         self.asked_at = self._clock.monotonic()
         return self._fetcher.fetch(topic_gone)
 
-    def _pin(self, offsets: Mapping[Seat, int]) -> None:
-        """Make these offsets the first checkpoints of seats that have none."""
-        with self.holdings.lock:
+    def _pin(self, offsets: Mapping[OwnedPartition, int]) -> None:
+        """Make these offsets the first checkpoints of partitions that have none."""
+        with self.owned_claims.lock:
             current = {
-                seat.part: offset for seat, offset in offsets.items() if self._is_current(seat)
+                owned.part: offset for owned, offset in offsets.items() if self._is_current(owned)
             }
             if current:
-                self._note(self.holdings.pin(current))
+                self._note(self.owned_claims.pin(current))
 
-    def owned_seat(self, topic: str, partition: int) -> Seat:
-        """The seat of a partition that is owned now, if only to be given away, or `Fenced`."""
+    def owned_seat(self, topic: str, partition: int) -> OwnedPartition:
+        """The partition of a partition that is owned now, if only to be given away, or `Fenced`."""
         part = TopicPartition(topic, partition)
-        if (seat := self.desk.seats.get(part)) is None:
+        if (owned := self.table.partitions.get(part)) is None:
             raise not_owned(part, self._topics)
-        return seat
+        return owned
 
     # Committing
 
@@ -275,88 +275,94 @@ class Worker:
 
         Marks are taken and written under one lock: a seek in between would be undone.
         """
-        with self.holdings.lock:
+        with self.owned_claims.lock:
             self.sync()
-            return self.commit(self.desk.marks())
+            return self.commit(self.table.marks())
 
     def extent(self) -> Extent:
         """What the caller has seen by now; from here on it counts as handled."""
-        with self.desk.lock:
+        with self.table.lock:
             for run in self.runs:
                 run.count(run.seen)
-            marks = self.desk.marks()
+            marks = self.table.marks()
             return Extent(
-                self.loose.seats + [run.seat for run in self.runs if run.seen],
-                [Reached(self.desk.seats[part], mark) for part, mark in marks.items()],
+                self.loose.partitions + [run.owned for run in self.runs if run.seen],
+                [Reached(self.table.partitions[part], mark) for part, mark in marks.items()],
                 self.loose.lost,
             )
 
     def commit_up_to(self, extent: Extent) -> frozenset[TopicPartition]:
         """Commit what the caller had seen, and no more; the partitions that were lost."""
-        with self.holdings.lock:
-            gone = {seat for seat in extent.seats if not self._holds(seat)}
-            with self.desk.lock:
-                self.runs = [run for run in self.runs if run.seat not in gone]
-                marks = extent.marks(self.desk.seats)
+        with self.owned_claims.lock:
+            gone = {owned for owned in extent.partitions if not self._holds(owned)}
+            with self.table.lock:
+                self.runs = [run for run in self.runs if run.owned not in gone]
+                marks = extent.marks(self.table.partitions)
             lost = self.commit(marks)
-            with self.desk.lock:
+            with self.table.lock:
                 self.loose.settle(extent, gone)
-            return lost | {seat.part for seat in gone} | extent.lost
+            return lost | {owned.part for owned in gone} | extent.lost
 
     def drop_stale_runs(self) -> frozenset[TopicPartition]:
         """Forget what is in hand of partitions that were lost, even if claimed again since.
 
-        Under the holdings' lock: what is lost and claimed in between is not what was handed out.
+        Under the claims' lock: what is lost and claimed in between is not what was handed out.
         """
-        with self.desk.lock:
-            stale = [run for run in self.runs if not self._holds(run.seat)]
+        with self.table.lock:
+            stale = [run for run in self.runs if not self._holds(run.owned)]
             self.runs = [run for run in self.runs if run not in stale]
-            loose = self.loose.drop(lambda seat: not self._holds(seat))
-            return frozenset(run.seat.part for run in stale if run.seen) | loose
+            loose = self.loose.drop(lambda owned: not self._holds(owned))
+            return frozenset(run.owned.part for run in stale if run.seen) | loose
 
-    def _is_current(self, seat: Seat) -> bool:
-        """Whether what was found out for this seat is still about it. Under the holdings' lock."""
-        return self.desk.seats.get(seat.part) is seat and self._holds(seat)
+    def _is_current(self, owned: OwnedPartition) -> bool:
+        """Whether what was found out is still about this partition. Under the claims' lock."""
+        return self.table.partitions.get(owned.part) is owned and self._holds(owned)
 
-    def _holds(self, seat: Seat) -> bool:
-        """Whether the partition is still held under the epoch that the seat was taken with."""
-        holding = self.holdings.get(seat.part)
-        return holding is not None and holding.epoch == seat.epoch and holding.key == seat.key
+    def _holds(self, owned: OwnedPartition) -> bool:
+        """Whether the partition is still held under the epoch that the partition was taken with."""
+        owned_claim = self.owned_claims.get(owned.part)
+        return (
+            owned_claim is not None
+            and owned_claim.epoch == owned.epoch
+            and owned_claim.key == owned.key
+        )
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
         """Commit these marks; the partitions that turned out to be lost."""
         if not marks:
             return frozenset()
-        with self.holdings.lock:
-            return self._note(self.holdings.commit(marks))
+        with self.owned_claims.lock:
+            return self._note(self.owned_claims.commit(marks))
 
     def _note(self, applied: Applied) -> frozenset[TopicPartition]:
-        """Let the desk know what stands in the claims now; the partitions that were lost.
+        """Let the table know what stands in the claims now; the partitions that were lost.
 
         A mark behind its claim has changed nothing.
         """
-        self.desk.committed({holding.part: mark_of(holding) for holding in applied.written})
-        self.desk.gone(sorted(applied.lost), lost=True)
+        self.table.committed(
+            {owned_claim.part: mark_of(owned_claim) for owned_claim in applied.written}
+        )
+        self.table.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
     def ask(self) -> Extent:
         """What the caller has seen shall be committed, at the latest when it is given away."""
-        with self.desk.lock:
+        with self.table.lock:
             extent = self.extent()
-            self.desk.ask(extent.marks(self.desk.seats))
+            self.table.ask(extent.marks(self.table.partitions))
             self.loose.clear()
             return extent
 
     def commit_asked(self, extents: Iterable[Extent]) -> frozenset[TopicPartition]:
         """Commit what was asked for, and no more; what was lost of it, and of these since."""
-        with self.holdings.lock:
+        with self.owned_claims.lock:
             lost = {
-                seat.part
+                owned.part
                 for extent in extents
-                for seat in extent.seats
-                if not seat.released and not self._holds(seat)
+                for owned in extent.partitions
+                if not owned.released and not self._holds(owned)
             }
-            return self.commit(self.desk.asked()) | lost
+            return self.commit(self.table.asked()) | lost
 
     def commit_message(self, message: Message) -> frozenset[TopicPartition]:
         """Commit everything up to one message; the partition if it was lost.
@@ -364,25 +370,25 @@ class Worker:
         Under one lock: a partition that is lost and claimed in between, of a topic that was made
         again even, is not the one that the message is of.
         """
-        with self.holdings.lock:
+        with self.owned_claims.lock:
             return self.commit(self._mark_of(message))
 
     def _mark_of(self, message: Message) -> dict[TopicPartition, Mark]:
         part = TopicPartition(message.topic, message.partition)
-        seat = self.desk.seats.get(part)
-        if seat is None or seat.epoch != message.fence.epoch or not self._holds(seat):
+        owned = self.table.partitions.get(part)
+        if owned is None or owned.epoch != message.fence.epoch or not self._holds(owned):
             raise fenced([part])
-        if message.offset >= max(seat.handed, seat.shown):
+        if message.offset >= max(owned.handed, owned.shown):
             raise InvalidRequest(
                 f"offset {message.offset} of {message.topic!r} partition {message.partition} was "
-                f"not handed out; the next one will be {seat.handed}"
+                f"not handed out; the next one will be {owned.handed}"
             )
-        with self.desk.lock:
-            before = seat.mark()
+        with self.table.lock:
+            before = owned.mark()
             if before is None or before.checkpoint > message.offset:
                 return {part: Mark(message.offset + 1)}
-            seat.finish(before.checkpoint, message.offset + 1)
-            return {part: seat.mark() or Mark(message.offset + 1)}
+            owned.finish(before.checkpoint, message.offset + 1)
+            return {part: owned.mark() or Mark(message.offset + 1)}
 
     def offset_at(self, part: TopicPartition, timestamp: int) -> int:
         """Offset of the first message of that time (ms) or later, else the end."""
@@ -392,33 +398,33 @@ class Worker:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
         self._seek(self.owned_seat(topic, partition), offset)
 
-    def _seek(self, seat: Seat, offset: int, why: str = "") -> None:
-        with named(seat.part.topic):
-            held = self._log.bounds(seat.where.topic_id)[seat.part.partition]
+    def _seek(self, owned: OwnedPartition, offset: int, why: str = "") -> None:
+        with named(owned.part.topic):
+            held = self._log.bounds(owned.where.topic_id)[owned.part.partition]
         if not held.start <= offset <= held.end:
-            raise OffsetOutOfRange(*seat.part, offset, *held)
+            raise OffsetOutOfRange(*owned.part, offset, *held)
         record = record_of_seek(
             self._settings.group,
             self._settings.member_name,
-            seat.part,
-            seat.checkpoint,
+            owned.part,
+            owned.checkpoint,
             offset,
             self._clock,
             self._new_id,
             why,
         )
-        with self.holdings.lock:
-            if not self._is_current(seat):
-                raise fenced([seat.part])
+        with self.owned_claims.lock:
+            if not self._is_current(owned):
+                raise fenced([owned.part])
             try:
-                applied = self.holdings.seek(seat.part, offset, [record])
+                applied = self.owned_claims.seek(owned.part, offset, [record])
             except BaseException as error:
                 if leaves_doubt(error):
                     # Claiming it again will tell where it goes on.
-                    self.desk.gone([seat.part], lost=True)
+                    self.table.gone([owned.part], lost=True)
                 raise
             if applied.lost:
-                self.desk.gone(applied.lost, lost=True)
+                self.table.gone(applied.lost, lost=True)
                 raise fenced(applied.lost)
-            self.desk.restart(seat.part, offset)
+            self.table.restart(owned.part, offset)
         forget_old_resets(self._coord, self._settings.group)

@@ -6,7 +6,7 @@ the handler) and the progress (handled). A checkpoint comes from the progress al
 
 from __future__ import annotations
 
-from pxrs.core.claims import Holding
+from pxrs.core.claims import OwnedClaim
 from pxrs.core.group import PartState
 from pxrs.core.progress import Progress
 from pxrs.core.records import GroupTopic
@@ -14,8 +14,8 @@ from pxrs.groups.owned_claims import Mark
 from pxrs.types import Fence, LogPartition, Message
 
 
-class Seat:
-    """One partition at the desk."""
+class OwnedPartition:
+    """One partition at the table."""
 
     __slots__ = (
         "asked",
@@ -45,18 +45,18 @@ class Seat:
         "where",
     )  # fmt: skip
 
-    def __init__(self, holding: Holding, topic: GroupTopic) -> None:
-        self.part = holding.part
-        self.where = LogPartition(topic.id, holding.part.partition)
+    def __init__(self, owned_claim: OwnedClaim, topic: GroupTopic) -> None:
+        self.part = owned_claim.part
+        self.where = LogPartition(topic.id, owned_claim.part.partition)
         # How many partitions the topic has.
         self.siblings = topic.partitions
         # The claim's: a topic that was made again is another one.
-        self.key = holding.key
-        self.epoch = holding.epoch
-        self.fence = Fence(holding.part.topic, holding.part.partition, holding.epoch)
+        self.key = owned_claim.key
+        self.epoch = owned_claim.epoch
+        self.fence = Fence(owned_claim.part.topic, owned_claim.part.partition, owned_claim.epoch)
         self.state: PartState = "owned"
-        self.checkpoint = holding.claim.checkpoint
-        self.done = holding.claim.done
+        self.checkpoint = owned_claim.claim.checkpoint
+        self.done = owned_claim.claim.done
         # A commit that the caller has asked for and that is not made yet.
         self.asked: Mark | None = None
         # Whether it was given away, with its last checkpoint.
@@ -118,9 +118,9 @@ class Seat:
             self.progress, self.asked = Progress(asked.checkpoint, asked.done), asked
             self.go_to(asked.checkpoint)
 
-    def found(self, holding: Holding) -> None:
+    def found(self, owned_claim: OwnedClaim) -> None:
         """The claim has another checkpoint than was known here."""
-        self.checkpoint, self.done = holding.claim.checkpoint, holding.claim.done
+        self.checkpoint, self.done = owned_claim.claim.checkpoint, owned_claim.claim.done
         if self.asked is not None and (self.checkpoint or 0) >= self.asked.checkpoint:
             self.asked = None
 

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from pxrs.consuming.in_hand import Run
-from pxrs.consuming.member_steps import Worker
-from pxrs.consuming.owned_partition import Seat
-from pxrs.core.claims import Behind, Happened, Holding, Lost, Step, judge
+from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.core.claims import Behind, Happened, Lost, OwnedClaim, Step, judge
 from pxrs.core.progress import Progress
 from pxrs.errors import (
     CommitConflict,
@@ -30,7 +30,7 @@ from pxrs.errors import (
     PxrsError,
     TransactionConflict,
 )
-from pxrs.groups.owned_claims import Holdings, Mark, fenced, names_of
+from pxrs.groups.owned_claims import Mark, OwnedClaims, fenced, names_of
 from pxrs.queues.held_items import Desk
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.api import Atomic, CoordStore
@@ -51,7 +51,7 @@ class Work(Protocol):
         """Hand it out again, from the checkpoints."""
         ...
 
-    def moved(self, found: Mapping[TopicPartition, Holding]) -> None:
+    def moved(self, found: Mapping[TopicPartition, OwnedClaim]) -> None:
         """The store has other checkpoints than were known here: these count."""
         ...
 
@@ -62,10 +62,15 @@ class Checkpoint:
     """The consumer's part in one unit of work."""
 
     def __init__(
-        self, coord: CoordStore, holdings: Holdings, work: Work, *, keep_on_conflict: bool = False
+        self,
+        coord: CoordStore,
+        owned_claims: OwnedClaims,
+        work: Work,
+        *,
+        keep_on_conflict: bool = False,
     ) -> None:
         self._coord = coord
-        self._holdings = holdings
+        self._owned_claims = owned_claims
         self._work = work
         self.keeps_on_conflict = keep_on_conflict
         self._marks: dict[TopicPartition, Mark] = {}
@@ -77,25 +82,25 @@ class Checkpoint:
         Before the database's writer is taken: whoever commits checkpoints takes them in this
         order. A `lent` connection may hold the writer already: then they have to give way.
         """
-        self._holdings.refuse_inside_transaction()
-        self._holdings.wanted = lent
+        self._owned_claims.refuse_inside_transaction()
+        self._owned_claims.wanted = lent
         try:
-            self._holdings.lock.acquire()
+            self._owned_claims.lock.acquire()
         except BaseException:
-            self._holdings.wanted = False
+            self._owned_claims.wanted = False
             raise
         try:
-            self._holdings.wanted = False
+            self._owned_claims.wanted = False
             self._marks = self._work.marks()
-            self._holdings.transacting = threading.get_ident()
+            self._owned_claims.transacting = threading.get_ident()
         except BaseException:
-            self._holdings.lock.release()
+            self._owned_claims.lock.release()
             raise
 
     def end(self) -> None:
         """The end of what `begin` began."""
-        self._holdings.transacting = None
-        self._holdings.lock.release()
+        self._owned_claims.transacting = None
+        self._owned_claims.lock.release()
 
     @property
     def is_staged(self) -> bool:
@@ -104,13 +109,13 @@ class Checkpoint:
 
     def stage(self, atomic: Atomic) -> None:
         """Add the checks and writes of the checkpoint. Raises `Fenced` if it is lost already."""
-        missing = frozenset(self._marks.keys() - self._holdings.parts)
+        missing = frozenset(self._marks.keys() - self._owned_claims.parts)
         if missing:
             self._work.lost(missing)
             raise fenced(missing)
         # In the order in which the committer writes them.
         self._steps = sorted(
-            self._holdings.steps_to_commit(self._marks), key=lambda step: step.put.key
+            self._owned_claims.steps_to_commit(self._marks), key=lambda step: step.put.key
         )
         atomic.check(*(step.check for step in self._steps))
         atomic.write(*(step.put for step in self._steps))
@@ -127,8 +132,8 @@ class Checkpoint:
     def refused(self, current: Mapping[str, Versioned | None]) -> None:
         """A check did not hold, and nothing was done: was it lost, or only moved? Raises."""
         verdicts = self._judge(current)
-        moved = self._holdings.refresh(
-            each.holding for each in verdicts.values() if isinstance(each, Behind)
+        moved = self._owned_claims.refresh(
+            each.owned_claim for each in verdicts.values() if isinstance(each, Behind)
         )
         self._work.moved(moved)
         lost = frozenset(part for part, each in verdicts.items() if isinstance(each, Lost))
@@ -149,7 +154,7 @@ class Checkpoint:
     def _judge(
         self, current: Mapping[str, Versioned | None]
     ) -> dict[TopicPartition, Happened | Behind | Lost]:
-        owner = self._holdings.owner
+        owner = self._owned_claims.owner
         return {
             step.part: judge(step, owner, current[step.put.key])
             for step in self._steps
@@ -168,14 +173,14 @@ class Checkpoint:
         It waits for the transaction if that holds their locks. If it can be made, the transaction
         finds other versions whenever it arrives, and never lands: a mere look would not prove that.
         """
-        touched = self._holdings.steps_to_touch(step.part for step in self._steps)
+        touched = self._owned_claims.steps_to_touch(step.part for step in self._steps)
         try:
             outcome = self._coord.commit(
                 [step.check for step in touched], [step.put for step in touched]
             )
         except BaseException as error:
             # Nothing may be worked on that is known so little of; claiming it again will tell.
-            self._holdings.doubt(self._steps)
+            self._owned_claims.doubt(self._steps)
             self._work.lost(frozenset(step.part for step in self._steps))
             if not isinstance(error, PxrsError):
                 raise
@@ -183,7 +188,7 @@ class Checkpoint:
                 f"the transaction may have been committed or not; the store does not say: {error}"
             ) from doubt
         if not isinstance(outcome, Conflict):
-            self._holdings.wrote(touched, outcome.versions)
+            self._owned_claims.wrote(touched, outcome.versions)
             return False
         self._find_out(outcome.current, doubt)
         return True
@@ -208,20 +213,20 @@ class Checkpoint:
         self._record(mine, {key: found.version for key, found in current.items() if found})
 
     def _record(self, steps: Sequence[Step], versions: Mapping[str, int]) -> None:
-        self._holdings.wrote(steps, versions)
+        self._owned_claims.wrote(steps, versions)
         self._work.committed(self._marks)
 
     def _lose(self, parts: frozenset[TopicPartition]) -> None:
         if parts:
-            self._holdings.drop(parts)
+            self._owned_claims.drop(parts)
             self._work.lost(parts)
 
 
 class Transaction(UnitOfWork):
     """Leaving the block commits, leaving it by an exception rolls back and hands out again."""
 
-    def __init__(self, desk: Desk, checkpoint: Checkpoint, connection: Any = None) -> None:
-        super().__init__(desk, connection=None if connection is None else Lent(connection))
+    def __init__(self, table: Desk, checkpoint: Checkpoint, connection: Any = None) -> None:
+        super().__init__(table, connection=None if connection is None else Lent(connection))
         self._checkpoint = checkpoint
         self._has_one_try = True
         self._inside = False
@@ -325,17 +330,17 @@ T = TypeVar("T")
 class Transactions:
     """Begins the transactions of one consumer. `on_lost` is called when one finds itself fenced."""
 
-    def __init__(self, shared: Desk, worker: Worker, on_lost: Callable[[], None]) -> None:
+    def __init__(self, shared: Desk, member: MemberSteps, on_lost: Callable[[], None]) -> None:
         self._shared = shared
-        self._worker = worker
+        self._member = member
         self._on_lost = on_lost
 
     def begin(self, connection: Any = None, *, keep_on_conflict: bool = False) -> Transaction:
         """A transaction over what is in hand now. See `Consumer.transaction`."""
         checkpoint = Checkpoint(
             self._shared.stores.coord,
-            self._worker.holdings,
-            Handed(self._worker, self._on_lost),
+            self._member.owned_claims,
+            Handed(self._member, self._on_lost),
             keep_on_conflict=keep_on_conflict,
         )
         return Transaction(self._shared, checkpoint, connection)
@@ -362,65 +367,65 @@ class Transactions:
 class Handed:
     """See `Work`: what is with the caller, and what its loop has left."""
 
-    def __init__(self, worker: Worker, on_lost: Callable[[], None]) -> None:
-        self._worker = worker
-        self._desk = worker.desk
+    def __init__(self, member: MemberSteps, on_lost: Callable[[], None]) -> None:
+        self._member = member
+        self._table = member.table
         self._on_lost = on_lost
         self._runs: list[Run] = []
-        self._seats: list[Seat] = []
+        self._partitions: list[OwnedPartition] = []
 
     def marks(self) -> dict[TopicPartition, Mark]:
-        with self._desk.lock:
-            if self._worker.given_back:
+        with self._table.lock:
+            if self._member.given_back:
                 raise InvalidRequest(
                     "the transaction before did not commit, and its messages were given back: what "
                     "is done about them now would be done again. Poll first, they come again; or "
                     "let consumer.run_transaction(work) try again over the same messages"
                 )
-            self._runs = [run for run in self._worker.runs if run.seen]
-            seats = (*self._worker.loose.seats, *(run.seat for run in self._runs))
-            self._seats = list(dict.fromkeys(seats))
-            stale = self._worker.drop_stale_runs()
+            self._runs = [run for run in self._member.runs if run.seen]
+            partitions = (*self._member.loose.partitions, *(run.owned for run in self._runs))
+            self._partitions = list(dict.fromkeys(partitions))
+            stale = self._member.drop_stale_runs()
             if stale:
                 self.rolled_back()
                 raise fenced(stale)
-            marks = {seat.part: self._mark(seat) for seat in self._seats}
+            marks = {owned.part: self._mark(owned) for owned in self._partitions}
             return {part: mark for part, mark in marks.items() if mark is not None}
 
-    def _mark(self, seat: Seat) -> Mark | None:
+    def _mark(self, owned: OwnedPartition) -> Mark | None:
         """How far it is handled with what is in hand. None if it was not started."""
-        before = seat.mark()
+        before = owned.mark()
         if before is None:
             return None
         progress = Progress(before.checkpoint, before.done)
         for run in self._runs:
             # After a seek it goes on elsewhere, whatever was in hand before; but the claim is
             # written all the same, and fences what the caller does about those messages.
-            if run.seat is seat and run.progress is seat.progress:
+            if run.owned is owned and run.progress is owned.progress:
                 progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
         return Mark(progress.checkpoint, progress.runs)
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        with self._desk.lock:
+        with self._table.lock:
             for run in self._runs:
                 run.count(run.seen)
-            self._worker.loose.clear()
-        self._desk.committed(marks)
+            self._member.loose.clear()
+        self._table.committed(marks)
 
     def rolled_back(self) -> None:
-        with self._desk.lock:
-            self._worker.runs = [run for run in self._worker.runs if run not in self._runs]
-            self._worker.loose.clear()
-            self._worker.given_back |= bool(self._seats)
-            self._desk.rewind(self._seats)
+        with self._table.lock:
+            self._member.runs = [run for run in self._member.runs if run not in self._runs]
+            self._member.loose.clear()
+            self._member.given_back |= bool(self._partitions)
+            self._table.rewind(self._partitions)
 
-    def moved(self, found: Mapping[TopicPartition, Holding]) -> None:
-        with self._desk.lock:
-            for seat in self._seats:
-                if seat.part in found:
-                    seat.found(found[seat.part])
+    def moved(self, found: Mapping[TopicPartition, OwnedClaim]) -> None:
+        with self._table.lock:
+            for owned in self._partitions:
+                if owned.part in found:
+                    owned.found(found[owned.part])
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
-        self._worker.given_back |= bool(self._seats)
-        self._desk.gone(parts, lost=True)
+        self._member.given_back |= bool(self._partitions)
+        self._table.gone(parts, lost=True)
         self._on_lost()

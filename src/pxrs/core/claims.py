@@ -17,7 +17,7 @@ from pxrs.core.records import Claim, Runs, decode, encode
 from pxrs.types import Check, Put, TopicPartition, Versioned
 
 
-class Holding(msgspec.Struct, frozen=True):
+class OwnedClaim(msgspec.Struct, frozen=True):
     """A claim that this member holds, as of the record's version that it last wrote."""
 
     part: TopicPartition
@@ -38,9 +38,9 @@ class Step(NamedTuple):
     put: Put
     claim: Claim
 
-    def done(self, version: int) -> Holding:
-        """The holding once the change is committed at that version."""
-        return Holding(self.part, self.put.key, version, self.claim)
+    def done(self, version: int) -> OwnedClaim:
+        """The owned_claim once the change is committed at that version."""
+        return OwnedClaim(self.part, self.put.key, version, self.claim)
 
 
 class Stamp(NamedTuple):
@@ -88,10 +88,10 @@ def take(
 
 
 def advance(
-    holding: Holding, checkpoint: int, done: Runs, metadata: str | None, stamp: Stamp
+    owned_claim: OwnedClaim, checkpoint: int, done: Runs, metadata: str | None, stamp: Stamp
 ) -> Step:
     """Move the checkpoint forward. It never goes back: the higher one stays, with all it has."""
-    before = holding.claim
+    before = owned_claim.claim
     claim = msgspec.structs.replace(before, write=stamp.write, at_ms=stamp.at_ms)
     if before.checkpoint is None or checkpoint >= before.checkpoint:
         claim = msgspec.structs.replace(
@@ -100,49 +100,49 @@ def advance(
             done=done,
             metadata=before.metadata if metadata is None else metadata,
         )
-    return _step(holding.part, holding.key, holding.version, claim)
+    return _step(owned_claim.part, owned_claim.key, owned_claim.version, claim)
 
 
-def release(holding: Holding, checkpoint: int | None, done: Runs, stamp: Stamp) -> Step:
+def release(owned_claim: OwnedClaim, checkpoint: int | None, done: Runs, stamp: Stamp) -> Step:
     """The final checkpoint and the release, in one write. The epoch rises here too."""
     if checkpoint is not None:
-        holding = Holding(
-            holding.part,
-            holding.key,
-            holding.version,
-            advance(holding, checkpoint, done, None, stamp).claim,
+        owned_claim = OwnedClaim(
+            owned_claim.part,
+            owned_claim.key,
+            owned_claim.version,
+            advance(owned_claim, checkpoint, done, None, stamp).claim,
         )
     claim = msgspec.structs.replace(
-        holding.claim,
+        owned_claim.claim,
         owner=None,
         name=None,
-        epoch=holding.epoch + 1,
+        epoch=owned_claim.epoch + 1,
         write=stamp.write,
         at_ms=stamp.at_ms,
     )
-    return _step(holding.part, holding.key, holding.version, claim)
+    return _step(owned_claim.part, owned_claim.key, owned_claim.version, claim)
 
 
-def seek(holding: Holding, checkpoint: int, stamp: Stamp) -> Step:
+def seek(owned_claim: OwnedClaim, checkpoint: int, stamp: Stamp) -> Step:
     """Set the checkpoint, forward or back, by its owner's explicit wish."""
     claim = msgspec.structs.replace(
-        holding.claim, checkpoint=checkpoint, done=(), write=stamp.write, at_ms=stamp.at_ms
+        owned_claim.claim, checkpoint=checkpoint, done=(), write=stamp.write, at_ms=stamp.at_ms
     )
-    return _step(holding.part, holding.key, holding.version, claim)
+    return _step(owned_claim.part, owned_claim.key, owned_claim.version, claim)
 
 
-def pin(holding: Holding, checkpoint: int, stamp: Stamp) -> Step:
+def pin(owned_claim: OwnedClaim, checkpoint: int, stamp: Stamp) -> Step:
     """Set the first checkpoint. One that is there already stays, whoever has set it."""
-    claim = msgspec.structs.replace(holding.claim, write=stamp.write, at_ms=stamp.at_ms)
+    claim = msgspec.structs.replace(owned_claim.claim, write=stamp.write, at_ms=stamp.at_ms)
     if claim.checkpoint is None:
         claim = msgspec.structs.replace(claim, checkpoint=checkpoint)
-    return _step(holding.part, holding.key, holding.version, claim)
+    return _step(owned_claim.part, owned_claim.key, owned_claim.version, claim)
 
 
-def touch(holding: Holding, stamp: Stamp) -> Step:
+def touch(owned_claim: OwnedClaim, stamp: Stamp) -> Step:
     """Write the claim again as it is: no earlier write can be applied any more."""
-    claim = msgspec.structs.replace(holding.claim, write=stamp.write, at_ms=stamp.at_ms)
-    return _step(holding.part, holding.key, holding.version, claim)
+    claim = msgspec.structs.replace(owned_claim.claim, write=stamp.write, at_ms=stamp.at_ms)
+    return _step(owned_claim.part, owned_claim.key, owned_claim.version, claim)
 
 
 def rewind(
@@ -174,7 +174,7 @@ class Happened(NamedTuple):
 class Behind(NamedTuple):
     """Still ours, at another version: write again on top of it."""
 
-    holding: Holding
+    owned_claim: OwnedClaim
 
 
 class Lost(NamedTuple):
@@ -192,7 +192,7 @@ def judge(step: Step, owner: str, current: Versioned | None) -> Happened | Behin
         return Happened(current.version)
     expected = step.claim.epoch if step.claim.owner is not None else step.claim.epoch - 1
     if claim.owner == owner and claim.epoch == expected:
-        return Behind(Holding(step.part, step.put.key, current.version, claim))
+        return Behind(OwnedClaim(step.part, step.put.key, current.version, claim))
     return Lost(claim)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from pxrs.clock import Clock
-from pxrs.core.claims import Holding
+from pxrs.core.claims import OwnedClaim
 from pxrs.core.group import Decision, Me, Memory, Rules, View, decide, moves_between, next_head
 from pxrs.core.records import (
     HISTORY_LENGTH,
@@ -32,8 +32,8 @@ from pxrs.core.records import (
     member_key,
 )
 from pxrs.errors import Displaced, PxrsError, StoreError
-from pxrs.groups.owned_claims import Holdings, Mark
-from pxrs.groups.snapshot import Lookout, Seen
+from pxrs.groups.owned_claims import Mark, OwnedClaims
+from pxrs.groups.snapshot import GroupReader, Snapshot
 from pxrs.stores.api import CoordStore, Session
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
@@ -44,7 +44,7 @@ _HAIR = 1e-6
 class Desk(Protocol):
     """Where the partitions are worked on."""
 
-    def claimed(self, holdings: list[Holding], topics: Mapping[str, GroupTopic]) -> None:
+    def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:
         """These are ours now; start at their checkpoints."""
         ...
 
@@ -86,8 +86,8 @@ class Membership:
         coord: CoordStore,
         topics: Topics,
         clock: Clock,
-        holdings: Holdings,
-        desk: Desk,
+        owned_claims: OwnedClaims,
+        table: Desk,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._settings = settings
@@ -95,10 +95,10 @@ class Membership:
         self._coord = coord
         self._topics = topics
         self._clock = clock
-        self._holdings = holdings
-        self._desk = desk
+        self._owned_claims = owned_claims
+        self._table = table
         self._new_id = new_id or (lambda: secrets.token_hex(6))
-        self._lookout = Lookout(settings.group, coord, topics)
+        self._lookout = GroupReader(settings.group, coord, topics)
         self._memory = Memory()
         # What the member's record says; None while nobody knows.
         self._subscribed: tuple[str, ...] | None = None
@@ -129,7 +129,7 @@ class Membership:
         self.session = self._coord.session(self._settings.ttl)
         self.me = Me(self._settings.name, f"{self._settings.name}.{self._new_id()}")
         self._ids.add(self.me.id)
-        self._holdings.begin(self.me)
+        self._owned_claims.begin(self.me)
         self._memory = Memory()
         self._announce()
 
@@ -163,14 +163,14 @@ class Membership:
             mine = seen.view.members.get(self.me.name)
             if mine is None or mine.id != self.me.id:
                 return
-            marks = self._desk.final_marks()
-            applied = self._holdings.release(
+            marks = self._table.final_marks()
+            applied = self._owned_claims.release(
                 marks,
                 [Check(head_key(self._group), seen.head_version)],
                 [Delete(member_key(self._group, self.me.name)), *self._farewell(seen.view)],
             )
             if not applied.stale:
-                self._desk.gone(marks, lost=False)
+                self._table.gone(marks, lost=False)
                 return
 
     def _farewell(self, view: View) -> list[Write]:
@@ -252,7 +252,7 @@ class Membership:
             self.join()
         if self._settings.topics() != self._subscribed:
             self._announce()
-        seen = self._lookout.see(self.me.name, self._holdings.parts)
+        seen = self._lookout.see(self.me.name, self._owned_claims.parts)
         mine = seen.view.members.get(self.me.name)
         if mine is None:
             self.join()
@@ -277,31 +277,31 @@ class Membership:
         again = self._act(seen, decision)
         return self._clock.monotonic() if again else decision.look_again_at
 
-    def _decide(self, seen: Seen) -> Decision:
+    def _decide(self, seen: Snapshot) -> Decision:
         decision = decide(
             seen.view,
             self._memory,
             self.me,
-            self._holdings.parts,
+            self._owned_claims.parts,
             self._clock.monotonic(),
             self._settings.rules,
         )
         self._memory = decision.memory
         return decision
 
-    def _act(self, seen: Seen, decision: Decision) -> bool:
+    def _act(self, seen: Snapshot, decision: Decision) -> bool:
         """Do what was decided; true if that changed what there is to see."""
-        self._desk.leaving(decision.revoke)
+        self._table.leaving(decision.revoke)
         self.release_what_is_finished()
         guard = Check(head_key(self._group), seen.head_version)
         changed = False
         wanted = {part: seen.claims[part] for part in sorted(decision.claim | decision.force)}
         if wanted:
-            applied = self._holdings.take(wanted, guard, seen.last_epochs)
-            self._desk.claimed(applied.written, seen.view.head.topics)
+            applied = self._owned_claims.take(wanted, guard, seen.last_epochs)
+            self._table.claimed(applied.written, seen.view.head.topics)
             changed = applied.stale or bool(applied.lost)
-        waited = seen.claims.keys() - self._holdings.parts
-        doubtful = frozenset(doubt.key for doubt in self._holdings.doubts.values())
+        waited = seen.claims.keys() - self._owned_claims.parts
+        doubtful = frozenset(doubt.key for doubt in self._owned_claims.doubts.values())
         self.waiting_for = doubtful | {seen.claims[part][0] for part in waited}
         if decision.propose is not None:
             writes = self._head_writes(seen.view.head, decision.propose)
@@ -311,13 +311,13 @@ class Membership:
 
     def release_what_is_finished(self) -> None:
         """Release the partitions that are to be given away and that nobody works on."""
-        with self._holdings.lock:
-            marks = self._desk.releasable()
+        with self._owned_claims.lock:
+            marks = self._table.releasable()
             if not marks:
                 return
-            applied = self._holdings.release(marks)
-            self._desk.gone([holding.part for holding in applied.written], lost=False)
-            self._desk.gone(sorted(applied.lost), lost=True)
+            applied = self._owned_claims.release(marks)
+            self._table.gone([owned_claim.part for owned_claim in applied.written], lost=False)
+            self._table.gone(sorted(applied.lost), lost=True)
 
     def _drop_what_others_have(self, view: View) -> bool:
         """After any change of the group: look whether what this member holds is still its own.
@@ -326,23 +326,23 @@ class Membership:
         again. A commit would tell too, but an idle member makes none.
         """
         held = {
-            part: holding
-            for part in sorted(self._holdings.parts)
-            if (holding := self._holdings.get(part))
+            part: owned_claim
+            for part in sorted(self._owned_claims.parts)
+            if (owned_claim := self._owned_claims.get(part))
         }
         if not held:
             return False
         listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
         dead = [
             part
-            for part, holding in held.items()
+            for part, owned_claim in held.items()
             if part.topic not in view.topics
-            or holding.key != claim_key(self._group, view.topics[part.topic].id, part.partition)
-            or holding.key not in listed
-            or decode(listed[holding.key], Claim).owner != self.me.id
+            or owned_claim.key != claim_key(self._group, view.topics[part.topic].id, part.partition)
+            or owned_claim.key not in listed
+            or decode(listed[owned_claim.key], Claim).owner != self.me.id
         ]
-        self._holdings.drop(dead)
-        self._desk.gone(dead, lost=True)
+        self._owned_claims.drop(dead)
+        self._table.gone(dead, lost=True)
         return bool(dead)
 
     def _settle_doubts(self, head: Head) -> None:
@@ -352,27 +352,27 @@ class Membership:
         as this member lives, and a release could still take away what is worked on again.
         """
         target = head.target_of(self.me.name)
-        for part, doubt in sorted(self._holdings.doubts.items()):
-            if self._holdings.get(part) is not None:
+        for part, doubt in sorted(self._owned_claims.doubts.items()):
+            if self._owned_claims.get(part) is not None:
                 # One that is leaving is released again, which settles it too.
                 if part in target:
-                    self._desk.gone(self._holdings.confirm(part).lost, lost=True)
+                    self._table.gone(self._owned_claims.confirm(part).lost, lost=True)
                 continue
             if part in target:
                 # It is claimed (again) by this look.
                 continue
             found = self._coord.get(doubt.key)
             if found is not None and decode(found, Claim).owner == self.me.id:
-                self._holdings.let_go(part, found)
+                self._owned_claims.let_go(part, found)
             elif (found.version if found is not None else 0) == doubt.version:
                 # It may still come; the watch on what is waited for will tell.
                 continue
-            self._holdings.forget(part)
+            self._owned_claims.forget(part)
 
     def _lose_everything(self) -> None:
-        parts = sorted(self._holdings.parts)
-        self._holdings.drop(parts)
-        self._desk.gone(parts, lost=True)
+        parts = sorted(self._owned_claims.parts)
+        self._owned_claims.drop(parts)
+        self._table.gone(parts, lost=True)
 
     # Writing the head
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core import claims
-from pxrs.core.claims import Behind, Happened, Holding, Lost, Stamp, Step
+from pxrs.core.claims import Behind, Happened, Lost, OwnedClaim, Stamp, Step
 from pxrs.core.group import Me
 from pxrs.core.records import Claim, Runs, decode
 from pxrs.errors import (
@@ -76,9 +76,9 @@ class Mark(NamedTuple):
     metadata: str | None = None
 
 
-def mark_of(holding: Holding) -> Mark:
+def mark_of(owned_claim: OwnedClaim) -> Mark:
     """How far the group has come, as the claim has it."""
-    claim = holding.claim
+    claim = owned_claim.claim
     return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
 
 
@@ -88,7 +88,7 @@ class Applied(NamedTuple):
     `stale` means that the guard did not hold, and nothing was written at all.
     """
 
-    written: list[Holding]
+    written: list[OwnedClaim]
     lost: frozenset[TopicPartition]
     stale: bool = False
 
@@ -104,7 +104,7 @@ class Doubt(NamedTuple):
     version: int
 
 
-Rebuild = Callable[[Holding], Step]
+Rebuild = Callable[[OwnedClaim], Step]
 
 
 def leaves_doubt(error: BaseException) -> bool:
@@ -116,7 +116,7 @@ def leaves_doubt(error: BaseException) -> bool:
     return isinstance(error, OutcomeUnknown) or not isinstance(error, PxrsError)
 
 
-class Holdings:
+class OwnedClaims:
     """What this member holds. Thread-safe; every write is serialised."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Holdings:
         # for each other.
         self.beside: int | None = None
         self.wanted = False
-        self._held: dict[TopicPartition, Holding] = {}
+        self._held: dict[TopicPartition, OwnedClaim] = {}
         self._doubts: dict[TopicPartition, Doubt] = {}
         self._me = Me("", "")
 
@@ -159,7 +159,7 @@ class Holdings:
         """The partitions held, as far as this member knows."""
         return frozenset(self._held)
 
-    def get(self, part: TopicPartition) -> Holding | None:
+    def get(self, part: TopicPartition) -> OwnedClaim | None:
         return self._held.get(part)
 
     @property
@@ -177,7 +177,7 @@ class Holdings:
         """Settle the doubt about a claim that is held, by a write of our own."""
         with self.lock:
             stamp = self._stamp()
-            return self._change([part], lambda holding: claims.touch(holding, stamp))
+            return self._change([part], lambda owned_claim: claims.touch(owned_claim, stamp))
 
     def let_go(self, part: TopicPartition, found: Versioned) -> Applied:
         """Release a claim that turned out to be ours, though nobody works on it.
@@ -187,11 +187,11 @@ class Holdings:
         with self.lock:
             stamp = self._stamp()
 
-            def release(holding: Holding) -> Step:
-                return claims.release(holding, None, (), stamp)
+            def release(owned_claim: OwnedClaim) -> Step:
+                return claims.release(owned_claim, None, (), stamp)
 
-            holding = Holding(part, found.key, found.version, decode(found, Claim))
-            return self._apply([release(holding)], release)
+            owned_claim = OwnedClaim(part, found.key, found.version, decode(found, Claim))
+            return self._apply([release(owned_claim)], release)
 
     def drop(self, parts: Iterable[TopicPartition]) -> None:
         """Forget claims that somebody else has now."""
@@ -213,7 +213,7 @@ class Holdings:
                 for part, (key, record) in found.items()
             ]
             applied = self._apply(steps, None, (guard,))
-            self._held |= {holding.part: holding for holding in applied.written}
+            self._held |= {owned_claim.part: owned_claim for owned_claim in applied.written}
             return applied
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> Applied:
@@ -221,8 +221,8 @@ class Holdings:
         with self.lock:
             stamp = self._stamp()
 
-            def advance(holding: Holding) -> Step:
-                return claims.advance(holding, *marks[holding.part], stamp)
+            def advance(owned_claim: OwnedClaim) -> Step:
+                return claims.advance(owned_claim, *marks[owned_claim.part], stamp)
 
             return self._change(marks, advance)
 
@@ -234,8 +234,8 @@ class Holdings:
         with self.lock:
             stamp = self._stamp()
 
-            def pin(holding: Holding) -> Step:
-                return claims.pin(holding, checkpoints[holding.part], stamp)
+            def pin(owned_claim: OwnedClaim) -> Step:
+                return claims.pin(owned_claim, checkpoints[owned_claim.part], stamp)
 
             return self._change(checkpoints, pin)
 
@@ -249,13 +249,13 @@ class Holdings:
         with self.lock:
             stamp = self._stamp()
 
-            def release(holding: Holding) -> Step:
-                mark = marks[holding.part] or Mark(-1)
+            def release(owned_claim: OwnedClaim) -> Step:
+                mark = marks[owned_claim.part] or Mark(-1)
                 checkpoint = mark.checkpoint if mark.checkpoint >= 0 else None
-                return claims.release(holding, checkpoint, mark.done, stamp)
+                return claims.release(owned_claim, checkpoint, mark.done, stamp)
 
             applied = self._change(marks, release, guard, also)
-            self.drop(holding.part for holding in applied.written)
+            self.drop(owned_claim.part for owned_claim in applied.written)
             return applied
 
     def steps_to_commit(self, marks: Mapping[TopicPartition, Mark]) -> list[Step]:
@@ -272,15 +272,15 @@ class Holdings:
         stamp = self._stamp()
         return [claims.touch(self._held[part], stamp) for part in parts]
 
-    def refresh(self, found: Iterable[Holding]) -> dict[TopicPartition, Holding]:
+    def refresh(self, found: Iterable[OwnedClaim]) -> dict[TopicPartition, OwnedClaim]:
         """Hold claims of ours as the store has them; those with another checkpoint than known."""
         with self.lock:
             moved = {}
-            for holding in found:
-                if mark_of(holding) != mark_of(self._held[holding.part]):
-                    moved[holding.part] = holding
-                self._held[holding.part] = holding
-                self._doubts.pop(holding.part, None)
+            for owned_claim in found:
+                if mark_of(owned_claim) != mark_of(self._held[owned_claim.part]):
+                    moved[owned_claim.part] = owned_claim
+                self._held[owned_claim.part] = owned_claim
+                self._doubts.pop(owned_claim.part, None)
             return moved
 
     def seek(self, part: TopicPartition, checkpoint: int, also: Sequence[Write]) -> Applied:
@@ -309,7 +309,7 @@ class Holdings:
                 if not isinstance(verdict, Behind):
                     self.drop([part])
                     return Applied([], frozenset([part]))
-                step = claims.seek(verdict.holding, checkpoint, self._stamp())
+                step = claims.seek(verdict.owned_claim, checkpoint, self._stamp())
 
     def wrote(self, steps: Iterable[Step], versions: Mapping[str, int]) -> None:
         """Note what a transaction has committed."""
@@ -333,7 +333,7 @@ class Holdings:
         steps = [rebuild(self._held[part]) for part in parts if part in self._held]
         unknown = frozenset(part for part in parts if part not in self._held)
         applied = self._apply(steps, rebuild, guard, also)
-        self._held |= {holding.part: holding for holding in applied.written}
+        self._held |= {owned_claim.part: owned_claim for owned_claim in applied.written}
         self.drop(applied.lost)
         return Applied(applied.written, applied.lost | unknown, applied.stale)
 
@@ -347,7 +347,7 @@ class Holdings:
         """Write the steps, dropping what is lost and repeating what is not decided."""
         # In the order of their keys: two members that lock rows in one order never deadlock.
         steps = sorted(steps, key=lambda step: step.put.key)
-        written: list[Holding] = []
+        written: list[OwnedClaim] = []
         lost: set[TopicPartition] = set()
         room = max(1, (self._coord.limits.operations - len(guard) - len(also)) // 2)
         while steps or also:
@@ -403,19 +403,19 @@ class Holdings:
             return coord.commit_unless(checks, writes, lambda: self.wanted)
         return coord.commit(checks, writes)
 
-    def _doubt(self, unknown: Sequence[Step], written: Sequence[Holding]) -> None:
+    def _doubt(self, unknown: Sequence[Step], written: Sequence[OwnedClaim]) -> None:
         """A commit had no answer, after others of the same change had been done."""
         for step in unknown:
             self._doubts[step.part] = Doubt(step.put.key, step.check.version)
-        for holding in written:
-            self._doubts[holding.part] = Doubt(holding.key, -1)
+        for owned_claim in written:
+            self._doubts[owned_claim.part] = Doubt(owned_claim.key, -1)
 
     def _sort_out(
         self,
         steps: Sequence[Step],
         conflict: Conflict,
         rebuild: Rebuild | None,
-        written: list[Holding],
+        written: list[OwnedClaim],
         lost: set[TopicPartition],
     ) -> list[Step]:
         """What is left to write after a conflict."""
@@ -429,7 +429,7 @@ class Holdings:
             if isinstance(verdict, Happened):
                 written.append(step.done(verdict.version))
             elif isinstance(verdict, Behind) and rebuild is not None:
-                left.append(rebuild(verdict.holding))
+                left.append(rebuild(verdict.owned_claim))
             else:
                 lost.add(step.part)
                 if self._is_mine(verdict):

@@ -27,7 +27,7 @@ from pxrs.types import TopicPartition, Versioned
 _FEW = 16
 
 
-class Seen(NamedTuple):
+class Snapshot(NamedTuple):
     """A view, with the versions behind it."""
 
     view: View
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     last_epochs: Mapping[TopicPartition, int]
 
 
-class Lookout:
+class GroupReader:
     """Looks at one group. The head is read first: what changes after it changes its version."""
 
     def __init__(self, group: str, coord: CoordStore, topics: Topics) -> None:
@@ -45,7 +45,7 @@ class Lookout:
         self._coord = coord
         self._topics = topics
 
-    def see(self, name: str, held: frozenset[TopicPartition]) -> Seen:
+    def see(self, name: str, held: frozenset[TopicPartition]) -> Snapshot:
         """What the member of this name has to know, but for the claims that it holds."""
         found = self._coord.get(head_key(self._group))
         head = decode(found, Head) if found is not None else Head()
@@ -62,7 +62,7 @@ class Lookout:
             for part, (_, record) in claims.items()
         }
         version = found.version if found is not None else 0
-        return Seen(View(head, members, topics, parsed), version, claims, last_epochs)
+        return Snapshot(View(head, members, topics, parsed), version, claims, last_epochs)
 
     def _read_claims(
         self, head: Head, parts: set[TopicPartition]

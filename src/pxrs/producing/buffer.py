@@ -26,7 +26,7 @@ from pxrs.codec.batches import new_builder
 from pxrs.core.retry import Backoff
 from pxrs.core.routing import hasher, partitioner
 from pxrs.errors import BufferFull, DeliveryFailed, InsideTransaction, StoreError, TopicExists
-from pxrs.producing.handles import Driver, Parcel
+from pxrs.producing.handles import Driver, PendingBatch
 from pxrs.topics import Topics
 from pxrs.types import LogPartition, Topic
 
@@ -48,10 +48,10 @@ class Box:
     __slots__ = ("full", "open")
 
     def __init__(self, partitions: int) -> None:
-        self.open: list[Parcel | None] = [None] * partitions
-        self.full: list[Parcel] = []
+        self.open: list[PendingBatch | None] = [None] * partitions
+        self.full: list[PendingBatch] = []
 
-    def parcels(self) -> list[Parcel]:
+    def parcels(self) -> list[PendingBatch]:
         """All that hold messages, each partition's in order."""
         return self.full + [parcel for parcel in self.open if parcel is not None and parcel.count]
 
@@ -128,7 +128,7 @@ class Outbox:
         self._lanes: list[Lane] = []
         self._held = 0
         # Taken from the lanes and not settled, first come, first served. The committer's own.
-        self._waiting: list[Parcel] = []
+        self._waiting: list[PendingBatch] = []
         # When the first batch since the last `take` was opened; None if none was.
         self.oldest: float | None = None
 
@@ -157,23 +157,23 @@ class Outbox:
             parcel.born <= before and not parcel.settled for parcel in self._from_box_to_waiting()
         )
 
-    def unsettled(self) -> list[Parcel]:
+    def unsettled(self) -> list[PendingBatch]:
         """All that is on its way, each once."""
         found = dict.fromkeys(self._from_box_to_waiting())
         return [parcel for parcel in found if not parcel.settled]
 
-    def _from_box_to_waiting(self) -> Iterator[Parcel]:
+    def _from_box_to_waiting(self) -> Iterator[PendingBatch]:
         for lane in self._lanes:
             yield from lane.box.parcels()
             if (taking := lane.taking) is not None:
                 yield from taking.parcels()
         yield from self._waiting
 
-    def open_parcel(self, lane: Lane, box: Box, partition: int) -> Parcel:
+    def open_parcel(self, lane: Lane, box: Box, partition: int) -> PendingBatch:
         """A new batch for the partition; the one before, if any, is full. By a busy owner."""
         now = self._clock.monotonic()
         builder = new_builder(self._batch_bytes, self._compression)
-        parcel = Parcel(lane.topic, partition, builder, self._driver, now)
+        parcel = PendingBatch(lane.topic, partition, builder, self._driver, now)
         before = box.open[partition]
         box.open[partition] = parcel
         if before is not None:
@@ -220,7 +220,7 @@ class Outbox:
             while lane.busy:
                 time.sleep(_BUSY_PAUSE)
 
-    def take(self, paused: frozenset[LogPartition] = frozenset()) -> list[Parcel]:
+    def take(self, paused: frozenset[LogPartition] = frozenset()) -> list[PendingBatch]:
         """All batches that may go into one commit, in order; they count until `release`.
 
         Those of paused partitions wait on.
@@ -229,7 +229,7 @@ class Outbox:
         self.oldest = None
         for lane in self._lanes.copy():
             self._empty(lane)
-        taken: list[Parcel] = []
+        taken: list[PendingBatch] = []
         counts: Counter[LogPartition] = Counter()
         for parcel in self._waiting:
             if parcel.where in paused:
@@ -241,7 +241,7 @@ class Outbox:
                     break
         return taken
 
-    def unsettled_in(self, where: LogPartition) -> list[Parcel]:
+    def unsettled_in(self, where: LogPartition) -> list[PendingBatch]:
         """What was taken for a partition and is not settled, in order."""
         return [each for each in self._waiting if each.where == where and not each.settled]
 
@@ -249,7 +249,7 @@ class Outbox:
         """Whether what was taken and is not settled is for these partitions only."""
         return all(each.settled or each.where in wheres for each in self._waiting)
 
-    def release(self, parcels: list[Parcel]) -> None:
+    def release(self, parcels: list[PendingBatch]) -> None:
         """These are settled: there is room again. Once more changes nothing."""
         with self._room:
             for parcel in parcels:

@@ -37,7 +37,7 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.producing.buffer import Outbox
-from pxrs.producing.handles import Parcel, Undelivered
+from pxrs.producing.handles import PendingBatch, Undelivered
 from pxrs.stores.api import LogStore
 from pxrs.types import Append, Appended, Batch, LogPartition
 
@@ -71,7 +71,7 @@ class Committer:
         clock: Clock,
         *,
         delivery_timeout: float,
-        before_settling: Callable[[Parcel, PxrsError | None], None],
+        before_settling: Callable[[PendingBatch, PxrsError | None], None],
     ) -> None:
         self._log = log
         self._outbox = outbox
@@ -84,7 +84,7 @@ class Committer:
         self._backoff = Backoff(first=0.01, longest=1.0)
         self._random = random.Random(secrets.randbits(64))
         # The round at hand. Not empty between rounds if it was interrupted.
-        self._round: list[Parcel] = []
+        self._round: list[PendingBatch] = []
         self._pauses: dict[LogPartition, _Pause] = {}
         # Partitions that need a higher epoch, and among those the ones in which a batch was given
         # up that may still be appended under the present one.
@@ -181,7 +181,7 @@ class Committer:
         results = self._attempt(sealed) if sealed else []
         self._finish(sealed, results)
 
-    def _sealed(self) -> list[tuple[Parcel, Batch]]:
+    def _sealed(self) -> list[tuple[PendingBatch, Batch]]:
         """The round's batches that are not settled. One that can't be sealed fails alone."""
         if self._broken_off:
             for where in {parcel.where for parcel in self._round} & self._broken_off:
@@ -229,7 +229,7 @@ class Committer:
         self._doubted.discard(where)
         self._broken_off.discard(where)
 
-    def _attempt(self, sealed: list[tuple[Parcel, Batch]]) -> list[_Result]:
+    def _attempt(self, sealed: list[tuple[PendingBatch, Batch]]) -> list[_Result]:
         """Append; what became of each batch. An error of the whole call is one of each."""
         doubts = [parcel.unsure for parcel, _ in sealed]
         # Noted before anything is sent: whatever interrupts this leaves a doubt.
@@ -251,7 +251,7 @@ class Committer:
             raise results[0]
         return results
 
-    def _finish(self, sealed: list[tuple[Parcel, Batch]], results: list[_Result]) -> None:
+    def _finish(self, sealed: list[tuple[PendingBatch, Batch]], results: list[_Result]) -> None:
         """Settle what is known; the rest waits for a later round."""
         held_up: set[LogPartition] = set()
         paused: set[LogPartition] = set()
@@ -277,7 +277,7 @@ class Committer:
         self._round = []
         self._undelivered.log(done)
 
-    def _can_renumber(self, parcel: Parcel, batch: Batch, held_up: set[LogPartition]) -> bool:
+    def _can_renumber(self, parcel: PendingBatch, batch: Batch, held_up: set[LogPartition]) -> bool:
         """Whether a batch that is out of sequence can go on: it is not its fault.
 
         Its predecessor failed, or waits to be tried again, or was lost by the server.
@@ -295,12 +295,12 @@ class Committer:
         self._broken_off.add(where)
         return True
 
-    def _may_pass(self, parcel: Parcel, error: Exception) -> bool:
+    def _may_pass(self, parcel: PendingBatch, error: Exception) -> bool:
         if isinstance(error, OutcomeUnknown) or getattr(error, "retryable", False):
             return self._clock.monotonic() - parcel.born < self.delivery_timeout
         return False
 
-    def _fail(self, parcel: Parcel, error: Exception) -> None:
+    def _fail(self, parcel: PendingBatch, error: Exception) -> None:
         """Give up; what comes next in the partition must not look like its successor."""
         self._broken_off.add(parcel.where)
         if _refuses(error) and not (parcel.unsure and isinstance(error, _OUT_OF_SEQUENCE)):
@@ -335,7 +335,7 @@ class Committer:
         soonest = min((pause.until for where, pause in pauses if where in paused), default=0.0)
         return max(0.0, soonest - time.monotonic())
 
-    def _settle(self, parcel: Parcel, result: Appended | PxrsError) -> None:
+    def _settle(self, parcel: PendingBatch, result: Appended | PxrsError) -> None:
         if isinstance(result, Appended):
             base, error = result.base, None
         else:
@@ -363,7 +363,7 @@ def _refuses(error: Exception) -> TypeGuard[PxrsError]:
     return isinstance(error, _REFUSALS) and not isinstance(error, ConfigError)
 
 
-def _named(error: PxrsError, parcel: Parcel) -> PxrsError:
+def _named(error: PxrsError, parcel: PendingBatch) -> PxrsError:
     """The log knows topics by their id only; people know them by their name."""
     return TopicNotFound(parcel.topic.name) if isinstance(error, TopicNotFound) else error
 

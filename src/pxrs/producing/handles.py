@@ -24,7 +24,7 @@ from pxrs.types import Batch, LogPartition, Position, Topic
 class Driver(Protocol):
     """Whoever can get a parcel delivered."""
 
-    def deliver(self, parcel: Parcel, timeout: float | None) -> None:
+    def deliver(self, parcel: PendingBatch, timeout: float | None) -> None:
         """Return when the parcel is settled; `TimeoutError` if that takes too long."""
         ...
 
@@ -33,7 +33,7 @@ class Driver(Protocol):
         ...
 
 
-class Parcel:
+class PendingBatch:
     """A batch being filled, then under way, then settled: `base` or `error` is set.
 
     Filled by its lane's owner; sealed and settled by whoever holds the producer's commit lock.
@@ -123,7 +123,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         if nobody can tell, or `TimeoutError` or `InsideTransaction` (this thread holds a write
         transaction): after these two it is still being tried.
         """
-        parcel: Parcel = self._parcel
+        parcel: PendingBatch = self._parcel
         if parcel.settled:
             return self._position()
         parcel.waiters.append(None)
@@ -139,7 +139,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         It runs in the thread that commits and holds up all others: no waiting, no exceptions.
         A failure counts as told: it is the callback's to ask for the `result()`.
         """
-        parcel: Parcel = self._parcel
+        parcel: PendingBatch = self._parcel
 
         def tell() -> None:
             parcel.told = True
@@ -149,13 +149,13 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
     def _wake(self, callback: Callable[[], None]) -> None:
         """`when_done` for who may have gone by then: told is only who asks for the result."""
-        parcel: Parcel = self._parcel
+        parcel: PendingBatch = self._parcel
         parcel.when_settled(callback)
         if not parcel.settled:
             parcel.driver.hurry()
 
     def _position(self) -> Position:
-        parcel: Parcel = self._parcel
+        parcel: PendingBatch = self._parcel
         return Position(parcel.topic.name, parcel.partition, parcel.offset(self._index))
 
 
@@ -164,7 +164,7 @@ class SentMany(Sequence[Sent]):
 
     __slots__ = ("indexes", "parcels")
 
-    def __init__(self, parcels: list[Parcel], indexes: list[int]) -> None:
+    def __init__(self, parcels: list[PendingBatch], indexes: list[int]) -> None:
         self.parcels = parcels
         self.indexes = indexes
 
@@ -222,10 +222,10 @@ class Undelivered:
     """The failures of one producer."""
 
     def __init__(self) -> None:
-        self._failed: deque[Parcel] = deque()
+        self._failed: deque[PendingBatch] = deque()
         self._forgot = False
 
-    def note(self, parcel: Parcel, error: PxrsError) -> None:
+    def note(self, parcel: PendingBatch, error: PxrsError) -> None:
         """The batch is about to be settled with this error."""
         if self._failed:
             # The frames hold what was to be written; to keep those of the first is enough.
@@ -234,7 +234,7 @@ class Undelivered:
             self._make_room()
         self._failed.append(parcel)
 
-    def log(self, parcels: Iterable[Parcel]) -> None:
+    def log(self, parcels: Iterable[PendingBatch]) -> None:
         """One line for those of a round that failed, unless somebody waits for them."""
         lost = [each for each in parcels if _is_untold(each) and not each.waiters]
         if lost:
@@ -242,7 +242,7 @@ class Undelivered:
 
     def error(self) -> PxrsError | None:
         """What happened that nobody was told of, to be raised: from here on it is told."""
-        lost: list[Parcel] = []
+        lost: list[PendingBatch] = []
         for _ in range(len(self._failed)):
             try:
                 parcel = self._failed.popleft()
@@ -268,7 +268,7 @@ class Undelivered:
         self._failed = deque(kept)
 
 
-def described(parcels: Iterable[Parcel]) -> str:
+def described(parcels: Iterable[PendingBatch]) -> str:
     """How many messages to which topics these are."""
     counts: Counter[str] = Counter()
     for parcel in parcels:
@@ -278,11 +278,11 @@ def described(parcels: Iterable[Parcel]) -> str:
     return ", ".join([first.replace(" ", f" {noun} ", 1), *others])
 
 
-def _is_untold(parcel: Parcel) -> bool:
+def _is_untold(parcel: PendingBatch) -> bool:
     return parcel.error is not None and not parcel.told
 
 
-def _what_happened(lost: list[Parcel]) -> str:
+def _what_happened(lost: list[PendingBatch]) -> str:
     """Which messages are not there, and which may be."""
     unknown = [each for each in lost if isinstance(each.error, OutcomeUnknown)]
     missing = [each for each in lost if not isinstance(each.error, OutcomeUnknown)]
@@ -292,7 +292,7 @@ def _what_happened(lost: list[Parcel]) -> str:
     return "; ".join(parts)
 
 
-def _to_raise(lost: list[Parcel], *, at_least: bool) -> PxrsError:
+def _to_raise(lost: list[PendingBatch], *, at_least: bool) -> PxrsError:
     """`DeliveryFailed` promises that the messages are not there; else it is `OutcomeUnknown`."""
     sure = not any(isinstance(each.error, OutcomeUnknown) for each in lost)
     advice = "" if sure else "look for them in the topic, then "
@@ -305,12 +305,12 @@ def _to_raise(lost: list[Parcel], *, at_least: bool) -> PxrsError:
     return error
 
 
-def _cause(parcel: Parcel) -> BaseException | None:
+def _cause(parcel: PendingBatch) -> BaseException | None:
     error = parcel.error
     return error if error is None or error.__cause__ is None else error.__cause__
 
 
-def _why(lost: list[Parcel]) -> str:
+def _why(lost: list[PendingBatch]) -> str:
     """As far as the first one says."""
     cause = _cause(lost[0])
     return str(cause) or type(cause).__name__

@@ -31,7 +31,15 @@ from pxrs.errors import (
 )
 from pxrs.producing.buffer import RECORD_BYTES, REPORT_BYTES, Box, Lane, Lanes, Outbox
 from pxrs.producing.committer import Committer
-from pxrs.producing.handles import LOG, Parcel, Sent, SentMany, Undelivered, counted, described
+from pxrs.producing.handles import (
+    LOG,
+    PendingBatch,
+    Sent,
+    SentMany,
+    Undelivered,
+    counted,
+    described,
+)
 from pxrs.producing.records import NO_HEADERS, Checks, chunks, plain
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
@@ -260,7 +268,7 @@ class Producer:
         if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
             raise TimeoutError(f"not everything was appended within {timeout:g} s")
 
-    def deliver(self, parcel: Parcel, timeout: float | None) -> None:
+    def deliver(self, parcel: PendingBatch, timeout: float | None) -> None:
         """See `pxrs.producing.handles.Driver`. The calling thread becomes the committer."""
         self._refuse_after_fork()
         if not self._committer.drive(lambda: parcel.settled, timeout):
@@ -355,7 +363,7 @@ class Producer:
 
     def _open_and_append(
         self, lane: Lane, box: Box, partition: int, loose: bool, record: _Record
-    ) -> Parcel:
+    ) -> PendingBatch:
         """Append where there is no batch, or a full one. Messages without a key move on."""
         if lane.stale:
             self.lanes.renew(lane, self.lanes.find(lane.topic.name))
@@ -387,7 +395,7 @@ class Producer:
         """In a forked child: its thread is not here, and what it holds is the parent's to send."""
         self._forked = self._closed = True
 
-    def _leftovers(self) -> list[Parcel]:
+    def _leftovers(self) -> list[PendingBatch]:
         """At exit: what is on its way. The background thread does not wait for company."""
         if self._forked or self._stopped or self._broken:
             return []
@@ -418,7 +426,7 @@ class Producer:
             if self._outbox.holds(math.inf):
                 self._wake.set()
 
-    def _learn(self, parcel: Parcel, error: PxrsError | None) -> None:
+    def _learn(self, parcel: PendingBatch, error: PxrsError | None) -> None:
         """Before anybody is told, so that who sends again then finds the topic gone or anew."""
         if isinstance(error, TopicNotFound):
             self._outbox.mark_stale(parcel.topic)
@@ -502,7 +510,7 @@ def _at_exit() -> None:
         )
 
 
-def _await(parcels: Sequence[Parcel], deadline: float) -> None:
+def _await(parcels: Sequence[PendingBatch], deadline: float) -> None:
     for parcel in parcels:
         settled = threading.Event()
         parcel.when_settled(settled.set)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.retry import Backoff
 from pxrs.errors import Closed, InsideTransaction, OutcomeUnknown, PxrsError, SessionLost
-from pxrs.loop import Chore
+from pxrs.loop import Loop
 from pxrs.stores.api import Session, Stores
 from pxrs.types import Holder, QueueChange, Release
 
@@ -78,9 +78,9 @@ class Keeper:
         self._random = random.Random()
         self._closing = threading.Event()
         self._made_after = _forks
-        self._renewing = Chore("pxrs-keeper", self.renew)
-        self._tidying = Chore("pxrs-sweeper", self.tidy)
-        self._settling = Chore("pxrs-release", self.settle)
+        self._renewing = Loop("pxrs-keeper", self.renew)
+        self._tidying = Loop("pxrs-sweeper", self.tidy)
+        self._settling = Loop("pxrs-release", self.settle)
         self._chores = (self._renewing, self._tidying) if threads else ()
 
     # The session

@@ -33,7 +33,7 @@ from pxrs.core.retry import Backoff
 from pxrs.decoding import Decoder
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
 from pxrs.running.job import Job
-from pxrs.running.killers import Casualties
+from pxrs.running.killers import Killers
 
 _LOG = logging.getLogger("pxrs.processes")
 _GAVE_UP = 70
@@ -70,7 +70,7 @@ class WatchedJob:
         settings = told.job.running()
         context = multiprocessing.get_context("spawn")
         decoder = Decoder(told.job.key_serde, told.job.serde)
-        self._casualties = Casualties(context, settings.workers, told.job.retry.attempts, decoder)
+        self._casualties = Killers(context, settings.workers, told.job.retry.attempts, decoder)
 
     def for_worker(self, number: int) -> WorkerJob:
         """For a process that is about to be started."""

@@ -18,7 +18,7 @@ from pxrs.clock import Clock
 from pxrs.consuming.consumer import Consumer
 from pxrs.consuming.health import Health
 from pxrs.consuming.in_hand import Run
-from pxrs.consuming.owned_partition import Seat
+from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
 from pxrs.decoding import Decoder
@@ -42,7 +42,7 @@ class Abandoned(Exception):  # noqa: N818 - it is no error
 class Task(NamedTuple):
     """A message to be handled, and under which turn and for whose progress it may be."""
 
-    seat: Seat
+    owned: OwnedPartition
     turn: int
     progress: Progress | None
     message: Message
@@ -77,9 +77,9 @@ class Runner:
         self._seen_version = 0
         self.handled = 0
 
-    def in_hand(self, seat: Seat) -> bool:
-        """Whether a worker is at a message of this partition. For the consumer's desk."""
-        return self._working[id(seat)] > 0
+    def in_hand(self, owned: OwnedPartition) -> bool:
+        """Whether a worker is at a message of this partition. For the consumer's table."""
+        return self._working[id(owned)] > 0
 
     def since(self) -> float | None:
         """Since when a worker has been at the same message. For the consumer's health."""
@@ -136,11 +136,11 @@ class Runner:
 
     def _hurry_what_is_void(self, consumer: Consumer) -> None:
         """What waits for another attempt at a message that is not ours any more is in the way."""
-        if consumer.desk.version == self._seen_version:
+        if consumer.table.version == self._seen_version:
             return
-        self._seen_version = consumer.desk.version
+        self._seen_version = consumer.table.version
         with self._turn:
-            self._schedule.hurry(lambda task: task.seat.turn != task.turn)
+            self._schedule.hurry(lambda task: task.owned.turn != task.turn)
             self._turn.notify_all()
 
     def _pause(self) -> None:
@@ -151,7 +151,7 @@ class Runner:
         with self._turn:
             for message in run.messages:
                 self._schedule.put(
-                    self._lane(message), Task(run.seat, run.turn, run.progress, message)
+                    self._lane(message), Task(run.owned, run.turn, run.progress, message)
                 )
             self._turn.notify_all()
 
@@ -174,12 +174,12 @@ class Runner:
                     self._schedule.done(lane)
                 else:
                     # One that is void by now was not parked when others were hurried.
-                    pause = delay if task.seat.turn == task.turn else 0.0
+                    pause = delay if task.owned.turn == task.turn else 0.0
                     self._schedule.park(lane, self._clock.monotonic() + pause)
                 self._turn.notify_all()
             if delay is None and self._consumer is not None:
                 self._attempts.pop(_place(task.message), None)
-                self._consumer.came_back(task.seat)
+                self._consumer.came_back(task.owned)
 
     def _next_task(self) -> tuple[Hashable, Task] | None:
         with self._turn:
@@ -207,7 +207,7 @@ class Runner:
         except Abandoned:
             return _LOOK
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            if task.seat.turn != task.turn:
+            if task.owned.turn != task.turn:
                 # It is somebody else's, or about to be: whoever is fenced fails for that reason.
                 return None
             delay = self._failed(task, error)
@@ -225,27 +225,27 @@ class Runner:
         """
         assert self._consumer is not None
         progress, offset = task.progress, task.message.offset
-        with self._consumer.desk.lock:
-            if task.seat.turn != task.turn or progress is None or progress.is_done(offset):
+        with self._consumer.table.lock:
+            if task.owned.turn != task.turn or progress is None or progress.is_done(offset):
                 return "void"
             if progress.full and offset > progress.checkpoint:
                 return "waits"
-            self._working[id(task.seat)] += 1
+            self._working[id(task.owned)] += 1
             self._since[threading.get_ident()] = self._clock.monotonic()
             return "begun"
 
     def _end(self, task: Task, *, done: bool) -> None:
         assert self._consumer is not None
-        seat = task.seat
-        with self._consumer.desk.lock:
-            self._working[id(seat)] -= 1
+        owned = task.owned
+        with self._consumer.table.lock:
+            self._working[id(owned)] -= 1
             self._since.pop(threading.get_ident(), None)
-            if not self._working[id(seat)]:
-                del self._working[id(seat)]
+            if not self._working[id(owned)]:
+                del self._working[id(owned)]
             if done and task.progress is not None:
                 task.progress.finish(task.message.offset)
                 self.handled += 1
-            leaving = seat.state == "leaving"
+            leaving = owned.state == "leaving"
         if leaving:
             self._consumer.wake_steward()
 

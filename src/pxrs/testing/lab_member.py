@@ -12,18 +12,18 @@ from typing import Any, Literal, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.owned_partition import Seat
-from pxrs.consuming.partition_table import ConsumerDesk
+from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
 from pxrs.consuming.transactions import Checkpoint, Transaction
 from pxrs.core.assign import assignor
-from pxrs.core.claims import Holding
+from pxrs.core.claims import OwnedClaim
 from pxrs.core.group import Rules
 from pxrs.core.progress import Progress
 from pxrs.decoding import Decoder, cut
 from pxrs.errors import Fenced, SessionLost
 from pxrs.groups.membership import MemberSettings, Membership
-from pxrs.groups.owned_claims import Holdings, Mark
+from pxrs.groups.owned_claims import Mark, OwnedClaims
 from pxrs.queues.held_items import Desk
 from pxrs.queues.hold_session import Keeper
 from pxrs.running.handler_results import refuse_unfinished
@@ -60,16 +60,16 @@ class Place(NamedTuple):
 class _Hand:
     """Messages of one partition that were handed out, and how many of them are handled."""
 
-    def __init__(self, seat: Seat, messages: list[Message]) -> None:
-        self.seat = seat
-        self.turn = seat.turn
+    def __init__(self, owned: OwnedPartition, messages: list[Message]) -> None:
+        self.owned = owned
+        self.turn = owned.turn
         self.messages = messages
         self.next = 0
 
     @property
     def over(self) -> bool:
         """Whether nothing of it is to be worked on any more."""
-        return self.next == len(self.messages) or self.seat.turn != self.turn
+        return self.next == len(self.messages) or self.owned.turn != self.turn
 
 
 class LabMember:
@@ -93,11 +93,11 @@ class LabMember:
         self._transaction = transaction
         self._hands: list[_Hand] = []
         self._unaware = False
-        self._desk = ConsumerDesk(
-            in_hand=lambda seat: any(hand.seat is seat for hand in self._hands),
+        self._table = PartitionTable(
+            in_hand=lambda owned: any(hand.owned is owned for hand in self._hands),
             commits_handled=settings.auto_commit,
         )
-        self._holdings = Holdings(place.stores.coord, place.clock, place.new_id)
+        self._owned_claims = OwnedClaims(place.stores.coord, place.clock, place.new_id)
         self._membership = Membership(
             MemberSettings(
                 group=settings.group,
@@ -111,8 +111,8 @@ class LabMember:
             place.stores.coord,
             place.topics,
             place.clock,
-            self._holdings,
-            self._desk,
+            self._owned_claims,
+            self._table,
             place.new_id,
         )
         self._membership.join()
@@ -124,7 +124,11 @@ class LabMember:
     @property
     def assignment(self) -> set[int]:
         """The partitions that it takes for its own; a frozen one may be wrong about that."""
-        return {part.partition for part, seat in self._desk.seats.items() if seat.state == "owned"}
+        return {
+            part.partition
+            for part, owned in self._table.partitions.items()
+            if owned.state == "owned"
+        }
 
     @property
     def in_hand(self) -> list[Message]:
@@ -134,7 +138,7 @@ class LabMember:
     @property
     def version(self) -> int:
         """Rises whenever something about its partitions changes."""
-        return self._desk.version
+        return self._table.version
 
     def due(self) -> float:
         """When it has something to do at the latest."""
@@ -185,37 +189,39 @@ class LabMember:
     def _let_go(self) -> None:
         """Drop what is not to be worked on any more, and release what has to go."""
         self._hands = [hand for hand in self._hands if not hand.over]
-        while self._desk.next_change() is not None:
+        while self._table.next_change() is not None:
             pass
         self._membership.release_what_is_finished()
 
     def _commit(self) -> None:
         self._commit_at = self._place.clock.monotonic() + self._settings.auto_commit_interval
-        marks = self._desk.marks() if self._settings.auto_commit else {}
+        marks = self._table.marks() if self._settings.auto_commit else {}
         if not marks:
             return
-        applied = self._holdings.commit(marks)
-        self._desk.committed({holding.part: marks[holding.part] for holding in applied.written})
+        applied = self._owned_claims.commit(marks)
+        self._table.committed(
+            {owned_claim.part: marks[owned_claim.part] for owned_claim in applied.written}
+        )
         if applied.lost:
-            self._desk.gone(applied.lost, lost=True)
+            self._table.gone(applied.lost, lost=True)
             self._place.fenced(self.name, applied.lost)
 
     # Messages
 
     def _fetch(self) -> None:
         log = self._place.stores.log
-        for seat in self._desk.hungry():
-            start, end = log.bounds(seat.where.topic_id)[seat.part.partition]
-            if not seat.started:
+        for owned in self._table.hungry():
+            start, end = log.bounds(owned.where.topic_id)[owned.part.partition]
+            if not owned.started:
                 first = start if self._settings.start == "earliest" else end
-                self._desk.start(seat, first if seat.checkpoint is None else seat.checkpoint)
+                self._table.start(owned, first if owned.checkpoint is None else owned.checkpoint)
             messages: list[Message] = []
-            position = seat.position
-            for batch in log.fetch(seat.where, position, FETCH_BYTES).batches:
-                messages += cut(self._place.decoder.decode(batch, seat.fence), position)
+            position = owned.position
+            for batch in log.fetch(owned.where, position, FETCH_BYTES).batches:
+                messages += cut(self._place.decoder.decode(batch, owned.fence), position)
                 position = batch.next
-            self._desk.fill(seat, seat.turn, messages, position)
-        self._hands = [_Hand(*handed) for handed in self._desk.hand_out(self._most)]
+            self._table.fill(owned, owned.turn, messages, position)
+        self._hands = [_Hand(*handed) for handed in self._table.hand_out(self._most)]
 
     def _handle_next(self) -> None:
         hand = next((hand for hand in self._hands if not hand.over), None)
@@ -227,17 +233,17 @@ class LabMember:
             return
         self._call(message)
         hand.next += 1
-        hand.seat.finish(message.offset, message.offset + 1)
+        hand.owned.finish(message.offset, message.offset + 1)
 
     def _handle_in_transaction(self, hand: _Hand, message: Message) -> None:
         place = self._place
-        work = _Work(self._desk, hand, message)
+        work = _Work(self._table, hand, message)
         try:
-            checkpoint = Checkpoint(place.stores.coord, self._holdings, work)
+            checkpoint = Checkpoint(place.stores.coord, self._owned_claims, work)
             with Transaction(self._shared(), checkpoint) as tx:
                 self._call(message, tx)
         except Fenced:
-            place.fenced(self.name, frozenset([hand.seat.part]))
+            place.fenced(self.name, frozenset([hand.owned.part]))
 
     def _shared(self) -> Desk:
         place = self._place
@@ -250,7 +256,7 @@ class LabMember:
             refuse_unfinished(self._handler(message, *more))
         except Exception:
             self._hands = []
-            self._desk.rewind(list(self._desk.seats.values()))
+            self._table.rewind(list(self._table.partitions.values()))
             raise
         self._place.handled(self.name, message)
 
@@ -258,30 +264,30 @@ class LabMember:
 class _Work:
     """See `pxrs.consuming.transactions.Work`: a single message."""
 
-    def __init__(self, desk: ConsumerDesk, hand: _Hand, message: Message) -> None:
-        self._desk = desk
+    def __init__(self, table: PartitionTable, hand: _Hand, message: Message) -> None:
+        self._table = table
         self._hand = hand
         self._message = message
 
     def marks(self) -> dict[TopicPartition, Mark]:
-        before = self._hand.seat.mark()
+        before = self._hand.owned.mark()
         if before is None:
             return {}
         progress = Progress(before.checkpoint, before.done)
         progress.finish(self._message.offset)
-        return {self._hand.seat.part: Mark(progress.checkpoint, progress.runs)}
+        return {self._hand.owned.part: Mark(progress.checkpoint, progress.runs)}
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
         self._hand.next += 1
-        self._hand.seat.finish(self._message.offset, self._message.offset + 1)
-        self._desk.committed(marks)
+        self._hand.owned.finish(self._message.offset, self._message.offset + 1)
+        self._table.committed(marks)
 
     def rolled_back(self) -> None:
-        self._desk.rewind([self._hand.seat])
+        self._table.rewind([self._hand.owned])
 
-    def moved(self, found: Mapping[TopicPartition, Holding]) -> None:
-        if self._hand.seat.part in found:
-            self._hand.seat.found(found[self._hand.seat.part])
+    def moved(self, found: Mapping[TopicPartition, OwnedClaim]) -> None:
+        if self._hand.owned.part in found:
+            self._hand.owned.found(found[self._hand.owned.part])
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
-        self._desk.gone(parts, lost=True)
+        self._table.gone(parts, lost=True)

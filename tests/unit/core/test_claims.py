@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pxrs.core import claims
-from pxrs.core.claims import Behind, Happened, Holding, Lost, Stamp, Step, free_or_dead, judge
+from pxrs.core.claims import Behind, Happened, Lost, OwnedClaim, Stamp, Step, free_or_dead, judge
 from pxrs.core.records import Claim, Head, MemberRecord, Move, Runs, claim_key, decode, encode
 from pxrs.errors import SchemaMismatch
 from pxrs.types import Check, TopicPartition, Versioned
@@ -29,8 +29,8 @@ def stored(claim: Claim, version: int = 5) -> Versioned:
     return Versioned(KEY, encode(claim), version)
 
 
-def held(claim: Claim = OLD, version: int = 5) -> Holding:
-    return Holding(PART, KEY, version, claim)
+def held(claim: Claim = OLD, version: int = 5) -> OwnedClaim:
+    return OwnedClaim(PART, KEY, version, claim)
 
 
 def written(step: Step) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_taking_over_from_a_dead_owner_is_the_same_write() -> None:
 
 def test_a_holding_is_what_was_written_at_the_version_it_got() -> None:
     step = claims.take(PART, KEY, stored(OLD), stamp())
-    assert step.done(6) == Holding(PART, KEY, 6, step.claim)
+    assert step.done(6) == OwnedClaim(PART, KEY, 6, step.claim)
     assert step.done(6).epoch == 8
 
 
@@ -203,14 +203,14 @@ def test_reading_back_the_own_write_proves_that_it_happened(kind: str) -> None:
 def test_at_the_same_epoch_and_owner_it_is_behind(kind: str, epoch: int) -> None:
     now = msgspec.structs.replace(OLD, epoch=epoch, checkpoint=45, write="other")
     verdict = judge(steps()[kind], "a.1", stored(now, 9))
-    assert verdict == Behind(Holding(PART, KEY, 9, now))
+    assert verdict == Behind(OwnedClaim(PART, KEY, 9, now))
 
 
 def test_what_is_behind_goes_on_from_the_higher_checkpoint() -> None:
     now = msgspec.structs.replace(OLD, checkpoint=80, write="other")
     verdict = judge(steps()["advance"], "a.1", stored(now, 9))
     assert isinstance(verdict, Behind)
-    again = claims.advance(verdict.holding, 50, (), None, by_me("w2"))
+    again = claims.advance(verdict.owned_claim, 50, (), None, by_me("w2"))
     assert (again.check.version, again.claim.checkpoint) == (9, 80)
 
 

@@ -51,7 +51,7 @@ from pxrs.stores.sqlite.opening import (
 )
 from pxrs.stores.sqlite.posix import make_folder_beside
 from pxrs.stores.sqlite.whereabouts import Whereabouts
-from pxrs.stores.sqlite.writer_lock import Turnstile
+from pxrs.stores.sqlite.writer_lock import WriterLock
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class Database:
             self.control = Control(self.folder, self.path)
             opened.callback(self.control.close)
             self._log = LogSize(self.control, self.busy_timeout)
-            self._turnstile = Turnstile(self.folder, self.path, self.control, self._clock)
+            self._turnstile = WriterLock(self.folder, self.path, self.control, self._clock)
             opened.callback(self._turnstile.close)
         except OSError as error:
             raise translate_os(error, self.folder) from error

@@ -27,7 +27,7 @@ _LONGEST_WAIT = 0.002
 _LONGEST_QUEUE = 1.0
 
 
-class Turnstile:
+class WriterLock:
     """The two locks. One thread of a process uses it at a time; the caller sees to that."""
 
     def __init__(self, folder: str, database: str, control: Control, clock: Clock) -> None:

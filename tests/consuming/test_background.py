@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import pxrs
-from pxrs.consuming.member_steps import Worker
+from pxrs.consuming.member_steps import MemberSteps
 from pxrs.stores.api import Watch
 from pxrs.types import Put
 from support.child import PATIENCE
@@ -55,7 +55,7 @@ def test_a_bug_in_a_callers_subscription_is_told(topic: pxrs.Pxrs) -> None:
             raise SurpriseError
 
         consumer._membership.look = look  # type: ignore[method-assign]
-        consumer._steward.wake()
+        consumer._background.wake()
         with pytest.raises(SurpriseError):
             while True:
                 consumer.poll(timeout=PATIENCE)
@@ -65,7 +65,7 @@ def test_a_store_that_is_away_is_left_alone_between_two_tries(topic: pxrs.Pxrs) 
     said: list[str] = []
     works_again = threading.Event()
     with topic.consumer("orders", "g") as consumer:
-        look, wait = consumer._membership.look, consumer._steward._stop.wait
+        look, wait = consumer._membership.look, consumer._background._stop.wait
 
         def fail_thrice() -> float | None:
             said.append("look")
@@ -75,13 +75,13 @@ def test_a_store_that_is_away_is_left_alone_between_two_tries(topic: pxrs.Pxrs) 
             return look()
 
         def pause(timeout: float | None = None) -> bool:
-            if threading.current_thread().name == "pxrs-steward":
+            if threading.current_thread().name == "pxrs-background":
                 said.append("pause" if timeout else "no pause")
             return wait(timeout)
 
-        consumer._steward._stop.wait = pause  # type: ignore[method-assign]
+        consumer._background._stop.wait = pause  # type: ignore[method-assign]
         consumer._membership.look = fail_thrice  # type: ignore[method-assign]
-        consumer._steward.wake()
+        consumer._background.wake()
         assert works_again.wait(PATIENCE)
     assert said[:7] == ["look", "pause"] * 3 + ["look"]
 
@@ -187,9 +187,9 @@ def test_nothing_is_promised_once_the_lease_is_over(
         producer.send_many("orders", [("k", "a"), ("k", "b")])
     with topic.consumer("orders", "g") as consumer:
         assert len(consumer.poll(1, timeout=PATIENCE)) == 1
-        assert consumer.desk.has_messages
+        assert consumer.table.has_messages
         with monkeypatch.context() as over:
-            over.setattr(Worker, "alive", False)
+            over.setattr(MemberSteps, "alive", False)
             assert consumer.wait(0) is False
             assert consumer.poll(timeout=0) == []
         assert len(consumer.poll(timeout=PATIENCE)) == 1

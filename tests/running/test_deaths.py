@@ -10,7 +10,7 @@ import pytest
 
 import pxrs
 from pxrs import Message, Position
-from pxrs.running.killers import Casualties
+from pxrs.running.killers import Killers
 from support.child import PATIENCE
 
 # Long enough for a thread that is not held back.
@@ -26,11 +26,11 @@ def place(offset: int) -> Position:
 
 
 @pytest.fixture
-def casualties() -> Casualties:
-    return Casualties(multiprocessing.get_context("spawn"), 2, 3)
+def casualties() -> Killers:
+    return Killers(multiprocessing.get_context("spawn"), 2, 3)
 
 
-def die_of(casualties: Casualties, *offsets: int) -> None:
+def die_of(casualties: Killers, *offsets: int) -> None:
     """As if the process had ended with these in hand."""
     both = threading.Barrier(len(offsets) + 1)
     watched = casualties.watched(0, lambda message: [both.wait(PATIENCE) for _ in range(2)])
@@ -44,7 +44,7 @@ def die_of(casualties: Casualties, *offsets: int) -> None:
     assert casualties.count(0) == []
 
 
-def test_after_so_many_deaths_it_is_not_handled_any_more(casualties: Casualties) -> None:
+def test_after_so_many_deaths_it_is_not_handled_any_more(casualties: Killers) -> None:
     for _ in range(2):
         die_of(casualties, 7)
     assert casualties.watched(0, lambda message: "handled")(message(7)) == "handled"
@@ -55,7 +55,7 @@ def test_after_so_many_deaths_it_is_not_handled_any_more(casualties: Casualties)
     assert watched(message(8)) == "handled"
 
 
-def test_who_was_beside_others_is_not_blamed(casualties: Casualties) -> None:
+def test_who_was_beside_others_is_not_blamed(casualties: Killers) -> None:
     """Several processes die with both in hand before they hear of each other."""
     both = threading.Barrier(2 * 5 + 1)
     siblings = [
@@ -78,7 +78,7 @@ def test_who_was_beside_others_is_not_blamed(casualties: Casualties) -> None:
     assert watched(message(8)) == "handled"
 
 
-def test_processes_that_live_hear_of_deaths(casualties: Casualties) -> None:
+def test_processes_that_live_hear_of_deaths(casualties: Killers) -> None:
     sibling = casualties.watched(1, lambda message: "handled")
     for _ in range(3):
         assert sibling(message(7)) == "handled"
@@ -87,7 +87,7 @@ def test_processes_that_live_hear_of_deaths(casualties: Casualties) -> None:
         sibling(message(7))
 
 
-def test_who_has_missed_many_deaths_hears_of_the_latest(casualties: Casualties) -> None:
+def test_who_has_missed_many_deaths_hears_of_the_latest(casualties: Killers) -> None:
     sibling = casualties.watched(1, lambda message: "handled")
     for offset in range(200):
         die_of(casualties, offset)
@@ -98,13 +98,13 @@ def test_who_has_missed_many_deaths_hears_of_the_latest(casualties: Casualties) 
     assert sibling(message(0)) == "handled"
 
 
-def test_a_handler_that_raises_has_nothing_in_hand(casualties: Casualties) -> None:
+def test_a_handler_that_raises_has_nothing_in_hand(casualties: Killers) -> None:
     with pytest.raises(ZeroDivisionError):
         casualties.watched(0, lambda message: 1 // 0)(message(7))
     assert casualties.count(0) == []
 
 
-def test_one_that_may_kill_is_handled_alone(casualties: Casualties) -> None:
+def test_one_that_may_kill_is_handled_alone(casualties: Killers) -> None:
     die_of(casualties, 7, 8)
     began = {offset: threading.Event() for offset in range(10)}
     beside: dict[int, list[Position]] = {}
