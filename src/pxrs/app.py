@@ -29,6 +29,7 @@ from pxrs.config import (
 )
 from pxrs.consuming.reader import Reader
 from pxrs.core.retry import Backoff
+from pxrs.core.routing import DEFAULT_PARTITIONER
 from pxrs.decoding import Decoder
 from pxrs.producing.producer import Producer
 from pxrs.queue_verbs import SESSION_TTL, QueueVerbs, all_of
@@ -97,16 +98,22 @@ class Pxrs(QueueVerbs):
         name: str,
         partitions: int,
         *,
+        partitioner: str = DEFAULT_PARTITIONER,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> Topic:
         """Make a topic with a fixed number of partitions.
 
-        One that exists just so is returned, one that differs is a `TopicExists`. Retention is
-        per partition and drops whole batches, oldest first.
+        One that exists just so is returned, one that differs is a `TopicExists`. `partitioner`
+        decides where a key belongs, for everybody who sends: `xxhash`, Kafka's `murmur2` or
+        `jump`. Retention is per partition and drops whole batches, oldest first.
         """
         return self._topics.create(
-            name, partitions, retention_ms=retention_ms, retention_bytes=retention_bytes
+            name,
+            partitions,
+            partitioner=partitioner,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
         )
 
     def topics(self) -> list[Topic]:
@@ -135,7 +142,6 @@ class Pxrs(QueueVerbs):
         max_block: float = _DEFAULTS.max_block,
         delivery_timeout: float = _DEFAULTS.delivery_timeout,
         compression: str = _DEFAULTS.compression,
-        partitioner: str = _DEFAULTS.partitioner,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Producer:
@@ -148,7 +154,6 @@ class Pxrs(QueueVerbs):
             max_block=max_block,
             delivery_timeout=delivery_timeout,
             compression=compression,
-            partitioner=partitioner,
         )
         producer = Producer(self._topics, self.stores.log, self._clock, settings, key_serde, serde)
         self._producers.add(producer)

@@ -73,6 +73,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     id: str
     partitions: int
+    # Which partition a key belongs to, for everybody who sends: see `core/routing.py`.
+    partitioner: str = "xxhash"
     retention_ms: int | None = None
     retention_bytes: int | None = None
     created_ms: int = 0

@@ -34,6 +34,7 @@ from pxrs.config import (
 from pxrs.consuming.consumer import Consumer as BlockingConsumer
 from pxrs.consuming.health import Health
 from pxrs.core.retry import Backoff
+from pxrs.core.routing import DEFAULT_PARTITIONER
 from pxrs.errors import DeliveryFailed, OutcomeUnknown
 from pxrs.running.job import Job
 from pxrs.serde import Serde
@@ -105,6 +106,7 @@ class Pxrs(QueueVerbs):
         name: str,
         partitions: int,
         *,
+        partitioner: str = DEFAULT_PARTITIONER,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> Topic:
@@ -114,6 +116,7 @@ class Pxrs(QueueVerbs):
                 self._px.create_topic,
                 name,
                 partitions,
+                partitioner=partitioner,
                 retention_ms=retention_ms,
                 retention_bytes=retention_bytes,
             )
@@ -149,7 +152,6 @@ class Pxrs(QueueVerbs):
         max_block: float = _DEFAULTS.max_block,
         delivery_timeout: float = _DEFAULTS.delivery_timeout,
         compression: str = _DEFAULTS.compression,
-        partitioner: str = _DEFAULTS.partitioner,
         serde: Serde | None = None,
         key_serde: Serde | None = None,
     ) -> Producer:
@@ -162,7 +164,6 @@ class Pxrs(QueueVerbs):
             max_block=max_block,
             delivery_timeout=delivery_timeout,
             compression=compression,
-            partitioner=partitioner,
             serde=serde,
             key_serde=key_serde,
         )

@@ -260,7 +260,9 @@ class UnitOfWork:
         with self._locked():
             self._require_open()
             if self._outgoing is None:
-                self._outgoing = Outgoing(self._desk.topics, self._desk.clock)
+                self._outgoing = Outgoing(
+                    self._desk.topics, self._desk.clock, value_serde=self._serde
+                )
             self._outgoing.send(topic, value, key, partition, headers)
 
     @property
