@@ -232,13 +232,16 @@ class QueueStore(Protocol):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         """Hold up to `count` items for the holder, each counted durably as one more delivery.
 
         An item that was delivered `most` times is not handed out again: it is dead. One whose
-        holder died, or was too late, is handed out alone. A hold ends with the holder's session,
-        or after `lock_for` seconds. Raises `SessionLost` if the session is over; a queue that
-        does not exist is empty. `unit` names this very call, to be asked after with `held`.
+        holder died, or was too late, is a suspect: it is handed out alone. Without `suspects` it
+        is neither handed out nor counted; when it is next nothing is, and `Taken.suspect` says
+        so. A hold ends with the holder's session, or after `lock_for` seconds. Raises
+        `SessionLost` if the session is over; a queue that does not exist is empty. `unit` names
+        this very call, to be asked after with `held`.
         """
         ...
 
@@ -261,9 +264,9 @@ class QueueStore(Protocol):
         not held any more by this holder at this delivery, `SessionLost` if the session is over:
         then nothing was done. The session is not looked at where nothing is removed.
 
-        It leaves evidence under its unit's name, until a later change of the session forgets it,
-        or long after the session's end by the store's own clock. A unit that `outcome` has given
-        up is refused with `Fenced`.
+        It leaves evidence under its unit's name, if it has one, until a later change of the session
+        forgets it, or long after the session's end by the store's own clock. A unit that `outcome`
+        has given up is refused with `Fenced`.
         """
         ...
 
@@ -272,7 +275,7 @@ class QueueStore(Protocol):
 
         It waits for the unit if that is under way. `DONE` and `NEVER` are final: a unit that has
         not been committed by then is refused whenever it comes. `UNKNOWN` if there is no evidence
-        and the session is over: it may have been forgotten.
+        and the session is over: it may have been forgotten. (A store that knows better may say so.)
         """
         ...
 
@@ -340,9 +343,10 @@ class Atomic(Protocol):
 
     Leaving the block applies and commits; leaving it by an exception rolls back. A transaction
     that was ended inside the block, whoever did it, makes leaving it an `InvalidRequest`, even if
-    another has begun since: nothing is applied without what was done before. After the
-    block `versions`, `appended` and `queued` hold what `commit`, `append` and `QueueStore.apply`
-    would have returned.
+    another has begun since: nothing is applied without what was done before. Whoever was
+    interrupted on the way out leaves once more, by the interrupt: what has ended by then stays so.
+    After the block `versions`, `appended` and `queued` hold what `commit`, `append` and
+    `QueueStore.apply` would have returned.
     """
 
     @property
