@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,14 +19,11 @@ from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Put
 from support.child import PATIENCE
-from support.interrupts import interrupted_at
+from support.interrupts import ROOMS, interrupted_at
 from support.postgres import query
 
-RUNTIME, ON_SQLITE, ON_POSTGRES = (
-    "pxrs/runtime/",
-    "pxrs/stores/sqlite/atomic",
-    "pxrs/stores/postgres/atomic",
-)
+ON_SQLITE = re.compile("pxrs/stores/sqlite/atomic")
+ON_POSTGRES = re.compile("pxrs/stores/postgres/atomic")
 
 
 def strike() -> None:
@@ -65,13 +63,13 @@ def fill(tx: UnitOfWork) -> None:
 WORKS = [by_block, by_hand, at_the_end, rolled_back]
 
 
-def each_point(px: Pxrs, folder: str, work: Callable[[Pxrs], None]) -> Iterator[int]:
+def each_point(px: Pxrs, files: re.Pattern[str], work: Callable[[Pxrs], None]) -> Iterator[int]:
     """The work, interrupted at one point after the other, and dropped."""
     px.create_topic("orders", partitions=1)
     work(px)
     for point in count():
         try:
-            struck = interrupted_at(point, folder, lambda: work(px), strike)
+            struck = interrupted_at(point, lambda: work(px), strike, files)
         except KeyboardInterrupt:
             struck = True
         # The trace function and the frames it saw hold each other, and the transaction.
@@ -82,7 +80,7 @@ def each_point(px: Pxrs, folder: str, work: Callable[[Pxrs], None]) -> Iterator[
             return
 
 
-def each_commit(px: Pxrs, folder: str) -> Iterator[int]:
+def each_commit(px: Pxrs, files: re.Pattern[str]) -> Iterator[int]:
     """A commit, interrupted at one point after the other, and rolled back then.
 
     The error is kept, as an interactive session keeps it: with its frames it holds on to whatever
@@ -94,7 +92,7 @@ def each_commit(px: Pxrs, folder: str) -> Iterator[int]:
         tx = px.begin()
         fill(tx)
         try:
-            struck = interrupted_at(point, folder, tx.commit, strike)
+            struck = interrupted_at(point, tx.commit, strike, files)
         except KeyboardInterrupt as error:
             kept.append(error)
             struck = True
@@ -128,38 +126,38 @@ def on_postgres(postgres_url: str) -> Iterator[Pxrs]:
 
 
 @pytest.mark.engine("sqlite")
-@pytest.mark.parametrize("folder", [RUNTIME, ON_SQLITE], ids=["runtime", "store"])
+@pytest.mark.parametrize("folder", [ROOMS, ON_SQLITE], ids=["runtime", "store"])
 @pytest.mark.parametrize("work", WORKS)
 def test_an_interrupted_transaction_leaves_sqlites_writer_to_others(
-    on_sqlite: Pxrs, other: SqliteStores, work: Callable[[Pxrs], None], folder: str
+    on_sqlite: Pxrs, other: SqliteStores, work: Callable[[Pxrs], None], files: re.Pattern[str]
 ) -> None:
     for _ in each_point(on_sqlite, folder, work):
         other.coord.commit((), (Put("k", b""),))
 
 
 @pytest.mark.engine("sqlite")
-@pytest.mark.parametrize("folder", [RUNTIME, ON_SQLITE], ids=["runtime", "store"])
+@pytest.mark.parametrize("folder", [ROOMS, ON_SQLITE], ids=["runtime", "store"])
 def test_an_interrupted_commit_leaves_sqlites_writer_to_others(
-    on_sqlite: Pxrs, other: SqliteStores, folder: str
+    on_sqlite: Pxrs, other: SqliteStores, files: re.Pattern[str]
 ) -> None:
     for _ in each_commit(on_sqlite, folder):
         other.coord.commit((), (Put("k", b""),))
 
 
 @pytest.mark.engine("postgres")
-@pytest.mark.parametrize("folder", [RUNTIME, ON_POSTGRES], ids=["runtime", "store"])
+@pytest.mark.parametrize("folder", [ROOMS, ON_POSTGRES], ids=["runtime", "store"])
 @pytest.mark.parametrize("work", WORKS)
 def test_an_interrupted_transaction_leaves_no_connection_in_it(
-    on_postgres: Pxrs, postgres_url: str, work: Callable[[Pxrs], None], folder: str
+    on_postgres: Pxrs, postgres_url: str, work: Callable[[Pxrs], None], files: re.Pattern[str]
 ) -> None:
     for point in each_point(on_postgres, folder, work):
         assert_all_is_back(on_postgres, postgres_url, point)
 
 
 @pytest.mark.engine("postgres")
-@pytest.mark.parametrize("folder", [RUNTIME, ON_POSTGRES], ids=["runtime", "store"])
+@pytest.mark.parametrize("folder", [ROOMS, ON_POSTGRES], ids=["runtime", "store"])
 def test_an_interrupted_commit_leaves_no_connection_in_its_transaction(
-    on_postgres: Pxrs, postgres_url: str, folder: str
+    on_postgres: Pxrs, postgres_url: str, files: re.Pattern[str]
 ) -> None:
     for point in each_commit(on_postgres, folder):
         assert_all_is_back(on_postgres, postgres_url, point)
