@@ -22,7 +22,7 @@ from pxrs.stores.block import Block, commit_as_caller, ended_inside
 from pxrs.stores.connections import Loan, loan_of
 from pxrs.stores.on_loop import own_side
 from pxrs.stores.postgres.coord import PostgresCoord
-from pxrs.stores.postgres.database import Database, Pg, is_idle, run
+from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
 from pxrs.stores.postgres.ears import Ears
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.queues import Applied, PostgresQueues
@@ -32,7 +32,6 @@ from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
-_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # The block's name tells at its end whether it is still the same transaction.
 _MARK = "SELECT set_config('pxrs.block', %s, true)"
 # A process that freezes must not hold anything for longer than its session. A stricter setting of
@@ -120,7 +119,7 @@ class PostgresAtomic(Block[Pg]):
             run(connection, _MARK, (self._block,))
             return
         if connection.autocommit and not self._is_older:
-            connection.execute(_BEGIN)
+            connection.execute(BEGIN)
         idle = int(1000 * (self._sessions.shortest_ttl or _IDLE))
         run(connection, _MARK_OURS, (self._block, idle, idle))
 
