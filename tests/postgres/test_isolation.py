@@ -13,15 +13,18 @@ import psycopg
 import pytest
 
 import engines
-from pxrs.errors import Fenced
+from pxrs.errors import CommitConflict, Fenced, TransactionConflict
 from pxrs.stores.postgres.stores import PostgresStores
-from pxrs.testing.conformance.queue_tools import Worker
+from pxrs.testing.conformance.queue_tools import Worker, bodies, look
+from pxrs.testing.conformance.tools import batch, put
+from pxrs.types import Check, LogPartition, QueueChange
 from support.child import PATIENCE
 from support.engine_fixtures import server_url, unavailable
 from support.postgres import query
 
 pytestmark = pytest.mark.engine("postgres")
 
+HERE = LogPartition("t-1", 0)
 LEVELS = ("repeatable read", "serializable")
 
 
@@ -88,3 +91,54 @@ def test_a_key_goes_on(other_level: PostgresStores) -> None:
         worker.apply(item)
     worker.put(b"3", key="k")
     assert worker.take_one().body == b"3"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_an_old_snapshot_does_not_show_is_a_conflict_to_be_run_again(
+    stores: PostgresStores, postgres_url: str, level: str
+) -> None:
+    """Nobody is told that an item, a session, a record or a topic is lost that is there."""
+    worker = Worker(stores)
+    worker.put(b"1", b"2")
+    early = worker.take_one()
+    with psycopg.connect(postgres_url, autocommit=True) as mine:
+
+        def refused(*changes: object) -> None:
+            with pytest.raises(TransactionConflict), stores.atomic(mine) as tx:
+                for change in changes:
+                    if isinstance(change, Check):
+                        tx.check(change)
+                    elif isinstance(change, QueueChange):
+                        tx.queue(change)
+                    else:
+                        tx.append(HERE, batch(b"message"))
+
+        query(postgres_url, "UPDATE pxrs.pxrs_sessions SET deadline = clock_timestamp()")
+        mine.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        mine.execute("SELECT 1 FROM pxrs.pxrs_sessions")
+        query(
+            postgres_url,
+            "UPDATE pxrs.pxrs_sessions SET deadline = clock_timestamp() + interval '1 min'",
+        )
+        late = worker.take_one()
+        made = put(stores.coord, "made since")
+        stores.log.create("t-1", 1)
+        refused(QueueChange(worker.holder, (early.held,)))
+        refused(Check("made since", made))
+        refused("message")
+        mine.execute("COMMIT")
+        mine.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        with stores.atomic(mine) as tx:
+            tx.queue(QueueChange(worker.holder, (early.held,)))
+            tx.check(Check("made since", made))
+        worker.put(b"3")
+        third = worker.take_one()
+        refused(QueueChange(worker.holder, (late.held, third.held)))
+        mine.execute("COMMIT")
+        mine.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        with pytest.raises(CommitConflict) as conflict, stores.atomic(mine) as tx:
+            tx.check(Check("never made", made))
+        assert conflict.value.current == {"never made": None}
+        mine.execute("COMMIT")
+    assert sorted(bodies(look(stores))) == [b"2", b"3"]
+    assert stores.coord.get("never made") is None

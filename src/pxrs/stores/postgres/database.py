@@ -56,8 +56,8 @@ _DEFAULTS = {
     "tcp_user_timeout": "15000",
 }
 
-# Whatever is set for the role or the database. A function that has waited for a lock looks again, and
-# has to see what was committed meanwhile: at REPEATABLE READ it would not.
+# Whatever is set for the role or the database. A function that has waited for a lock looks again,
+# and has to see what was committed meanwhile: at REPEATABLE READ it would not.
 _SET_ISOLATION = "SELECT set_config('default_transaction_isolation', 'read committed', false)"
 _SET_BOTH = f"""{_SET_ISOLATION}, CASE current_setting('synchronous_commit') WHEN 'off'
     THEN set_config('synchronous_commit', 'on', false) END"""

@@ -65,6 +65,11 @@ def translate(error: BaseException, place: str) -> PxrsError:
         return InvalidRequest(f"{text!r} is bound to a session; its version can't be checked")
     if code in _CONFLICTS or code == functions.OVERTAKEN:
         return TransactionConflict(f"PostgreSQL rolled the transaction back ({text}); run it again")
+    if code == functions.OLD_SNAPSHOT:
+        return TransactionConflict(
+            "the transaction does not see what was committed after it began, and pxrs has to; run "
+            "it again, or at READ COMMITTED"
+        )
     if code == "25P03":
         return TransactionConflict(
             f"the transaction did nothing for as long as a session lives, and {place} rolled it "

@@ -10,6 +10,7 @@ statement for what is removed and one for what is put.
 
 from __future__ import annotations
 
+from pxrs.stores.postgres.functions import OLD_SNAPSHOT, SEES_OLD
 from pxrs.stores.postgres.queue_functions import (
     DELAYED,
     FENCED,
@@ -237,8 +238,9 @@ BEGIN
             gone := gone + more;
         END IF;
         IF gone < cardinality(ids) THEN
-            RAISE EXCEPTION USING ERRCODE = '{FENCED}', MESSAGE = (cardinality(ids) - gone)
-                || ' of ' || cardinality(ids);
+            RAISE EXCEPTION USING MESSAGE = (cardinality(ids) - gone)
+                || ' of ' || cardinality(ids),
+                ERRCODE = CASE WHEN {SEES_OLD} THEN '{OLD_SNAPSHOT}' ELSE '{FENCED}' END;
         END IF;
     END IF;
 

@@ -15,7 +15,7 @@ are gone, and that some old transaction keeps from being removed, are not search
 
 from __future__ import annotations
 
-from pxrs.stores.postgres.functions import SESSION_LOST
+from pxrs.stores.postgres.functions import OLD_SNAPSHOT, SEES_OLD, SESSION_LOST
 from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
 
 FENCED = "PX004"
@@ -47,7 +47,8 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_uni
 REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
         WHERE s.id = in_session AND s.deadline > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = in_session;
+        RAISE EXCEPTION USING MESSAGE = in_session,
+            ERRCODE = CASE WHEN {SEES_OLD} THEN '{OLD_SNAPSHOT}' ELSE '{SESSION_LOST}' END;
     END IF"""
 
 PROMOTE = f"""
