@@ -254,8 +254,9 @@ class Release(NamedTuple):
 class QueueChange(msgspec.Struct, frozen=True):
     """What a transaction does to queues: all of it or nothing.
 
-    `unit` names this very commit: another attempt at the same has another name. `forget` are
-    earlier units of the session whose outcome the committer knows: their evidence may go.
+    `unit` names this very commit: another attempt at the same has another name. One without a name
+    can't be asked after, and leaves no evidence. `forget` are earlier units of the session whose
+    outcome the committer knows: their evidence may go.
     """
 
     holder: Holder

@@ -390,7 +390,6 @@ class UnitOfWork:
         if atomic.joined:
             # At once: what was written into the caller's transaction must not be written again.
             self._ended = "committed"
-            self._desk.keeper.left_to_caller(self._sent.holder.session, self._sent.unit)
         if atomic.joined and self._hold.taken:
             # The caller may still roll back: then what was taken has to be free again.
             self._hold.release_when_caller_ends("it was rolled back")
@@ -399,10 +398,11 @@ class UnitOfWork:
         """What is about to be sent, as a unit of its own: another try is another unit."""
         holder, keeper = self._hold.holder, self._desk.keeper
         removed = tuple(each.held for each in self._hold.taken)
-        # Nothing of others is cleared away in a transaction that the caller may yet roll back.
-        forget = () if self._is_callers else keeper.to_forget(holder.session)
-        self._sent = QueueChange(holder, removed, tuple(self._put), keeper.next_name(), forget)
         # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
+        # And nothing of others is cleared away in one that the caller may yet roll back.
+        unit = "" if self._is_callers else keeper.next_name()
+        forget = () if self._is_callers else keeper.to_forget(holder.session)
+        self._sent = QueueChange(holder, removed, tuple(self._put), unit, forget)
         self._in_doubt = not self._is_callers
         return self._sent
 

@@ -261,9 +261,9 @@ class QueueStore(Protocol):
         not held any more by this holder at this delivery, `SessionLost` if the session is over:
         then nothing was done. The session is not looked at where nothing is removed.
 
-        It leaves evidence under its unit's name, until a later change of the session forgets it,
-        or long after the session's end by the store's own clock. A unit that `outcome` has given
-        up is refused with `Fenced`.
+        It leaves evidence under its unit's name, if it has one, until a later change of the session
+        forgets it, or long after the session's end by the store's own clock. A unit that `outcome`
+        has given up is refused with `Fenced`.
         """
         ...
 
@@ -272,7 +272,7 @@ class QueueStore(Protocol):
 
         It waits for the unit if that is under way. `DONE` and `NEVER` are final: a unit that has
         not been committed by then is refused whenever it comes. `UNKNOWN` if there is no evidence
-        and the session is over: it may have been forgotten.
+        and the session is over: it may have been forgotten. (A store that knows better may say so.)
         """
         ...
 

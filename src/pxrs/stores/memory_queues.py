@@ -188,7 +188,8 @@ class MemoryQueues:
         units = self._outcomes[change.holder.session]
         for known in change.forget:
             units.pop(known, None)
-        units[change.unit] = Outcome.DONE
+        if change.unit:
+            units[change.unit] = Outcome.DONE
 
     def _refuse_given_up(self, session: str, unit: str) -> None:
         if self._outcomes[session].get(unit) is Outcome.NEVER:

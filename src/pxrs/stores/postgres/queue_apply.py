@@ -171,6 +171,7 @@ END $$"""
 _COLUMNS = "queue, id, state, rank, visible, deliveries, suspect, put_ms, error, body"
 
 # The unit's record comes last: who gives it up meanwhile is in its way, and all of it is undone.
+# One without a name leaves none: only what it did is counted.
 APPLY = f"""
 CREATE FUNCTION @.pxrs_queue_apply(in_session text, in_tx text, in_unit text, names text[],
     places int8[], ids int8[], counts int8[],
@@ -270,11 +271,15 @@ BEGIN
         END IF;
     END IF;
 
-    INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
-        VALUES (in_session, in_unit, clock_timestamp(), coalesce(queues, '{{}}'), puts, dones)
-        ON CONFLICT (session, tx) DO NOTHING;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
+    IF in_unit = '' THEN
+        PERFORM @.pxrs_queue_fold(queues, puts, dones);
+    ELSE
+        INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
+            VALUES (in_session, in_unit, clock_timestamp(), coalesce(queues, '{{}}'), puts, dones)
+            ON CONFLICT (session, tx) DO NOTHING;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
+        END IF;
     END IF;
     IF forget IS NOT NULL THEN
         PERFORM @.pxrs_queue_forget(in_session, forget);

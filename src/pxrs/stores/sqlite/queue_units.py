@@ -21,6 +21,8 @@ def note(connection: sqlite3.Connection, change: QueueChange) -> None:
             f"DELETE FROM pxrs_queue_units WHERE session = ? AND unit IN ({marks})",
             (session, *some),
         )
+    if not change.unit:
+        return
     try:
         connection.execute(
             "INSERT INTO pxrs_queue_units VALUES (?, ?, ?)", (session, change.unit, _DONE)
