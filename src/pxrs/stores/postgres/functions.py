@@ -344,7 +344,8 @@ CREATE OR REPLACE FUNCTION @.pxrs_end(ids text[])
 RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 BEGIN
-    DELETE FROM @.pxrs_sessions s WHERE s.id = ANY (ids);
+    WITH gone AS (DELETE FROM @.pxrs_sessions s WHERE s.id = ANY (ids) RETURNING s.id)
+    INSERT INTO @.pxrs_ended_sessions SELECT g.id, clock_timestamp() FROM gone g;
     PERFORM 1 FROM @.pxrs_coord c WHERE c.session = ANY (ids) ORDER BY c.key FOR UPDATE;
     RETURN QUERY WITH gone AS (
         DELETE FROM @.pxrs_coord c WHERE c.session = ANY (ids) RETURNING c.key)

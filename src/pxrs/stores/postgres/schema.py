@@ -147,6 +147,10 @@ _UNITS = (
     "CREATE UNIQUE INDEX pxrs_queue_commits_unit ON @.pxrs_queue_commits (session, tx)",
 )
 
+# For how long nothing is forgotten of what a session did: until its row here goes.
+_ENDED = """CREATE TABLE @.pxrs_ended_sessions (
+    session text COLLATE "C" PRIMARY KEY, at timestamptz NOT NULL)"""
+
 # Whatever an older version had: what they take and return may change.
 _FORGET_QUEUE_FUNCTIONS = (
     """DO $$
@@ -182,8 +186,10 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
         functions.COMMIT,
     ),
     4: (
+        _ENDED,
         *_FORGET_QUEUE_FUNCTIONS,
         *QUEUE_FUNCTIONS,
+        functions.END,
         functions.COMMIT,
         functions.APPEND,
     ),
