@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 import pxrs
 from pxrs.errors import OutcomeUnknown, SchemaMismatch, StoreUnavailable, TransactionConflict
 from pxrs.stores.sql.stores import SqlStores
+from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance.queue_tools import HELD, Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import put, value_of
 from pxrs.types import Holder, NewItem, Outcome, QueueChange
@@ -211,3 +213,50 @@ def test_tables_of_the_first_version_get_queues(mariadb_url: str) -> None:
     with pytest.raises(SchemaMismatch):
         open_sql(mariadb_url)
     place.close()
+
+
+def test_who_asks_what_it_holds_waits_for_nobody_elses_removal(place: SqlPlace) -> None:
+    """Another holder's transaction, which may last; and for its own take it does wait."""
+    stores, other = place.open(), place.open()
+    worker, busy = Worker(stores), Worker(other)
+    worker.put(*(b"%d" % number for number in range(5)))
+    mine = worker.take(2)
+    removed = busy.take_one()
+    with Session(place.engine) as session, ThreadPoolExecutor(1) as pool:
+        with other.atomic(session) as tx:
+            tx.queue(QueueChange(busy.holder, (removed.held,)))
+        began = time.monotonic()
+        assert stores.queues.held("q", worker.holder, "unit") == mine
+        assert time.monotonic() - began < PATIENCE / 2
+        session.commit()
+        # As a take does that is about to be committed.
+        session.execute(
+            sqlalchemy.text(
+                "UPDATE pxrs_queue_items SET state = 2, deliveries = 1, session_id = :session,"
+                " tx = :tx WHERE state = 0"
+            ),
+            {"session": worker.holder.session, "tx": worker.holder.transaction},
+        )
+        answer = pool.submit(stores.queues.held, "q", worker.holder, "another")
+        waiting = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        while not place.query(waiting):
+            assert not answer.done()
+        session.commit()
+        assert len(answer.result(PATIENCE)) == 4
+
+
+def test_what_nobody_can_ask_after_goes_by_itself(place: SqlPlace) -> None:
+    """Units without a name, of sessions that live: what they did stays counted."""
+    clock = VirtualClock()
+    stores = place.open(clock=clock)
+    worker = Worker(place.open())
+    worker.put(b"1", b"2")
+    for delivery in worker.take(2):
+        worker.queues.apply(QueueChange(worker.holder, (delivery.held,), (), ""))
+    left = "SELECT count(*) FROM pxrs_queue_commits WHERE session_id = '-'"
+    assert place.query(left) == [(2,)]
+    for _ in range(12):
+        stores.queues.reap()
+        clock.advance(61.0)
+    assert place.query(left) == [(0,)]
+    assert stores.queues.stats("q").done == 2

@@ -95,17 +95,19 @@ BECAME = (
     .where(COMMITS.c.session_id == bindparam("session"), COMMITS.c.tx == bindparam("unit"))
     .with_for_update(read=True)
 )
+# What the holder has. Who locks what it looks at waits for all that others are about to remove: so
+# it is read as it stands, committed or not, and then locked by its number.
 HELD_BY = hinted(
-    select(_i.item_id)
-    .where(
+    select(_i.queue_id, _i.item_id).where(
         _i.queue_id == select(_q.id).where(_q.name == bindparam("name")).scalar_subquery(),
         _i.state == HELD,
         _i.session_id == bindparam("session"),
         _i.tx == bindparam("transaction"),
-    )
-    .with_for_update(),
+    ),
     "pxrs_items_ready",
 )
+LOCK_HELD_BY = HELD_BY.with_for_update()
+LOCK_ITEMS = hinted(select(_i.item_id).where(_these).with_for_update(), "PRIMARY")
 NOTED = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done).where(
     COMMITS.c.session_id == bindparam("session"),
     COMMITS.c.tx.in_(bindparam("units", expanding=True)),

@@ -173,12 +173,7 @@ class SqlQueues(QueueUpkeep):
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         self._given_up.add((holder.session, unit))
-        # Who reads for a lock waits for the commit of what is being taken at this moment.
-        self._database.write(
-            lambda connection: connection.execute(
-                kept.HELD_BY, {"name": queue, **holding(holder)}
-            ).all()
-        )
+        self._database.write(lambda connection: _await_take(connection, queue, holder))
         return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
@@ -231,6 +226,19 @@ class SqlQueues(QueueUpkeep):
 
     def close(self) -> None:
         """The connections are the database's."""
+
+
+def _await_take(connection: Connection, queue: str, holder: Holder) -> None:
+    """Who reads for a lock waits for the commit of what is being taken at this moment."""
+    values = {"name": queue, **holding(holder)}
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        connection.execute(kept.LOCK_HELD_BY, values).all()
+        return
+    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    found = connection.execute(kept.HELD_BY, values).all()
+    for some in in_chunks(found):
+        items = {"queue": some[0][0], "ids": [row[1] for row in some]}
+        connection.execute(kept.LOCK_ITEMS, items).all()
 
 
 def _extend(
