@@ -245,7 +245,8 @@ class Database:
         finally:
             # What failed was not committed, and has left its transaction open.
             if not was_cut(connection) and not is_idle(connection):
-                connection.rollback()
+                with suppress(psycopg.Error):
+                    connection.rollback()
 
     def read(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Rows of a statement that changes nothing: repeated once if its connection was dead."""
