@@ -148,6 +148,7 @@ def test_a_file_of_version_5_keeps_its_producers(tmp_path: Path, clock: HandMove
     stores.close()
     mine = sqlite3.connect(path, isolation_level=None)
     mine.execute("DROP TABLE pxrs_age")
+    mine.execute("DROP TABLE pxrs_queue_ended")
     mine.execute("UPDATE pxrs_log_producers SET used = 1000")
     mine.execute("UPDATE pxrs_meta SET value = 5 WHERE name = 'schema'")
     mine.close()

@@ -32,6 +32,11 @@ class Age(NamedTuple):
         return self.read is None or not 0 <= now - self.read < _NOTE_EVERY_MS
 
 
+def read_age(connection: sqlite3.Connection) -> Age:
+    """The age as it was noted last."""
+    return Age(*connection.execute("SELECT ms, read FROM pxrs_age").fetchone())
+
+
 def note(connection: sqlite3.Connection, age: Age) -> None:
     """Keep it, for all who write later."""
     connection.execute("UPDATE pxrs_age SET ms = ?, read = ?", age)
