@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.errors import PxrsError
 from pxrs.stores.sqlite import schema
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.conformance.tools import batch
-from pxrs.errors import PxrsError
 from pxrs.types import Append, Appended, LogPartition
 
 pytestmark = pytest.mark.engine("sqlite")

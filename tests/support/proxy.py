@@ -67,7 +67,7 @@ class Proxy:
         self._needle = words
 
     def hold_answers_from(self, words: bytes) -> None:
-        """Answers pass until a request has these words in it; that one's and all later ones do not."""
+        """Answers pass until a request has these words in it; its own and later ones do not."""
         self._asked.clear()
         self._at_needle = self.hold_answers
         self._needle = words

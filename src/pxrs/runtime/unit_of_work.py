@@ -422,7 +422,7 @@ class UnitOfWork:
             self._given.rollback()
 
     def _leave_block(self, error: BaseException) -> None:
-        """End the database's transaction, unless a commit has ended it, as it came or by failing."""
+        """End the database's transaction, unless a commit has ended it, or has failed."""
         if self._atomic is not None:
             try:
                 self._atomic.__exit__(type(error), error, error.__traceback__)

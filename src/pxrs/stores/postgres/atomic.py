@@ -197,7 +197,7 @@ class PostgresAtomic(Block[Pg]):
             raise
 
     def _let_go(self, connection: Pg, *, done: bool = False) -> None:
-        """Roll back what pxrs is to end, if it is not done; a caller's own is left to the caller."""
+        """Roll back what pxrs is to end and is not done; a caller's own is left to the caller."""
         try:
             with suppress(psycopg.Error):
                 if not done and self._loan is None and not was_cut(connection):

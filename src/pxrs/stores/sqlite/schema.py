@@ -120,9 +120,9 @@ _V5 = (
     "DROP TABLE pxrs_queue_commits",
 )
 
-# How long the file has been in use, at least, in ms, and what the host's monotonic clock showed then:
-# see `age.py`. By that producers are forgotten, not by a wall clock, and units of sessions that have
-# ended: how old the file was when that was first seen.
+# How long the file has been in use, at least, in ms, and what the host's monotonic clock showed
+# then: see `age.py`. By that producers are forgotten, not by a wall clock, and units of sessions
+# that have ended: how old the file was when that was first seen.
 _V6 = (
     "CREATE TABLE pxrs_age (ms INTEGER NOT NULL, read INTEGER)",
     "INSERT INTO pxrs_age VALUES (0, NULL)",
