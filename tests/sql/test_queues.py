@@ -260,3 +260,34 @@ def test_what_nobody_can_ask_after_goes_by_itself(place: SqlPlace) -> None:
         clock.advance(61.0)
     assert place.query(left) == [(0,)]
     assert stores.queues.stats("q").done == 2
+
+
+def test_programs_that_are_killed_each_time_leave_no_more_and_more(place: SqlPlace) -> None:
+    """None lives for long: that the one before is over is noted, by the server's clock."""
+    ids: list[str] = []
+    for _ in range(3):
+        stores = place.open()
+        session = stores.coord.session(60.0)
+        ids.append(session.id)
+        stores.queues.reap()
+        stores.queues.apply(QueueChange(Holder(session.id, "tx"), (), (), "unit"))
+        # It was killed, and its time is over.
+        place.query(f"DELETE FROM pxrs_sessions WHERE id = '{session.id}'")
+    assert units_of(place) == set(ids)
+    # So long ago was it seen of the first: but for the time, all is as ever.
+    place.query(
+        "UPDATE pxrs_queue_commits SET n = n - 600000 "
+        f"WHERE tx = '(ended)' AND session_id = '{ids[0]}'"
+    )
+    stores = place.open()
+    stores.queues.reap()
+    assert units_of(place) == {*ids[1:]}
+    assert stores.queues.outcome(ids[1], "unit") is Outcome.DONE
+    place.query("UPDATE pxrs_queue_commits SET n = n - 600000 WHERE tx = '(ended)'")
+    place.open().queues.reap()
+    assert place.query("SELECT tx FROM pxrs_queue_commits") == []
+
+
+def units_of(place: SqlPlace) -> set[str]:
+    rows = place.query("SELECT session_id FROM pxrs_queue_commits WHERE tx = 'unit'")
+    return {session for (session,) in rows}

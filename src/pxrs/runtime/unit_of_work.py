@@ -316,6 +316,7 @@ class UnitOfWork:
             try:
                 self._commit()
             except BaseException as error:
+                self._leave_block(error)
                 if self._has_one_try or isinstance(error, (Fenced, SessionLost)):
                     self._ended = "rolled back, as its commit failed"
                     self._release(describe(error))
@@ -324,6 +325,7 @@ class UnitOfWork:
 
     def _end_as_committed(self) -> None:
         self._ended = "committed"
+        self._atomic = None
         self._nothing_left = True
         self._keep_if_dropped()
         self._hold.forget_doubts()
@@ -385,7 +387,7 @@ class UnitOfWork:
         except BaseException as error:
             self._undo(error)
             raise
-        self._atomic = None
+        # Known here until it is over: whoever is interrupted on the way in can still end it.
         atomic.__exit__(None, None, None)
         if atomic.joined:
             # At once: what was written into the caller's transaction must not be written again.
@@ -414,11 +416,20 @@ class UnitOfWork:
 
     def _undo(self, error: BaseException) -> None:
         """Roll the database's transaction back, if there is one."""
-        atomic, self._atomic = self._atomic, None
-        if atomic is not None:
-            atomic.__exit__(type(error), error, error.__traceback__)
+        if self._atomic is not None:
+            self._leave_block(error)
         elif isinstance(self._given, Lent):
             self._given.rollback()
+
+    def _leave_block(self, error: BaseException) -> None:
+        """End the database's transaction, unless a commit has ended it, or has failed."""
+        if self._atomic is not None:
+            try:
+                self._atomic.__exit__(type(error), error, error.__traceback__)
+            except Exception:
+                self._atomic = None
+                raise
+            self._atomic = None
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.

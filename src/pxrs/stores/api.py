@@ -340,9 +340,10 @@ class Atomic(Protocol):
 
     Leaving the block applies and commits; leaving it by an exception rolls back. A transaction
     that was ended inside the block, whoever did it, makes leaving it an `InvalidRequest`, even if
-    another has begun since: nothing is applied without what was done before. After the
-    block `versions`, `appended` and `queued` hold what `commit`, `append` and `QueueStore.apply`
-    would have returned.
+    another has begun since: nothing is applied without what was done before. Whoever was
+    interrupted on the way out leaves once more, by the interrupt: what has ended by then stays so.
+    After the block `versions`, `appended` and `queued` hold what `commit`, `append` and
+    `QueueStore.apply` would have returned.
     """
 
     @property

@@ -89,6 +89,10 @@ class Block(Generic[T]):
             raise InvalidRequest("use atomic() as a context manager, and only inside its block")
         return self._running_on
 
+    def _is_over(self, error: BaseException | None) -> bool:
+        """Whether it was left before, and is left by an error now. There is nothing to do then."""
+        return error is not None and self._used and self._running_on is None
+
     def _validate(self) -> None:
         validate_commit(self._checks, self._writes, self._limits)
 

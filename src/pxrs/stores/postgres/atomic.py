@@ -91,15 +91,15 @@ class PostgresAtomic(Block[Pg]):
     def __enter__(self) -> PostgresAtomic:
         self._require_new()
         database = self._database
-        connection = database.take_for_block() if self._loan is None else self._lend(self._loan)
+        connection = database.take_for_block(self) if self._loan is None else self._lend(self._loan)
         try:
             self._begin(connection)
+            self._enter(connection)
         except BaseException as error:
             self._let_go(connection)
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self._database.place) from error
             raise
-        self._enter(connection)
         return self
 
     def _lend(self, loan: Loan) -> Pg:
@@ -129,20 +129,21 @@ class PostgresAtomic(Block[Pg]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        connection = self._leave()
-        self._database.check_not_forked()
-        if error is not None:
-            self._let_go(connection)
+        if self._is_over(error):
             return
+        connection = self._running()
+        self._database.check_not_forked()
         try:
-            self._finish(connection)
+            if error is None:
+                self._finish(connection)
         except BaseException as failure:
-            self._let_go(connection)
+            error = failure
             if isinstance(failure, DRIVER_ERRORS):
                 raise translate(failure, self._database.place) from failure
             raise
-        if self._loan is None:
-            self._database.give_back(connection)
+        finally:
+            self._let_go(connection, done=error is None)
+            self._leave()
 
     def _finish(self, connection: Pg) -> None:
         if self._loan is not None and self._lent:
@@ -194,16 +195,17 @@ class PostgresAtomic(Block[Pg]):
                 raise lost_answer(error, self._database.place) from error
             raise
 
-    def _let_go(self, connection: Pg) -> None:
-        """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
-        with suppress(psycopg.Error):
-            if self._loan is None:
-                if not was_cut(connection):
+    def _let_go(self, connection: Pg, *, done: bool = False) -> None:
+        """Roll back what pxrs is to end and is not done; a caller's own is left to the caller."""
+        try:
+            with suppress(psycopg.Error):
+                if not done and self._loan is None and not was_cut(connection):
                     connection.rollback()
-            elif self._lent:
-                self._loan.rollback()
-        if self._loan is None:
-            self._database.give_back(connection)
+                elif not done and self._loan is not None and self._lent:
+                    self._loan.rollback()
+        finally:
+            if self._loan is None:
+                self._database.give_back_from_block(connection)
 
     def _refuse_ended(self, connection: Pg) -> None:
         self._database.check_open()

@@ -94,7 +94,8 @@ class Database:
         # it sessions are renewed and items extended while all others are in somebody's block.
         self._room = threading.BoundedSemaphore(connections + 1)
         self._room_for_blocks = threading.BoundedSemaphore(connections)
-        self._in_blocks: set[Pg] = set()
+        self._in_blocks: dict[Pg, weakref.finalize[..., Any]] = {}
+        self._dropped: deque[Pg] = deque()
         self._idle: deque[Pg] = deque()
         self._all: set[Pg] = set()
         self._lock = threading.Lock()
@@ -299,17 +300,47 @@ class Database:
         finally:
             self.give_back(connection)
 
-    def take_for_block(self) -> Pg:
-        """A connection for a transaction that lasts as long as its caller's block."""
+    def take_for_block(self, block: object) -> Pg:
+        """A connection for a transaction that lasts as long as its caller's block.
+
+        A block that is dropped without having ended, as an interrupt may have it, ends then.
+        """
         self.check_open()
+        self._give_back_dropped()
         self._enter(self._room_for_blocks)
         try:
             connection = self.take()
         except BaseException:
             self._room_for_blocks.release()
             raise
-        self._in_blocks.add(connection)
+        dropped = weakref.finalize(block, self._drop_later, connection)
+        dropped.atexit = False
+        self._in_blocks[connection] = dropped
         return connection
+
+    def _drop_later(self, connection: Pg) -> None:
+        """From a destructor: whoever waits for a lock in there may be the one who holds it."""
+        with suppress(psycopg.Error):
+            # The server rolls back what it was about.
+            connection.close()
+        self._dropped.append(connection)
+
+    def _give_back_dropped(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.give_back_from_block(self._dropped.popleft())
+
+    def give_back_from_block(self, connection: Pg) -> None:
+        """What was taken for a block. Doing it again does nothing."""
+        dropped = self._in_blocks.get(connection)
+        if dropped is None:
+            return
+        try:
+            del self._in_blocks[connection]
+            dropped.detach()
+        finally:
+            self._room_for_blocks.release()
+            self.give_back(connection)
 
     def _enter(self, room: threading.BoundedSemaphore) -> None:
         if not room.acquire(timeout=self.busy_timeout):
@@ -336,9 +367,6 @@ class Database:
 
     def give_back(self, connection: Pg) -> None:
         """What was taken. One that is not as it was is closed."""
-        if connection in self._in_blocks:
-            self._in_blocks.discard(connection)
-            self._room_for_blocks.release()
         try:
             if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)

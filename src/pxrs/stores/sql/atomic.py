@@ -152,7 +152,9 @@ class SqlAtomic(Block[Connection]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        connection = self._leave()
+        if self._is_over(error):
+            return
+        connection = self._running()
         try:
             if error is None:
                 self._finish(connection)
@@ -162,7 +164,10 @@ class SqlAtomic(Block[Connection]):
             self._undo(connection)
             raise
         finally:
-            self._held.close()
+            try:
+                self._held.close()
+            finally:
+                self._leave()
 
     def _finish(self, connection: Connection) -> None:
         if self._loan is not None and self._lent:

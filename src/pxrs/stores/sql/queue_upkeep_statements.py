@@ -114,11 +114,21 @@ NOTED = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done).where(
 )
 NOTED_IN = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done)
 NOTED_IN = NOTED_IN.where(COMMITS.c.session_id == bindparam("session")).limit(1000)
+# Sessions that are over, when that was first seen, and what time it is. It is noted beside their
+# units, under a name that no unit has, with the server's time as its number.
+_ENDED = "(ended)"
 ORPHANED = (
-    select(COMMITS.c.session_id)
+    select(
+        COMMITS.c.session_id,
+        func.min(case((COMMITS.c.tx == _ENDED, COMMITS.c.n))),
+        _now,
+    )
     .select_from(COMMITS.outerjoin(SESSIONS, SESSIONS.c.id == COMMITS.c.session_id))
     .where(SESSIONS.c.id.is_(None))
-    .distinct()
+    .group_by(COMMITS.c.session_id)
+)
+NOTE_ENDED = insert(COMMITS).values(
+    session_id=bindparam("session"), n=_now, tx=_ENDED, queue_id=0, done=0
 )
 FORGET = delete(COMMITS).where(
     COMMITS.c.session_id == bindparam("session"),

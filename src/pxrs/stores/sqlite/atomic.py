@@ -119,6 +119,8 @@ class SqliteAtomic(Block[Turn]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_over(error):
+            return
         turn = self._running()
         try:
             if error is None:
