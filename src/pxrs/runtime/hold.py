@@ -74,7 +74,7 @@ class Hold:
         self.asked.append(asked)
         items: Sequence[Delivery]
         try:
-            items, due = queues.take(
+            items, due, _ = queues.take(
                 queue, holder, most_items, most=policy.times, lock_for=lock_for, unit=asked.unit
             )
         except OutcomeUnknown:

@@ -21,7 +21,7 @@ from pxrs.stores.postgres import (
     queue_restore,
 )
 
-VERSION = 4
+VERSION = 5
 OLDEST_SERVER = 13_00_00
 DEFAULT_SCHEMA = "pxrs"
 _LONGEST_NAME = 63
@@ -174,13 +174,12 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
     2: _ROOM_FOR_TAKING,
     3: (
         *_UNITS,
-        *_FORGET_QUEUE_FUNCTIONS,
-        *QUEUE_FUNCTIONS,
         _NOTE_ALL_HOLDERS,
         functions.FORGET_FIRST_REAP,
         functions.REAP,
         functions.COMMIT,
     ),
+    4: (*_FORGET_QUEUE_FUNCTIONS, *QUEUE_FUNCTIONS),
 }
 
 
