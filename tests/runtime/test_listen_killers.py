@@ -17,6 +17,7 @@ from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.types import ItemState, Taken
 from support.child import PATIENCE, Child
 from support.handlers import A_MOMENT, kill_beside_the_innocent
+from support.inside import say, wait_until_heard
 
 TWICE = ConsumeTimes(2)
 
@@ -66,6 +67,11 @@ def test_the_killers_neighbour_does_not_die_with_it(shared: Pxrs, processes: int
 
 
 def listen_to_two(url: str) -> None:
+    def tell() -> None:
+        wait_until_heard(signal.SIGTERM)
+        say("SIGTERM is heard")
+
+    threading.Thread(target=tell, daemon=True).start()
     with pxrs.connect(url) as px:
         px.listen("one", kill_beside_the_innocent, policy=TWICE)
         px.listen("two", kill_beside_the_innocent, policy=TWICE).join()
@@ -80,6 +86,7 @@ def test_the_killers_neighbour_in_another_queue_does_not_die_with_it(shared: Pxr
             assert child.join() == -signal.SIGKILL
     with Child(listen_to_two, shared.stores.url) as child:
         wait_until_nothing_is_left(shared, "one", "two")
+        child.read()
         child.signal(signal.SIGTERM)
         assert child.join() == 0
     assert dead(shared, "one") == [("killer", 2)]

@@ -269,16 +269,17 @@ class Listener:
 
     def _look(self, work: UnitOfWork) -> Found:
         """What there is now. A suspect is taken when nobody else has anything in hand."""
-        while (found := self._look_once(work, suspects=False)).suspect:
-            if self._turns.be_alone(work, self._stopping.is_set):
-                # Somebody else may have had it meanwhile: what comes then need not be alone.
-                found = self._look_once(work, suspects=False)
-                if found.suspect:
-                    return self._look_once(work, suspects=True)
+        found = self._look_once(work, suspects=False)
+        while found.suspect:
+            alone = self._turns.be_alone(work, self._stopping.is_set)
+            if not alone and self._stopping.is_set():
+                return found
+            # Somebody else may have had it meanwhile: what comes then need not be alone.
+            found = self._look_once(work, suspects=False)
+            if alone and found.suspect:
+                return self._look_once(work, suspects=True)
+            if not found.suspect:
                 self._turns.share(work)
-                return found
-            if self._stopping.is_set():
-                return found
         return found
 
     def _look_once(self, work: UnitOfWork, *, suspects: bool) -> Found:

@@ -31,7 +31,7 @@ class Turns:
         self._changed = threading.Condition()
         self._holds: dict[Hashable, Callable[[], bool]] = {}
         self._alone: Hashable | None = None
-        self._wanting = 0
+        self._wanting: set[Hashable] = set()
 
     def begin(self, who: Hashable, holds: Callable[[], bool], stopping: Callable[[], bool]) -> bool:
         """Wait for a turn beside others: while one is alone or wants to be. False if stopping."""
@@ -46,47 +46,48 @@ class Turns:
     def be_alone(self, who: Hashable, stopping: Callable[[], bool]) -> bool:
         """Wait until no other has anything in hand; whether that is so, from now on.
 
-        Whoever calls has a turn and nothing in hand. If not, it has its turn beside others as
-        before, and may look whether it still wants to be alone; or none, if it is stopping.
+        Whoever calls has a turn and nothing in hand. If it is not so after a while it has its turn
+        as before, to look whether it still wants to be alone: until it says `share` or `end`
+        nobody else begins, or the others might take turns for ever. If it is stopping it has none.
         """
         with self._changed:
             holds = self._holds.pop(who)
-            self._wanting += 1
+            self._wanting.add(who)
             self._changed.notify_all()
-            try:
-                until = self._clock.monotonic() + _LOOK_AGAIN
-                while not stopping():
-                    if not any(each() for each in self._holds.values()):
-                        self._holds[who], self._alone = holds, who
-                        return True
-                    if self._clock.monotonic() >= until and not self._is_one_alone():
-                        self._holds[who] = holds
-                        return False
-                    self._changed.wait(_LOOK_EVERY)
-                return False
-            finally:
-                self._wanting -= 1
-                self._changed.notify_all()
+            until = self._clock.monotonic() + _LOOK_AGAIN
+            while not stopping():
+                if not any(each() for each in self._holds.values()):
+                    self._holds[who], self._alone = holds, who
+                    self._wanting.discard(who)
+                    return True
+                if self._clock.monotonic() >= until and not self._is_one_alone():
+                    self._holds[who] = holds
+                    return False
+                self._changed.wait(_LOOK_EVERY)
+            self._forget(who)
+            return False
 
     def share(self, who: Hashable) -> None:
-        """It need not be alone any more."""
+        """It need not be alone any more, nor wants to be."""
         with self._changed:
-            if self._alone == who:
-                self._alone = None
-            self._changed.notify_all()
+            self._forget(who)
 
     def end(self, who: Hashable) -> None:
         """Its turn is over, if it had one: it has nothing in hand."""
         with self._changed:
             self._holds.pop(who, None)
-            if self._alone == who:
-                self._alone = None
-            self._changed.notify_all()
+            self._forget(who)
 
     def wake(self) -> None:
         """Somebody is stopping: who waits is to look."""
         with self._changed:
             self._changed.notify_all()
+
+    def _forget(self, who: Hashable) -> None:
+        self._wanting.discard(who)
+        if self._alone == who:
+            self._alone = None
+        self._changed.notify_all()
 
     def _is_one_alone(self) -> bool:
         return self._alone is not None and self._holds[self._alone]()

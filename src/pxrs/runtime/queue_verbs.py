@@ -167,7 +167,8 @@ class QueueVerbs:
 
         With a `deadline` an item is lost after so many seconds unless it is being handled: then
         it is extended, for `max_handler_time` seconds at most. With `processes` so many
-        processes have `workers` threads each; the handler has to be importable.
+        processes have `workers` threads each; the handler has to be importable. An item whose
+        last holder died is handled while no other worker of the process has one in hand.
         """
         from pxrs.runtime.arguments import check_handler
         from pxrs.runtime.listener import DEFAULT_POLICY, Listener, ListenerSettings
