@@ -287,7 +287,8 @@ def test_a_handler_that_hangs_holds_up_no_suspect(px: Pxrs, hangs: str) -> None:
         assert again.wait(PATIENCE)
         is_over.set()
         wait_until_nothing_is_left(px, "q")
-    assert tries == ([2, 3] if hangs == "alone" else [1, 2])
+    # On a busy machine the second one may be late as well: then there are more.
+    assert tries[:2] == ([2, 3] if hangs == "alone" else [1, 2])
 
 
 def test_a_suspect_that_fails_lets_the_others_go_on(px: Pxrs) -> None:
