@@ -236,10 +236,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(NamedTuple):
-    """What could be had, and in how many seconds more may be, as far as the store knows."""
+    """What could be had, and in how many seconds more may be, as far as the store knows.
+
+    `suspect`: nothing could, because a suspect is next and none was asked for.
+    """
 
     items: list[Delivery]
     due: float | None
+    suspect: bool = False
 
 
 class Release(NamedTuple):

@@ -9,7 +9,8 @@ from functools import cached_property
 from pxrs.errors import Fenced
 from pxrs.stores import queue_rules
 from pxrs.stores.memory_queue import MemoryItem, MemoryQueue
-from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.stores.memory_queues import MemoryQueues, Wish
+from pxrs.stores.queue_rules import Picked
 from pxrs.types import (
     Delivery,
     Held,
@@ -150,8 +151,9 @@ class HoldersAreKnownByTheQueuesName(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
-        taken = super().take(queue, holder, count, most=most, lock_for=lock_for)
+        taken = super().take(queue, holder, count, most=most, lock_for=lock_for, suspects=suspects)
         if taken.items:
             self._noted.setdefault((queue, holder.session), self._queues[queue])
         return taken
@@ -191,11 +193,14 @@ class HandsOutWhatItRemembers(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         aside, self._aside = self._aside, Taken([], None)
         if aside.items:
             return aside
-        return super().take(queue, holder, count, most=most, lock_for=lock_for, unit=unit)
+        return super().take(
+            queue, holder, count, most=most, lock_for=lock_for, unit=unit, suspects=suspects
+        )
 
 
 class LateHoldersKeepLocks(MemoryQueues):
@@ -331,25 +336,24 @@ class IgnoresMost(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
-        return super().take(queue, holder, count, lock_for=lock_for)
+        return super().take(queue, holder, count, lock_for=lock_for, suspects=suspects)
 
 
 class KeepsTheFirstMost(MemoryQueues):
     """Takes the bound of who took first for everybody's."""
 
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
         bounds = [item.most for item in queue.items.values() if item.most is not None]
-        return super()._choose(queue, holder, count, bounds[0] if bounds else most, now_ms)
+        wish = wish._replace(most=bounds[0] if bounds else wish.most)
+        return super()._choose(queue, wish, now_ms)
 
 
 class HandsOutOneTooMany(MemoryQueues):
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
-        return super()._choose(queue, holder, count, None if most is None else most + 1, now_ms)
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+        wish = wish._replace(most=None if wish.most is None else wish.most + 1)
+        return super()._choose(queue, wish, now_ms)
 
 
 class SuspectsGoWithOthers(MemoryQueues):
@@ -357,6 +361,44 @@ class SuspectsGoWithOthers(MemoryQueues):
         super()._reap(queue)
         for item in queue.items.values():
             item.suspect = False
+
+
+class SuspectsGoToAnybody(MemoryQueues):
+    """Hands a suspect out to who has others in hand."""
+
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+        return super()._choose(queue, wish._replace(suspects=True), now_ms)
+
+
+class SuspectsAreKeptSecret(MemoryQueues):
+    """Hands none out to who does not want it, and does not say why."""
+
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+        return super()._choose(queue, wish, now_ms)._replace(suspect=False)
+
+
+class SuspectsAreCountedUnseen(MemoryQueues):
+    """Counts the delivery of a suspect that it does not hand out."""
+
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+        picked = super()._choose(queue, wish, now_ms)
+        if picked.suspect:
+            for item in queue.candidates(wish.holder, 1, now_ms):
+                item.deliveries += 1
+        return picked
+
+
+class SuspectsLetOthersPass(MemoryQueues):
+    """Passes over a suspect that nobody wants, and hands out what is behind it in its lane."""
+
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+        picked = super()._choose(queue, wish, now_ms)
+        if not picked.suspect:
+            return picked
+        others = [
+            item for item in queue.candidates(wish.holder, wish.number, now_ms) if not item.suspect
+        ]
+        return Picked(others, [], suspect=not others)
 
 
 class SuspectsForEver(MemoryQueues):
@@ -372,19 +414,14 @@ class SuspectsForEver(MemoryQueues):
 class DeadStayInTheWay(MemoryQueues):
     """Finds the used-up ones, and forgets to bury them."""
 
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
-        return queue_rules.pick(queue.candidates(holder, count, now_ms), count, most)[0]
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+        candidates = queue.candidates(wish.holder, wish.number, now_ms)
+        return queue_rules.pick(candidates, wish.number, wish.most)
 
 
 class BuriesInSilence(MemoryQueues):
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
-        return in_silence(
-            self, lambda: MemoryQueues._choose(self, queue, holder, count, most, now_ms)
-        )
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+        return in_silence(self, lambda: MemoryQueues._choose(self, queue, wish, now_ms))
 
 
 class RevivesTheDying(MemoryQueues):

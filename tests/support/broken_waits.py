@@ -11,7 +11,7 @@ import msgspec
 from pxrs.stores import queue_rules
 from pxrs.stores.api import Watch
 from pxrs.stores.memory_queue import MemoryQueue
-from pxrs.stores.memory_queues import MemoryQueues
+from pxrs.stores.memory_queues import MemoryQueues, Wish
 from pxrs.types import (
     Holder,
     ItemState,
@@ -135,10 +135,11 @@ class TakesMakeQueues(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         if self.find(queue) is None:
             self.create(queue)
-        return super().take(queue, holder, count, most=most, lock_for=lock_for)
+        return super().take(queue, holder, count, most=most, lock_for=lock_for, suspects=suspects)
 
 
 class PutsInSilence(MemoryQueues):
@@ -238,18 +239,20 @@ class TakesOutsideTheLock(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         now_ms = self._clock.wall_ms()
         with self._lock:
             self._require_session(holder.session)
             found = self._queues[queue]
             self._reap(found)
-            chosen = self._choose(found, holder, count, most, now_ms)
+            wish = Wish(holder, count, most, suspects)
+            chosen, _, suspect = self._choose(found, wish, now_ms)
         threading.Event().wait(0.001)
         with self._lock:
             here = [item for item in chosen if item.id in found.items]
             items = [found.hold(item, holder, most, None, now_ms) for item in here]
-            return Taken(items, None)
+            return Taken(items, None, suspect)
 
 
 class DedupesOutsideTheLock(MemoryQueues):

@@ -17,7 +17,7 @@ from pxrs.core.delivery import Policy
 from pxrs.errors import Closed, InvalidRequest
 from pxrs.runtime import unit_of_work as blocking
 from pxrs.runtime.item import Item
-from pxrs.runtime.unit_of_work import _CAREFUL_WAIT, _FOREVER
+from pxrs.runtime.unit_of_work import _FOREVER, CAREFUL_WAIT
 from pxrs.runtime.unseen import Unseen
 from pxrs.stores.on_loop import own_side
 from pxrs.types import Header
@@ -120,7 +120,7 @@ class UnitOfWork:
                 left = None if deadline is None else deadline - loop.time()
                 if items or (left is not None and left <= 0):
                     return items
-                await ear.heard(min(w for w in (left, due, _CAREFUL_WAIT) if w is not None))
+                await ear.heard(min(w for w in (left, due, CAREFUL_WAIT) if w is not None))
         finally:
             ear.close()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pxrs.runtime.hold import Desk
     from pxrs.runtime.listener import Handler, Listener
     from pxrs.runtime.listener_processes import ProcessListener
+    from pxrs.runtime.listener_turns import Turns
     from pxrs.runtime.queues import Queues
     from pxrs.runtime.unit_of_work import UnitOfWork
 
@@ -54,6 +55,7 @@ class QueueVerbs:
         self._queues: Queues | None = None
         self._work_desk: Desk | None = None
         self._making = threading.Lock()
+        self._turns: Turns | None = None
         self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
 
     def transaction(
@@ -165,7 +167,8 @@ class QueueVerbs:
 
         With a `deadline` an item is lost after so many seconds unless it is being handled: then
         it is extended, for `max_handler_time` seconds at most. With `processes` so many
-        processes have `workers` threads each; the handler has to be importable.
+        processes have `workers` threads each; the handler has to be importable. An item whose
+        last holder died is handled while no other worker of the process has one in hand.
         """
         from pxrs.runtime.arguments import check_handler
         from pxrs.runtime.listener import DEFAULT_POLICY, Listener, ListenerSettings
@@ -194,11 +197,16 @@ class QueueVerbs:
             )
             listener = ProcessListener(job, processes, self.stop)
         else:
+            from pxrs.runtime.listener_turns import Turns
+
+            with self._making:
+                self._turns = self._turns or Turns(self._clock)
             listener = Listener(
                 handler,
                 settings,
                 self.stores.queues,
                 lambda: self.begin(serde=serde),
+                self._turns,
                 self._clock,
                 self.stop,
             )

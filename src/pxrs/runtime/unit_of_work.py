@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
 from pxrs.errors import (
@@ -37,10 +37,18 @@ from pxrs.stores.queue_rules import validate_item, validate_name
 from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
-_CAREFUL_WAIT = 5.0
+CAREFUL_WAIT = 5.0
 _FOREVER = Forever()
 
 T = TypeVar("T")
+
+
+class Found(NamedTuple):
+    """What a look at a queue has found: `pxrs.types.Taken`, with items as users see them."""
+
+    items: list[Item]
+    due: float | None
+    suspect: bool
 
 
 class UnitOfWork:
@@ -104,36 +112,41 @@ class UnitOfWork:
         *,
         policy: Policy = _FOREVER,
         lock_for: float | None = None,
-        watch: Watch | None = None,
-        stopping: Callable[[], bool] = lambda: False,
     ) -> list[Item]:
         """What there is, `max_items` at most; waits until there is one, `timeout` seconds at most.
 
         An item whose last holder died comes alone.
         """
-        armed = watch
+        armed: Watch | None = None
         deadline = None if timeout is None else self._desk.clock.monotonic() + timeout
         try:
             while True:
-                items, due = self._take_now(queue, max_items, policy, lock_for)
+                items, due, _ = self.look(queue, max_items, policy, lock_for)
                 if items:
                     return items
                 left = None if deadline is None else deadline - self._desk.clock.monotonic()
-                if stopping() or (left is not None and left <= 0):
+                if left is not None and left <= 0:
                     return []
                 if armed is None:
                     # Armed first, then looked once more: nothing can come in between.
                     armed = self._desk.stores.queues.watch(queue)
                     continue
-                waits = (wait for wait in (left, due, _CAREFUL_WAIT) if wait is not None)
+                waits = (wait for wait in (left, due, CAREFUL_WAIT) if wait is not None)
                 armed.wait(min(waits))
         finally:
-            if armed is not None and watch is None:
+            if armed is not None:
                 armed.close()
 
-    def _take_now(
-        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
-    ) -> tuple[list[Item], float | None]:
+    def look(
+        self,
+        queue: str,
+        most_items: int,
+        policy: Policy,
+        lock_for: float | None,
+        *,
+        suspects: bool = True,
+    ) -> Found:
+        """What there is now, without waiting. See `QueueStore.take` for `suspects`."""
         validate_name(queue)
         check_policy(policy)
         with self._locked():
@@ -144,11 +157,13 @@ class UnitOfWork:
                     "writer: take items before it begins"
                 )
             self._give_back_if_dropped()
-            items, due = self._hold.take(queue, most_items, policy, lock_for)
+            items, due, suspect = self._hold.take(
+                queue, most_items, policy, lock_for, suspects=suspects
+            )
             if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
             try:
-                return [self._as_item(delivery) for delivery in items], due
+                return Found([self._as_item(delivery) for delivery in items], due, suspect)
             except Exception as error:
                 # Nobody has read it, so no commit may remove it.
                 self._hold.surrender(items, describe(error))

@@ -232,13 +232,16 @@ class QueueStore(Protocol):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         """Hold up to `count` items for the holder, each counted durably as one more delivery.
 
         An item that was delivered `most` times is not handed out again: it is dead. One whose
-        holder died, or was too late, is handed out alone. A hold ends with the holder's session,
-        or after `lock_for` seconds. Raises `SessionLost` if the session is over; a queue that
-        does not exist is empty. `unit` names this very call, to be asked after with `held`.
+        holder died, or was too late, is a suspect: it is handed out alone. Without `suspects` it
+        is neither handed out nor counted; when it is next nothing is, and `Taken.suspect` says
+        so. A hold ends with the holder's session, or after `lock_for` seconds. Raises
+        `SessionLost` if the session is over; a queue that does not exist is empty. `unit` names
+        this very call, to be asked after with `held`.
         """
         ...
 

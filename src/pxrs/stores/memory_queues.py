@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed, Fenced, QueueNotFound, SessionLost
@@ -17,6 +18,7 @@ from pxrs.stores.queue_rules import (
     LIVE,
     LOOSE,
     USED_UP,
+    Picked,
     delay_ms,
     given_up,
     held_in,
@@ -50,6 +52,15 @@ from pxrs.types import (
 )
 
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
+
+
+class Wish(NamedTuple):
+    """What a `take` asks for."""
+
+    holder: Holder
+    number: int
+    most: int | None
+    suspects: bool
 
 
 class MemoryQueues:
@@ -104,6 +115,7 @@ class MemoryQueues:
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         with self._lock:
@@ -118,19 +130,20 @@ class MemoryQueues:
             found.promote_due(now_ms)
             until = None if lock_for is None else self._clock.monotonic() + lock_for
             number = min(count, LIMITS.items)
-            chosen = self._choose(found, holder, number, most, now_ms)
+            wish = Wish(holder, number, most, suspects)
+            chosen, _, suspect = self._choose(found, wish, now_ms)
             items = [found.hold(item, holder, most, until, now_ms) for item in chosen]
-            return Taken(items, self._due(found, holder))
+            return Taken(items, self._due(found, holder), suspect)
 
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
+    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
         """What to hand out. Those found to be used up are dead, and others may show then."""
+        holder, count, most, suspects = wish
         while True:
-            chosen, used_up = pick(queue.candidates(holder, count, now_ms), count, most)
-            if not used_up:
-                return chosen
-            for item in used_up:
+            candidates = queue.candidates(holder, count, now_ms)
+            picked = pick(candidates, count, most, suspects=suspects)
+            if not picked.used_up:
+                return picked
+            for item in picked.used_up:
                 queue.bury(item, item.error or USED_UP, now_ms)
             self._wakeups.ring([queue.info.name])
 

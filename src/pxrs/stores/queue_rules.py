@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pxrs.errors import Fenced, InvalidRequest, MessageTooLarge, QueueExists
 from pxrs.types import (
@@ -51,10 +51,24 @@ class Counted(Protocol):
 C = TypeVar("C", bound=Counted)
 
 
-def pick(candidates: Iterable[C], count: int, most: int | None) -> tuple[list[C], list[C]]:
-    """From items in order: those to hand out, and those that have had all their deliveries.
+class Picked(NamedTuple, Generic[C]):
+    """Items to hand out, and those that have had all their deliveries.
 
-    A suspect goes out alone: if it kills again, the others' counts are not burnt with it.
+    `suspect`: there is none to hand out because a suspect is next.
+    """
+
+    chosen: list[C]
+    used_up: list[C]
+    suspect: bool = False
+
+
+def pick(
+    candidates: Iterable[C], count: int, most: int | None, *, suspects: bool = True
+) -> Picked[C]:
+    """From items in order: what to do with them.
+
+    A suspect goes out alone: if it kills again, the others' counts are not burnt with it. And
+    only to who wants it: a process may have others in hand, taken before.
     """
     chosen: list[C] = []
     used_up: list[C] = []
@@ -62,6 +76,8 @@ def pick(candidates: Iterable[C], count: int, most: int | None) -> tuple[list[C]
         if most is not None and item.deliveries >= most:
             used_up.append(item)
         elif item.suspect:
+            if not chosen and not suspects:
+                return Picked(chosen, used_up, suspect=True)
             if not chosen:
                 chosen.append(item)
             break
@@ -69,7 +85,7 @@ def pick(candidates: Iterable[C], count: int, most: int | None) -> tuple[list[C]
             chosen.append(item)
             if len(chosen) == count:
                 break
-    return chosen, used_up
+    return Picked(chosen, used_up)
 
 
 def given_up(unit: str) -> Fenced:

@@ -178,8 +178,6 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
     2: _ROOM_FOR_TAKING,
     3: (
         *_UNITS,
-        *_FORGET_QUEUE_FUNCTIONS,
-        *QUEUE_FUNCTIONS,
         _NOTE_ALL_HOLDERS,
         functions.FORGET_FIRST_REAP,
         functions.REAP,

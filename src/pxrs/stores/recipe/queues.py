@@ -96,10 +96,11 @@ class RecipeQueues:
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         self._begin()
-        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for, unit))
+        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for, unit, suspects))
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)

@@ -32,6 +32,7 @@ class Wish(NamedTuple):
     most: int | None
     lock_for: float | None
     unit: str
+    suspects: bool
 
 
 # A take: its holder, and what that calls it.
@@ -93,7 +94,9 @@ class Taker:
         crowded = 0
         for _ in attempts(f"nothing could be taken from queue {wish.at.queue!r}"):
             sight = self._look(wish, crowded)
-            chosen, used_up = pick(sight.entries, wish.wanted, wish.most)
+            chosen, used_up, suspect = pick(
+                sight.entries, wish.wanted, wish.most, suspects=wish.suspects
+            )
             if used_up:
                 self._bury(wish.at, used_up)
                 continue
@@ -103,7 +106,7 @@ class Taker:
                     continue
                 self._tools.require_session(wish.holder.session)
                 waits = [*self._waits(sight, wish), *reaped.waits]
-                return Taken([], min(waits, default=None))
+                return Taken([], min(waits, default=None), suspect)
             try:
                 held = self._hold_in_time(wish, self._fitting(chosen))
             except SessionLost:

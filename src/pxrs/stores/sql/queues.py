@@ -75,13 +75,15 @@ class SqlQueues(QueueUpkeep):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         if (holder.session, unit) in self._given_up:
             raise given_up(unit)
         self._database.require_skip_locked()
         number = min(count, LIMITS.items)
-        wanted = Wanted(queue, holder, number, None if most is None else min(most, _MOST), lock_for)
+        bound = None if most is None else min(most, _MOST)
+        wanted = Wanted(queue, holder, number, bound, lock_for, suspects)
         now = self._clock.monotonic()
         if now >= self._next_free.get(queue, 0.0):
             self._next_free[queue] = now + _FREE_EVERY
