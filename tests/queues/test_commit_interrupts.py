@@ -126,40 +126,40 @@ def on_postgres(postgres_url: str) -> Iterator[Pxrs]:
 
 
 @pytest.mark.engine("sqlite")
-@pytest.mark.parametrize("folder", [ROOMS, ON_SQLITE], ids=["runtime", "store"])
+@pytest.mark.parametrize("files", [ROOMS, ON_SQLITE], ids=["rooms", "store"])
 @pytest.mark.parametrize("work", WORKS)
 def test_an_interrupted_transaction_leaves_sqlites_writer_to_others(
     on_sqlite: Pxrs, other: SqliteStores, work: Callable[[Pxrs], None], files: re.Pattern[str]
 ) -> None:
-    for _ in each_point(on_sqlite, folder, work):
+    for _ in each_point(on_sqlite, files, work):
         other.coord.commit((), (Put("k", b""),))
 
 
 @pytest.mark.engine("sqlite")
-@pytest.mark.parametrize("folder", [ROOMS, ON_SQLITE], ids=["runtime", "store"])
+@pytest.mark.parametrize("files", [ROOMS, ON_SQLITE], ids=["rooms", "store"])
 def test_an_interrupted_commit_leaves_sqlites_writer_to_others(
     on_sqlite: Pxrs, other: SqliteStores, files: re.Pattern[str]
 ) -> None:
-    for _ in each_commit(on_sqlite, folder):
+    for _ in each_commit(on_sqlite, files):
         other.coord.commit((), (Put("k", b""),))
 
 
 @pytest.mark.engine("postgres")
-@pytest.mark.parametrize("folder", [ROOMS, ON_POSTGRES], ids=["runtime", "store"])
+@pytest.mark.parametrize("files", [ROOMS, ON_POSTGRES], ids=["rooms", "store"])
 @pytest.mark.parametrize("work", WORKS)
 def test_an_interrupted_transaction_leaves_no_connection_in_it(
     on_postgres: Pxrs, postgres_url: str, work: Callable[[Pxrs], None], files: re.Pattern[str]
 ) -> None:
-    for point in each_point(on_postgres, folder, work):
+    for point in each_point(on_postgres, files, work):
         assert_all_is_back(on_postgres, postgres_url, point)
 
 
 @pytest.mark.engine("postgres")
-@pytest.mark.parametrize("folder", [ROOMS, ON_POSTGRES], ids=["runtime", "store"])
+@pytest.mark.parametrize("files", [ROOMS, ON_POSTGRES], ids=["rooms", "store"])
 def test_an_interrupted_commit_leaves_no_connection_in_its_transaction(
     on_postgres: Pxrs, postgres_url: str, files: re.Pattern[str]
 ) -> None:
-    for point in each_commit(on_postgres, folder):
+    for point in each_commit(on_postgres, files):
         assert_all_is_back(on_postgres, postgres_url, point)
 
 
