@@ -13,7 +13,7 @@ from pxrs import aio
 ONLY_BLOCKING = {
     "Consumer": {
         "alive", "attempts", "came_back", "committing", "has_left", "settled", "take", "take_away",
-        "wait", "wake", "wake_steward", "worker",
+        "wait", "wake", "wake_steward", "member_steps",
     },
     "Pxrs": {"is_around_here", "new_run"},
     "Producer": {"deliver", "hurry", "refuse_closed", "sending"},

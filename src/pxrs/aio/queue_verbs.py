@@ -17,7 +17,7 @@ from pxrs.arguments import check_handler, is_coroutine_function
 from pxrs.callers import check_connection, given_connection
 from pxrs.core.delivery import Policy
 from pxrs.serde import Serde
-from pxrs.stores.on_loop import lend
+from pxrs.stores.connections import lend
 from pxrs.types import Header, Queue
 
 

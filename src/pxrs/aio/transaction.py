@@ -14,7 +14,7 @@ from pxrs.aio.unit_of_work import Running, Surroundings, UnitOfWork
 from pxrs.consuming import transactions as blocking
 from pxrs.errors import InvalidRequest
 from pxrs.queues.cancellable import Unseen
-from pxrs.stores.on_loop import own_side
+from pxrs.stores.connections import own_side
 
 
 class Transaction(UnitOfWork):

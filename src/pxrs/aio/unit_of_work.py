@@ -19,7 +19,7 @@ from pxrs.queues import unit_of_work as blocking
 from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item
 from pxrs.queues.unit_of_work import _FOREVER, CAREFUL_WAIT
-from pxrs.stores.on_loop import own_side
+from pxrs.stores.connections import own_side
 from pxrs.types import Header
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ partition, what an epoch means and when to rebalance is decided in `pxrs.core`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -485,3 +485,35 @@ def validate_batch(batch: Batch) -> None:
             f"producer {batch.producer_id} needs an epoch and a sequence, "
             f"not {batch.producer_epoch} and {batch.base_sequence}"
         )
+
+
+@runtime_checkable
+class FetchesMany(Protocol):
+    """A `LogStore` that gives several partitions' batches in one go.
+
+    Over a network the rest is on its way while the first is decoded.
+    """
+
+    def fetch_many(
+        self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
+    ) -> Generator[Fetched | PxrsError]:
+        """What `fetch` gives or raises for each of the partitions and offsets, in their order.
+
+        Each at most `max_bytes`, but at least one batch. Close the iterator if it is not read to
+        its end.
+        """
+        ...
+
+
+@runtime_checkable
+class GivesWay(Protocol):
+    """A `CoordStore` with one writer, which a program may hold by a connection of its own."""
+
+    def commit_unless(
+        self, checks: Sequence[Check], writes: Sequence[Write], wanted: Callable[[], bool]
+    ) -> Committed | Conflict:
+        """`commit`, but it does not go on waiting for the writer once `wanted()`: `StoreBusy`.
+
+        For a thread that holds what the writer's holder may come to wait for.
+        """
+        ...

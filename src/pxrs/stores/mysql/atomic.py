@@ -18,12 +18,11 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
-from pxrs.stores.connections import Loan, loan_of
+from pxrs.stores.connections import Loan, loan_of, no_transaction
 from pxrs.stores.mysql.coord import Commit, SqlCoord, validate
 from pxrs.stores.mysql.database import Raced
 from pxrs.stores.mysql.queues.changes import Applied, Change
 from pxrs.stores.mysql.queues.store import SqlQueues
-from pxrs.stores.refusals import no_transaction
 from pxrs.types import Batch, Conflict, LogPartition
 
 # Which server, and which database of it, whatever name it was reached by.

@@ -18,8 +18,7 @@ from pxrs.errors import (
     PxrsError,
 )
 from pxrs.stores.block import Block, commit_as_caller, ended_inside
-from pxrs.stores.connections import Loan, loan_of
-from pxrs.stores.on_loop import own_side
+from pxrs.stores.connections import Loan, loan_of, no_transaction, own_side
 from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
@@ -27,7 +26,6 @@ from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate,
 from pxrs.stores.postgres.log import PostgresLog
 from pxrs.stores.postgres.queues.store import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
-from pxrs.stores.refusals import no_transaction
 from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.

@@ -27,7 +27,7 @@ from psycopg.rows import tuple_row
 
 from pxrs.chance import CHANCE
 from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
-from pxrs.stores.on_loop import Awaited
+from pxrs.stores.connections import Awaited
 from pxrs.stores.postgres import schema as schemas
 from pxrs.stores.postgres.failures import (
     DRIVER_ERRORS,
@@ -37,7 +37,7 @@ from pxrs.stores.postgres.failures import (
     translate,
     was_cut,
 )
-from pxrs.stores.postgres.queues.bodies import teach
+from pxrs.stores.postgres.queues.statements import teach
 
 Pg = psycopg.Connection[Any]
 Row = tuple[Any, ...]

@@ -9,7 +9,7 @@ number. Keys sort by code point here ("C") and in Python alike.
 
 from __future__ import annotations
 
-from pxrs.stores.versions import CHANCE_BITS
+from pxrs.stores.rows import CHANCE_BITS
 
 # Conditions that functions raise for; `failures.py` knows them.
 OVERTAKEN = "PX001"

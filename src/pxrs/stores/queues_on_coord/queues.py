@@ -30,10 +30,9 @@ from pxrs.stores.queues_on_coord.holds import Deadlines, Holds
 from pxrs.stores.queues_on_coord.layout import Layout
 from pxrs.stores.queues_on_coord.reaping import Reaper
 from pxrs.stores.queues_on_coord.receipts import Receipts
-from pxrs.stores.queues_on_coord.restoring import Restorer
 from pxrs.stores.queues_on_coord.shared import Tools
 from pxrs.stores.queues_on_coord.taking import Taker, Wish
-from pxrs.stores.queues_on_coord.upkeep import Upkeep
+from pxrs.stores.queues_on_coord.upkeep import Restorer, Upkeep
 from pxrs.types import (
     Delivery,
     Held,

@@ -12,9 +12,8 @@ from pxrs.chance import CHANCE
 from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
 from pxrs.stores.api import Session
 from pxrs.stores.queue_rules import USED_UP, delay_ms, given_up, pick
-from pxrs.stores.queues_on_coord.draft import Draft, attempts
+from pxrs.stores.queues_on_coord.draft import Draft, attempts, bury, hold
 from pxrs.stores.queues_on_coord.layout import Entry, Layout, Standing, decode_item, entry_of
-from pxrs.stores.queues_on_coord.moves import bury, hold
 from pxrs.stores.queues_on_coord.reaping import Reaper
 from pxrs.stores.queues_on_coord.shared import Tools, cost
 from pxrs.types import Check, Committed, Conflict, Delivery, Held, Holder, Put, Taken

@@ -25,7 +25,7 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.stores.api import validate_batch
-from pxrs.stores.batch_rows import first_kept, storable, up_to_a_hole
+from pxrs.stores.rows import first_kept, storable, up_to_a_hole
 from pxrs.stores.sqlite.age import DAY_MS, Age, note
 from pxrs.stores.sqlite.change_counters import slot
 from pxrs.stores.sqlite.change_listener import Ears, SlotWatch

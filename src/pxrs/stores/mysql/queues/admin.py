@@ -25,16 +25,6 @@ from pxrs.stores.mysql.queues.rows import (
     lock_queues,
     settle,
 )
-from pxrs.stores.queue_columns import (
-    DEAD,
-    DELAYED,
-    READY,
-    WAITING,
-    counted,
-    numbers_of,
-    possible,
-    stored,
-)
 from pxrs.stores.queue_rules import (
     LIVE,
     LOOSE,
@@ -45,6 +35,16 @@ from pxrs.stores.queue_rules import (
     states_or,
     validate_name,
     validate_restored,
+)
+from pxrs.stores.rows import (
+    DEAD,
+    DELAYED,
+    READY,
+    WAITING,
+    counted,
+    numbers_of,
+    possible,
+    stored,
 )
 from pxrs.types import Holder, ItemState, Queue, QueueLimits, QueueStats, StoredItem
 

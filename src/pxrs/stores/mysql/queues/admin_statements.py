@@ -28,7 +28,7 @@ from pxrs.stores.mysql.queues.statements import hinted
 from pxrs.stores.mysql.queues.tables import COMMITS, ITEMS, QUEUES
 from pxrs.stores.mysql.schema import SESSIONS, KeyedDelete, KeyedUpdate, now_ms
 from pxrs.stores.mysql.statements import named_statements
-from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
+from pxrs.stores.rows import DEAD, DELAYED, HELD, READY, WAITING
 
 _i, _q = ITEMS.c, QUEUES.c
 _now: Any = now_ms()

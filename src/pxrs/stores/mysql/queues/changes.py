@@ -34,8 +34,8 @@ from pxrs.stores.mysql.queues.rows import (
 )
 from pxrs.stores.mysql.queues.tables import LANE_BYTES
 from pxrs.stores.mysql.schema import reading
-from pxrs.stores.queue_columns import DELAYED, READY, WAITING
 from pxrs.stores.queue_rules import delay_ms, given_up, indexed, validate_for
+from pxrs.stores.rows import DELAYED, READY, WAITING
 from pxrs.types import Held, Holder, NewItem, Queue, QueueChange
 
 # A unit's records: how many there are is in their numbers' last bits.

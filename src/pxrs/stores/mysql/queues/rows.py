@@ -12,8 +12,8 @@ from pxrs.stores.mysql.queues import admin_statements as kept
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.tables import LANE_BYTES
 from pxrs.stores.mysql.schema import reading
-from pxrs.stores.queue_columns import WAITING
 from pxrs.stores.queue_rules import indexed, lane_of
+from pxrs.stores.rows import WAITING
 from pxrs.types import Held, Queue
 
 T = TypeVar("T")

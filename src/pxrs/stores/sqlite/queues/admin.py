@@ -9,7 +9,6 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.errors import QueueNotFound
-from pxrs.stores.queue_columns import DEAD, DELAYED, READY, counted, numbers_of, stored
 from pxrs.stores.queue_rules import (
     LIVE,
     LOOSE,
@@ -19,6 +18,7 @@ from pxrs.stores.queue_rules import (
     validate_name,
     validate_restored,
 )
+from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, stored
 from pxrs.stores.sqlite.change_counters import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.queues import rows

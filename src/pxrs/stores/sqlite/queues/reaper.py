@@ -13,7 +13,7 @@ from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.queues import ahead, holds, rows, units
 from pxrs.stores.sqlite.queues.admin import slot_of
-from pxrs.stores.sqlite.queues.handouts import Verdicts
+from pxrs.stores.sqlite.queues.ahead import Verdicts
 from pxrs.stores.sqlite.queues.holds import HeldRow
 
 _REAP_EVERY = 0.1
