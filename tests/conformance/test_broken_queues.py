@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pxrs.stores.memory.queue import MemoryQueue
+from pxrs.core.queue import WorkQueue
 from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
@@ -20,7 +20,7 @@ def store(broken: type[MemoryQueues], *checks: str) -> list[tuple[type[MemoryQue
     return [(broken, check) for check in checks]
 
 
-def inner(broken: type[MemoryQueue], *checks: str) -> list[tuple[type[MemoryQueues], str]]:
+def inner(broken: type[WorkQueue], *checks: str) -> list[tuple[type[MemoryQueues], str]]:
     return store(lanes.with_queue(broken), *checks)
 
 

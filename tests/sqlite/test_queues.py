@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.core.queue import REMEMBERED_FOR
 from pxrs.errors import Fenced, InsideTransaction
 from pxrs.stores.connections import Lent
-from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of

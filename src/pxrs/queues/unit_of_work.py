@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
+from pxrs.core.queue import validate_item, validate_name
 from pxrs.errors import (
     Fenced,
     InsideTransaction,
@@ -33,7 +34,6 @@ from pxrs.queues.item import Item, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
-from pxrs.stores.queue_rules import validate_item, validate_name
 from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
 
 # Behind the wake-ups: how long a lost one can go unnoticed.

@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from pxrs.core.queue import require_first, validate_change
 from pxrs.errors import InvalidRequest, NotAtomic, OutcomeUnknown, PxrsError
 from pxrs.stores.api import validate_batch, validate_commit
-from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.types import (
     Append,
     Appended,

@@ -9,16 +9,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, Fenced, QueueNotFound, SessionLost
-from pxrs.stores.api import Watch
-from pxrs.stores.memory.coord import MemoryCoord
-from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
-from pxrs.stores.queue_rules import (
+from pxrs.core.queue import (
     DIED_HOLDING,
     LIVE,
     LOOSE,
     USED_UP,
     Picked,
+    QueueItem,
+    WorkQueue,
     delay_ms,
     given_up,
     held_in,
@@ -35,6 +33,9 @@ from pxrs.stores.queue_rules import (
     validate_restored,
     validate_take,
 )
+from pxrs.errors import Closed, Fenced, QueueNotFound, SessionLost
+from pxrs.stores.api import Watch
+from pxrs.stores.memory.coord import MemoryCoord
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import (
     Delivery,
@@ -70,7 +71,7 @@ class MemoryQueues:
         self._lock = lock
         self._coord = coord
         self._clock = clock
-        self._queues: dict[str, MemoryQueue] = {}
+        self._queues: dict[str, WorkQueue] = {}
         # By session, what became of its units: done, or given up. It outlives the session: nobody
         # has many of them in one process.
         self._outcomes: defaultdict[str, dict[str, Outcome]] = defaultdict(dict)
@@ -135,7 +136,7 @@ class MemoryQueues:
             items = [found.hold(item, holder, most, until, now_ms) for item in chosen]
             return Taken(items, self._due(found, holder), suspect)
 
-    def _choose(self, queue: MemoryQueue, wish: Wish, now_ms: int) -> Picked[MemoryItem]:
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
         """What to hand out. Those found to be used up are dead, and others may show then."""
         holder, count, most, suspects = wish
         while True:
@@ -350,22 +351,22 @@ class MemoryQueues:
             raise Closed("the store was closed")
         self._coord.settle()
 
-    def _make(self, name: str, fifo: bool) -> MemoryQueue:
+    def _make(self, name: str, fifo: bool) -> WorkQueue:
         info = Queue(name=name, fifo=fifo, created_ms=self._clock.wall_ms())
-        queue = self._queues[name] = MemoryQueue(info)
+        queue = self._queues[name] = WorkQueue(info)
         return queue
 
     def _require_session(self, session: str) -> None:
         if not self._coord.has_session(session):
             raise SessionLost(f"session {session} is over, and what it held is free")
 
-    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def _is_held(self, holder: Holder, held: Held, item: QueueItem) -> bool:
         in_session = self._coord.has_session(holder.session)
         return in_session and item.is_held_as(holder, held.delivery, self._clock.monotonic())
 
     def _held_items(
         self, holder: Holder, held: Iterable[Held]
-    ) -> list[tuple[MemoryQueue, MemoryItem]]:
+    ) -> list[tuple[WorkQueue, QueueItem]]:
         found = []
         for each in held:
             queue = self._queues.get(each.queue)
@@ -375,7 +376,7 @@ class MemoryQueues:
             found.append((queue, item))
         return found
 
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         for item in [queue.items[number] for number in sorted(queue.held)]:
             if item.holder is None:
@@ -391,7 +392,7 @@ class MemoryQueues:
                 item.visible_ms = now_ms
                 queue.give_back(item, now_ms)
 
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         """In how many seconds there may be something to take that is not there now."""
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         shows = [visible_ms for visible_ms, _ in queue.delayed[:1]]

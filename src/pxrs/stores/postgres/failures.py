@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from pxrs.core.queue import given_up
 from pxrs.errors import (
     Fenced,
     InvalidRequest,
@@ -23,7 +24,6 @@ from pxrs.errors import (
 )
 from pxrs.stores.postgres import functions
 from pxrs.stores.postgres.queues import functions as queue_functions
-from pxrs.stores.queue_rules import given_up
 
 # A number or text that PostgreSQL has no column for never reaches it: the driver refuses it.
 DRIVER_ERRORS = (psycopg.Error, OverflowError, UnicodeError)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from pxrs.core.queue import delay_ms, given_up, lane_of, validate_change, validate_for
 from pxrs.errors import Fenced, PxrsError, SessionLost
-from pxrs.stores.queue_rules import delay_ms, given_up, lane_of, validate_change, validate_for
 from pxrs.stores.queues_on_coord.directory import Tails
 from pxrs.stores.queues_on_coord.draft import (
     Draft,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from pxrs.chance import CHANCE
+from pxrs.core.queue import tidy
 from pxrs.errors import InvalidRequest, TransactionConflict
 from pxrs.stores.api import CoordStore
-from pxrs.stores.queue_rules import tidy
 from pxrs.stores.queues_on_coord.layout import (
     Entry,
     Item,

@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.errors import Closed, StoreError, TransactionConflict
-from pxrs.stores.api import CoordStore, Watch
-from pxrs.stores.queue_rules import (
+from pxrs.core.queue import (
     held_in,
     page_size,
     validate_lock,
@@ -24,6 +22,8 @@ from pxrs.stores.queue_rules import (
     validate_releases,
     validate_take,
 )
+from pxrs.errors import Closed, StoreError, TransactionConflict
+from pxrs.stores.api import CoordStore, Watch
 from pxrs.stores.queues_on_coord.changing import Changer
 from pxrs.stores.queues_on_coord.directory import Directory
 from pxrs.stores.queues_on_coord.holds import Deadlines, Holds

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import msgspec
 
+from pxrs.core.queue import REMEMBERED_FOR
 from pxrs.errors import PxrsError
-from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.queues_on_coord.draft import Draft, attempts
 from pxrs.stores.queues_on_coord.layout import COMMITS, decode, encode, part_name
 from pxrs.stores.queues_on_coord.shared import Tools

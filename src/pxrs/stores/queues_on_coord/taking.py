@@ -9,9 +9,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pxrs.chance import CHANCE
+from pxrs.core.queue import USED_UP, delay_ms, given_up, pick
 from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
 from pxrs.stores.api import Session
-from pxrs.stores.queue_rules import USED_UP, delay_ms, given_up, pick
 from pxrs.stores.queues_on_coord.draft import Draft, attempts, bury, hold
 from pxrs.stores.queues_on_coord.layout import Entry, Layout, Standing, decode_item, entry_of
 from pxrs.stores.queues_on_coord.reaping import Reaper

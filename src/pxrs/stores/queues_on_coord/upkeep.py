@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pxrs.core.queue import LIVE, LOOSE, is_suspect, lane_of, states_or, validate_restored
 from pxrs.errors import InvalidRequest, QueueNotFound
 from pxrs.stores.api import CoordStore
-from pxrs.stores.queue_rules import LIVE, LOOSE, is_suspect, lane_of, states_or, validate_restored
 from pxrs.stores.queues_on_coord.changing import is_seen
 from pxrs.stores.queues_on_coord.directory import Tails
 from pxrs.stores.queues_on_coord.draft import Draft, add, attempts, remove

@@ -11,6 +11,17 @@ from typing import Any
 from sqlalchemy import Connection, exc
 
 from pxrs.clock import Clock
+from pxrs.core.queue import (
+    LIVE,
+    LOOSE,
+    REMEMBERED_FOR,
+    is_suspect,
+    page_size,
+    require_same,
+    states_or,
+    validate_name,
+    validate_restored,
+)
 from pxrs.errors import QueueNotFound
 from pxrs.stores.mysql.change_listener import Ears
 from pxrs.stores.mysql.database import Database
@@ -24,17 +35,6 @@ from pxrs.stores.mysql.queues.rows import (
     lane_text,
     lock_queues,
     settle,
-)
-from pxrs.stores.queue_rules import (
-    LIVE,
-    LOOSE,
-    REMEMBERED_FOR,
-    is_suspect,
-    page_size,
-    require_same,
-    states_or,
-    validate_name,
-    validate_restored,
 )
 from pxrs.stores.rows import (
     DEAD,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, exc
 
+from pxrs.core.queue import delay_ms, given_up, indexed, validate_for
 from pxrs.errors import Fenced
 from pxrs.stores.mysql.database import Raced
 from pxrs.stores.mysql.queues import admin_statements as kept
@@ -34,7 +35,6 @@ from pxrs.stores.mysql.queues.rows import (
 )
 from pxrs.stores.mysql.queues.tables import LANE_BYTES
 from pxrs.stores.mysql.schema import reading
-from pxrs.stores.queue_rules import delay_ms, given_up, indexed, validate_for
 from pxrs.stores.rows import DELAYED, READY, WAITING
 from pxrs.types import Held, Holder, NewItem, Queue, QueueChange
 

@@ -14,6 +14,16 @@ from contextlib import suppress
 from sqlalchemy import Connection, exc
 
 from pxrs.clock import Clock
+from pxrs.core.queue import (
+    delay_ms,
+    given_up,
+    held_in,
+    tidy,
+    validate_change,
+    validate_lock,
+    validate_releases,
+    validate_take,
+)
 from pxrs.errors import Fenced, PxrsError
 from pxrs.stores.mysql.change_listener import Ears
 from pxrs.stores.mysql.database import Database
@@ -32,16 +42,6 @@ from pxrs.stores.mysql.queues.rows import (
     settle,
 )
 from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, Wanted, due_in, is_due
-from pxrs.stores.queue_rules import (
-    delay_ms,
-    given_up,
-    held_in,
-    tidy,
-    validate_change,
-    validate_lock,
-    validate_releases,
-    validate_take,
-)
 from pxrs.stores.wakeups import LocalWatch
 from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from pxrs.core.queue import Picked, delay_ms, pick
 from pxrs.stores.mysql.queues import admin_statements as kept
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.changes import holding
 from pxrs.stores.mysql.queues.rows import in_chunks, lock_queues, session_lost, settle
 from pxrs.stores.mysql.queues.tables import NEVER
-from pxrs.stores.queue_rules import Picked, delay_ms, pick
 from pxrs.types import Delivery, Held, Holder, Taken
 
 _BUSY_MS = 20

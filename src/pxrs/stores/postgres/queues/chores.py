@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pxrs.core.queue import REMEMBERED_FOR
 from pxrs.stores.postgres.queues.functions import DEAD, OPTIONS, PLAIN
-from pxrs.stores.queue_rules import REMEMBERED_FOR
 
 # A commit's record says how many items it put and removed, too. What is forgotten is added up.
 FOLD = f"""

@@ -15,8 +15,8 @@ are gone, and that some old transaction keeps from being removed, are not search
 
 from __future__ import annotations
 
+from pxrs.core.queue import DIED_HOLDING, USED_UP
 from pxrs.stores.postgres.functions import OLD_SNAPSHOT, SEES_OLD, SESSION_LOST
-from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
 
 FENCED = "PX004"
 STRICT = "PX005"

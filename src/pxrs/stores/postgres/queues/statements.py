@@ -16,8 +16,8 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
+from pxrs.core.queue import delay_ms, indexed
 from pxrs.stores.postgres.queues.functions import READY
-from pxrs.stores.queue_rules import delay_ms, indexed
 from pxrs.types import Held, NewItem, QueueChange
 
 _BYTEA, _BYTEA_ARRAY = 17, 1001

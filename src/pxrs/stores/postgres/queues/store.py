@@ -15,6 +15,16 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from pxrs.clock import Clock
+from pxrs.core.queue import (
+    delay_ms,
+    held_in,
+    tidy,
+    validate_change,
+    validate_lock,
+    validate_releases,
+    validate_restored,
+    validate_take,
+)
 from pxrs.errors import QueueNotFound
 from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.database import Database, Pg, Row, run
@@ -30,16 +40,6 @@ from pxrs.stores.postgres.queues.statements import (
     plain_put,
 )
 from pxrs.stores.postgres.sessions import Statement
-from pxrs.stores.queue_rules import (
-    delay_ms,
-    held_in,
-    tidy,
-    validate_change,
-    validate_lock,
-    validate_releases,
-    validate_restored,
-    validate_take,
-)
 from pxrs.stores.wakeups import LocalWatch
 from pxrs.types import (
     Delivery,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.stores.queue_rules import DIED_HOLDING, REMEMBERED_FOR
+from pxrs.core.queue import DIED_HOLDING, REMEMBERED_FOR
 from pxrs.stores.sqlite.age import note, read_age
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.errors import Fenced, SessionLost
-from pxrs.stores.queue_rules import (
+from pxrs.core.queue import (
     USED_UP,
     Picked,
     delay_ms,
@@ -26,6 +25,7 @@ from pxrs.stores.queue_rules import (
     validate_releases,
     validate_take,
 )
+from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from pxrs.stores.queue_rules import given_up
+from pxrs.core.queue import given_up
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.types import Outcome, QueueChange
 
