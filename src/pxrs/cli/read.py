@@ -1,4 +1,4 @@
-"""`pxrs read`: messages of a topic, from anywhere, once or as they come."""
+"""`pxrs read`: shows messages of a topic without a group."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pxrs.cli import options
-from pxrs.cli.messages import check_output, formatter
-from pxrs.cli.options import Settings, shared
-from pxrs.cli.output import json_text
+from pxrs.cli.options import Settings, check_output, max_option, shared, values_only_option
+from pxrs.cli.show import json_text, message_formatter
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -25,9 +24,9 @@ _AT_ONCE = 1000
 Skipped = Callable[[DamagedBatch], None]
 
 
-@click.command(short_help="Show messages of TOPIC; no group, nothing is committed.")
+@click.command(short_help="Show messages of TOPIC without a group.")
 @click.argument("topic")
-@click.option("--partition", "-p", type=int, help="Only this one.  [default: all]")
+@click.option("--partition", "-p", type=int, help="Only this partition.  [default: all]")
 @click.option(
     "--offset",
     "-o",
@@ -38,12 +37,11 @@ Skipped = Callable[[DamagedBatch], None]
 @click.option(
     "--timestamp", "-t", type=options.moment, help="From this time on: ISO 8601, or epoch ms."
 )
-@click.option("--max", "-n", "most", type=click.IntRange(min=1), help="Stop after so many.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
-@click.option("--skip-damaged", is_flag=True, help="Go on after a damaged batch; tells on stderr.")
-@click.option("--values-only", is_flag=True, help="Values as they are, a line each.")
+@max_option
+@click.option("--follow", "-f", is_flag=True, help="Wait for new messages until Ctrl-C.")
+@click.option("--skip-damaged", is_flag=True, help="Skip damaged batches; stderr names them.")
+@values_only_option
 @shared
-@click.pass_obj
 def read(
     settings: Settings,
     topic: str,
@@ -55,20 +53,20 @@ def read(
     skip_damaged: bool,
     values_only: bool,
 ) -> None:
-    """Show messages of TOPIC, partition by partition, up to where it ends now.
+    """Show the messages that TOPIC holds now, partition by partition.
 
-    Nothing is consumed: no group, no checkpoint.
+    Reading needs no group and commits nothing.
     """
     if offset is not None and timestamp is not None:
-        raise click.UsageError("start from --offset or from --timestamp, not both")
+        raise click.UsageError("use --offset or --timestamp, not both")
     check_output(settings, values_only=values_only)
     skipped = _teller(settings) if skip_damaged else None
     with settings.connect() as px:
         reader = px.reader(topic)
         if isinstance(offset, int) and partition is None and reader.topic.partitions > 1:
             raise click.UsageError(
-                f"each of the {reader.topic.partitions} partitions has its own offsets: "
-                "say which with --partition"
+                f"--offset {offset} needs --partition: each of the {reader.topic.partitions} "
+                "partitions has its own offsets"
             )
         start = offset if offset is not None else "latest" if follow else "earliest"
         numbers = range(reader.topic.partitions) if partition is None else [partition]
@@ -83,7 +81,9 @@ def read(
             ends = {number: held.end for number, held in bounds.items()}
             source = _up_to(reader, positions, ends, skipped)
         width = len(f"{max(bounds)}:{max(held.end for held in bounds.values())}")
-        show = formatter(settings, values_only=values_only, position_width=width)
+        show = message_formatter(
+            as_json=settings.json, values_only=values_only, position_width=width
+        )
         out = sys.stdout.buffer
         try:
             with closing(source):
@@ -107,11 +107,11 @@ def _from(reader: Reader, partition: int, start: Start, held: Bounds) -> int:
 
 
 def _at(reader: Reader, partition: int, timestamp: int, end: int, skipped: Skipped | None) -> int:
-    """The offset of the first message of that time or later, or the end."""
+    """The offset of the first message of that time or later, else the end."""
     try:
         found = reader.offset_at(partition, timestamp)
     except DamagedBatch as error:
-        # Whether it begins in here nobody can tell any more: begin here, and let reading skip it.
+        # That message may have been in this batch: start here, and reading skips it.
         if skipped is None:
             raise
         return error.offset
@@ -121,7 +121,7 @@ def _at(reader: Reader, partition: int, timestamp: int, end: int, skipped: Skipp
 def _up_to(
     reader: Reader, positions: dict[int, int], ends: dict[int, int], skipped: Skipped | None
 ) -> Generator[Message]:
-    """One partition after the other, up to where it ended."""
+    """Yields one partition after the other, up to where each ended."""
     for number, position in positions.items():
         while position < ends[number]:
             try:
@@ -141,7 +141,7 @@ def _up_to(
 def _following(
     reader: Reader, positions: dict[int, int], skipped: Skipped | None
 ) -> Generator[Message]:
-    """As they come, for ever."""
+    """Yields messages as they come, for ever."""
     while True:
         try:
             for message in reader.follow(start=positions):
@@ -155,7 +155,7 @@ def _following(
 
 
 def _teller(settings: Settings) -> Skipped:
-    """Says on stderr what is skipped."""
+    """Returns a function that reports a skipped batch on stderr."""
 
     def tell(error: DamagedBatch) -> None:
         first, last = error.offset, error.next_offset - 1

@@ -10,8 +10,7 @@ from types import FrameType
 
 import click
 
-from pxrs.cli.failures import FAILED
-from pxrs.cli.options import Settings, shared
+from pxrs.cli.options import FAILED, Settings, shared
 
 
 @click.command(short_help="Kill, freeze and add consumers, then check every message.")
@@ -30,7 +29,6 @@ from pxrs.cli.options import Settings, shared
 @click.option("--burst", type=click.IntRange(1, 1_000_000), default=60_000, hidden=True)
 @click.option("--round", "round_size", type=click.IntRange(1, 1000), default=64, hidden=True)
 @shared
-@click.pass_obj
 def demo(
     settings: Settings,
     engine: str | None,

@@ -10,7 +10,7 @@ import msgspec
 
 from pxrs.cli.demo.script import KEYS, PARTITIONS, SESSION_TTL
 from pxrs.cli.demo.stage import PRODUCER, Proof, Stage
-from pxrs.cli.output import count
+from pxrs.cli.show import count
 
 
 class Figures(msgspec.Struct):

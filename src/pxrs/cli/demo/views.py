@@ -10,7 +10,7 @@ import click
 from pxrs.cli.demo.perform import Outcome
 from pxrs.cli.demo.script import PARTITIONS
 from pxrs.cli.demo.stage import Moment, Proof, State, View
-from pxrs.cli.output import console, print_json, table
+from pxrs.cli.show import console, print_json, table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
