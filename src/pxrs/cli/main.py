@@ -9,7 +9,7 @@ import click
 
 from pxrs._version import __version__
 from pxrs.cli.consume import consume
-from pxrs.cli.demo.command import demo
+from pxrs.cli.demo import demo
 from pxrs.cli.dlq import dlq
 from pxrs.cli.doctor import doctor
 from pxrs.cli.groups import groups
