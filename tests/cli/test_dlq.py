@@ -47,7 +47,7 @@ def test_list(run: Run, px: pxrs.Pxrs) -> None:
         "showed 2, mail has 3; see more with --limit\n",
     )
     empty = run("dlq", "list", "quiet")
-    assert (empty.stdout, empty.stderr) == ("", "no such dead item in quiet\n")
+    assert (empty.stdout, empty.stderr) == ("", "no matching dead items in quiet\n")
     px.queues.drop("mail")
     assert "no dead items" in run("dlq", "list").stderr
 

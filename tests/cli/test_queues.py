@@ -156,7 +156,7 @@ def test_peek(run: Run, px: pxrs.Pxrs) -> None:
     assert len(parsed(run("queues", "peek", "inbox", "--after", "1", "--json"))) == 1
     assert len(parsed(run("queues", "peek", "inbox", "-n", "1", "--json"))) == 1
     nothing = run("queues", "peek", "inbox", "--state", "held")
-    assert (nothing.stdout, nothing.stderr) == ("", "no such item in inbox\n")
+    assert (nothing.stdout, nothing.stderr) == ("", "no matching items in inbox\n")
 
 
 @pytest.mark.parametrize("width", [80, 120])

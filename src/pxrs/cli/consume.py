@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -92,31 +93,29 @@ def consume(
         sys.exit(SIGNALLED + signals.number)
 
 
+@dataclass
 class Printer:
     """Prints message by message, and knows which of them have left this process."""
 
-    def __init__(
-        self, consumer: Consumer, show: Callable[[Message], bytes], signals: Signals
-    ) -> None:
-        self._consumer = consumer
-        self._show = show
-        self._signals = signals
-        self._printed: dict[TopicPartition, Message] = {}
+    consumer: Consumer
+    show: Callable[[Message], bytes]
+    signals: Signals
+    _printed: dict[TopicPartition, Message] = field(default_factory=dict)
 
     def run(self, most: int | None, timeout: float | None) -> None:
         """Prints until `most` messages, `timeout` seconds without one, or a signal."""
         out = sys.stdout.buffer
         left = _AT_ONCE if most is None else most
-        while left and self._signals.number is None:
-            batch = self._consumer.poll(min(_AT_ONCE, left), timeout)
+        while left and self.signals.number is None:
+            batch = self.consumer.poll(min(_AT_ONCE, left), timeout)
             self._printed.clear()  # poll takes them as handled
             if not batch:
                 return
             for message in batch:
-                out.write(self._show(message))
+                out.write(self.show(message))
                 out.flush()
                 self._printed[TopicPartition(message.topic, message.partition)] = message
-                if self._signals.number is not None:
+                if self.signals.number is not None:
                     return
             left -= 0 if most is None else len(batch)
 
@@ -124,7 +123,7 @@ class Printer:
         """Commits what was printed of the last batch, but for partitions that were lost."""
         for message in self._printed.values():
             with suppress(Fenced):
-                self._consumer.commit(message)
+                self.consumer.commit(message)
 
 
 class Signals:
@@ -151,12 +150,7 @@ class Signals:
             self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
         self._came.set()
 

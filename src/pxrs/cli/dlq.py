@@ -79,7 +79,7 @@ def list_dead(settings: Settings, queue: str | None, chosen: Filter, limit: int)
     if len(found) == limit and total > limit:
         click.echo(f"showed {limit:,}, {queue} has {total:,}; see more with --limit", err=True)
     elif not found:
-        click.echo(f"no such dead item in {queue}", err=True)
+        click.echo(f"no matching dead items in {queue}", err=True)
 
 
 def _print_totals(settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pxrs.consuming.reader import Start
-    from pxrs.groups.info import GroupInfo, GroupReset, PartitionMove, Rebalance
+    from pxrs.groups.info import (
+        CheckpointChange,
+        GroupInfo,
+        GroupReset,
+        PartitionMove,
+        Rebalance,
+    )
 
 
 @click.group()
@@ -130,21 +136,25 @@ def explain(settings: Settings, group: str, limit: int) -> None:
 def _print_rebalance(out: Console, event: Rebalance) -> None:
     out.print(f"generation {event.generation}", style="bold", end="")
     out.print(f": {event.reason} (computed by {event.coordinator})")
-    moved: dict[tuple[str, str], list[PartitionMove]] = {}
-    for move in event.moves:
-        moved.setdefault((move.before or "nobody", move.after or "nobody"), []).append(move)
-    for (before, after), moves in moved.items():
-        parts = _by_topic((move.topic, move.partition) for move in moves)
-        out.print(f"    {parts}: {before} → {after}")
+    _print_changes(out, event.moves, lambda member: member or "nobody")
 
 
 def _print_reset(out: Console, event: GroupReset) -> None:
     out.print("checkpoints set", style="bold", end="")
     out.print(f" by {event.by}{f': {event.why}' if event.why else ''}")
+    _print_changes(out, event.changes, _offset)
+
+
+def _print_changes(
+    out: Console,
+    changes: Iterable[PartitionMove | CheckpointChange],
+    name: Callable[[Any], str],
+) -> None:
+    """Prints a line for all partitions that went from the same state to the same other one."""
     moved: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    for change in event.changes:
-        place = (_offset(change.before), _offset(change.after))
-        moved.setdefault(place, []).append((change.topic, change.partition))
+    for change in changes:
+        states = (name(change.before), name(change.after))
+        moved.setdefault(states, []).append((change.topic, change.partition))
     for (before, after), parts in moved.items():
         out.print(f"    {_by_topic(parts)}: {before} → {after}")
 

@@ -93,29 +93,24 @@ def shared(command: F) -> F:
         "--url",
         metavar="URL",
         expose_value=False,
-        callback=_remember_url,
+        callback=_remember,
         help="The store.  [default: $PXRS_URL, else sqlite:///pxrs.db]",
     )
     as_json = click.option(
         "--json",
         is_flag=True,
         expose_value=False,
-        callback=_remember_json,
+        callback=_remember,
         help="Print JSON on stdout, and nothing else there.",
     )
     passed: Any = click.pass_obj(command)
     return url(as_json(passed))  # type: ignore[no-any-return]
 
 
-def _remember_url(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+def _remember(ctx: click.Context, option: click.Parameter, value: str | bool | None) -> None:
     settings = ctx.ensure_object(Settings)
-    if value is not None:
-        settings.url = value
-
-
-def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    settings = ctx.ensure_object(Settings)
-    settings.json = settings.json or value
+    if value:
+        setattr(settings, str(option.name), value)
 
 
 def limit_option(default: int) -> Callable[[F], F]:

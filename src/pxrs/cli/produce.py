@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -72,8 +72,8 @@ def produce(
             buffer_bytes=max(most, _DEFAULTS.buffer_bytes),
         )
         sender = Sender(
-            producer,
-            topic,
+            producer=producer,
+            topic=topic,
             key=None if key is None else os.fsencode(key),
             separator=None if key_separator is None else os.fsencode(key_separator),
             partition=partition,
@@ -92,102 +92,6 @@ def produce(
             if finished or written.messages:
                 _show(topic, written, time.monotonic() - started, as_json=settings.json)
             sender.raise_lost()
-
-
-class Sender:
-    """Sends blocks of lines to one topic, and counts them for errors and the summary."""
-
-    def __init__(
-        self,
-        producer: Producer,
-        topic: str,
-        *,
-        key: bytes | None,
-        separator: bytes | None,
-        partition: int | None,
-        headers: list[tuple[str, bytes | None]],
-        most: int,
-        unit: str,
-    ) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._key = key
-        self._separator = separator
-        self._partition = partition
-        self._headers = headers
-        self._most = most
-        self._unit = unit
-        self._tally = Tally()
-        self._sent = 0
-        beside = len(key or b"") + sum(len(name) + len(text or b"") for name, text in headers)
-        self.longest = most - beside + len(separator or b"")
-
-    def send(self, blocks: Iterable[list[bytes]]) -> None:
-        """Sends all lines, or those before one that can't be sent: the error names it."""
-        self._producer.send_many(self._topic, [])  # a wrong topic fails before any input is read
-        for lines in blocks:
-            fitting = short_enough(lines, self.longest)
-            pairs = self._pairs(fitting)
-            self._send_pairs(pairs)
-            if len(pairs) < len(fitting):
-                raise InvalidRequest(
-                    f"{self._here()} has no {readable(self._separator or b'')!r} between key and "
-                    f"value; {self._before()}"
-                )
-            if len(fitting) < len(lines):
-                raise MessageTooLarge(
-                    f"{self._here()} is too long: the limit for key, value and headers together "
-                    f"is {self._most:,} bytes; {self._before()}; split it, or raise "
-                    "--max-message-bytes"
-                )
-            if self._tally.error is not None:
-                return
-
-    def finish(self) -> Tally:
-        """Waits until every message sent is durable or failed."""
-        # An error that the tally missed, because another cut it off, is in the log.
-        with suppress(DeliveryFailed, OutcomeUnknown):
-            self._producer.close()
-        self._tally.settle()
-        return self._tally
-
-    def raise_lost(self) -> None:
-        """After `finish`: raises if some messages were not written."""
-        if self._tally.error is not None:
-            raise DeliveryFailed(
-                f"{self._tally.lost:,} of {count(self._sent, 'message')} were not written because "
-                f"{self._tally.error}"
-            ) from self._tally.error
-
-    def _here(self) -> str:
-        return f"{self._unit} {self._sent + 1:,}"
-
-    def _before(self) -> str:
-        return f"the {self._sent:,} before it were written" if self._sent else "nothing was written"
-
-    def _pairs(self, lines: list[bytes]) -> list[Pair]:
-        """Key and value of each line before the first that has no separator."""
-        if self._separator is None:
-            return [(self._key, line) for line in lines]
-        pairs: list[Pair] = []
-        for line in lines:
-            key, found, value = line.partition(self._separator)
-            if not found:
-                break
-            pairs.append((key, value))
-        return pairs
-
-    def _send_pairs(self, pairs: list[Pair]) -> None:
-        if self._partition is None and not self._headers:
-            self._tally.add(self._producer.send_many(self._topic, pairs).parcels)
-            self._sent += len(pairs)
-            return
-        for key, value in pairs:
-            sent = self._producer.send(
-                self._topic, value, key, partition=self._partition, headers=self._headers
-            )
-            self._tally.add((sent._parcel,))
-            self._sent += 1
 
 
 @dataclass
@@ -237,6 +141,95 @@ class Tally:
             )
             it.first, it.last = min(it.first, batch.base), max(it.last, last)
             it.messages += batch.count
+
+
+@dataclass(kw_only=True)
+class Sender:
+    """Sends blocks of lines to one topic, and counts them for errors and the summary."""
+
+    producer: Producer
+    topic: str
+    key: bytes | None
+    separator: bytes | None
+    partition: int | None
+    headers: list[tuple[str, bytes | None]]
+    most: int
+    unit: str
+    _sent: int = 0
+    _tally: Tally = field(default_factory=Tally)
+
+    @property
+    def longest(self) -> int:
+        """The longest line that fits into a message with this key and these headers."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return self.most - headers - len(self.key or b"") + len(self.separator or b"")
+
+    def send(self, blocks: Iterable[list[bytes]]) -> None:
+        """Sends all lines, or those before one that can't be sent: the error names it."""
+        self.producer.send_many(self.topic, [])  # a wrong topic fails before any input is read
+        for lines in blocks:
+            fitting = short_enough(lines, self.longest)
+            pairs = self._pairs(fitting)
+            self._send_pairs(pairs)
+            if len(pairs) < len(fitting):
+                raise InvalidRequest(
+                    f"{self._here()} has no {readable(self.separator or b'')!r} between key and "
+                    f"value; {self._before()}"
+                )
+            if len(fitting) < len(lines):
+                raise MessageTooLarge(
+                    f"{self._here()} is too long: the limit for key, value and headers together "
+                    f"is {self.most:,} bytes; {self._before()}; split it, or raise "
+                    "--max-message-bytes"
+                )
+            if self._tally.error is not None:
+                return
+
+    def finish(self) -> Tally:
+        """Waits until every message sent is durable or failed."""
+        # An error that the tally missed, because another cut it off, is in the log.
+        with suppress(DeliveryFailed, OutcomeUnknown):
+            self.producer.close()
+        self._tally.settle()
+        return self._tally
+
+    def raise_lost(self) -> None:
+        """After `finish`: raises if some messages were not written."""
+        if self._tally.error is not None:
+            raise DeliveryFailed(
+                f"{self._tally.lost:,} of {count(self._sent, 'message')} were not written because "
+                f"{self._tally.error}"
+            ) from self._tally.error
+
+    def _here(self) -> str:
+        return f"{self.unit} {self._sent + 1:,}"
+
+    def _before(self) -> str:
+        return f"the {self._sent:,} before it were written" if self._sent else "nothing was written"
+
+    def _pairs(self, lines: list[bytes]) -> list[Pair]:
+        """Key and value of each line before the first that has no separator."""
+        if self.separator is None:
+            return [(self.key, line) for line in lines]
+        pairs: list[Pair] = []
+        for line in lines:
+            key, found, value = line.partition(self.separator)
+            if not found:
+                break
+            pairs.append((key, value))
+        return pairs
+
+    def _send_pairs(self, pairs: list[Pair]) -> None:
+        if self.partition is None and not self.headers:
+            self._tally.add(self.producer.send_many(self.topic, pairs).parcels)
+            self._sent += len(pairs)
+            return
+        for key, value in pairs:
+            sent = self.producer.send(
+                self.topic, value, key, partition=self.partition, headers=self.headers
+            )
+            self._tally.add((sent._parcel,))
+            self._sent += 1
 
 
 def _show(topic: str, tally: Tally, seconds: float, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -152,7 +153,7 @@ def put(
 
     given = Input(items, file, "item")
     with settings.create() as px:
-        putter = Putter(px, put_one, given.unit)
+        putter = Putter(px, put_one, given.unit, px.stores.queues.limits.body_bytes)
         started = time.monotonic()
         finished = False
         try:
@@ -183,17 +184,15 @@ def _only_one(blocks: Iterable[list[bytes]]) -> list[bytes]:
     return lines
 
 
+@dataclass
 class Putter:
     """Puts blocks of lines, a thousand in each commit, and counts those that are durable."""
 
-    def __init__(
-        self, px: Pxrs, put_one: Callable[[UnitOfWork, str | bytes], None], unit: str
-    ) -> None:
-        self._px = px
-        self._put_one = put_one
-        self._unit = unit
-        self.longest = px.stores.queues.limits.body_bytes
-        self.done = 0
+    px: Pxrs
+    put_one: Callable[[UnitOfWork, str | bytes], None]
+    unit: str
+    longest: int
+    done: int = 0
 
     def put(self, blocks: Iterable[list[bytes]]) -> None:
         """Puts all lines, or those before one that is too long: the error names it."""
@@ -203,15 +202,15 @@ class Putter:
                 self._commit(fitting[at : at + _PUTS_PER_COMMIT])
             if len(fitting) < len(lines):
                 raise MessageTooLarge(
-                    f"{self._unit} {self.done + 1:,} is too long: the limit for an item is "
+                    f"{self.unit} {self.done + 1:,} is too long: the limit for an item is "
                     f"{self.longest:,} bytes; {self._before()}"
                 )
 
     def _commit(self, lines: list[bytes]) -> None:
         try:
-            with self._px.transaction() as tx:
+            with self.px.transaction() as tx:
                 for line in lines:
-                    self._put_one(tx, _text_or_bytes(line))
+                    self.put_one(tx, _text_or_bytes(line))
         except Exception as error:
             if self.done:
                 error.add_note(self._before())
@@ -259,7 +258,7 @@ def peek(
     elif found:
         show.print_items(found)
     else:
-        click.echo(f"no such item in {name}", err=True)
+        click.echo(f"no matching items in {name}", err=True)
 
 
 @queues.command(short_help="Remove the items of queue NAME that wait.")

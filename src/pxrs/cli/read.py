@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 1000
 
-Skipped = Callable[[DamagedBatch], None]
+OnDamage = Callable[[DamagedBatch], None]
 
 
 @click.command(short_help="Show messages of TOPIC without a group.")
@@ -60,7 +61,7 @@ def read(
     if offset is not None and timestamp is not None:
         raise click.UsageError("use --offset or --timestamp, not both")
     check_output(settings, values_only=values_only)
-    skipped = _teller(settings) if skip_damaged else None
+    on_damage = partial(_report_skipped, settings.json) if skip_damaged else _refuse_damage
     with settings.connect() as px:
         reader = px.reader(topic)
         if isinstance(offset, int) and partition is None and reader.topic.partitions > 1:
@@ -74,26 +75,22 @@ def read(
         if timestamp is None:
             positions = {n: _from(reader, n, start, bounds[n]) for n in numbers}
         else:
-            positions = {n: _at(reader, n, timestamp, bounds[n].end, skipped) for n in numbers}
+            positions = {n: _at(reader, n, timestamp, bounds[n].end) for n in numbers}
         if follow:
-            source = _following(reader, positions, skipped)
+            source = _following(reader, positions, on_damage)
         else:
             ends = {number: held.end for number, held in bounds.items()}
-            source = _up_to(reader, positions, ends, skipped)
+            source = _up_to(reader, positions, ends, on_damage)
         width = len(f"{max(bounds)}:{max(held.end for held in bounds.values())}")
         show = message_formatter(
             as_json=settings.json, values_only=values_only, position_width=width
         )
         out = sys.stdout.buffer
-        try:
-            with closing(source):
-                for message in islice(source, most):
-                    out.write(show(message))
-                    if follow:
-                        out.flush()
-        except DamagedBatch as error:
-            error.add_note("or use --skip-damaged")
-            raise
+        with closing(source):
+            for message in islice(source, most):
+                out.write(show(message))
+                if follow:
+                    out.flush()
 
 
 def _from(reader: Reader, partition: int, start: Start, held: Bounds) -> int:
@@ -106,20 +103,18 @@ def _from(reader: Reader, partition: int, start: Start, held: Bounds) -> int:
     return start
 
 
-def _at(reader: Reader, partition: int, timestamp: int, end: int, skipped: Skipped | None) -> int:
+def _at(reader: Reader, partition: int, timestamp: int, end: int) -> int:
     """The offset of the first message of that time or later, else the end."""
     try:
         found = reader.offset_at(partition, timestamp)
     except DamagedBatch as error:
-        # That message may have been in this batch: start here, and reading skips it.
-        if skipped is None:
-            raise
+        # That message may have been in this batch: start here, and reading handles the damage.
         return error.offset
     return end if found is None else found
 
 
 def _up_to(
-    reader: Reader, positions: dict[int, int], ends: dict[int, int], skipped: Skipped | None
+    reader: Reader, positions: dict[int, int], ends: dict[int, int], on_damage: OnDamage
 ) -> Generator[Message]:
     """Yields one partition after the other, up to where each ended."""
     for number, position in positions.items():
@@ -127,9 +122,7 @@ def _up_to(
             try:
                 found = reader.read(number, position, min(_AT_ONCE, ends[number] - position))
             except DamagedBatch as error:
-                if skipped is None:
-                    raise
-                skipped(error)
+                on_damage(error)
                 position = error.next_offset
                 continue
             if not found:
@@ -139,7 +132,7 @@ def _up_to(
 
 
 def _following(
-    reader: Reader, positions: dict[int, int], skipped: Skipped | None
+    reader: Reader, positions: dict[int, int], on_damage: OnDamage
 ) -> Generator[Message]:
     """Yields messages as they come, for ever."""
     while True:
@@ -148,22 +141,21 @@ def _following(
                 positions[message.partition] = message.offset + 1
                 yield message
         except DamagedBatch as error:
-            if skipped is None:
-                raise
-            skipped(error)
+            on_damage(error)
             positions[error.partition] = error.next_offset
 
 
-def _teller(settings: Settings) -> Skipped:
-    """Returns a function that reports a skipped batch on stderr."""
+def _refuse_damage(error: DamagedBatch) -> None:
+    error.add_note("or use --skip-damaged")
+    raise error
 
-    def tell(error: DamagedBatch) -> None:
-        first, last = error.offset, error.next_offset - 1
-        if settings.json:
-            skipped = {"topic": error.topic, "partition": error.partition}
-            click.echo(json_text({"skipped": {**skipped, "first": first, "last": last}}), err=True)
-        else:
-            text = f"skipped {error.partition}:{first} to {error.partition}:{last}: damaged batch"
-            click.secho(text, fg="yellow", err=True)
 
-    return tell
+def _report_skipped(as_json: bool, error: DamagedBatch) -> None:
+    """Says on stderr which batch is skipped."""
+    first, last = error.offset, error.next_offset - 1
+    if as_json:
+        skipped = {"topic": error.topic, "partition": error.partition}
+        click.echo(json_text({"skipped": {**skipped, "first": first, "last": last}}), err=True)
+    else:
+        text = f"skipped {error.partition}:{first} to {error.partition}:{last}: damaged batch"
+        click.secho(text, fg="yellow", err=True)

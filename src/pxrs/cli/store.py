@@ -92,32 +92,25 @@ def copy(settings: Settings, source: str, target: str, force: bool) -> None:
 @contextmanager
 def _bars(*, quiet: bool) -> Iterator[Callable[[Count], None]]:
     """Shows one bar per phase if stderr is a terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     out = console(err=True)
-    progress = Progress(
-        TextColumn("{task.description:26}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    bars = progress.Progress(
+        progress.TextColumn("{task.description:26}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
         console=out,
         disable=quiet or not out.is_terminal,
     )
-    tasks: dict[str, TaskID] = {}
+    tasks: dict[str, progress.TaskID] = {}
 
     def show(now: Count) -> None:
         if now.phase not in tasks:
-            tasks[now.phase] = progress.add_task(_TITLES[now.phase])
-        progress.update(tasks[now.phase], completed=now.done, total=max(now.total, now.done))
+            tasks[now.phase] = bars.add_task(_TITLES[now.phase])
+        bars.update(tasks[now.phase], completed=now.done, total=max(now.total, now.done))
 
-    with progress:
+    with bars:
         yield show
 
 

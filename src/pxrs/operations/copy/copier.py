@@ -12,29 +12,13 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import public
 from pxrs.core.records import decode, encode
 from pxrs.errors import CopyRefused, OutcomeUnknown, TopicNotFound
-from pxrs.operations.copy.messages import PartitionSum, copy_topic, missing_messages, sum_up
-from pxrs.operations.copy.records import (
-    CLAIMS,
-    COPY_FOLDER,
-    GROUPS,
-    copy_queues,
-    copy_records,
-    count_items,
-    held_items,
-    item_differences,
-    lasting,
-    members,
-    queues_of,
-    record_changes,
-    record_differences,
-    refuse_items,
-    refuse_too_large,
-)
+from pxrs.operations.copy import messages, records
+from pxrs.operations.copy.messages import PartitionSum
 from pxrs.stores.api import CoordStore, Stores
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Put
 
-_STATE_KEY = COPY_FOLDER + "state"
+_STATE_KEY = records.COPY_FOLDER + "state"
 _NAMED = 5
 
 
@@ -128,8 +112,8 @@ class _Copier:
     ) -> None:
         self._source = source
         self._target = target
-        self._queues = queues_of(source)
-        self._target_queues = queues_of(target)
+        self._queues = records.queues_of(source)
+        self._target_queues = records.queues_of(target)
         self._topics = Topics(source.coord, source.log, clock)
         self._clock = clock
         self._tell = on_progress
@@ -158,11 +142,11 @@ class _Copier:
                 f"{use}; stop its consumers, workers and producers, or copy with --force now and "
                 "again when they have stopped"
             )
-        refuse_items(self._queues, self._target_queues)
-        refuse_too_large(source.coord, target.coord)
+        records.refuse_items(self._queues, self._target_queues)
+        records.refuse_too_large(source.coord, target.coord)
         state = found or CopyState(source=public(source.url))
         _write_state(target.coord, found, state)
-        if active := members(target.coord):
+        if active := records.members(target.coord):
             raise CopyRefused(
                 f"the target is in use before it is complete: {_some(active)}; stop its consumers"
             )
@@ -170,7 +154,7 @@ class _Copier:
 
     def _refuse_occupied(self) -> None:
         queues = self._target_queues.all() if self._target_queues else []
-        found = [f"record {key!r}" for key in lasting(self._target.coord)]
+        found = [f"record {key!r}" for key in records.lasting(self._target.coord)]
         found += [f"queue {queue.name!r}" for queue in queues]
         if found:
             raise CopyRefused(
@@ -179,9 +163,9 @@ class _Copier:
 
     def _use_of_source(self) -> str | None:
         """Says who works on the source, as far as that can be seen."""
-        if active := members(self._source.coord):
+        if active := records.members(self._source.coord):
             return f"the source is in use: {_some(active)}"
-        if held := held_items(self._queues):
+        if held := records.held_items(self._queues):
             return f"the source is in use, items are held: {_some(held)}"
         return None
 
@@ -195,15 +179,17 @@ class _Copier:
         _write_state(target.coord, state, now)
         for topic in topics:
             target.log.create(topic.id, topic.partitions)
-        missing = sum(missing_messages(source.log, target.log, topic) for topic in topics)
+        missing = sum(messages.missing_messages(source.log, target.log, topic) for topic in topics)
         advance = self._start(Phase.MESSAGES, missing)
         for topic in topics:
-            copy_topic(source.log, target.log, topic, advance)
-        missing = max(0, count_items(self._queues) - count_items(self._target_queues))
+            messages.copy_topic(source.log, target.log, topic, advance)
+        missing = max(
+            0, records.count_items(self._queues) - records.count_items(self._target_queues)
+        )
         advance = self._start(Phase.ITEMS, missing)
-        copy_queues(self._queues, self._target_queues, advance, self._clock)
-        missing = len(record_changes(source.coord, target.coord))
-        copy_records(source.coord, target.coord, self._start(Phase.RECORDS, missing))
+        records.copy_queues(self._queues, self._target_queues, advance, self._clock)
+        missing = len(records.record_changes(source.coord, target.coord))
+        records.copy_records(source.coord, target.coord, self._start(Phase.RECORDS, missing))
         return now
 
     def verify(self, state: CopyState, resumed: bool) -> CopyReport:
@@ -217,16 +203,16 @@ class _Copier:
         for topic in topics:
             try:
                 for number in range(topic.partitions):
-                    wanted = sum_up(source.log, topic, number, advance)
-                    have = sum_up(target.log, topic, number, lambda _: None)
+                    wanted = messages.sum_up(source.log, topic, number, advance)
+                    have = messages.sum_up(target.log, topic, number, lambda _: None)
                     sums.append(have)
                     if wanted != have:
                         differences.append(_difference(wanted, have))
             except TopicNotFound:
                 differences.append(f"topic {topic.name!r} is not in both stores")
-        differences += item_differences(self._queues, self._target_queues, self._clock)
-        records = lasting(target.coord)
-        differences += record_differences(lasting(source.coord), records)
+        differences += records.item_differences(self._queues, self._target_queues, self._clock)
+        kept = records.lasting(target.coord)
+        differences += records.record_differences(records.lasting(source.coord), kept)
         if not state.complete and (use := self._use_of_source()) is not None:
             # The stores are equal only for now: the source may change at any time.
             differences.append(use)
@@ -237,11 +223,11 @@ class _Copier:
             resumed=resumed,
             only_verified=state.complete,
             topics=len(topics),
-            groups=sum(key.startswith(GROUPS) for key in records),
-            claims=sum(key.startswith(CLAIMS) for key in records),
-            records=len(records),
+            groups=sum(key.startswith(records.GROUPS) for key in kept),
+            claims=sum(key.startswith(records.CLAIMS) for key in kept),
+            records=len(kept),
             queues=len(self._target_queues.all()) if self._target_queues else 0,
-            items=count_items(self._target_queues),
+            items=records.count_items(self._target_queues),
             copied={str(p): n for p, n in self._done.items() if p is not Phase.VERIFY},
             partitions=tuple(sums),
             differences=tuple(differences),

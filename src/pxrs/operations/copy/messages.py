@@ -12,6 +12,7 @@ they keep the producer they came from.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import xxhash
@@ -52,28 +53,21 @@ def missing_messages(source: LogStore, target: LogStore, topic: Topic) -> int:
 def copy_topic(source: LogStore, target: LogStore, topic: Topic, on_messages: OnMessages) -> None:
     """Appends what the target does not have yet, and trims what the source no longer has."""
     for partition in range(topic.partitions):
-        _PartitionCopy(source, target, topic, partition, on_messages).run()
+        where = LogPartition(topic.id, partition)
+        _PartitionCopy(source, target, topic, where, on_messages).run()
 
 
+@dataclass
 class _PartitionCopy:
-    def __init__(
-        self,
-        source: LogStore,
-        target: LogStore,
-        topic: Topic,
-        partition: int,
-        on_messages: OnMessages,
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._topic = topic
-        self._where = LogPartition(topic.id, partition)
-        self._on_messages = on_messages
-        self._producer = xxhash.xxh64_intdigest(f"copy/{topic.id}/{partition}".encode()) >> 2
+    source: LogStore
+    target: LogStore
+    topic: Topic
+    where: LogPartition
+    on_messages: OnMessages
 
     def run(self) -> None:
         while True:
-            wanted, have = self._bounds(self._source), self._bounds(self._target)
+            wanted, have = self._bounds(self.source), self._bounds(self.target)
             if have.end > wanted.end:
                 raise CopyRefused(
                     f"{self._name()} ends at {have.end} in the target and at {wanted.end} in the "
@@ -84,11 +78,11 @@ class _PartitionCopy:
                     return
             except (OutcomeUnknown, SequenceGap):
                 # Applied or not, or another run was faster: the bounds show it.
-                if self._bounds(self._target) == have:
+                if self._bounds(self.target) == have:
                     raise
             except OffsetOutOfRange:
                 # Retention was faster: the next look fills up what is gone.
-                if self._bounds(self._source) == wanted:
+                if self._bounds(self.source) == wanted:
                     raise
 
     def _step(self, wanted: Bounds, have: Bounds) -> bool:
@@ -97,15 +91,15 @@ class _PartitionCopy:
             self._fill(have.end, wanted.start)
             return False
         if have.start < wanted.start:
-            self._target.trim(self._where, wanted.start)
+            self.target.trim(self.where, wanted.start)
         self._copy(have.end, wanted.end)
         return have.end == wanted.end
 
     def _bounds(self, log: LogStore) -> Bounds:
-        return log.bounds(self._topic.id)[self._where.partition]
+        return log.bounds(self.topic.id)[self.where.partition]
 
     def _name(self) -> str:
-        return f"partition {self._where.partition} of topic {self._topic.name!r}"
+        return f"partition {self.where.partition} of topic {self.topic.name!r}"
 
     def _fill(self, start: int, end: int) -> None:
         """Takes up offsets for which the source no longer has messages."""
@@ -115,19 +109,19 @@ class _PartitionCopy:
 
     def _copy(self, offset: int, end: int) -> None:
         while offset < end:
-            batches = self._source.fetch(self._where, offset, _FETCH_BYTES).batches
+            batches = self.source.fetch(self.where, offset, _FETCH_BYTES).batches
             if batches[0].base != offset:
                 raise CopyRefused(
                     f"{self._name()}: a batch of the source begins at {batches[0].base}, and the "
                     f"target ends within it at {offset}; they do not hold the same messages"
                 )
             self._append(batches)
-            self._on_messages(batches[-1].next - offset)
+            self.on_messages(batches[-1].next - offset)
             offset = batches[-1].next
 
     def _append(self, batches: list[StoredBatch]) -> None:
-        appends = [Append(self._where, self._placed(stored)) for stored in batches]
-        for stored, result in zip(batches, self._target.append(appends), strict=True):
+        appends = [Append(self.where, self._placed(stored)) for stored in batches]
+        for stored, result in zip(batches, self.target.append(appends), strict=True):
             if isinstance(result, PxrsError):
                 result.add_note(f"offset {stored.base} of {self._name()}")
                 raise result
@@ -138,11 +132,12 @@ class _PartitionCopy:
                 )
 
     def _placed(self, stored: StoredBatch) -> Batch:
+        producer = f"copy/{self.topic.id}/{self.where.partition}"
         return Batch(
             data=bytearray(stored.data),
             count=stored.next - stored.base,
             max_timestamp=read_header(stored.data).max_timestamp,
-            producer_id=self._producer,
+            producer_id=xxhash.xxh64_intdigest(producer.encode()) >> 2,
             producer_epoch=0,
             base_sequence=stored.base % SEQUENCES,
         )
