@@ -182,7 +182,7 @@ def reset(
 ) -> None:
     """Set the checkpoints of GROUP in TOPIC. `groups explain` shows who did it."""
     if (to is None) == (timestamp is None):
-        raise click.UsageError("use --to or --timestamp to say where to; one of them, not both")
+        raise click.UsageError("use one of --to and --timestamp to say where to")
     with settings.connect() as px:
         if not yes:
             state = px.groups.describe(group, lag_seconds=False).state

@@ -147,7 +147,7 @@ def open_ledger(px: Pxrs, address: str) -> Ledger:
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the ledger, and what is wrong with it."""
+    """The size of the ledger, and the number of entries that are wrong in each way."""
 
     entries: int
     lost: int

@@ -40,7 +40,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct):
-    """What was measured. Seconds."""
+    """Measured values; times are seconds."""
 
     seconds: float = 0.0
     messages: int = 0
@@ -53,7 +53,7 @@ class Figures(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What was shown. `proved` if all of it held."""
+    """The result of the demo. `proved` if all proofs held."""
 
     proved: bool
     effectively_once: bool
@@ -71,7 +71,7 @@ class Pace(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What there is to see now. Consumers go by a letter."""
+    """The state that a view shows. Consumers go by a letter."""
 
     seconds: float
     title: str
@@ -101,7 +101,7 @@ class View(Protocol):
 
 
 class Stage:
-    """What scenes act on: the processes, and the group as it is now.
+    """Gives scenes the processes, and the group as it is now.
 
     Waiting shows what goes on meanwhile, and fails with `DemoFailed` when it takes too long.
     """
@@ -144,7 +144,7 @@ class Stage:
         self.cast.send_signal(letter, number)
 
     def said(self, who: str, word: str) -> Any:
-        """What a process has reported last under this word; None if nothing."""
+        """The value a process last reported under this word, or None."""
         return self._said[who].get(word)
 
     def member(self, letter: str) -> str:

@@ -43,7 +43,7 @@ OnProgress = Callable[[Count], None]
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What both stores held at the end.
+    """The result of a run, and what the target holds at its end.
 
     `differences` says in words what is not equal; a complete copy has none. `copied` counts what
     this run copied. A copy that was complete before is only verified again.

@@ -30,7 +30,7 @@ OnMessages = Callable[[int], None]
 
 
 class PartitionSum(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition holds, and a checksum over all its batches and their offsets."""
+    """The contents of a partition: sizes, and a checksum over its batches and their offsets."""
 
     topic: str
     partition: int

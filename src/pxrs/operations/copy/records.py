@@ -99,7 +99,7 @@ def _commit_all(target: CoordStore, changes: list[Change], on_copied: OnCopied) 
 
 
 def record_changes(source: CoordStore, target: CoordStore) -> list[Change]:
-    """What to delete and to put. Topics come last: a topic that shows up in the target is whole."""
+    """Lists the writes that are missing. Topics come last: one that shows up is whole."""
     wanted, have = lasting(source), lasting(target)
     changes: list[Change] = [
         (Check(key, record.version), Delete(key))
@@ -319,6 +319,6 @@ def _equal(left: StoredItem, right: StoredItem, clock: Clock) -> bool:
 
 
 def _essence(item: StoredItem) -> StoredItem:
-    """What must be equal. The state of a live item depends on the time and on who holds it."""
+    """The item without what may differ: a live item's state depends on time and holder."""
     state = item.state if item.state is ItemState.DEAD else ItemState.READY
     return msgspec.structs.replace(item, state=state, visible_ms=None, holder=None)
