@@ -149,7 +149,7 @@ def value_line(value: str | bytes | None) -> bytes:
     """A value as it is; on a terminal without anything that could control it."""
     if sys.stdout.isatty():
         return readable(value or b"").encode() + b"\n"
-    return (value.encode() if isinstance(value, str) else value or b"") + b"\n"
+    return (value.encode() if isinstance(value, str) else bytes(value or b"")) + b"\n"
 
 
 # Messages

@@ -188,7 +188,7 @@ class _Copier:
         )
         advance = self._start(Phase.ITEMS, missing)
         records.copy_queues(self._queues, self._target_queues, advance, self._clock)
-        missing = len(records.record_changes(source.coord, target.coord))
+        missing = len(records.missing_writes(source.coord, target.coord))
         records.copy_records(source.coord, target.coord, self._start(Phase.RECORDS, missing))
         return now
 
@@ -212,7 +212,7 @@ class _Copier:
                 differences.append(f"topic {topic.name!r} is not in both stores")
         differences += records.item_differences(self._queues, self._target_queues, self._clock)
         kept = records.lasting(target.coord)
-        differences += records.record_differences(records.lasting(source.coord), kept)
+        differences += records.differences(records.lasting(source.coord), kept)
         if not state.complete and (use := self._use_of_source()) is not None:
             # The stores are equal only for now: the source may change at any time.
             differences.append(use)

@@ -82,7 +82,7 @@ def copy_records(source: CoordStore, target: CoordStore, on_copied: OnCopied) ->
     Each write is conditional, so a round that conflicts or whose outcome is unknown is simply
     done again: what was applied is no change any more.
     """
-    while not _commit_all(target, record_changes(source, target), on_copied):
+    while not _commit_all(target, missing_writes(source, target), on_copied):
         pass
 
 
@@ -98,7 +98,7 @@ def _commit_all(target: CoordStore, changes: list[Change], on_copied: OnCopied) 
     return True
 
 
-def record_changes(source: CoordStore, target: CoordStore) -> list[Change]:
+def missing_writes(source: CoordStore, target: CoordStore) -> list[Change]:
     """Lists the writes that are missing. Topics come last: one that shows up is whole."""
     wanted, have = lasting(source), lasting(target)
     changes: list[Change] = [
@@ -141,9 +141,7 @@ def _in_commits(changes: list[Change], target: CoordStore) -> Iterator[list[Chan
         yield piece
 
 
-def record_differences(
-    wanted: Mapping[str, Versioned], have: Mapping[str, Versioned]
-) -> Iterator[str]:
+def differences(wanted: Mapping[str, Versioned], have: Mapping[str, Versioned]) -> Iterator[str]:
     """Says which records are not equal."""
     for key in sorted(wanted.keys() | have.keys()):
         if key not in have:
