@@ -171,7 +171,8 @@ def number_is_given_out_again(patch: Patch) -> None:
         observed: Any = self._inner
         unit = Holder(change.holder.session, change.unit)
         sent.setdefault(observed._inner, {})[unit] = last.get(observed._inner, 0) + 1
-        return apply(self, change)
+        numbers: list[int | None] = apply(self, change)
+        return numbers
 
     def count(self: MemoryQueues, change: QueueChange) -> list[int | None]:
         last[self] = last.get(self, 0) + 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import closing
 from random import Random
+from typing import Any
 
 import pytest
 
 from pxrs.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, Rule, coord_checks, log_checks
@@ -96,6 +99,44 @@ def test_reads_fail() -> None:
         place.coord.get("k")
     with pytest.raises(StoreUnavailable):
         place.coord.list("k")
+
+
+def members(seam: type) -> list[str]:
+    return [name for name in vars(seam) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (part, name)
+        for part, seam in (("coord", CoordStore), ("log", LogStore), ("queues", QueueStore))
+        for name in members(seam)
+        if name not in ("limits", "close")
+    ],
+)
+def test_every_call_of_a_store_can_fail(part: str, name: str) -> None:
+    """A method that is new to a seam has to be told what it can suffer."""
+    place = Place(Rates())
+    stores = FaultyStores(place.inner, place.faults, "a")
+    place.faults.cut_off("a", until=10)
+    call: Any = getattr(getattr(stores, part), name)
+    inner = inspect.signature(getattr(getattr(place.inner, part), name))
+    needed = [each for each in inner.parameters.values() if each.default is each.empty]
+    with pytest.raises(StoreUnavailable):
+        call(*["x" for each in needed if each.kind is not each.VAR_POSITIONAL])
+
+
+def test_what_does_not_fail_is_the_inner_one_s() -> None:
+    place = Place(Rates())
+    stores = FaultyStores(place.inner, place.faults, "a")
+    assert stores.url == place.inner.url
+    assert stores.coord.limits == place.inner.coord.limits
+    with stores.atomic() as block:
+        block.write(Put("k", b"1"))
+        assert {name for name in members(Atomic) if not hasattr(block, name)} == set()
+    assert block.versions == {"k": 1}
+    assert {name for name in members(Stores) if not hasattr(stores, name)} == set()
+    assert not hasattr(stores.log, "fetch_many")
 
 
 def test_one_is_cut_off_and_comes_back() -> None:
