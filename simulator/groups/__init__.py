@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simulator.groups.plan import Plan, draw
-from simulator.groups.world import World, settle
+from simulator.groups.world import World
 
 __all__ = ["Plan", "draw", "run", "simulate"]
 
@@ -25,6 +25,4 @@ def run(plan: Plan, trace: Callable[[str], None] | None = None) -> None:
     """One run of a plan that was drawn and, maybe, changed."""
     if trace is not None:
         trace(f"{plan}")
-    world = World(plan, trace)
-    world.run()
-    settle(world)
+    World(plan, trace).run()

@@ -151,30 +151,30 @@ class Caller:
         """`for message in consumer`."""
         if self._loop is None:
             self._member.finish()
-            runs = self._next_runs()
-            if not runs:
+            if not self._begin_loop():
                 return
-            self._loop = self._member.one_by_one(runs)
-        for message, delivery in self._in_hand:
-            self._ledger.handled(delivery, message)
-        self._in_hand = []
+        self._count()
         self._turn()
 
     def _poll(self) -> None:
         """`consumer.poll()`."""
-        for message, delivery in self._in_hand:
-            self._ledger.handled(delivery, message)
-        self._in_hand = []
-        self._member.finish()
-        for run in self._next_runs():
-            run.seen = len(run.messages)
-            self._in_hand += [(message, self._began(message)) for message in run.messages]
+        self._count()
+        self._take_all()
 
     def _poll_and_ask(self) -> None:
         """`consumer.poll()` without auto-commit: what it returned counts when that is asked for."""
         if self._in_hand and self._rng.random() < 0.3:
             self._ask()
-            return
+        else:
+            self._take_all()
+
+    def _count(self) -> None:
+        """What it had in hand is handled."""
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        self._in_hand = []
+
+    def _take_all(self) -> None:
         self._member.finish()
         for run in self._next_runs():
             run.seen = len(run.messages)
@@ -215,12 +215,15 @@ class Caller:
 
     def _loop_on(self) -> None:
         """`for message in consumer`, one turn."""
-        if self._loop is None:
-            runs = self._next_runs()
-            if not runs:
-                return
+        if self._loop is not None or self._begin_loop():
+            self._turn()
+
+    def _begin_loop(self) -> bool:
+        """Whether there is something to loop over."""
+        runs = self._next_runs()
+        if runs:
             self._loop = self._member.one_by_one(runs)
-        self._turn()
+        return bool(runs)
 
     def _turn(self) -> None:
         """The loop's next message, if there is one."""

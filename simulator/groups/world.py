@@ -80,9 +80,10 @@ class World(Stage):
     # Steps
 
     def run(self) -> None:
-        """All random steps, those in the middle of others included."""
+        """All random steps, those in the middle of others included; then the end."""
         while self._steps < self.plan.steps:
             self.step()
+        settle(self)
 
     def step(self) -> None:
         self._steps += 1

@@ -9,13 +9,32 @@ from typing import Any
 
 import pytest
 
+from pxrs.codec.batches import encode
 from pxrs.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
 from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
-from pxrs.testing.conformance import MemoryLab, Rule, coord_checks, log_checks
-from pxrs.testing.faults import Faults, FaultyStores, Rates
-from pxrs.types import Check, Committed, Conflict, Put
+from pxrs.testing.conformance import (
+    MemoryLab,
+    Rule,
+    atomic_checks,
+    coord_checks,
+    log_checks,
+    queue_checks,
+    restore_checks,
+)
+from pxrs.testing.faults import Faults, FaultyStores, Interrupted, Rates
+from pxrs.types import (
+    Append,
+    Check,
+    Committed,
+    Conflict,
+    Holder,
+    LogPartition,
+    NewItem,
+    Put,
+    QueueChange,
+)
 
 pytestmark = pytest.mark.engine("memory")
 
@@ -34,7 +53,11 @@ class Place:
         return found.value if found is not None else None
 
 
-@pytest.mark.parametrize("check", coord_checks() + log_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks(),
+    ids=lambda check: check.__name__,
+)
 def test_without_faults_it_conforms(check: Rule) -> None:
     with closing(
         MemoryLab(lambda clock: FaultyStores(MemoryStores(clock=clock), Faults(Random(1), clock)))
@@ -62,6 +85,43 @@ def test_commit_not_done(rates: Rates, error: type[Exception]) -> None:
     with pytest.raises(error):
         place.coord.commit([], [Put("k", b"1")])
     assert place.value("k") is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "error", "done"),
+    [
+        (Rates(unavailable=1), StoreUnavailable, False),
+        (Rates(unknown_lost=1), OutcomeUnknown, False),
+        (Rates(unknown_applied=1), OutcomeUnknown, True),
+        (Rates(interrupted=1), Interrupted, True),
+    ],
+)
+def test_all_that_changes_something_suffers_the_same(
+    rates: Rates, error: type[BaseException], done: bool
+) -> None:
+    """A transaction, a batch of an append and a change of a queue, as a commit does."""
+    place = Place(Rates())
+    place.inner.log.create("t", 1)
+    stores = FaultyStores(place.inner, place.faults, "a")
+    place.faults.rates = rates
+    # Interrupted, and done; all of what was sent was on its way by then.
+    drawn = iter([0.0, 0.0] * 2 + [0.0, 0.0, 0.9, 0.9])
+    if rates.interrupted:
+        place.faults.rng.random = drawn.__next__  # type: ignore[method-assign]
+    with pytest.raises(error):
+        stores.queues.apply(QueueChange(Holder("", "u"), put=(NewItem(queue="q", body=b"1"),)))
+    with pytest.raises(error), stores.atomic() as block:
+        block.write(Put("k", b"1"))
+    batch = encode([(b"k", b"v", [], 0)])
+    if rates.unavailable or rates.interrupted:
+        with pytest.raises(error):
+            stores.log.append([Append(LogPartition("t", 0), batch)])
+    else:
+        (answer,) = stores.log.append([Append(LogPartition("t", 0), batch)])
+        assert isinstance(answer, error)
+    assert len(place.inner.queues.peek("q")) == done
+    assert place.value("k") == (b"1" if done else None)
+    assert place.inner.log.bounds("t")[0].end == done
 
 
 def test_late_commit_arrives_when_its_time_comes() -> None:

@@ -242,18 +242,18 @@ class Sent(NamedTuple):
 Fate = Callable[[Faults, Sent], None]
 
 
-def _refused(rate: str, error: PxrsError) -> Fate:
+def _refused(rate: str, error: type[PxrsError], why: str) -> Fate:
     def refused(faults: Faults, sent: Sent) -> None:
         if faults.happens(getattr(faults.rates, rate)):
-            raise type(error)(*error.args)
+            raise error(why)
 
     return refused
 
 
-_busy = _refused("busy", StoreBusy("somebody else is writing"))
-_in_the_way = _refused("busy", TransactionConflict("another transaction was in the way"))
-_full = _refused("full", StoreFull("there is no room for the batch"))
-_away = _refused("unavailable", StoreUnavailable("the partition can't be reached"))
+_busy = _refused("busy", StoreBusy, "somebody else is writing")
+_in_the_way = _refused("busy", TransactionConflict, "another transaction was in the way")
+_full = _refused("full", StoreFull, "there is no room for the batch")
+_away = _refused("unavailable", StoreUnavailable, "the partition can't be reached")
 
 
 def _lost(faults: Faults, sent: Sent) -> None:
