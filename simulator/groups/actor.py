@@ -190,6 +190,7 @@ class Actor:
 
     def commit(self) -> None:
         """Commit what was handled, or asked for, without looking."""
+        self._say(f"{self.who} commits")
         if self.mode == "transactions":
             return
         with self._tolerating("commit"):

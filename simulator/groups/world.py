@@ -107,7 +107,7 @@ class World(Stage):
                 self._background: 30,
                 partial(self._call, Actor.work): 60,
                 partial(self._call, Actor.attend): 6,
-                self._commit: 8,
+                partial(self._call, Actor.commit, "stewarding"): 8,
                 partial(self._call, Actor.commit_seen): 3,
                 self.topics.produce: 8,
                 self._pass_time: 12,
@@ -136,18 +136,11 @@ class World(Stage):
                 self.say(f"{actor.who} looks")
                 actor.background()
 
-    def _commit(self) -> None:
-        actor = self._pick(lambda each: not each.stewarding)
+    def _call(self, act: Callable[[Actor], None], thread: str = "calling") -> None:
+        """Somebody's thread, the caller's or the background's, does this."""
+        actor = self._pick(lambda each: not getattr(each, thread))
         if actor is not None:
-            with self._at(actor, "stewarding"):
-                self.say(f"{actor.who} commits")
-                actor.commit()
-
-    def _call(self, act: Callable[[Actor], None]) -> None:
-        """Somebody's caller does this."""
-        actor = self._pick(lambda each: not each.calling)
-        if actor is not None:
-            with self._at(actor, "calling"):
+            with self._at(actor, thread):
                 act(actor)
 
     def _seek(self) -> None:
