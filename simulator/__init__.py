@@ -1,36 +1,19 @@
-"""A deterministic simulator of groups: real members, a store that fails, and a judge.
+"""Deterministic simulators: the real code, a store that fails, and a judge.
 
-`simulate(seed)` runs one seed to its end and raises `Broken` if a promise was not kept. One
-thread, a virtual clock, all chance from the seed: the same seed is the same run. Queues have
-theirs in `simulator.queues`, producers in `simulator.producers`.
+`groups`, `queues` and `producers` each have a `simulate(seed)`, which runs one seed to its end and
+raises `Broken` if a promise was not kept. One thread, a virtual clock, all chance from the seed:
+the same seed is the same run. Each draws a plan, makes a world of it (`stage` has what worlds have
+in common), lets its processes take their steps, and has a judge hear of all that is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from simulator.account import Broken
-from simulator.ending import settle
-from simulator.plan import Plan, draw
-from simulator.world import World
+from simulator.groups import Plan, draw, run, simulate
+from simulator.stage import Broken
 
 __all__ = ["Broken", "Plan", "draw", "failures", "run", "simulate", "words"]
-
-
-def simulate(
-    seed: int, members: int | None = None, trace: Callable[[str], None] | None = None
-) -> None:
-    """One run. Raises `Broken`, or whatever the code under test raised that it should not."""
-    run(draw(seed, members), trace)
-
-
-def run(plan: Plan, trace: Callable[[str], None] | None = None) -> None:
-    """One run of a plan that was drawn and, maybe, changed."""
-    if trace is not None:
-        trace(f"{plan}")
-    world = World(plan, trace)
-    world.run()
-    settle(world)
 
 
 def failures(

@@ -13,13 +13,13 @@ from multiprocessing import get_context
 
 import click
 
-from simulator import failures, producers, queues, simulate, words
+from simulator import failures, groups, producers, queues, words
 
 _CHUNK = 20
-_WHAT = ("groups", "queues", "producers")
 
 Simulation = Callable[..., None]
 _SIMULATIONS: dict[str, Simulation] = {
+    "groups": groups.simulate,
     "queues": queues.simulate,
     "producers": producers.simulate,
 }
@@ -28,7 +28,7 @@ _SIMULATIONS: dict[str, Simulation] = {
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seeds", default=1000, show_default=True, help="How many seeds to run.")
 @click.option("--start", default=0, show_default=True, help="The first of them.")
-@click.option("--only", type=click.Choice(_WHAT), help="Only one of the three.")
+@click.option("--only", type=click.Choice(list(_SIMULATIONS)), help="Only one of the three.")
 @click.option("--members", type=int, help="How many members groups start with, always.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes.")
 @click.option("--seed", type=int, help="Run only this one.")
@@ -47,8 +47,10 @@ def main(
     The same seed is the same run, everywhere. Ends with 1 if a promise was broken.
     """
     failed = False
-    for what in (only,) if only else _WHAT:
-        simulation = _SIMULATIONS.get(what, partial(simulate, members=members))
+    for what in (only,) if only else _SIMULATIONS:
+        simulation = _SIMULATIONS[what]
+        if what == "groups":
+            simulation = partial(simulation, members=members)
         if seed is not None:
             failed |= _one(what, simulation, seed, trace=trace)
         else:

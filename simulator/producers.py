@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -23,10 +22,10 @@ from pxrs.stores.api import LogStore
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyLog, Interrupted, Rates
+from pxrs.testing.forwarding import Forwarding
 from pxrs.topics import Topics
 from pxrs.types import Append, Appended, Fence, LogPartition
-from simulator.account import Broken
-from simulator.plan import draw_rates
+from simulator.stage import Broken, draw_rates
 
 _TOPICS = ("t0", "t1")
 _ROUNDS = 100
@@ -100,19 +99,16 @@ class SteppedProducer(Producer):
         self._committer.run()
 
 
-class AnsweringLog:
+class AnsweringLog(Forwarding, seam=LogStore):
     """A log that tells the judge which errors it gave for which partition."""
 
     def __init__(self, inner: LogStore, judge: Judge) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._judge = judge
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         try:
-            results = self._inner.append(appends)
+            results: list[Appended | PxrsError] = self._inner.append(appends)
         except PxrsError as error:
             for where, _ in appends:
                 self._judge.answered(where, error)

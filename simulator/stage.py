@@ -1,4 +1,4 @@
-"""What the worlds of groups and of queues have in common: processes, time and trouble."""
+"""What the simulations have in common: processes, time and trouble, and how a promise breaks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
+from types import TracebackType
 from typing import Protocol
 
+from pxrs.clock import Clock
+from pxrs.queues.hold_session import Keeper
+from pxrs.stores.api import Stores
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
-from pxrs.testing.faults import Faults, Rates
+from pxrs.testing.faults import NOTHING, Faults, Rates
 
 _DEEPEST = 2
 
 Events = tuple[list[Callable[[], None]], list[float]]
+
+
+class Broken(AssertionError):  # noqa: N818 - what happened to a promise
+    """A promise was not kept."""
 
 
 class Died(Exception):  # noqa: N818 - what happened, not an error
@@ -168,3 +176,80 @@ class Stage(ABC):
 def weighed(events: dict[Callable[[], None], float]) -> Events:
     """What may happen and how likely, as `Random.choices` takes it."""
     return list(events), list(events.values())
+
+
+def draw_rates(rng: Random) -> Rates:
+    """How much goes wrong in one run."""
+    if rng.random() < 0.125:
+        return NOTHING
+    much = rng.choice((0.01, 0.05, 0.05, 0.2))
+
+    def rate() -> float:
+        return rng.choice((0.0, much, much * rng.random()))
+
+    return Rates(
+        unknown_applied=rate(),
+        unknown_lost=rate(),
+        unknown_late=rate(),
+        unlocked=0.5,
+        unavailable=rate(),
+        busy=rate(),
+        reads=rate(),
+        renewals=rate(),
+        wake_lost=rng.choice((0.0, 0.3, 1.0)),
+        wake_late=rng.choice((0.0, 0.3)),
+        longest_delay=rng.choice((0.5, 5.0)),
+    )
+
+
+class Blocked(Exception):  # noqa: N818 - what happened, not an error
+    """A thread would wait for another one of its process: its step is taken again later."""
+
+
+class StepLock:
+    """Held by one kind of steps at a time, as often as they like.
+
+    `before` is called by whoever is about to take it: other threads may be faster.
+    """
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before
+        # Which kinds of steps are under way, each inside a store call of the one before.
+        self.steps: list[str] = []
+        self._holder: str | None = None
+        self._depth = 0
+
+    def acquire(self) -> None:
+        if not self._depth:
+            self._before()
+        current = self.steps[-1] if self.steps else ""
+        if self._depth and self._holder != current:
+            raise Blocked(f"{current} waits for {self._holder}")
+        self._holder = current
+        self._depth += 1
+
+    def release(self) -> None:
+        self._depth -= 1
+
+    def __enter__(self) -> StepLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class SteppedKeeper(Keeper):
+    """A keeper whose chores are steps, and whose pauses let the world go on."""
+
+    def __init__(self, stores: Stores, clock: Clock, ttl: float, wait: Callable[[], None]) -> None:
+        super().__init__(stores, clock, ttl, threads=False)
+        self._wait = wait
+
+    def pause(self, failures: int) -> None:
+        self._wait()

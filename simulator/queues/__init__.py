@@ -1,6 +1,7 @@
 """A deterministic simulator of work queues: real transactions, a store that fails, and a judge.
 
-`simulate(seed)` runs one seed to its end and raises `Broken` if a promise was not kept.
+`plan` draws a run, `world` has it happen, `worker` is one of its processes, `judge` hears of all
+that reached the store.
 """
 
 from __future__ import annotations

@@ -7,12 +7,15 @@ promises exclude.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pxrs.queues.item import Item, decode_body
+from pxrs.stores.api import QueueStore, Stores
 from pxrs.stores.memory.stores import MemoryStores
-from pxrs.types import Delivery, Held, Holder, ItemState, NewItem, QueueChange, Release
-from simulator.account import Broken
+from pxrs.testing.forwarding import Forwarding
+from pxrs.types import Delivery, Held, Holder, ItemState, NewItem, QueueChange, Release, Taken
 from simulator.queues.plan import Plan
+from simulator.stage import Broken
 
 _EPSILON = 1e-3
 
@@ -198,3 +201,45 @@ class Judge:
 
 def value_of(body: bytes) -> str:
     return str(decode_body(body)[0])
+
+
+class ObservedStores(Forwarding, seam=Stores):
+    """The memory store, with queues of which the judge hears."""
+
+    def __init__(self, stores: MemoryStores, judge: Judge) -> None:
+        super().__init__(stores)
+        self.queues = ObservedQueues(stores.queues, judge)
+
+    def close(self) -> None:
+        """The stores outlive their users."""
+
+
+class ObservedQueues(Forwarding, seam=QueueStore):
+    """A `QueueStore` that tells the judge what was done."""
+
+    def __init__(self, inner: QueueStore, judge: Judge) -> None:
+        super().__init__(inner)
+        self._judge = judge
+
+    def take(
+        self, queue: str, holder: Holder, count: int, *, lock_for: float | None = None, **more: Any
+    ) -> Taken:
+        taken: Taken = self._inner.take(queue, holder, count, lock_for=lock_for, **more)
+        self._judge.taken(holder, taken.items, lock_for)
+        return taken
+
+    def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
+        self._inner.extend(holder, held, lock_for)
+        self._judge.extended(holder, held, lock_for)
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        numbers: list[int | None] = self._inner.apply(change)
+        self._judge.applied(change, numbers)
+        return numbers
+
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        self._inner.release(holder, releases)
+        self._judge.released(holder, releases)
+
+    def close(self) -> None:
+        """The store outlives its users."""

@@ -9,7 +9,7 @@ import msgspec
 from pxrs.core.delivery import AT_ONCE, ConsumeOnce, ConsumeTimes, Forever, Policy
 from pxrs.core.retry import Backoff
 from pxrs.testing.faults import Rates
-from simulator.plan import draw_rates
+from simulator.stage import draw_rates
 
 _BACKOFF = Backoff(first=0.5, longest=4.0)
 

@@ -25,8 +25,7 @@ from pxrs.testing.faults import Interrupted
 from pxrs.topics import Topics
 from simulator.queues.judge import Judge
 from simulator.queues.plan import Plan
-from simulator.stage import Died, Process
-from simulator.stepped import SteppedKeeper
+from simulator.stage import Died, Process, SteppedKeeper
 
 _MOST_OPEN = 3
 

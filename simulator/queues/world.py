@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 
 from pxrs.testing.faults import FaultyStores
-from simulator.account import Broken
-from simulator.queues.judge import Judge
-from simulator.queues.observed import ObservedStores
+from simulator.queues.judge import Judge, ObservedStores
 from simulator.queues.plan import Plan
 from simulator.queues.worker import Worker
-from simulator.stage import Died, Events, Stage, weighed
+from simulator.stage import Broken, Died, Events, Stage, weighed
 
 _PATIENCE = 60.0
 # The keeper's own calls: its thread does not wait for the one that works.
@@ -70,9 +69,9 @@ class World(Stage):
             {
                 self._take: 30,
                 self._put: 20,
-                self._end_one: 20,
-                self._extend: 3,
-                self._tidy: 6,
+                partial(self._let, Worker.end_one): 20,
+                partial(self._let, Worker.extend): 3,
+                partial(self._let, Worker.tidy): 6,
                 self._pass_time: 10,
                 self._freeze: 1.5 * trouble,
                 self._crash: 1.5 * trouble,
@@ -104,20 +103,11 @@ class World(Stage):
                     0.0 if plain else self.rng.choice((0.0, 0.0, 0.0, 1.5)),
                 )
 
-    def _end_one(self) -> None:
+    def _let(self, act: Callable[[Worker], None]) -> None:
+        """Somebody does this."""
         with self._one() as worker:
             if worker is not None:
-                worker.end_one()
-
-    def _extend(self) -> None:
-        with self._one() as worker:
-            if worker is not None:
-                worker.extend()
-
-    def _tidy(self) -> None:
-        with self._one() as worker:
-            if worker is not None:
-                worker.tidy()
+                act(worker)
 
     @contextmanager
     def _one(self) -> Iterator[Worker | None]:

@@ -133,7 +133,7 @@ def test_that_cant_be_made_leave_nothing_behind(
         made.remove(topic_id)
         drop(topic_id)
 
-    stores.log.create, stores.log.drop = note_create, note_drop  # type: ignore[method-assign]
+    stores.log.create, stores.log.drop = note_create, note_drop  # type: ignore[attr-defined]
     with Pxrs(stores) as px:
         px._topics._coord = FailingCoord(stores.coord, error)  # type: ignore[assignment]
         with pytest.raises(type(error)):

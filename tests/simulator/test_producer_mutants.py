@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,9 +13,8 @@ from pxrs.producing.handles import PendingBatch
 from pxrs.testing.faults import Interrupted, Rates
 from pxrs.types import Appended, Batch
 from simulator import Broken
+from support.mutants import SEEDS, Mutant, Patch
 
-SEEDS = 300
-Patch = pytest.MonkeyPatch
 Sealed = list[tuple[PendingBatch, Batch]]
 
 
@@ -72,14 +69,6 @@ def given_up_may_still_come(patch: Patch) -> None:
     patch.setattr(Committer, "_raise_epoch", lambda self, where: self._new_identity())
 
 
-class Mutant(NamedTuple):
-    """How to break it, what the simulator shall say, and what a run has to have in it for that."""
-
-    apply: Callable[[Patch], None]
-    words: str
-    plan: Mapping[str, Any] = MappingProxyType({})
-
-
 FULL = Rates(full=0.2)
 UNSURE = Rates(full=0.2, unknown_applied=0.2, unknown_late=0.2)
 INTERRUPTED = Rates(full=0.2, interrupted=0.3)
@@ -94,7 +83,7 @@ MUTANTS = [
 
 
 @pytest.mark.engine("memory")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.apply.__name__)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     with pytest.raises(Broken, match=mutant.words):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -22,9 +21,8 @@ from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.testing.faults import FaultyQueues, Interrupted, Rates
 from pxrs.types import Delivery, Held, Holder, ItemState, Outcome, QueueChange
 from simulator import Broken
+from support.mutants import SEEDS, Mutant, Patch
 
-SEEDS = 300
-Patch = pytest.MonkeyPatch
 KEYED = QueuePlan(fifo=False, keys=2, policy=Forever(), lock_for=None)
 
 
@@ -169,7 +167,8 @@ def number_is_given_out_again(patch: Patch) -> None:
         observed: Any = self._inner
         unit = Holder(change.holder.session, change.unit)
         sent.setdefault(observed._inner, {})[unit] = last.get(observed._inner, 0) + 1
-        return apply(self, change)
+        numbers: list[int | None] = apply(self, change)
+        return numbers
 
     def count(self: MemoryQueues, change: QueueChange) -> list[int | None]:
         last[self] = last.get(self, 0) + 1
@@ -269,14 +268,6 @@ def puts_are_not_atomic(patch: Patch) -> None:
     patch.setattr(MemoryQueues, "place", half)
 
 
-class Mutant(NamedTuple):
-    """How to break it, what the simulator shall say, and what a run has to have in it for that."""
-
-    apply: Callable[[Patch], None]
-    words: str
-    plan: Mapping[str, Any] = MappingProxyType({})
-
-
 NO_ANSWERS = Rates(unknown_applied=0.2, unknown_lost=0.2, unknown_late=0.2, longest_delay=1.0)
 INTERRUPTED = Rates(interrupted=0.3, longest_delay=5.0)
 AWAY = Rates(unavailable=0.3, busy=0.2)
@@ -313,7 +304,7 @@ MUTANTS = [
 
 
 @pytest.mark.engine("memory")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.apply.__name__)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     with pytest.raises(Broken, match=mutant.words):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 from pxrs.errors import PxrsError
-from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores, Watch
-from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+from pxrs.stores.api import LogStore, Stores
+from pxrs.testing.forwarding import Forwarding
+from pxrs.types import Append, Appended, Fetched, LogPartition
 
 Hook = Callable[[Sequence[Append]], None]
 
@@ -17,7 +16,7 @@ def _nothing(_: Sequence[Append]) -> None:
     pass
 
 
-class FaultyLog:
+class FaultyLog(Forwarding, seam=LogStore):
     """A `LogStore` around another. `before` and `after` are called around each append.
 
     What `before` raises is an append that was not done, what `after` raises is one that was
@@ -26,10 +25,8 @@ class FaultyLog:
     """
 
     def __init__(self, inner: LogStore) -> None:
-        self._inner = inner
-        self.appending = inner.append
-        self.before: Hook = _nothing
-        self.after: Hook = _nothing
+        super().__init__(inner)
+        self.heal()
         self.expiring: Callable[[], None] = lambda: None
         self.fetching: Callable[[], None] = lambda: None
         self.appends: list[list[Append]] = []
@@ -37,7 +34,9 @@ class FaultyLog:
 
     def heal(self) -> None:
         """No more faults."""
-        self.before = self.after = _nothing
+        self.before: Hook = _nothing
+        self.after: Hook = _nothing
+        self.appending: Callable[[Sequence[Append]], list[Appended | PxrsError]]
         self.appending = self._inner.append
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
@@ -50,63 +49,23 @@ class FaultyLog:
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         self.fetches += 1
         self.fetching()
-        return self._inner.fetch(where, offset, max_bytes)
+        fetched: Fetched = self._inner.fetch(where, offset, max_bytes)
+        return fetched
 
     def expire(
         self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
     ) -> int:
         self.expiring()
-        return self._inner.expire(where, before_timestamp, max_bytes)
-
-    def create(self, topic_id: str, partitions: int) -> None:
-        self._inner.create(topic_id, partitions)
-
-    def drop(self, topic_id: str) -> None:
-        self._inner.drop(topic_id)
-
-    def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        return self._inner.bounds(topic_id)
-
-    def size(self, where: LogPartition) -> int:
-        return self._inner.size(where)
-
-    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
-        return self._inner.batch_at(where, timestamp)
-
-    def trim(self, where: LogPartition, before: int) -> int:
-        return self._inner.trim(where, before)
-
-    def watch(self, *where: LogPartition) -> Watch:
-        return self._inner.watch(*where)
-
-    def close(self) -> None:
-        self._inner.close()
+        start: int = self._inner.expire(where, before_timestamp, max_bytes)
+        return start
 
 
-class FaultyStores:
+class FaultyStores(Forwarding, seam=Stores):
     """`Stores` whose log is a `FaultyLog`."""
 
     def __init__(self, inner: Stores) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.log = FaultyLog(inner.log)
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def coord(self) -> CoordStore:
-        return self._inner.coord
-
-    @property
-    def queues(self) -> QueueStore:
-        return self._inner.queues
-
-    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
-        return self._inner.atomic(connection)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def times(number: int, error: BaseException) -> Callable[..., None]:

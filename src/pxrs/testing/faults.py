@@ -22,152 +22,351 @@ that one of them can be cut off. What can go wrong:
 - nobody, or one of them, can reach the store for a while; or it crashes, and what was on its way
   is gone;
 - wake-ups are lost, or come late.
+
+Each class below says which calls of its seam can suffer what.
 """
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Any, NamedTuple
 
-from pxrs.errors import OutcomeUnknown, PxrsError, StoreBusy, StoreFull, StoreUnavailable
-from pxrs.stores.api import Atomic, CoordStore, LogStore, Session, Stores, Watch
-from pxrs.testing.faulty_atomic import FaultyAtomic
-from pxrs.testing.faulty_queues import FaultyQueues
-from pxrs.testing.trouble import NOTHING, Faults, FaultyWatch, Interrupted, Rates
-from pxrs.types import (
-    Append,
-    Appended,
-    Bounds,
-    Check,
-    Committed,
-    Conflict,
-    Fetched,
-    Limits,
-    LogPartition,
-    Versioned,
-    Write,
+import msgspec
+
+from pxrs.clock import Clock
+from pxrs.errors import (
+    OutcomeUnknown,
+    PxrsError,
+    StoreBusy,
+    StoreFull,
+    StoreUnavailable,
+    TransactionConflict,
 )
-
-__all__ = [
-    "NOTHING",
-    "Faults",
-    "FaultyAtomic",
-    "FaultyCoord",
-    "FaultyLog",
-    "FaultyQueues",
-    "FaultySession",
-    "FaultyStores",
-    "FaultyWatch",
-    "Interrupted",
-    "Rates",
-]
+from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Session, Stores, Watch
+from pxrs.testing.forwarding import Forwarding
+from pxrs.types import Append, Appended, Check, Holder, LogPartition, Write
 
 
-class FaultyStores:
-    """`Stores` that fail now and then."""
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """How often what goes wrong, each as a probability per call.
 
-    def __init__(self, inner: Stores, faults: Faults, who: str = "") -> None:
-        self._inner = inner
+    `unknown_late` commits arrive up to `longest_delay` seconds later. `unlocked`: how many of the
+    transactions among them have not reached the store at all, so that nobody waits for them.
+    `interrupted` commits are done, not done, or done later, and whoever waited for the answer got
+    `Interrupted` instead. `full`: of the batches of an append.
+    """
+
+    unknown_applied: float = 0.0
+    unknown_lost: float = 0.0
+    unknown_late: float = 0.0
+    unlocked: float = 0.0
+    interrupted: float = 0.0
+    unavailable: float = 0.0
+    busy: float = 0.0
+    full: float = 0.0
+    reads: float = 0.0
+    renewals: float = 0.0
+    wake_lost: float = 0.0
+    wake_late: float = 0.0
+    longest_delay: float = 5.0
+
+
+NOTHING = Rates()
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises in the middle of a call, as Ctrl-C does."""
+
+
+class Faults:
+    """Decides what fails.
+
+    `before_call` is told of every call before it is made, `no_answer` of the keys of every
+    commit whose outcome stays unknown to its caller. `interruptible` says whether a signal can
+    meet the thread in which somebody calls right now; always, by default.
+    """
+
+    def __init__(
+        self,
+        rng: Random,
+        clock: Clock,
+        rates: Rates = NOTHING,
+        before_call: Callable[[str, str], None] | None = None,
+        no_answer: Callable[[str, str, Sequence[str]], None] | None = None,
+        interruptible: Callable[[str], bool] = lambda who: True,
+    ) -> None:
+        self.rng = rng
+        self.clock = clock
+        self.rates = rates
+        self.before_call = before_call
+        self._no_answer = no_answer
+        self._interruptible = interruptible
+        self._cut_off: dict[str, float] = {}
+        self._all_cut_off = 0.0
+        self._late: list[_Late] = []
+
+    def cut_off(self, who: str | None, until: float) -> None:
+        """Let nobody, or not this one, reach the store until then."""
+        if who is None:
+            self._all_cut_off = max(self._all_cut_off, until)
+        else:
+            self._cut_off[who] = max(self._cut_off.get(who, until), until)
+
+    def crash(self, until: float) -> None:
+        """The store dies, and can be reached again at that time.
+
+        What was not flushed is undone: all that was on its way. What was answered is flushed, and
+        nobody reads what is not, so a commit that the crash undoes looks like one that was lost
+        (`Rates.unknown_lost`). Numbers that a store gives out by itself may then be given out once
+        more: they prove nothing.
+        """
+        self._late.clear()
+        self.cut_off(None, until)
+
+    def heal(self) -> None:
+        """No faults from now on; commits that are still on their way arrive now."""
+        self.rates = NOTHING
+        self._cut_off.clear()
+        self._all_cut_off = 0.0
+        for late in self._take_late(lambda late: True):
+            late.arrive()
+
+    def arrive(self) -> None:
+        """Do the late commits whose time has come."""
+        now = self.clock.monotonic()
+        if self._late:
+            for late in self._take_late(lambda late: late.at <= now):
+                late.arrive()
+
+    def call(self, who: str, what: str, rate: float = 0.0) -> None:
+        """Before a call: raises if it does not get through."""
+        if self.before_call is not None:
+            self.before_call(who, what)
+        self.arrive()
+        now = self.clock.monotonic()
+        if now < self._all_cut_off or now < self._cut_off.get(who, now):
+            raise StoreUnavailable(f"{who} can't reach the store ({what})")
+        if self.happens(rate):
+            raise StoreUnavailable(f"{what} failed")
+
+    def happens(self, rate: float) -> bool:
+        """Whether something that happens so often happens now."""
+        return rate > 0 and self.rng.random() < rate
+
+    def meet(self, sent: Sent, fates: Iterable[Fate]) -> None:
+        """Draw what becomes of a change before it is done, in this order. Raises if it fails."""
+        for fate in fates:
+            fate(self, sent)
+
+    def make(self, sent: Sent, fates: Iterable[Fate]) -> Any:
+        """Make a change that may meet these fates; its answer may be lost afterwards."""
+        self.meet(sent, fates)
+        result = sent.do()
+        if self.happens(self.rates.unknown_applied):
+            raise self.unknown(sent.who, f"the answer to {sent.name} was lost", sent.writes)
+        return result
+
+    def is_interrupted(self, who: str) -> bool:
+        """Whether a signal meets the caller in the middle of this call."""
+        return self._interruptible(who) and self.happens(self.rates.interrupted)
+
+    def unknown(self, who: str, why: str, writes: Sequence[Write]) -> OutcomeUnknown:
+        """The error for a commit that gets no answer."""
+        if self._no_answer is not None:
+            self._no_answer(who, why, [write.key for write in writes])
+        return OutcomeUnknown(f"no answer came ({why})")
+
+    def put_off(self, sent: Sent) -> None:
+        """Do it later. Meanwhile others wait for the records that it has locked, if any."""
+        is_there = bool(sent.locks) and not self.happens(self.rates.unlocked)
+        delay = self.rng.random() * self.rates.longest_delay
+        locked = frozenset(sent.locks if is_there else ())
+        self._late.append(_Late(self.clock.monotonic() + delay, sent.do, sent.unit, locked))
+
+    def wait_out(self, unit: Holder) -> None:
+        """Somebody asks after this unit. It arrives now, or later: then the store refuses it."""
+        if self.rng.random() < 0.5:
+            for late in self._take_late(lambda late: late.unit == unit):
+                late.arrive()
+
+    def wait_for_locks(self, keys: Iterable[str]) -> None:
+        """Do what is on its way and has locked one of these records."""
+        if any(late.locked for late in self._late):
+            wanted = frozenset(keys)
+            for late in self._take_late(lambda late: not late.locked.isdisjoint(wanted)):
+                late.arrive()
+
+    def _take_late(self, wanted: Callable[[_Late], bool]) -> list[_Late]:
+        taken = [late for late in self._late if wanted(late)]
+        self._late = [late for late in self._late if not wanted(late)]
+        return sorted(taken, key=lambda late: late.at)
+
+
+class _Late(NamedTuple):
+    """A commit on its way."""
+
+    at: float
+    commit: Callable[[], object]
+    unit: Holder | None
+    locked: frozenset[str]
+
+    def arrive(self) -> None:
+        """Do it, if the store still takes it; nobody hears the answer."""
+        try:
+            self.commit()
+        except PxrsError:
+            return
+
+
+class Sent(NamedTuple):
+    """A change on its way to the store: `what` is the call, `name` what people call it.
+
+    `keys`: the records that it is about; `locks`: those that it has locked while it is late.
+    """
+
+    who: str
+    what: str
+    name: str
+    do: Callable[[], Any]
+    unit: Holder | None = None
+    writes: Sequence[Write] = ()
+    keys: Collection[str] = ()
+    locks: Collection[str] = ()
+
+
+# What may become of a change before it is done: raises, or lets it pass.
+Fate = Callable[[Faults, Sent], None]
+
+
+def _refused(rate: str, error: type[PxrsError], why: str) -> Fate:
+    def refused(faults: Faults, sent: Sent) -> None:
+        if faults.happens(getattr(faults.rates, rate)):
+            raise error(why)
+
+    return refused
+
+
+_busy = _refused("busy", StoreBusy, "somebody else is writing")
+_in_the_way = _refused("busy", TransactionConflict, "another transaction was in the way")
+_full = _refused("full", StoreFull, "there is no room for the batch")
+_away = _refused("unavailable", StoreUnavailable, "the partition can't be reached")
+
+
+def _lost(faults: Faults, sent: Sent) -> None:
+    if faults.happens(faults.rates.unknown_lost):
+        raise faults.unknown(sent.who, f"{sent.name} was lost", sent.writes)
+
+
+def _late(faults: Faults, sent: Sent) -> None:
+    if faults.happens(faults.rates.unknown_late):
+        faults.put_off(sent)
+        raise faults.unknown(sent.who, f"{sent.name} is on its way", sent.writes)
+
+
+def _interrupted(faults: Faults, sent: Sent) -> None:
+    """The caller is interrupted, and what was sent is done, done later or not at all."""
+    if faults.is_interrupted(sent.who):
+        fate = faults.rng.random()
+        if fate < 1 / 3:
+            sent.do()
+        elif fate < 2 / 3:
+            faults.put_off(sent)
+        faults.unknown(sent.who, f"{sent.what} is interrupted", sent.writes)
+        raise Interrupted(sent.what)
+
+
+def _waits(faults: Faults, sent: Sent) -> None:
+    faults.wait_for_locks(sent.keys)
+
+
+class _Faulty(Forwarding):
+    """One user's way to a store, a session or a watch that fails now and then.
+
+    `reads` and `writes` name the calls of the seam that merely don't get through now and then.
+    What is not named, and not defined by the class, never fails.
+    """
+
+    def __init__(self, inner: Any, faults: Faults, who: str = "") -> None:
+        super().__init__(inner)
         self._faults = faults
         self._who = who
-        self._coord = FaultyCoord(inner.coord, faults, who)
-        self._log = FaultyLog(inner.log, faults, who)
-        self._queues = FaultyQueues(inner.queues, faults, who)
 
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def coord(self) -> FaultyCoord:
-        return self._coord
-
-    @property
-    def log(self) -> FaultyLog:
-        return self._log
-
-    @property
-    def queues(self) -> FaultyQueues:
-        return self._queues
-
-    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
-        return FaultyAtomic(self._inner.atomic(connection), self._faults, self._who)
-
-    def close(self) -> None:
-        self._inner.close()
+    def __init_subclass__(
+        cls,
+        seam: type | None = None,
+        reads: Sequence[str] = (),
+        writes: Sequence[str] = (),
+    ) -> None:
+        for name in reads:
+            setattr(cls, name, _failing(name, "reads"))
+        for name in writes:
+            setattr(cls, name, _failing(name, "unavailable"))
+        super().__init_subclass__(seam)
 
 
-class FaultyCoord:
-    """A `CoordStore` that fails now and then."""
+def _failing(
+    name: str,
+    rate: str | None = None,
+    what: str = "",
+    *,
+    wrap: type[_Faulty] | None = None,
+    unit: Callable[..., Holder] | None = None,
+) -> Any:
+    """A method that does not get through now and then; what it returns may fail, too.
 
-    def __init__(self, inner: CoordStore, faults: Faults, who: str = "") -> None:
-        self._inner = inner
-        self._faults = faults
-        self._who = who
+    `unit`: it asks after this one, which may be on its way.
+    """
 
-    @property
-    def limits(self) -> Limits:
-        return self._inner.limits
-
-    def get(self, key: str) -> Versioned | None:
-        self._faults.call(self._who, f"get {key}", self._faults.rates.reads)
-        return self._inner.get(key)
-
-    def list(
-        self, prefix: str, after: str | None = None, limit: int | None = None
-    ) -> builtins.list[Versioned]:
-        self._faults.call(self._who, f"list {prefix}", self._faults.rates.reads)
-        return self._inner.list(prefix, after, limit)
-
-    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+    def method(self: _Faulty, *args: Any, **named: Any) -> Any:
         faults = self._faults
-        faults.call(self._who, "commit", faults.rates.unavailable)
-        if faults.happens(faults.rates.busy):
-            raise StoreBusy("somebody else is writing")
-        if faults.happens(faults.rates.unknown_lost):
-            raise faults.unknown(self._who, "the commit was lost", writes)
-        if faults.happens(faults.rates.unknown_late):
-            faults.put_off(lambda: self._inner.commit(checks, writes))
-            raise faults.unknown(self._who, "the commit is on its way", writes)
-        faults.interrupt(
-            self._who, "commit", lambda: self._inner.commit(checks, writes), writes=writes
-        )
-        faults.wait_for_locks(each.key for each in (*checks, *writes))
-        outcome = self._inner.commit(checks, writes)
-        if faults.happens(faults.rates.unknown_applied):
-            raise faults.unknown(self._who, "the answer was lost", writes)
-        return outcome
+        often = 0.0 if rate is None else getattr(faults.rates, rate)
+        faults.call(self._who, (what or name).format(*args, *named.values()), often)
+        if unit is not None:
+            faults.wait_out(unit(*args, **named))
+        result = getattr(self._inner, name)(*args, **named)
+        return result if wrap is None else wrap(result, faults, self._who)
 
-    def watch(self, *prefixes: str) -> Watch:
-        self._faults.call(self._who, "watch")
-        return FaultyWatch(self._inner.watch(*prefixes), self._faults)
-
-    def session(self, ttl: float) -> Session:
-        self._faults.call(self._who, "open a session", self._faults.rates.unavailable)
-        return FaultySession(self._inner.session(ttl), self._faults, self._who)
-
-    def close(self) -> None:
-        self._inner.close()
+    return method
 
 
-class FaultySession:
+def _changing(
+    name: str, fates: Sequence[Fate], about: Callable[..., Mapping[str, Any]], words: str = ""
+) -> Any:
+    """A method that changes the store; `about` says the rest of what `Sent` has to know."""
+
+    def method(self: _Faulty, *args: Any, **named: Any) -> Any:
+        self._faults.call(self._who, name, self._faults.rates.unavailable)
+        do = partial(getattr(self._inner, name), *args, **named)
+        sent = Sent(self._who, name, words or name, do, **about(*args, **named))
+        return self._faults.make(sent, fates)
+
+    return method
+
+
+class FaultyWatch(_Faulty, seam=Watch):
+    """A `Watch` that loses wake-ups, or tells of them one wait late."""
+
+    _owed = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        woken, self._owed = self._owed, False
+        if self._inner.wait(0 if woken else timeout):
+            rates = self._faults.rates
+            self._owed = self._faults.happens(rates.wake_late)
+            woken = woken or not (self._owed or self._faults.happens(rates.wake_lost))
+        return woken
+
+
+class FaultySession(_Faulty, seam=Session):
     """A `Session` whose renewals fail now and then, some of them after they were done."""
 
     def __init__(self, inner: Session, faults: Faults, who: str) -> None:
-        self._inner = inner
-        self._faults = faults
-        self._who = who
+        super().__init__(inner, faults, who)
         self._safe_until = faults.clock.monotonic() + inner.remaining()
-
-    @property
-    def id(self) -> str:
-        return self._inner.id
-
-    @property
-    def ttl(self) -> float:
-        return self._inner.ttl
 
     def renew(self) -> None:
         faults, sent = self._faults, self._faults.clock.monotonic()
@@ -179,40 +378,80 @@ class FaultySession:
 
     def remaining(self) -> float:
         left = self._safe_until - self._faults.clock.monotonic()
-        return max(0.0, min(left, self._inner.remaining()))
+        kept: float = self._inner.remaining()
+        return max(0.0, min(left, kept))
 
-    def close(self) -> None:
-        self._faults.call(self._who, "close the session", self._faults.rates.unavailable)
-        self._inner.close()
+    close = _failing("close", "unavailable", "close the session")
 
 
-class FaultyLog:
+class FaultyCoord(_Faulty, seam=CoordStore):
+    """A `CoordStore` that fails now and then."""
+
+    get = _failing("get", "reads", "get {}")
+    list = _failing("list", "reads", "list {}")
+    watch = _failing("watch", wrap=FaultyWatch)
+    session = _failing("session", "unavailable", "open a session", wrap=FaultySession)
+    commit = _changing(
+        "commit",
+        (_busy, _lost, _late, _interrupted, _waits),
+        lambda checks, writes: {
+            "writes": writes,
+            "keys": [each.key for each in (*checks, *writes)],
+        },
+        "the commit",
+    )
+
+
+def _unit(holder: Holder, unit: str) -> Holder:
+    return Holder(holder.session, unit)
+
+
+_CHANGE = (_busy, _lost, _late)
+# Calls that a program makes by itself. The others are also made by threads, which no signal meets.
+_CALLED = (_busy, _interrupted, _lost, _late)
+
+
+class FaultyQueues(
+    _Faulty,
+    seam=QueueStore,
+    reads=(
+        "create", "find", "all", "delete", "reap", "stats", "peek", "drop", "redrive", "purge",
+    ),
+):  # fmt: skip
+    """A `QueueStore` that fails now and then."""
+
+    take = _changing(
+        "take",
+        _CALLED,
+        lambda queue, holder, count, *, unit="", **_: {"unit": _unit(holder, unit)},
+    )
+    apply = _changing("apply", _CALLED, lambda change: {"unit": _unit(change.holder, change.unit)})
+    extend = _changing("extend", _CHANGE, lambda holder, held, lock_for: {"unit": holder})
+    release = _changing("release", _CHANGE, lambda holder, releases: {"unit": holder})
+    # Of `ItemRestorer`: only where the inner store is one.
+    restore = _changing("restore", _CHANGE, lambda queue, items: {"unit": Holder("", "restore")})
+    held = _failing("held", "reads", unit=lambda queue, holder, unit: _unit(holder, unit))
+    outcome = _failing("outcome", "reads", unit=Holder)
+    watch = _failing("watch", "reads", wrap=FaultyWatch)
+
+
+class FaultyLog(
+    _Faulty,
+    seam=LogStore,
+    reads=("fetch", "bounds", "size", "batch_at"),
+    writes=("create", "drop", "trim", "expire"),
+):
     """A `LogStore` that fails now and then, each batch of an append by itself."""
 
-    def __init__(self, inner: LogStore, faults: Faults, who: str = "") -> None:
-        self._inner = inner
-        self._faults = faults
-        self._who = who
-
-    def _read(self, what: str) -> None:
-        self._faults.call(self._who, what, self._faults.rates.reads)
-
-    def _write(self, what: str) -> None:
-        self._faults.call(self._who, what, self._faults.rates.unavailable)
-
-    def create(self, topic_id: str, partitions: int) -> None:
-        self._write("create")
-        self._inner.create(topic_id, partitions)
-
-    def drop(self, topic_id: str) -> None:
-        self._write("drop")
-        self._inner.drop(topic_id)
+    watch = _failing("watch", "reads", wrap=FaultyWatch)
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        self._write("append")
-        self._faults.interrupt(
-            self._who, "append", lambda: self._inner.append(self._some_of(appends))
+        faults = self._faults
+        faults.call(self._who, "append", faults.rates.unavailable)
+        some = Sent(
+            self._who, "append", "append", lambda: self._inner.append(self._some_of(appends))
         )
+        faults.meet(some, (_interrupted,))
         held_up: set[LogPartition] = set()
         results: list[Appended | PxrsError] = []
         for append in appends:
@@ -239,50 +478,99 @@ class FaultyLog:
 
     def _append_one(self, append: Append) -> Appended | PxrsError:
         """Its offset, unless this is one of those that fail."""
-        faults, rates = self._faults, self._faults.rates
-        if faults.happens(rates.full):
-            return StoreFull("there is no room for the batch")
-        if faults.happens(rates.unavailable):
-            return StoreUnavailable("the partition can't be reached")
-        if faults.happens(rates.unknown_lost):
-            return faults.unknown(self._who, "the batch was lost", ())
-        if faults.happens(rates.unknown_late):
-            faults.put_off(lambda: self._inner.append([append]))
-            return faults.unknown(self._who, "the batch is on its way", ())
-        (answer,) = self._inner.append([append])
-        if isinstance(answer, Appended) and faults.happens(rates.unknown_applied):
-            return faults.unknown(self._who, "the answer to a batch was lost", ())
-        return answer
 
-    def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
-        self._read("fetch")
-        return self._inner.fetch(where, offset, max_bytes)
+        def do() -> Appended:
+            answer: Appended | PxrsError
+            (answer,) = self._inner.append([append])
+            if isinstance(answer, PxrsError):
+                raise answer
+            return answer
 
-    def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        self._read("bounds")
-        return self._inner.bounds(topic_id)
+        sent = Sent(self._who, "append", "the batch", do)
+        try:
+            appended: Appended = self._faults.make(sent, (_full, _away, _lost, _late))
+        except PxrsError as error:
+            # The frames would keep all that they see as long as somebody keeps the error.
+            return error.with_traceback(None)
+        return appended
 
-    def size(self, where: LogPartition) -> int:
-        self._read("size")
-        return self._inner.size(where)
 
-    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
-        self._read("batch_at")
-        return self._inner.batch_at(where, timestamp)
+class FaultyAtomic(_Faulty, seam=Atomic):
+    """An `Atomic` that fails when it begins or when it commits.
 
-    def trim(self, where: LogPartition, before: int) -> int:
-        self._write("trim")
-        return self._inner.trim(where, before)
+    One that is done late holds its locks until then, and whoever commits something about the same
+    records waits for it; or it has not reached the store yet, and holds none. Whoever commits may
+    be interrupted: before it is done, after that, or while it is on its way.
+    """
 
-    def expire(
-        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
-    ) -> int:
-        self._write("expire")
-        return self._inner.expire(where, before_timestamp, max_bytes)
+    def __init__(
+        self, inner: AbstractContextManager[Atomic], faults: Faults, who: str = ""
+    ) -> None:
+        # What the block gives once it is entered takes its place.
+        super().__init__(inner, faults, who)
+        self._block = inner
+        self._left = False
+        self._keys: set[str] = set()
+        self._writes: list[Write] = []
 
-    def watch(self, *where: LogPartition) -> Watch:
-        self._read("watch")
-        return FaultyWatch(self._inner.watch(*where), self._faults)
+    def check(self, *checks: Check) -> None:
+        self._keys.update(check.key for check in checks)
+        self._inner.check(*checks)
 
-    def close(self) -> None:
-        self._inner.close()
+    def write(self, *writes: Write) -> None:
+        self._keys.update(write.key for write in writes)
+        self._writes += writes
+        self._inner.write(*writes)
+
+    def __enter__(self) -> FaultyAtomic:
+        faults = self._faults
+        faults.call(self._who, "begin", faults.rates.unavailable)
+        faults.meet(self._sent(), (_busy,))
+        self._inner = self._block.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            # What is on its way already is out of its sender's hands.
+            if not self._left:
+                self._block.__exit__(kind, error, trace)
+            return
+        faults, sent, self._left = self._faults, self._sent(), True
+        try:
+            faults.call(self._who, sent.what, faults.rates.unavailable)
+            faults.meet(sent, (_in_the_way, _lost, _waits))
+        except BaseException as failure:
+            self._block.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        faults.make(sent, (_interrupted, _late))
+
+    def _sent(self) -> Sent:
+        return Sent(
+            self._who,
+            "commit the transaction",
+            "the transaction",
+            lambda: self._block.__exit__(None, None, None),
+            writes=self._writes,
+            keys=self._keys,
+            locks=self._keys,
+        )
+
+
+class FaultyStores(Forwarding, seam=Stores):
+    """`Stores` that fail now and then."""
+
+    def __init__(self, inner: Stores, faults: Faults, who: str = "") -> None:
+        super().__init__(inner)
+        self._faults = faults
+        self._who = who
+        self.coord = FaultyCoord(inner.coord, faults, who)
+        self.log = FaultyLog(inner.log, faults, who)
+        self.queues = FaultyQueues(inner.queues, faults, who)
+
+    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
+        return FaultyAtomic(self._inner.atomic(connection), self._faults, self._who)

@@ -34,13 +34,10 @@ from pxrs.testing.clock import ShiftedClock
 from pxrs.testing.faults import Interrupted
 from pxrs.topics import Topics
 from pxrs.types import TopicPartition
-from simulator.caller import Caller, Mode
-from simulator.effects import OUTPUT
-from simulator.ledger import Ledger
-from simulator.locks import Blocked, StepLock
-from simulator.plan import GROUP, Plan
-from simulator.stage import Died, Process
-from simulator.transacting import Transacting
+from simulator.groups.caller import Caller, Mode, Transacting
+from simulator.groups.judge import OUTPUT, Ledger
+from simulator.groups.plan import GROUP, Plan
+from simulator.stage import Blocked, Died, Process, StepLock
 
 _CAREFUL = 1.0
 _RETRY = 0.2
@@ -193,6 +190,7 @@ class Actor:
 
     def commit(self) -> None:
         """Commit what was handled, or asked for, without looking."""
+        self._say(f"{self.who} commits")
         if self.mode == "transactions":
             return
         with self._tolerating("commit"):

@@ -174,6 +174,49 @@ def test_what_a_handler_raises_is_the_test_s(lab: GroupLab) -> None:
     lab.assert_in_order()
 
 
+def test_what_was_handled_before_a_failure_does_not_come_again(lab: GroupLab) -> None:
+    """As for a loop over a consumer whose body raises: only that message comes again."""
+    failures = iter([ValueError("no")])
+
+    def handle(message: Message) -> None:
+        if message.value == b"2":
+            for failure in failures:
+                raise failure
+
+    lab.start("a", handle)
+    for number in range(4):
+        lab.send(f"{number}", partition=0)
+    with pytest.raises(ValueError, match="no"):
+        lab.run_until_quiet()
+    lab.run_until_quiet()
+    assert lab.values() == [b"0", b"1", b"2", b"3"]
+
+
+def test_items_stay_with_the_member_that_took_them() -> None:
+    """What holds them is renewed as long as the member lives, and ends with it."""
+
+    def handle(message: Message, tx: Transaction) -> None:
+        item = tx.take("tasks", 0)
+        assert item is not None
+        taken.append(item.value)
+        if len(taken) == 2:
+            raise Crash
+
+    taken: list[Any] = []
+    with GroupLab(partitions=1) as lab:
+        for number in range(2):
+            lab.px.put("tasks", f"{number}")
+        lab.start("a", handle, transaction=True)
+        lab.send("first")
+        lab.run_until_quiet()
+        lab.advance(100)
+        lab.send("second")
+        lab.start("b", handle, transaction=True)
+        lab.run_until_quiet()
+        assert taken == ["0", "1", "1"]
+        assert lab.px.queues.describe("tasks").depth == 0
+
+
 def copy(message: Message, tx: Transaction) -> None:
     tx.send("copies", message.value)
 
@@ -234,7 +277,7 @@ def test_what_can_never_come_is_told(lab: GroupLab) -> None:
 def test_a_handler_that_feeds_itself_is_stopped(
     lab: GroupLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pxrs.testing.kit._MOST_STEPS", 500)
+    monkeypatch.setattr("pxrs.testing.group_lab._MOST_STEPS", 500)
     lab.start("a", lambda message: lab.send("more", key="k"))
     lab.send("first", key="k")
     with pytest.raises(AssertionError, match="no end after 500 steps"):

@@ -11,38 +11,236 @@
         lab.run_until_quiet()    # b takes over; what a had not committed comes again
         lab.assert_nothing_lost()
 
-The members run the group code that a consumer runs, over the memory store and a clock that the
-lab moves. The same calls give the same run, every time.
+The members take the steps that a consumer's threads take, over the memory store and a clock that
+the lab moves. The same calls give the same run, every time.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from pxrs.app import Pxrs
 from pxrs.arguments import check_handler
+from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings, check_member_name
+from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.transactions import Transactions
+from pxrs.core.group import group_state
+from pxrs.core.records import (
+    Claim,
+    Head,
+    MemberRecord,
+    claim_key,
+    decode,
+    head_key,
+    members_prefix,
+)
 from pxrs.decoding import Decoder
-from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.errors import Fenced, InvalidRequest, PxrsError, SessionLost
 from pxrs.producing.records import Outgoing
+from pxrs.queues.held_items import Desk
+from pxrs.queues.hold_session import Keeper
+from pxrs.running.handler_results import refuse_unfinished
 from pxrs.serde import Serde
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
-from pxrs.testing.lab_member import Crash, Handler, LabMember, Place, State
-from pxrs.testing.lab_records import Handled, LabRecords, Refused
 from pxrs.topics import Topics
 from pxrs.types import Header, Message, Position, TopicPartition
+
+Handler = Callable[..., Any]
+State = Literal["running", "frozen", "killed", "stopped"]
 
 _LEAST_TICK = 0.001
 # More steps than this without an end: the handler feeds itself, or the group is stuck.
 _MOST_STEPS = 100_000
+
+
+class Crash(BaseException):
+    """Raise it where the machine shall lose power: inside a handler, or what a handler calls.
+
+    The member that runs the handler is gone at once, as by `GroupLab.kill`. No `except
+    Exception` of the code under test stops it, as none would stop a power cut.
+    """
+
+
+class Handled(NamedTuple):
+    """A message that a handler has seen. `stale`: somebody else owned its partition by then."""
+
+    member: str
+    message: Message
+    at: float
+    stale: bool
+
+
+class Refused(NamedTuple):
+    """A commit that was refused, because somebody else owns these partitions now."""
+
+    member: str
+    partitions: tuple[int, ...]
+    at: float
+
+
+class LabMember:
+    """A member and its handler: the steps of a consumer, one after the other.
+
+    A step is what a consumer's threads would do between two moments: renew the session, look at
+    the group, handle a message, commit. Nothing waits, and nothing happens but in a step.
+    """
+
+    def __init__(
+        self,
+        member: MemberSteps,
+        settings: ConsumerSettings,
+        clock: Clock,
+        handler: Handler,
+        in_hand: int,
+        handled: Callable[[str, Message], None],
+        fenced: Callable[[str, frozenset[TopicPartition]], None],
+        hold: Desk | None,
+    ) -> None:
+        """`handled` is told of every message that the handler has seen, `fenced` of every commit
+        that was refused. `hold`: for one that handles each message in a transaction."""
+        self.name = settings.member_name
+        self.state: State = "running"
+        self._member = member
+        self._settings = settings
+        self._clock = clock
+        self._handler = handler
+        self._most = in_hand
+        self._handled = handled
+        self._fenced = fenced
+        self._hold = hold
+        self._transactions = hold and Transactions(hold, member, lambda: None)
+        self._loop: Iterator[Message] = iter(())
+        # Where a frozen one stands: the loop has shown it this message.
+        self._shown: Message | None = None
+        member.membership.join()
+        now = clock.monotonic()
+        self._renew_at = now + settings.session_ttl / 3
+        self._commit_at = now + settings.auto_commit_interval
+        self._look_at: float | None = now
+
+    @property
+    def assignment(self) -> set[int]:
+        """The partitions that it takes for its own; a frozen one may be wrong about that."""
+        partitions = self._member.table.partitions
+        return {part.partition for part, owned in partitions.items() if owned.state == "owned"}
+
+    @property
+    def in_hand(self) -> list[Message]:
+        """Messages that were handed to it and that its handler has not seen yet."""
+        return [
+            message
+            for run in self._member.runs
+            if run.turn == run.owned.turn
+            for message in run.messages[run.handled :]
+            if message.offset < run.owned.handed
+        ]
+
+    @property
+    def version(self) -> int:
+        """Rises whenever something about its partitions changes."""
+        return self._member.table.version
+
+    def due(self) -> float:
+        """When it has something to do at the latest."""
+        times = [self._renew_at, self._commit_at]
+        return min(times if self._look_at is None else [*times, self._look_at])
+
+    def step(self) -> None:
+        """Do what there is to do now; at most one message is handled."""
+        if self._shown is not None:
+            # Just woken: the handler goes on before anybody looks at a clock.
+            shown, self._shown = self._shown, None
+            self._handle(shown)
+            self._commit()
+            return
+        self._renew()
+        self._look_at = self._member.membership.look()
+        while self._member.table.next_change() is not None:
+            pass
+        self._member.membership.release_what_is_finished()
+        if (message := next(self._loop, None) or self._fetch()) is not None:
+            self._handle(message)
+        if self._clock.monotonic() >= self._commit_at:
+            self._commit()
+
+    def leave(self) -> None:
+        """Commit what was handled, release everything, say goodbye."""
+        self._leave_loop()
+        self._member.membership.leave()
+        if self._hold is not None:
+            self._hold.keeper.close()
+
+    def freeze(self) -> None:
+        """Stand still, between being shown a message and handling it if there is one."""
+        self.state = "frozen"
+        self._shown = self._shown or next(self._loop, None)
+
+    def _renew(self) -> None:
+        session = self._member.membership.session
+        now = self._clock.monotonic()
+        if session is None or now < self._renew_at:
+            return
+        self._renew_at = now + self._settings.session_ttl / 3
+        # If it is lost, the look that follows opens another one.
+        with suppress(SessionLost):
+            session.renew()
+        if self._hold is not None:
+            self._hold.keeper.renew()
+
+    def _commit(self) -> None:
+        self._commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
+        if self._settings.auto_commit and (lost := self._member.commit_handled()):
+            self._fenced(self.name, lost)
+
+    # Messages
+
+    def _fetch(self) -> Message | None:
+        """Nothing is in hand: fetch, and begin with the first."""
+        self._member.finish()
+        self._member.fetch(lambda: None)
+        self._loop = self._member.one_by_one(self._member.hand_out(self._most))
+        return next(self._loop, None)
+
+    def _handle(self, message: Message) -> None:
+        """Call the handler. Whatever it raises is the test's; the message will come again."""
+        try:
+            if self._transactions is None:
+                self._call(message)
+            else:
+                self._call_in_transaction(self._transactions, message)
+        except Exception:
+            self._leave_loop()
+            raise
+        # Handlers take no time: it counts now, not when the loop is asked for the next one.
+        for run in self._member.runs:
+            run.handled = run.seen
+
+    def _call_in_transaction(self, transactions: Transactions, message: Message) -> None:
+        try:
+            with transactions.begin() as tx:
+                self._call(message, tx)
+        except Fenced as fenced:
+            # What it was handed is not its own any more: its loop passes that over.
+            self._fenced(self.name, fenced.parts)
+
+    def _call(self, message: Message, *more: Any) -> None:
+        refuse_unfinished(self._handler(message, *more))
+        self._handled(self.name, message)
+
+    def _leave_loop(self) -> None:
+        """What is in hand will be handed out again."""
+        self._member.leave_loop()
+        self._loop, self._shown = iter(()), None
 
 
 class GroupLab:
@@ -79,7 +277,6 @@ class GroupLab:
         self._topics = Topics(stores.coord, stores.log, self.clock)
         self._topic = self._topics.create(topic, partitions)
         self._serdes = (key_serde, serde)
-        self._records = LabRecords(stores, self._topic, group)
         self._settings = ConsumerSettings(
             group=group,
             member_name="",
@@ -140,14 +337,19 @@ class GroupLab:
         check_handler(handler, *takes, instead=instead)
         if name in self._members and self._members[name].state in ("running", "frozen"):
             raise InvalidRequest(f"member {name!r} is {self._members[name].state} already")
-        place = Place(
-            self._stores, self._topics, self.clock, self.topic, Decoder(*self._serdes),
-            lambda: f"{next(self._ids):06}", self._note_handled, self._note_fenced,
-        )  # fmt: skip
         settings = msgspec.structs.replace(
             self._settings, member_name=name, auto_commit=not transaction
         )
-        member = LabMember(place, settings, handler, self._in_hand, transaction=transaction)
+        steps = MemberSteps(
+            self._stores, self._topics, self.clock, lambda: (self.topic,), settings,
+            Decoder(*self._serdes), new_id=lambda: f"{next(self._ids):06}",
+        )  # fmt: skip
+        keeper = Keeper(self._stores, self.clock, settings.session_ttl, threads=False)
+        hold = Desk(self._stores, self._topics, self.clock, keeper, random.Random(name))
+        member = LabMember(
+            steps, settings, self.clock, handler, self._in_hand, self._note_handled,
+            self._note_fenced, hold if transaction else None,
+        )  # fmt: skip
         self._members.pop(name, None)
         self._members[name] = member
         return member
@@ -164,12 +366,12 @@ class GroupLab:
 
     def freeze(self, name: str) -> None:
         """Let a member stand still, as SIGSTOP or a long pause would, with what it has in hand."""
-        self._member(name, "running").state = "frozen"
+        self._member(name, "running").freeze()
 
     def wake(self, name: str) -> None:
         """Let a frozen member go on where it was. It does not know that any time has passed:
         it handles the next message in hand and commits before it looks at the group."""
-        self._member(name, "frozen").wake()
+        self._member(name, "frozen").state = "running"
 
     def member(self, name: str) -> LabMember:
         """The member that was started last under this name."""
@@ -272,7 +474,7 @@ class GroupLab:
         """Changes as long as anything happens."""
         return (
             len(self.handled),
-            self._records.fingerprint(),
+            [(record.key, record.version) for record in self._stores.coord.list("")],
             [(member.version, member.state) for member in self._members.values()],
         )
 
@@ -281,23 +483,43 @@ class GroupLab:
     @property
     def quiet(self) -> bool:
         """Whether every message is handled and committed, and the group is at rest."""
-        running = {member.name for member in self._running()}
-        return self._records.at_rest(running) and not any(self.lags.values())
+        coord, prefix = self._stores.coord, members_prefix(self.group)
+        members = {
+            record.key.removeprefix(prefix): decode(record, MemberRecord)
+            for record in coord.list(prefix)
+        }
+        found = coord.get(head_key(self.group))
+        head = decode(found, Head) if found is not None else None
+        claims = {TopicPartition(self.topic, at): claim for at, claim in self._claims().items()}
+        return (
+            members.keys() == {member.name for member in self._running()}
+            and group_state(head, members, claims) == "STABLE"
+            and not any(self.lags.values())
+        )
 
     @property
     def checkpoints(self) -> dict[int, int]:
         """The committed checkpoint of each partition; 0 where there is none."""
-        return self._records.checkpoints()
+        return {number: claim.checkpoint or 0 for number, claim in self._claims().items()}
 
     @property
     def owners(self) -> dict[int, str | None]:
         """Who owns each partition by the group's records."""
-        return {number: claim.name for number, claim in self._records.claims().items()}
+        return {number: claim.name for number, claim in self._claims().items()}
 
     @property
     def lags(self) -> dict[int, int]:
         """Messages of each partition that no checkpoint covers."""
-        return self._records.lags()
+        ends = self._stores.log.bounds(self._topic.id)
+        return {number: ends[number].end - at for number, at in self.checkpoints.items()}
+
+    def _claims(self) -> dict[int, Claim]:
+        """The claim of each partition; an empty one where there is none yet."""
+        found = {}
+        for number in range(self._topic.partitions):
+            record = self._stores.coord.get(claim_key(self.group, self._topic.id, number))
+            found[number] = decode(record, Claim) if record is not None else Claim()
+        return found
 
     @property
     def repeated(self) -> list[Position]:
@@ -369,7 +591,7 @@ class GroupLab:
         self.close()
 
     def _note_handled(self, name: str, message: Message) -> None:
-        claim = self._records.claims()[message.partition]
+        claim = self._claims()[message.partition]
         stale = claim.epoch != message.fence.epoch
         self.handled.append(Handled(name, message, self.now, stale))
 

@@ -7,7 +7,8 @@ from random import Random
 import msgspec
 
 from pxrs.config import OnTrimmed, Start, Strategy
-from pxrs.testing.faults import NOTHING, Rates
+from pxrs.testing.faults import Rates
+from simulator.stage import draw_rates
 
 GROUP = "g"
 OPERATOR = "operator"
@@ -73,28 +74,4 @@ def draw(seed: int, members: int | None = None) -> Plan:
         interleave=rng.choice((0.0, 0.03, 0.1, 0.2)),
         trouble=rng.choice((0.3, 1.0, 1.0, 2.0)),
         operator=rng.choice((0.0, 0.3, 1.0)),
-    )
-
-
-def draw_rates(rng: Random) -> Rates:
-    """How much goes wrong in one run."""
-    if rng.random() < 0.125:
-        return NOTHING
-    much = rng.choice((0.01, 0.05, 0.05, 0.2))
-
-    def rate() -> float:
-        return rng.choice((0.0, much, much * rng.random()))
-
-    return Rates(
-        unknown_applied=rate(),
-        unknown_lost=rate(),
-        unknown_late=rate(),
-        unlocked=0.5,
-        unavailable=rate(),
-        busy=rate(),
-        reads=rate(),
-        renewals=rate(),
-        wake_lost=rng.choice((0.0, 0.3, 1.0)),
-        wake_late=rng.choice((0.0, 0.3)),
-        longest_delay=rng.choice((0.5, 5.0)),
     )

@@ -1,18 +1,83 @@
-"""The topics of one run, as they really are, and what is in them."""
+"""What comes from outside while members live: messages, retention, and an operator who meddles."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from random import Random
 
 from pxrs.clock import Clock
 from pxrs.codec.batches import encode
 from pxrs.core.routing import xxhash
+from pxrs.errors import (
+    GroupNotEmpty,
+    GroupNotFound,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    StoreError,
+    TopicNotFound,
+)
+from pxrs.groups.admin import Groups, Target
+from pxrs.stores.api import Stores
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.topics import Topics
 from pxrs.types import Append, LogPartition, Topic, TopicPartition
-from simulator.effects import OUTPUT
-from simulator.ledger import Ledger
+from simulator.groups.judge import OUTPUT, Ledger
+from simulator.groups.plan import GROUP, OPERATOR
+
+# The topic may be another one, or gone, by the time that it is asked for.
+_REFUSED = (GroupNotEmpty, GroupNotFound, OffsetOutOfRange, PartitionNotFound, TopicNotFound)
+_ENDS: tuple[Target, ...] = ("earliest", "latest")
+
+
+class Operator:
+    """Does one thing after the other, over a store that fails for him, too."""
+
+    def __init__(
+        self, stores: Stores, clock: Clock, rng: Random, say: Callable[[str], None]
+    ) -> None:
+        self._topics = Topics(stores.coord, stores.log, clock)
+        self._groups = Groups(stores.coord, stores.log, self._topics, clock)
+        self._rng = rng
+        self._say = say
+
+    def reset(self, topics: WorldTopics) -> None:
+        """Set checkpoints of a topic: all to one end of it, or one anywhere."""
+        topic = topics.there[self._rng.choice(sorted(topics.there))]
+        partitions: list[int] | None = None
+        to: Target = self._rng.choice(_ENDS)
+        if self._rng.random() < 0.7:
+            partitions = [self._rng.randrange(topic.partitions)]
+            to = self._rng.randint(0, topics.end_of(TopicPartition(topic.name, partitions[0])))
+        force = self._rng.random() < 0.9
+        self._say(
+            f"{OPERATOR} resets {topic.name} {'all' if partitions is None else partitions[0]} "
+            f"to {to}{' by force' if force else ''}"
+        )
+        with self._tolerating():
+            self._groups.reset(GROUP, topic.name, to=to, partitions=partitions, force=force)
+
+    def delete(self, topics: WorldTopics) -> None:
+        """Delete a topic under the group."""
+        topic = self._rng.choice(sorted(topics.there))
+        self._say(f"{OPERATOR} deletes {topic}")
+        with self._tolerating():
+            self._topics.delete(topic)
+
+    def forget_group(self) -> None:
+        """Delete the group; members that live begin a new one of the same name."""
+        force = self._rng.random() < 0.9
+        self._say(f"{OPERATOR} deletes the group{' by force' if force else ''}")
+        with self._tolerating():
+            self._groups.delete(GROUP, force=force)
+
+    @contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        try:
+            yield
+        except (*_REFUSED, StoreError) as error:
+            self._say(f"{OPERATOR}: {type(error).__name__}: {error}")
 
 
 class WorldTopics:

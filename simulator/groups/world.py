@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 
+from pxrs.core.group import group_state
+from pxrs.core.records import Claim, Head, MemberRecord, claim_key, decode, head_key, members_prefix
 from pxrs.testing.faults import FaultyStores
-from pxrs.types import Holder, NewItem, QueueChange, Versioned, Write
-from simulator.account import Broken
-from simulator.actor import Actor
-from simulator.caller import MODES
-from simulator.effects import TASKS, Landed
-from simulator.ledger import Ledger
-from simulator.observed import ObservedStores
-from simulator.operator import Operator
-from simulator.plan import OPERATOR, Plan
-from simulator.stage import Died, Events, Process, Stage, weighed
-from simulator.topics import WorldTopics
-from simulator.trace import describe
+from pxrs.types import Holder, ItemState, NewItem, QueueChange, TopicPartition, Versioned, Write
+from simulator.groups.actor import Actor
+from simulator.groups.caller import MODES
+from simulator.groups.judge import TASKS, Landed, Ledger
+from simulator.groups.observed import ObservedStores, describe
+from simulator.groups.operator import Operator, WorldTopics
+from simulator.groups.plan import GROUP, OPERATOR, Plan
+from simulator.stage import Broken, Died, Events, Process, Stage, weighed
 
 
 class World(Stage):
@@ -80,9 +80,10 @@ class World(Stage):
     # Steps
 
     def run(self) -> None:
-        """All random steps, those in the middle of others included."""
+        """All random steps, those in the middle of others included; then the end."""
         while self._steps < self.plan.steps:
             self.step()
+        settle(self)
 
     def step(self) -> None:
         self._steps += 1
@@ -104,15 +105,15 @@ class World(Stage):
         return weighed(
             {
                 self._background: 30,
-                self._work: 60,
-                self._attend: 6,
-                self._commit: 8,
-                self._commit_seen: 3,
+                partial(self._call, Actor.work): 60,
+                partial(self._call, Actor.attend): 6,
+                partial(self._call, Actor.commit, "stewarding"): 8,
+                partial(self._call, Actor.commit_seen): 3,
                 self.topics.produce: 8,
                 self._pass_time: 12,
-                self._break_loop: 1,
+                partial(self._call, Actor.give_up): 1,
                 self._seek: 1,
-                self._pause_or_resume: 1,
+                partial(self._call, Actor.pause_or_resume): 1,
                 self._reset: operator,
                 self._freeze: 1.0 * trouble,
                 self._crash: 0.6 * trouble,
@@ -135,40 +136,12 @@ class World(Stage):
                 self.say(f"{actor.who} looks")
                 actor.background()
 
-    def _commit(self) -> None:
-        actor = self._pick(lambda each: not each.stewarding)
+    def _call(self, act: Callable[[Actor], None], thread: str = "calling") -> None:
+        """Somebody's thread, the caller's or the background's, does this."""
+        actor = self._pick(lambda each: not getattr(each, thread))
         if actor is not None:
-            with self._at(actor, "stewarding"):
-                self.say(f"{actor.who} commits")
-                actor.commit()
-
-    def _work(self) -> None:
-        actor = self._pick(lambda each: not each.calling)
-        if actor is not None:
-            with self._at(actor, "calling"):
-                actor.work()
-
-    def _attend(self) -> None:
-        actor = self._pick(lambda each: not each.calling)
-        if actor is not None:
-            with self._at(actor, "calling"):
-                actor.attend()
-
-    def _commit_seen(self) -> None:
-        actor = self._pick(lambda each: not each.calling)
-        if actor is not None:
-            with self._at(actor, "calling"):
-                actor.commit_seen()
-
-    def _break_loop(self) -> None:
-        actor = self._pick(lambda each: not each.calling)
-        if actor is not None:
-            actor.give_up()
-
-    def _pause_or_resume(self) -> None:
-        actor = self._pick(lambda each: not each.calling)
-        if actor is not None:
-            actor.pause_or_resume()
+            with self._at(actor, thread):
+                act(actor)
 
     def _seek(self) -> None:
         actor = self._pick(lambda each: not each.calling)
@@ -334,3 +307,109 @@ class World(Stage):
     def _no_answer(self, who: str, why: str, keys: Sequence[str]) -> None:
         super()._no_answer(who, why, keys)
         self.ledger.in_doubt(who, keys)
+
+
+_ROUND = 0.1
+_PATIENCE = 30.0
+
+
+def settle(world: World) -> None:
+    """Let everybody who lives go on until nothing is left to do, or raise `Broken`."""
+    world.end_trouble()
+    for actor in world.living:
+        actor.hurry()
+    plan = world.plan
+    patience = _PATIENCE + 2 * plan.ttl + 2 * plan.rejoin_timeout + (plan.revoke_timeout or 0.0)
+    end = world.clock.monotonic() + patience
+    while unrest := _round(world):
+        if world.clock.monotonic() > end:
+            raise Broken(f"no rest {patience:g} s after the last fault: {unrest}")
+    _check_shares(world)
+    _check_tasks(world)
+
+
+def _round(world: World) -> str | None:
+    """One second of everybody's life; then what is not as it should be."""
+    for _ in range(10):
+        if not world.living:
+            world.start("last", static=False)
+        with world.judged():
+            for actor in world.living:
+                if actor.due:
+                    actor.background()
+                actor.attend()
+                actor.work()
+                while actor.busy and world.rng.random() < 0.8:
+                    actor.work()
+            world.advance(_ROUND)
+    return _unrest(world)
+
+
+def claims_of(world: World) -> dict[TopicPartition, Claim]:
+    """All claims, as the store holds them."""
+    claims = {}
+    for topic in world.topics.there.values():
+        for number in range(topic.partitions):
+            found = world.stores.coord.get(claim_key(GROUP, topic.id, number))
+            if found is not None:
+                claims[TopicPartition(topic.name, number)] = decode(found, Claim)
+    return claims
+
+
+def _unrest(world: World) -> str | None:
+    coord = world.stores.coord
+    found = coord.get(head_key(GROUP))
+    prefix = members_prefix(GROUP)
+    members = {
+        record.key.removeprefix(prefix): decode(record, MemberRecord)
+        for record in coord.list(prefix)
+    }
+    claims = claims_of(world)
+    state = group_state(decode(found, Head) if found is not None else None, members, claims)
+    if state != "STABLE":
+        return f"the group is {state}"
+    ids = {actor.member.membership.me.id: actor for actor in world.living}
+    gone = sorted({member.id for member in members.values()} - ids.keys())
+    if gone:
+        return f"{gone[0]} is not there, and its session is not over yet"
+    for part in sorted(world.ledger.accounts):
+        claim, account = claims.get(part), world.ledger.accounts[part]
+        if claim is None or claim.owner not in ids:
+            return f"{account} is owned by {claim and claim.owner}, which is not there"
+        owned_claim = ids[claim.owner].member.owned_claims.get(part)
+        if owned_claim is None or owned_claim.epoch != claim.epoch:
+            return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
+        end = world.topics.end_of(part)
+        first = account.first_to_handle(claim)
+        if first < end and account.prefix < end:
+            return f"{account} was handled up to {account.prefix} of {end}"
+        if first < end:
+            return f"{account} was committed up to {claim.checkpoint} of {end}"
+        since = first if claim.checkpoint is None else 0
+        if world.plan.transactions and (missing := account.without_effect(since, end)):
+            return f"{account} has no effects of {missing}"
+    return None
+
+
+def _check_shares(world: World) -> None:
+    """Everybody subscribes to everything: fair to within one partition, per topic for `range`."""
+    claims = claims_of(world)
+    groups = (
+        [claims]
+        if world.plan.strategy != "range"
+        else [
+            {part: claim for part, claim in claims.items() if part.topic == name}
+            for name in sorted(world.topics.there)
+        ]
+    )
+    for group in groups:
+        shares = Counter(claim.name for claim in group.values())
+        counts = [shares[actor.name] for actor in world.living]
+        if max(counts) - min(counts) > 1:
+            raise Broken(f"unfair: {dict(sorted(shares.items()))} of {len(world.living)} members")
+
+
+def _check_tasks(world: World) -> None:
+    if world.plan.queues:
+        left = world.stores.queues.peek(TASKS, tuple(ItemState), limit=world.plan.tasks)
+        world.ledger.told.tasks_left({item.id for item in left}, world.plan.tasks)

@@ -1,8 +1,12 @@
-"""The thread of a process that handles messages, in the ways that a consumer offers."""
+"""The thread of a process that handles messages, in the ways that a consumer offers.
+
+`Caller` takes and handles them; `Transacting` does so in transactions, and knows their ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import count
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -10,14 +14,18 @@ from pxrs.clock import Clock
 from pxrs.consuming.in_hand import Extent, Run
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.consuming.transactions import Transaction, Transactions
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
+from pxrs.errors import OutcomeUnknown, PxrsError
+from pxrs.queues.held_items import Desk
+from pxrs.stores.api import Stores
 from pxrs.testing.faults import Interrupted
+from pxrs.topics import Topics
 from pxrs.types import Fence, Message, TopicPartition
-from simulator.account import Broken, Delivery
-from simulator.ledger import Ledger
-from simulator.locks import Blocked
-from simulator.transacting import Transacting
+from simulator.groups.judge import OUTPUT, TASKS, Delivery, Ledger, Told, effect_of
+from simulator.groups.plan import Plan
+from simulator.stage import Blocked, Broken, SteppedKeeper
 
 Mode = Literal["each", "poll", "asks", "keys", "transactions"]
 MODES: tuple[Mode, ...] = ("each", "poll", "asks", "keys", "transactions")
@@ -143,30 +151,30 @@ class Caller:
         """`for message in consumer`."""
         if self._loop is None:
             self._member.finish()
-            runs = self._next_runs()
-            if not runs:
+            if not self._begin_loop():
                 return
-            self._loop = self._member.one_by_one(runs)
-        for message, delivery in self._in_hand:
-            self._ledger.handled(delivery, message)
-        self._in_hand = []
+        self._count()
         self._turn()
 
     def _poll(self) -> None:
         """`consumer.poll()`."""
-        for message, delivery in self._in_hand:
-            self._ledger.handled(delivery, message)
-        self._in_hand = []
-        self._member.finish()
-        for run in self._next_runs():
-            run.seen = len(run.messages)
-            self._in_hand += [(message, self._began(message)) for message in run.messages]
+        self._count()
+        self._take_all()
 
     def _poll_and_ask(self) -> None:
         """`consumer.poll()` without auto-commit: what it returned counts when that is asked for."""
         if self._in_hand and self._rng.random() < 0.3:
             self._ask()
-            return
+        else:
+            self._take_all()
+
+    def _count(self) -> None:
+        """What it had in hand is handled."""
+        for message, delivery in self._in_hand:
+            self._ledger.handled(delivery, message)
+        self._in_hand = []
+
+    def _take_all(self) -> None:
         self._member.finish()
         for run in self._next_runs():
             run.seen = len(run.messages)
@@ -207,12 +215,15 @@ class Caller:
 
     def _loop_on(self) -> None:
         """`for message in consumer`, one turn."""
-        if self._loop is None:
-            runs = self._next_runs()
-            if not runs:
-                return
+        if self._loop is not None or self._begin_loop():
+            self._turn()
+
+    def _begin_loop(self) -> bool:
+        """Whether there is something to loop over."""
+        runs = self._next_runs()
+        if runs:
             self._loop = self._member.one_by_one(runs)
-        self._turn()
+        return bool(runs)
 
     def _turn(self) -> None:
         """The loop's next message, if there is one."""
@@ -280,3 +291,88 @@ class Caller:
     def _began(self, message: Message) -> Delivery:
         _, topic_id = self._topic_ids[id(message.fence)]
         return self._ledger.began(self._who, topic_id, message, self._remaining())
+
+
+_ATTEMPTS = 3
+
+
+class GaveUp(Exception):  # noqa: N818 - what happened, not an error
+    """The handler raised, inside the block of its transaction."""
+
+
+class Transacting:
+    """The transactions of one process: each handles all messages that it is given, or none."""
+
+    def __init__(
+        self,
+        who: str,
+        stores: Stores,
+        topics: Topics,
+        clock: Clock,
+        member: MemberSteps,
+        told: Told,
+        rng: Random,
+        plan: Plan,
+        wait: Callable[[], None],
+    ) -> None:
+        self._who = who
+        self._told = told
+        self._rng = rng
+        self._numbers = count(1)
+        self._with_queues = plan.queues
+        self.keeper = SteppedKeeper(stores, clock, plan.ttl, wait)
+        shared = Desk(stores, topics, clock, self.keeper, Random(rng.random()))
+        self._transactions = Transactions(shared, member, lambda: None)
+
+    def handle(
+        self, messages: Sequence[tuple[Message, Delivery]], say: Callable[[str], None]
+    ) -> bool:
+        """Do it; whether it is done. Raises what the caller of a transaction has to expect."""
+        tries: list[str] = []
+        gives_up = self._rng.random() < 0.1
+
+        def work(tx: Transaction) -> None:
+            if tries:
+                self._told.failed(tries[-1], "to try again")
+            tries.append(f"{self._who}:{next(self._numbers)}")
+            say(f"{self._who} begins transaction {tries[-1]}")
+            if self._with_queues and self._rng.random() < 0.5:
+                self._take_task(tx, tries[-1])
+            # One way for each key, so that the order of its effects can be told.
+            to_queue = self._rng.randrange(2) if self._with_queues else None
+            for message, delivery in messages:
+                effect = effect_of(tries[-1], message, delivery)
+                if message.key[-1] % 2 == to_queue:
+                    tx.put(OUTPUT, effect.encode())
+                else:
+                    tx.send(OUTPUT, effect.encode(), message.key)
+            if gives_up:
+                raise GaveUp
+
+        try:
+            if self._rng.random() < 0.5:
+                self._transactions.run(work, None, _ATTEMPTS)
+            else:
+                with self._transactions.begin() as tx:
+                    work(tx)
+        except GaveUp:
+            say(f"{self._who} gives up transaction {tries[-1]}")
+            self._told.failed(tries[-1], "nothing, as it had raised itself")
+            return False
+        except OutcomeUnknown:
+            raise
+        except PxrsError as error:
+            if tries:
+                self._told.failed(tries[-1], f"{type(error).__name__}: {error}")
+            raise
+        self._told.committed(tries[-1])
+        return True
+
+    def _take_task(self, tx: Transaction, name: str) -> None:
+        try:
+            item = tx.take(TASKS, 0)
+        except (OutcomeUnknown, Interrupted) as doubt:
+            # Of the take. What leaves the block by an exception is rolled back for sure.
+            raise GaveUp from doubt
+        if item is not None:
+            self._told.took(name, item.id)
