@@ -12,6 +12,17 @@ pytest_plugins = ["support.engine_fixtures", "support.store_fixtures"]
 
 ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats")
 _PROPERTY = "engine"
+# Fixtures that start a server, and folders whose tests take long by nature.
+_SERVERS = {
+    "new_engine",
+    "postgres_url",
+    "mariadb_url",
+    "etcd_url",
+    "zookeeper_url",
+    "nats_url",
+    "site",
+}
+_LONG = {"chaos", "simulator", "faults", "engines"}
 
 
 # A shell ignores it for what it runs in the background, and so would all that tests start.
@@ -19,10 +30,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="memory and SQLite only: no servers, no long chaos"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("engine"):
             item.user_properties.append((_PROPERTY, mark.args[0]))
+    if config.getoption("--fast"):
+        slow = [item for item in items if not _is_fast(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if _is_fast(item)]
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    """Whether it needs no server and is not one of those that attack for long."""
+    engines = {mark.args[0] for mark in item.iter_markers("engine")}
+    fixtures = set(getattr(item, "fixturenames", ()))
+    folder = item.path.parent.name
+    return engines <= {"memory", "sqlite"} and not fixtures & _SERVERS and folder not in _LONG
 
 
 def pytest_collection_finish() -> None:

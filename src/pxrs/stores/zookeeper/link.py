@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
-from kazoo.handlers.utils import fileobj_to_fd
-
 from pxrs.clock import Clock
 from pxrs.config import ZooKeeperSettings
 from pxrs.errors import (
@@ -28,6 +26,7 @@ try:
     from kazoo import exceptions as zk
     from kazoo.client import KazooClient
     from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+    from kazoo.handlers.utils import fileobj_to_fd
     from kazoo.retry import KazooRetry
     from kazoo.security import CREATOR_ALL_ACL
 except ImportError as error:
