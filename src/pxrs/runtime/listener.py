@@ -285,7 +285,7 @@ class Listener:
     def _look_once(self, work: UnitOfWork, *, suspects: bool) -> Found:
         settings, asked = self._settings, self._now()
         try:
-            found = work.look(
+            found = work._look(
                 settings.queue, 1, settings.policy, settings.deadline, suspects=suspects
             )
         except Exception:

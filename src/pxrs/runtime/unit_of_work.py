@@ -121,7 +121,7 @@ class UnitOfWork:
         deadline = None if timeout is None else self._desk.clock.monotonic() + timeout
         try:
             while True:
-                items, due, _ = self.look(queue, max_items, policy, lock_for)
+                items, due, _ = self._look(queue, max_items, policy, lock_for)
                 if items:
                     return items
                 left = None if deadline is None else deadline - self._desk.clock.monotonic()
@@ -137,7 +137,7 @@ class UnitOfWork:
             if armed is not None:
                 armed.close()
 
-    def look(
+    def _look(
         self,
         queue: str,
         most_items: int,
