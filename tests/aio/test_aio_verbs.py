@@ -13,7 +13,7 @@ from pxrs import aio
 ONLY_BLOCKING = {
     "Consumer": {
         "alive", "attempts", "came_back", "committing", "has_left", "settled", "take", "take_away",
-        "wait", "wake", "wake_steward", "worker",
+        "wait", "wake", "wake_steward", "member_steps",
     },
     "Pxrs": {"is_around_here", "new_run"},
     "Producer": {"deliver", "hurry", "refuse_closed", "sending"},
@@ -23,7 +23,7 @@ ONLY_BLOCKING = {
         "has_connection", "holder", "keep_hold", "is_lost", "keeps_on_conflict", "unread",
     },
 }  # fmt: skip
-ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
+ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving", "ConsumerOptions"}
 # These return the classes of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",

@@ -4,7 +4,7 @@ Topics, messages and errors are those of `pxrs`.
 """
 
 from pxrs.aio.app import Connecting, Pxrs, connect
-from pxrs.aio.consumer import Arriving, Consumer, Joining
+from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions, Joining
 from pxrs.aio.groups import Groups
 from pxrs.aio.listener import Listener
 from pxrs.aio.producer import Producer
@@ -28,6 +28,7 @@ __all__ = [
     # groups
     "Joining",
     "Consumer",
+    "ConsumerOptions",
     "Arriving",
     "Transaction",
     "Groups",

@@ -10,10 +10,11 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from pxrs import app as blocking
-from pxrs.aio.consumer import Callback, Joining, OnLoop
+from pxrs import options as blocking_options
+from pxrs.aio.consumer import ConsumerOptions, Joining, OnLoop
 from pxrs.aio.groups import Groups
 from pxrs.aio.handlers import OnOwnLoop, OnThisLoop
 from pxrs.aio.producer import Producer
@@ -22,26 +23,15 @@ from pxrs.aio.reader import Reader
 from pxrs.aio.signals import stop_on_signals_of_loop
 from pxrs.aio.threads import Threads, outcome, waited_out
 from pxrs.arguments import check_handler
-from pxrs.config import (
-    ConsumerSettings,
-    OnFailure,
-    OnTrimmed,
-    Parallel,
-    ProducerSettings,
-    Start,
-    Strategy,
-)
+from pxrs.config import ConsumerSettings, ProducerSettings
 from pxrs.consuming.consumer import Consumer as BlockingConsumer
 from pxrs.consuming.health import Health
-from pxrs.core.retry import Backoff
 from pxrs.errors import DeliveryFailed, OutcomeUnknown
-from pxrs.running.job import Job
+from pxrs.options import MemberOptions, ProducerOptions, RunOptions, refuse_unknown, takes
+from pxrs.running.job import Job, job_of
 from pxrs.serde import Serde
 from pxrs.topics import TopicInfo
-from pxrs.types import Message, Topic, TopicPartition
-
-_DEFAULTS = ProducerSettings()
-_CONSUMER = ConsumerSettings(group="defaults", member_name="")
+from pxrs.types import Message, Topic
 
 
 def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Connecting:
@@ -139,34 +129,10 @@ class Pxrs(QueueVerbs):
         """Send dead letters back to where they came from. See `pxrs.Pxrs.redrive`."""
         return await outcome(self._threads.start(partial(self._px.redrive, topic, to=to)))
 
-    def producer(
-        self,
-        *,
-        linger: float = _DEFAULTS.linger,
-        batch_bytes: int = _DEFAULTS.batch_bytes,
-        buffer_bytes: int = _DEFAULTS.buffer_bytes,
-        max_message_bytes: int = _DEFAULTS.max_message_bytes,
-        max_block: float = _DEFAULTS.max_block,
-        delivery_timeout: float = _DEFAULTS.delivery_timeout,
-        compression: str = _DEFAULTS.compression,
-        partitioner: str = _DEFAULTS.partitioner,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-    ) -> Producer:
+    @takes(ProducerOptions, defaults=[ProducerSettings])
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A producer, for `async with`. See `pxrs.Pxrs.producer`."""
-        producer = self._px.producer(
-            linger=linger,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_message_bytes=max_message_bytes,
-            max_block=max_block,
-            delivery_timeout=delivery_timeout,
-            compression=compression,
-            partitioner=partitioner,
-            serde=serde,
-            key_serde=key_serde,
-        )
-        return Producer(producer, self._threads)
+        return Producer(self._px.producer(**options), self._threads)
 
     async def reader(
         self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None
@@ -177,86 +143,44 @@ class Pxrs(QueueVerbs):
         )
         return Reader(reader, self._threads)
 
+    @takes(
+        MemberOptions,
+        blocking_options.ConsumerOptions,
+        ConsumerOptions,
+        defaults=[ConsumerSettings],
+    )
     def consumer(
         self,
         topics: str | Sequence[str] | re.Pattern[str],
         group: str,
-        *,
-        instance: str | None = None,
-        auto_commit: bool = _CONSUMER.auto_commit,
-        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: Start = _CONSUMER.start,
-        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
-        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
-        stuck_after: float = _CONSUMER.stuck_after,
-        session_ttl: float = _CONSUMER.session_ttl,
-        debounce: float = _CONSUMER.debounce,
-        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
-        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: Strategy = _CONSUMER.strategy,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-        on_assigned: Callback[dict[TopicPartition, int | None]] | None = None,
-        on_revoked: Callback[set[TopicPartition]] | None = None,
-        on_lost: Callback[set[TopicPartition]] | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> Joining:
         """Consume topics as a member of a group: `async with px.consumer(…) as consumer`.
 
         See `pxrs.Pxrs.consumer`. The callbacks run on the event loop, while a call for messages
         is awaited; they may be coroutine functions.
         """
+        refuse_unknown("consumer", options, ConsumerOptions)
 
         def join(on_loop: OnLoop) -> BlockingConsumer:
-            return self._px.consumer(
-                topics,
-                group,
-                instance=instance,
-                auto_commit=auto_commit,
-                auto_commit_interval=auto_commit_interval,
-                start=start,
-                on_trimmed=on_trimmed,
-                prefetch_bytes=prefetch_bytes,
-                stuck_after=stuck_after,
-                session_ttl=session_ttl,
-                debounce=debounce,
-                revoke_timeout=revoke_timeout,
-                rejoin_timeout=rejoin_timeout,
-                strategy=strategy,
-                serde=serde,
-                key_serde=key_serde,
-                on_assigned=on_loop(on_assigned),
-                on_revoked=on_loop(on_revoked),
-                on_lost=on_loop(on_lost),
-            )
+            told: Any = {
+                **options,
+                "on_assigned": on_loop(options.get("on_assigned")),
+                "on_revoked": on_loop(options.get("on_revoked")),
+                "on_lost": on_loop(options.get("on_lost")),
+            }
+            return self._px.consumer(topics, group, **told)
 
         return Joining(self._threads, join)
 
+    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, Job])
     async def run(
         self,
         handler: Callable[[Message], Any],
         *,
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
-        workers: int = 1,
-        processes: int = 0,
-        parallel: Parallel = "partition",
-        retry: Backoff = blocking._RETRY,
-        on_failure: OnFailure = blocking._DEAD_LETTER,
-        max_in_flight: int = 1000,
-        max_handler_time: float | None = None,
-        instance: str | None = None,
-        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: Start = _CONSUMER.start,
-        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
-        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
-        stuck_after: float = _CONSUMER.stuck_after,
-        session_ttl: float = _CONSUMER.session_ttl,
-        debounce: float = _CONSUMER.debounce,
-        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
-        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: Strategy = _CONSUMER.strategy,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         """Call `handler(message)` for every message of the group's share. See `pxrs.Pxrs.run`.
 
@@ -268,32 +192,8 @@ class Pxrs(QueueVerbs):
         """
         check_handler(handler, "message")
         on_loop = OnThisLoop(handler, asyncio.get_running_loop())
-        job = Job(
-            handler=OnOwnLoop(handler) if processes else on_loop,
-            topic=topic,
-            group=group,
-            workers=workers,
-            processes=processes,
-            parallel=parallel,
-            retry=retry,
-            on_failure=on_failure,
-            max_in_flight=max_in_flight,
-            max_handler_time=max_handler_time,
-            instance=instance,
-            auto_commit_interval=auto_commit_interval,
-            start=start,
-            on_trimmed=on_trimmed,
-            prefetch_bytes=prefetch_bytes,
-            stuck_after=stuck_after,
-            session_ttl=session_ttl,
-            debounce=debounce,
-            revoke_timeout=revoke_timeout,
-            rejoin_timeout=rejoin_timeout,
-            strategy=strategy,
-            serde=serde,
-            key_serde=key_serde,
-        )
-        running = self._px.new_run(job)
+        called = OnOwnLoop(handler) if options.get("processes") else on_loop
+        running = self._px.new_run(job_of(called, topic, group, options))
 
         def give_up() -> None:
             running.stop()

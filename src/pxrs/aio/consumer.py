@@ -22,12 +22,22 @@ from pxrs.consuming.consumer import RUN
 from pxrs.consuming.health import Health
 from pxrs.consuming.in_hand import Run
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
+from pxrs.options import MemberOptions
 from pxrs.stores.on_loop import lend
 from pxrs.types import Message, TopicPartition
 
 T = TypeVar("T")
 
 Callback = Callable[[T], Awaitable[None] | None]
+
+
+class ConsumerOptions(MemberOptions, total=False):
+    """The callbacks may be coroutine functions."""
+
+    auto_commit: bool
+    on_assigned: Callback[dict[TopicPartition, int | None]] | None
+    on_revoked: Callback[set[TopicPartition]] | None
+    on_lost: Callback[set[TopicPartition]] | None
 
 
 class Joining:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from pxrs import app as blocking
 from pxrs.aio.listener import Handler, Listener, OnOwnLoop, OnThisLoop
@@ -15,7 +15,8 @@ from pxrs.aio.threads import Threads
 from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
 from pxrs.arguments import check_handler, is_coroutine_function
 from pxrs.callers import check_connection, given_connection
-from pxrs.core.delivery import Policy
+from pxrs.options import ListenOptions, takes
+from pxrs.running.job import ListenerSettings
 from pxrs.serde import Serde
 from pxrs.stores.on_loop import lend
 from pxrs.types import Header, Queue
@@ -115,18 +116,8 @@ class QueueVerbs:
         async with self.transaction(join=connection) as work:
             await work.send(topic, value, key, partition=partition, headers=headers)
 
-    def listen(
-        self,
-        queue: str,
-        handler: Handler,
-        *,
-        workers: int = 1,
-        processes: int = 0,
-        policy: Policy | None = None,
-        deadline: float | None = None,
-        max_handler_time: float | None = None,
-        serde: Serde | None = None,
-    ) -> Listener:
+    @takes(ListenOptions, defaults=[ListenerSettings])
+    def listen(self, queue: str, handler: Handler, **options: Unpack[ListenOptions]) -> Listener:
         """Call `handler(item, tx)` for the queue's items. See `pxrs.Pxrs.listen`.
 
         With a coroutine function `workers` is how many items are awaited at a time, on this loop,
@@ -138,17 +129,8 @@ class QueueVerbs:
         on_loop = OnThisLoop(handler, asyncio.get_running_loop(), self._ears)
         called: Any = handler
         if is_coroutine_function(handler):
-            called = OnOwnLoop(handler) if processes else on_loop
-        listener = self._px.listen(
-            queue,
-            called,
-            workers=workers,
-            processes=processes,
-            policy=policy,
-            deadline=deadline,
-            max_handler_time=max_handler_time,
-            serde=serde,
-        )
+            called = OnOwnLoop(handler) if options.get("processes") else on_loop
+        listener = self._px.listen(queue, called, **options)
         on_loop.stop = listener.stop
         return Listener(listener, self._threads, on_loop.abandon, self._px.stop)
 
