@@ -23,7 +23,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ProducerOptions(TypedDict, total=False):
-    """
+    """What `px.producer` takes. Seconds and bytes.
+
     linger: seconds that a message may wait for company if nobody waits for it.
     batch_bytes: when a batch is full; one batch is of one thread and partition.
     buffer_bytes: what may be on its way in all. When it is full, `send` waits …
@@ -48,7 +49,8 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class MemberOptions(TypedDict, total=False):
-    """
+    """How a member takes part in its group: for `px.consumer` and `px.run`.
+
     instance: a name that makes the member static: it keeps its partitions across a quick restart.
     auto_commit_interval: seconds between two commits of what was handled.
     start: where to begin without a checkpoint: "earliest", "latest", or "error" to raise.
@@ -81,7 +83,8 @@ class MemberOptions(TypedDict, total=False):
 
 
 class ConsumerOptions(MemberOptions, total=False):
-    """
+    """What `px.consumer` takes, besides `MemberOptions`.
+
     auto_commit: whether handled messages are committed in the background.
     on_assigned: called with the partitions that came and their checkpoints.
     on_revoked: called with the partitions that are about to go; it can still commit.
@@ -95,7 +98,8 @@ class ConsumerOptions(MemberOptions, total=False):
 
 
 class RunOptions(MemberOptions, total=False):
-    """
+    """What `px.run` takes, besides `MemberOptions`.
+
     workers: threads, in each process.
     processes: how many processes do it, each a member of its own; 0: none but this one.
     parallel: handle one message of a "partition" at a time, or one of a "key".
@@ -115,7 +119,8 @@ class RunOptions(MemberOptions, total=False):
 
 
 class ListenOptions(TypedDict, total=False):
-    """
+    """What `px.listen` takes.
+
     workers: threads, in each process.
     processes: how many processes do it; 0: none but this one.
     policy: how often an item is delivered, and when again; None: five times, with growing delays.
@@ -153,9 +158,8 @@ def takes(*kinds: type, defaults: Sequence[type[msgspec.Struct]]) -> Callable[[F
         ]
         described: Any = function
         described.__signature__ = own.replace(parameters=[*named, *options])
-        heading = f"Options (`{kinds[-1].__name__}`):"
-        listed = "\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
-        described.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{heading}\n\n{listed}"
+        listed = "\n\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
+        described.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
         return function
 
     return describe
@@ -171,15 +175,14 @@ def _defaults_of(settings: type[msgspec.Struct]) -> dict[str, object]:
 
 def refuse_unknown(call: str, options: Mapping[str, object], kind: type) -> None:
     """Raise the `TypeError` that Python raises for arguments that a function does not have."""
+    known = kind.__annotations__
     for name in options:
-        if name not in kind.__annotations__:
+        if name not in known:
             from difflib import get_close_matches
 
-            meant = get_close_matches(name, kind.__annotations__, n=1)
+            meant = get_close_matches(name, known, n=1)
             advice = (
-                f"Did you mean {meant[0]!r}?"
-                if meant
-                else (f"It takes {', '.join(sorted(kind.__annotations__))}")
+                f"Did you mean {meant[0]!r}?" if meant else f"It takes {', '.join(sorted(known))}"
             )
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}. {advice}")
 

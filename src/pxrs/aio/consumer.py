@@ -30,7 +30,7 @@ Callback = Callable[[T], Awaitable[None] | None]
 
 
 class ConsumerOptions(MemberOptions, total=False):
-    """The callbacks may be coroutine functions."""
+    """As `pxrs.ConsumerOptions`; the callbacks may be coroutine functions."""
 
     auto_commit: bool
     on_assigned: Callback[dict[TopicPartition, int | None]] | None
