@@ -76,8 +76,11 @@ class ObservedQueues:
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
-        taken = self._inner.take(queue, holder, count, most=most, lock_for=lock_for, unit=unit)
+        taken = self._inner.take(
+            queue, holder, count, most=most, lock_for=lock_for, unit=unit, suspects=suspects
+        )
         self._judge.taken(holder, taken.items, lock_for)
         return taken
 

@@ -23,6 +23,7 @@ from pxrs.config import (
     check_member_name,
 )
 from pxrs.consuming.reader import Reader
+from pxrs.core.routing import DEFAULT_PARTITIONER
 from pxrs.decoding import Decoder
 from pxrs.options import (
     ConsumerOptions,
@@ -95,16 +96,22 @@ class Pxrs(QueueVerbs):
         name: str,
         partitions: int,
         *,
+        partitioner: str = DEFAULT_PARTITIONER,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> Topic:
         """Make a topic with a fixed number of partitions.
 
-        One that exists just so is returned, one that differs is a `TopicExists`. Retention is
-        per partition and drops whole batches, oldest first.
+        One that exists just so is returned, one that differs is a `TopicExists`. `partitioner`
+        decides where a key belongs, for everybody who sends: `xxhash`, Kafka's `murmur2` or
+        `jump`. Retention is per partition and drops whole batches, oldest first.
         """
         return self._topics.create(
-            name, partitions, retention_ms=retention_ms, retention_bytes=retention_bytes
+            name,
+            partitions,
+            partitioner=partitioner,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
         )
 
     def topics(self) -> list[Topic]:

@@ -176,7 +176,6 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_block: float = 60.0
     delivery_timeout: float = 120.0
     compression: str = "none"
-    partitioner: str = "xxhash"
 
     def __post_init__(self) -> None:
         check_seconds("linger", self.linger)

@@ -97,9 +97,9 @@ class TopicExists(InvalidRequest):
 class PartitionNotFound(InvalidRequest):
     """The topic has no such partition."""
 
-    def __init__(self, topic: str, partition: int, partitions: int) -> None:
+    def __init__(self, topic: str, partition: object, partitions: int) -> None:
         super().__init__(
-            f"topic {topic!r} has partitions 0 to {partitions - 1}, there is no {partition}"
+            f"topic {topic!r} has partitions 0 to {partitions - 1}, there is no {partition!r}"
         )
         self.topic = topic
         self.partition = partition

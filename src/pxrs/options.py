@@ -32,7 +32,6 @@ class ProducerOptions(TypedDict, total=False):
     max_message_bytes: key, value and headers; larger ones are a `MessageTooLarge`.
     delivery_timeout: seconds that a message is tried, from when its batch was begun.
     compression: of batches: "none", "gzip", "snappy", "lz4" or "zstd".
-    partitioner: "xxhash", "murmur2" (Kafka's) or "jump".
     serde, key_serde: how objects become values and keys; without, they are text or bytes.
     """
 
@@ -43,7 +42,6 @@ class ProducerOptions(TypedDict, total=False):
     max_block: float
     delivery_timeout: float
     compression: str
-    partitioner: str
     serde: Serde | None
     key_serde: Serde | None
 

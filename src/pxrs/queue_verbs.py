@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Handler, Listener
     from pxrs.running.listener_processes import ProcessListener
+    from pxrs.running.listener_turns import Turns
 
 SESSION_TTL = 10.0
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class QueueVerbs:
         self._queues: Queues | None = None
         self._work_desk: Desk | None = None
         self._making = threading.Lock()
+        self._turns: Turns | None = None
         self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
 
     def transaction(
@@ -158,7 +160,8 @@ class QueueVerbs:
 
         With a `deadline` an item is lost after so many seconds unless it is being handled: then
         it is extended, for `max_handler_time` seconds at most. With `processes` so many
-        processes have `workers` threads each; the handler has to be importable.
+        processes have `workers` threads each; the handler has to be importable. An item whose
+        last holder died is handled while no other worker of the process has one in hand.
         """
         from pxrs.arguments import check_handler
         from pxrs.running.listener import Listener
@@ -175,11 +178,16 @@ class QueueVerbs:
             job = ListenerJob(url=self.stores.url, queue=queue, handler=handler, options=options)
             listener = ProcessListener(job, settings.processes, self.stop)
         else:
+            from pxrs.running.listener_turns import Turns
+
+            with self._making:
+                self._turns = self._turns or Turns(self._clock)
             listener = Listener(
                 handler,
                 settings,
                 self.stores.queues,
                 lambda: self.begin(serde=serde),
+                self._turns,
                 self._clock,
                 self.stop,
             )

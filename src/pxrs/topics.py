@@ -10,6 +10,8 @@ import msgspec
 
 from pxrs.clock import Clock
 from pxrs.config import check_partitions, check_topic_name
+from pxrs.core.routing import DEFAULT_PARTITIONER
+from pxrs.core.routing import partitioner as check_partitioner
 from pxrs.errors import (
     InvalidRequest,
     OutcomeUnknown,
@@ -32,6 +34,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: int
     id: str
     partitions: int
+    partitioner: str = DEFAULT_PARTITIONER
     retention_ms: int | None = None
     retention_bytes: int | None = None
     created_ms: int = 0
@@ -81,17 +84,24 @@ class Topics:
         name: str,
         partitions: int,
         *,
+        partitioner: str = DEFAULT_PARTITIONER,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> Topic:
-        """Make a topic. One that exists just so is returned; `TopicExists` if it differs."""
+        """Make a topic. One that exists just so is returned; `TopicExists` if it differs.
+
+        `partitioner` decides which partition a key belongs to, for everybody who sends: `xxhash`,
+        Kafka's `murmur2`, or `jump`.
+        """
         check_topic_name(name)
         check_partitions(partitions)
+        check_partitioner(partitioner)
         _check_retention(retention_ms, retention_bytes)
         wanted = Topic(
             name=name,
             id=self._new_id(),
             partitions=partitions,
+            partitioner=partitioner,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
             created_ms=self._clock.wall_ms(),
@@ -188,6 +198,7 @@ def _encode(topic: Topic) -> bytes:
         schema=_SCHEMA,
         id=topic.id,
         partitions=topic.partitions,
+        partitioner=topic.partitioner,
         retention_ms=topic.retention_ms,
         retention_bytes=topic.retention_bytes,
         created_ms=topic.created_ms,
@@ -201,6 +212,7 @@ def _decode(record: Versioned) -> Topic:
         name=record.key.removeprefix(_FOLDER),
         id=stored.id,
         partitions=stored.partitions,
+        partitioner=stored.partitioner,
         retention_ms=stored.retention_ms,
         retention_bytes=stored.retention_bytes,
         created_ms=stored.created_ms,
@@ -208,7 +220,7 @@ def _decode(record: Versioned) -> Topic:
 
 
 def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
-    for name in ("partitions", "retention_ms", "retention_bytes"):
+    for name in ("partitions", "partitioner", "retention_ms", "retention_bytes"):
         has, asked = getattr(existing, name), getattr(wanted, name)
         if has != asked:
             raise TopicExists(

@@ -73,6 +73,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     id: str
     partitions: int
+    # Which partition a key belongs to, for everybody who sends: see `core/routing.py`.
+    partitioner: str = "xxhash"
     retention_ms: int | None = None
     retention_bytes: int | None = None
     created_ms: int = 0
@@ -236,10 +238,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(NamedTuple):
-    """What could be had, and in how many seconds more may be, as far as the store knows."""
+    """What could be had, and in how many seconds more may be, as far as the store knows.
+
+    `suspect`: nothing could, because a suspect is next and none was asked for.
+    """
 
     items: list[Delivery]
     due: float | None
+    suspect: bool = False
 
 
 class Release(NamedTuple):
@@ -254,8 +260,9 @@ class Release(NamedTuple):
 class QueueChange(msgspec.Struct, frozen=True):
     """What a transaction does to queues: all of it or nothing.
 
-    `unit` names this very commit: another attempt at the same has another name. `forget` are
-    earlier units of the session whose outcome the committer knows: their evidence may go.
+    `unit` names this very commit: another attempt at the same has another name. One without a name
+    can't be asked after, and leaves no evidence. `forget` are earlier units of the session whose
+    outcome the committer knows: their evidence may go.
     """
 
     holder: Holder

@@ -10,7 +10,8 @@ import pytest
 
 import pxrs
 from pxrs import ConsumeTimes, Item, aio
-from support.handlers import pass_on
+from pxrs.testing.conformance.queue_tools import Worker
+from support.handlers import kill_beside_the_innocent_awaited, pass_on
 from support.loops import PATIENCE, run
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -210,6 +211,51 @@ def test_worker_processes_have_loops_of_their_own(tmp_path: Path) -> None:
                 await emptied(px, "inbox")
                 assert listener.handled is None
             assert (await px.queues.describe("outbox")).ready == 10
+
+    run(main())
+
+
+def test_the_killers_neighbour_does_not_die_with_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio.connect(store(tmp_path)) as px:
+            for value in ("killer", "innocent"):
+                await px.put("inbox", value)
+            async with px.listen(
+                "inbox", kill_beside_the_innocent_awaited, processes=1, workers=2, policy=TWICE
+            ):
+                info = await emptied(px, "inbox")
+            assert (info.done, info.dead) == (1, 1)
+
+    run(main())
+
+
+def test_a_suspect_is_awaited_alone(tmp_path: Path) -> None:
+    """Coroutines of one loop are in hand of one process, whichever threads took their items."""
+
+    async def main() -> None:
+        async with aio.connect(store(tmp_path)) as px:
+            with pxrs.connect(store(tmp_path)) as mortal:
+                worker = Worker(mortal.stores)
+                for number in range(3):
+                    await px.put("q", f"suspect {number}")
+                    worker.take_one()
+                worker.session.close()
+                mortal.stores.queues.reap()
+            await px.put("q", "behind")
+            at_work: set[str] = set()
+            most: list[int] = []
+
+            async def handle(item: Item, tx: aio.UnitOfWork) -> None:
+                at_work.add(item.value)
+                # For as long as another one would need that is not held back.
+                for _ in range(10):
+                    await px.queues.describe("q")
+                most.append(len(at_work))
+                at_work.remove(item.value)
+
+            async with px.listen("q", handle, workers=4):
+                assert (await emptied(px, "q")).dead == 0
+            assert most == [1, 1, 1, 1]
 
     run(main())
 

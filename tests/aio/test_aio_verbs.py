@@ -32,8 +32,6 @@ OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
     "begin", "listen", "commit", "commit_async",
 }  # fmt: skip
-# What a listener's worker tells `take_many`: who awaits is woken and cancelled otherwise.
-OF_WORKERS = {"watch", "stopping"}
 # Attributes of the blocking class, properties of the other.
 ATTRIBUTES = {"Reader": {"topic"}, "Listener": {"handled", "failed"}}
 # What a class is for its own collaborators.
@@ -61,11 +59,7 @@ def verbs(kind: type) -> dict[str, list[tuple[str, object, object]]]:
             found[name] = []
         elif inspect.isfunction(member):
             parameters = inspect.signature(member).parameters.values()
-            found[name] = [
-                (each.name, each.kind, each.default)
-                for each in parameters
-                if each.name not in OF_WORKERS
-            ]
+            found[name] = [(each.name, each.kind, each.default) for each in parameters]
     return found
 
 
@@ -103,11 +97,7 @@ def types(method: Callable[..., object]) -> dict[str, object]:
     """The types of its parameters and of what it returns."""
     signature = inspect.signature(method)
     found = {each.name: each.annotation for each in signature.parameters.values()}
-    return {
-        name: kind
-        for name, kind in (found | {"return": signature.return_annotation}).items()
-        if name not in OF_WORKERS
-    }
+    return found | {"return": signature.return_annotation}
 
 
 @pytest.mark.parametrize(("blocking", "awaited"), PAIRS, ids=lambda kind: kind.__name__)

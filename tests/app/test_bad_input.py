@@ -81,6 +81,12 @@ class TestTopics:
         refused(InvalidRequest, name, lambda: px.create_topic(TOPIC, partitions=1, **settings))
         assert px.topics() == []
 
+    @pytest.mark.parametrize("value", ["", "md5", None, 5, []])
+    def test_partitioner(self, px: Pxrs, value: Any) -> None:
+        wanted = {"partitions": 1, "partitioner": value}
+        refused(InvalidRequest, "xxhash, murmur2, jump", lambda: px.create_topic(TOPIC, **wanted))
+        assert px.topics() == []
+
     def test_that_exist_otherwise(self, topic: Pxrs) -> None:
         before = topic.topics()
         refused(
@@ -122,7 +128,7 @@ class TestSending:
             (PartitionNotFound, "0 to 2", lambda p: p.send(TOPIC, "v", partition=-1)),
             (PartitionNotFound, "True", lambda p: p.send(TOPIC, "v", partition=True)),
             (PartitionNotFound, r"1\.0", lambda p: p.send(TOPIC, "v", partition=1.0)),
-            (PartitionNotFound, "there is no 1", lambda p: p.send(TOPIC, "v", partition="1")),
+            (PartitionNotFound, "there is no '1'", lambda p: p.send(TOPIC, "v", partition="1")),
             (InvalidRequest, "serde", lambda p: p.send(TOPIC, 5)),
             (InvalidRequest, "serde", lambda p: p.send(TOPIC, {"a": 1})),
             (InvalidRequest, "serde", lambda p: p.send(TOPIC, "v", key=5)),
@@ -241,7 +247,6 @@ class TestSettings:
             ("max_message_bytes", [0, 1.5, True, 2**31]),
             ("buffer_bytes", [0, 1.5, True, None, 2**20 - 1]),
             ("compression", ["", "zip", None, 5, []]),
-            ("partitioner", ["", "md5", None, 5, []]),
         ],
     )
     def test_of_a_producer(self, px: Pxrs, name: str, values: list[Any]) -> None:

@@ -12,13 +12,11 @@ import psutil
 import pytest
 
 import pxrs
-from pxrs.cli.demo import perform as perform_module
-from pxrs.cli.demo.check import check
-from pxrs.cli.demo.perform import Plan, perform
-from pxrs.cli.demo.scenes import Figures, Pace, Scene
-from pxrs.cli.demo.script import KEYS, Entry
-from pxrs.cli.demo.stage import NotShown, Stage
-from pxrs.cli.demo.views import JsonView
+from pxrs.cli.demo import play
+from pxrs.cli.demo.judge import KEYS, Entry, check
+from pxrs.cli.demo.play import Pace, Scene, Stage, perform
+from pxrs.cli.demo.processes import DemoFailed
+from pxrs.cli.demo.screen import PlainView
 from support.child import PATIENCE
 from support.command import Run, Shell
 
@@ -99,15 +97,15 @@ def test_nobody_outlives_the_parent(shell: Shell, tmp_path: Path, how: signal.Si
 
 
 def test_what_was_not_shown_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(stage: Stage, figures: Figures, pace: Pace) -> tuple[bool, str]:
-        raise NotShown("never came")
+    def fail(stage: Stage) -> tuple[bool, str]:
+        raise DemoFailed("never came")
 
     scenes = (
         Scene("bad", "a scene", "it comes", fail),
         Scene("later", "another", "it comes too", fail),
     )
-    monkeypatch.setattr(perform_module, "SCENES", scenes)
-    outcome = perform(Plan(None, True, Pace(0, 1)), JsonView())
+    monkeypatch.setattr(play, "SCENES", scenes)
+    outcome = perform(PlainView(quiet=True), Pace(0, 1))
     assert not outcome.proved
     assert [proof.holds for proof in outcome.proofs] == [False] * 5
     assert outcome.proofs[0].text == "not proved: it comes (never came)"
@@ -115,16 +113,16 @@ def test_what_was_not_shown_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_dies_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def misplace(stage: Stage, figures: Figures, pace: Pace) -> tuple[bool, str]:
+    def misplace(stage: Stage) -> tuple[bool, str]:
         stage.start_consumer("A")
         stage.wait("A joins", lambda: bool(stage.member("A")))
         # Its end was not asked for.
-        stage._cast.send_signal("A", signal.SIGKILL)
+        stage.cast.send_signal("A", signal.SIGKILL)
         stage.wait("for ever", lambda: False)
         return True, "never"
 
-    monkeypatch.setattr(perform_module, "SCENES", (Scene("s", "t", "it lives", misplace),))
-    outcome = perform(Plan(None, True, Pace(0, 1)), JsonView())
+    monkeypatch.setattr(play, "SCENES", (Scene("s", "t", "it lives", misplace),))
+    outcome = perform(PlainView(quiet=True), Pace(0, 1))
     assert outcome.proofs[0].text.startswith("not proved: it lives (A ended with code -9")
 
 

@@ -42,9 +42,12 @@ def test_list(run: Run, px: pxrs.Pxrs) -> None:
     assert shown[1].split()[-7:] == ["1", "k0", "KeyError:", "'total'", "letter", "0", "trace=7"]
     assert len(shown) == 4
     short = run("dlq", "list", "mail", "--limit", "2")
-    assert (len(short.stdout.splitlines()), short.stderr) == (3, "… of 3; more with --limit\n")
+    assert (len(short.stdout.splitlines()), short.stderr) == (
+        3,
+        "showed 2, mail has 3; see more with --limit\n",
+    )
     empty = run("dlq", "list", "quiet")
-    assert (empty.stdout, empty.stderr) == ("", "no such dead item in quiet\n")
+    assert (empty.stdout, empty.stderr) == ("", "no matching dead items in quiet\n")
     px.queues.drop("mail")
     assert "no dead items" in run("dlq", "list").stderr
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pxrs
-from pxrs.cli.lines import BLOCK, blocks_of_lines
+from pxrs.cli.input import BLOCK, blocks_of_lines
 from support.command import Run, Shell, parsed
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -80,7 +80,7 @@ def test_a_line_that_is_too_long(run: Run, px: pxrs.Pxrs) -> None:
     error = json.loads(result.stderr)["error"]
     assert error["type"] == "MessageTooLarge"
     assert "line 3 " in error["message"]
-    assert "the 2 before it are written" in error["message"]
+    assert "the 2 before it were written" in error["message"]
     assert json.loads(result.stdout)["messages"] == 2
     assert [message.value for message in contents(px)] == [b"a", b"b"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pxrs
-from pxrs.cli import items
+from pxrs.cli import show
 from support.child import PATIENCE
 from support.command import Run, Shell, parsed
 
@@ -38,7 +38,7 @@ def test_put_list_describe_delete(run: Run, px: pxrs.Pxrs) -> None:
     assert shown[1][:6] == ["inbox", "0", "1", "1", "1", "0"]
     assert shown[2] == ["strict", "0", "0", "0", "0", "0", "-"]
     assert described[0].startswith("inbox: 3 items to handle, the oldest ")
-    assert described[1].startswith("best-effort order, made ")
+    assert described[1].startswith("best-effort order, created ")
     assert described[1].endswith("; 3 put and 0 done since")
     assert words("\n".join(described[2:])) == [
         ["ready", "delayed", "in", "flight", "waiting", "dead"], ["0", "1", "1", "1", "0"],
@@ -134,7 +134,7 @@ def test_what_is_too_long_is_named(
     result = run("queues", "put", "inbox", "--json", stdin=b"a\nb\n" + b"x" * 200 + b"\nafter\n")
     assert result.exit_code == 1
     assert json.loads(result.stderr)["error"]["message"] == (
-        "line 3 is too long: an item may have 100 bytes; the 2 before it are put"
+        "line 3 is too long: the limit for an item is 100 bytes; the 2 before it were put"
     )
     assert json.loads(result.stdout)["items"] == 2
     assert values(px) == ["a", "b"]
@@ -156,7 +156,7 @@ def test_peek(run: Run, px: pxrs.Pxrs) -> None:
     assert len(parsed(run("queues", "peek", "inbox", "--after", "1", "--json"))) == 1
     assert len(parsed(run("queues", "peek", "inbox", "-n", "1", "--json"))) == 1
     nothing = run("queues", "peek", "inbox", "--state", "held")
-    assert (nothing.stdout, nothing.stderr) == ("", "nothing there in inbox\n")
+    assert (nothing.stdout, nothing.stderr) == ("", "no matching items in inbox\n")
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -170,8 +170,8 @@ def test_a_row_stays_a_row(
     with px.begin() as tx:
         tx.take("inbox", policy=pxrs.ConsumeOnce())
         tx.rollback("trouble " * 100)
-    items.print_items(px.queues.dead("inbox"))
-    items.print_dead(px.queues.dead("inbox"))
+    show.print_items(px.queues.dead("inbox"))
+    show.print_dead(px.queues.dead("inbox"))
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 4
     assert "…" in shown[1]

@@ -124,7 +124,7 @@ def test_dead_letters_go_back(run: Run, px: pxrs.Pxrs) -> None:
     [back] = px.reader("orders").read(1, 0)
     assert (back.key, back.value, back.headers) == (b"ada", b"4 apples", ())
     again = run("topics", "redrive", "orders.dlq")
-    assert again.stderr == "nothing in orders.dlq that was not sent back before\n"
+    assert again.stderr == "orders.dlq has no dead letters that were not sent back before\n"
     assert parsed(run("topics", "redrive", "orders.dlq", "--json")) == {
         "topic": "orders.dlq", "redriven": {},
     }  # fmt: skip

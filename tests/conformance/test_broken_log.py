@@ -10,13 +10,26 @@ import pytest
 
 from pxrs.codec.batches import set_base_offset
 from pxrs.core.sequences import SEQUENCES
-from pxrs.errors import OffsetOutOfRange, PxrsError, TopicNotFound
+from pxrs.errors import (
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    PxrsError,
+    StoreUnavailable,
+    TopicNotFound,
+)
 from pxrs.stores.api import Watch
 from pxrs.stores.memory.log import Kept, MemoryLog, MemoryPartition
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.stores.wakeups import Wakeups
 from pxrs.testing.clock import VirtualClock
-from pxrs.testing.conformance import MemoryLab, log_checks, run_suite
+from pxrs.testing.conformance import (
+    MemoryLab,
+    Violation,
+    doubt_checks,
+    log_checks,
+    run_suite,
+)
+from pxrs.testing.faults import FaultyLog
 from pxrs.types import (
     Append,
     Appended,
@@ -373,6 +386,70 @@ BROKEN: list[tuple[type[MemoryLog], str]] = [
     (WatchesOnePartition, "check_appends_wake"),
     (WakesOneWatch, "check_every_log_watch_wakes"),
 ]
+
+
+class GoesOnBehindDoubts(FaultyLog):
+    """Each batch by itself, whatever became of the one before it."""
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        return [self._append_one(append) for append in appends]
+
+
+class GoesOnAndSaysNothingOfIt(FaultyLog):
+    """What is behind a batch in doubt is told to wait, and is appended all the same."""
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        outcomes: list[Appended | PxrsError] = []
+        waiting: set[LogPartition] = set()
+        for append in appends:
+            outcome = self._append_one(append)
+            if append.where in waiting:
+                outcome = StoreUnavailable("it waits for the batch before it")
+            elif isinstance(outcome, PxrsError):
+                waiting.add(append.where)
+            outcomes.append(outcome)
+        return outcomes
+
+
+class GoesOnInOtherCalls(FaultyLog):
+    """A batch in doubt ends the producer's sequence: the next one may start anywhere."""
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        outcomes = super().append(appends)
+        assert isinstance(self._inner, MemoryLog)
+        for (where, batch), outcome in zip(appends, outcomes, strict=True):
+            if isinstance(outcome, OutcomeUnknown):
+                self._inner.find(where)._producers.pop(batch.producer_id, None)
+        return outcomes
+
+
+DOUBTFUL: list[tuple[type[FaultyLog], str]] = [
+    (GoesOnBehindDoubts, "check_nothing_is_appended_behind_a_batch_in_doubt"),
+    (GoesOnAndSaysNothingOfIt, "check_nothing_is_appended_behind_a_batch_in_doubt"),
+    (GoesOnInOtherCalls, "check_a_later_call_overtakes_no_batch_in_doubt"),
+]
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"), DOUBTFUL, ids=lambda each: getattr(each, "__name__", each)
+)
+def test_what_goes_on_behind_a_doubt_is_caught(broken: type[FaultyLog], check: str) -> None:
+    failures = run_suite(
+        [*log_checks(), *doubt_checks()], lambda: MemoryLab(failing=broken, patience=0.3)
+    )
+    found = {failure.check for failure in failures}
+    assert check in found
+    assert found <= {rule.__name__ for rule in doubt_checks()}
+    if broken is not GoesOnInOtherCalls:
+        assert found == {check}
+
+
+def test_a_lab_that_lets_nothing_fail_is_told() -> None:
+    calm = MemoryLab(failing=lambda log, _: log)
+    for rule in doubt_checks():
+        with pytest.raises(Violation, match="left a batch in doubt"):
+            rule(calm)
+        calm = MemoryLab(failing=lambda log, _: log)
 
 
 def lab_of(broken: Callable[[threading.RLock], MemoryLog]) -> MemoryLab:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pxrs.stores.memory.queue import MemoryQueue
+from pxrs.core.queue import WorkQueue
 from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
@@ -20,7 +20,7 @@ def store(broken: type[MemoryQueues], *checks: str) -> list[tuple[type[MemoryQue
     return [(broken, check) for check in checks]
 
 
-def inner(broken: type[MemoryQueue], *checks: str) -> list[tuple[type[MemoryQueues], str]]:
+def inner(broken: type[WorkQueue], *checks: str) -> list[tuple[type[MemoryQueues], str]]:
     return store(lanes.with_queue(broken), *checks)
 
 
@@ -83,6 +83,14 @@ BROKEN: list[tuple[type[MemoryQueues], str]] = [
     *store(holds.HandsOutOneTooMany, "check_most_is_an_upper_bound"),
     *store(holds.SuspectsGoWithOthers, "check_suspects_are_handed_out_alone"),
     *store(holds.SuspectsGoWithOthers, "check_poison_burns_no_innocent_counts"),
+    *store(holds.SuspectsGoToAnybody, "check_suspects_go_to_who_wants_them"),
+    *store(holds.SuspectsAreKeptSecret, "check_suspects_go_to_who_wants_them"),
+    *store(holds.SuspectsAreCountedUnseen, "check_suspects_go_to_who_wants_them"),
+    *store(
+        holds.SuspectsLetOthersPass,
+        "check_suspects_go_to_who_wants_them",
+        "check_suspects_keep_their_place_and_their_bound",
+    ),
     *store(holds.SuspectsForEver, "check_a_released_suspect_is_cleared"),
     *store(holds.DeadStayInTheWay, "check_the_used_up_die_once"),
     *store(holds.BuriesInSilence, "check_a_used_up_front_wakes"),

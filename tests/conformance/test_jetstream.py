@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.stores.api import Session, Stores
+from pxrs.stores.api import LogStore, Session, Stores
 from pxrs.stores.open import open_stores
-from pxrs.testing.conformance import Rule, log_checks
+from pxrs.testing.conformance import FailingAppend, Rule, doubt_checks, log_checks
 from support.engine_fixtures import started
+from support.failing_appends import CutAppends, Fate
+from support.proxy import Proxy
 
 pytestmark = pytest.mark.engine("nats")
 
@@ -24,11 +26,27 @@ class JetStreamLab:
     def __init__(self, url: str, options: str) -> None:
         self._url = f"{url}/lab-{secrets.token_hex(6)}{options}"
         self._opened: list[Stores] = []
+        self._proxy: Proxy | None = None
 
     def open(self) -> Stores:
         stores = open_stores("memory://", log=self._url)
         self._opened.append(stores)
         return stores
+
+    @property
+    def failing_appends(self) -> list[FailingAppend]:
+        address, _, rest = self._url.removeprefix("nats://").partition("/")
+        self._proxy = Proxy(int(address.partition(",")[0].rpartition(":")[2]))
+        name, mark, options = rest.partition("?")
+        cut_off = f"nats://{self._proxy.address}/{name}?timeout=1{mark and '&'}{options}"
+
+        def opened() -> LogStore:
+            self._opened.append(open_stores("memory://", log=cut_off))
+            return self._opened[-1].log
+
+        return CutAppends(self._proxy, opened).ways(
+            (Fate.ARRIVES, 2), (Fate.LOST, 0), (Fate.SWALLOWED, 0), (Fate.SWALLOWED, 2)
+        )
 
     def let_expire(self, session: Session) -> None:
         raise AssertionError("no check of a log lets a session end")
@@ -38,6 +56,8 @@ class JetStreamLab:
             self._opened[0].log.drop(topic)
         for stores in self._opened:
             stores.close()
+        if self._proxy is not None:
+            self._proxy.close()
 
 
 @pytest.fixture
@@ -61,7 +81,7 @@ def replicated_lab(cluster: str) -> Iterator[JetStreamLab]:
     lab.close()
 
 
-@pytest.mark.parametrize("check", log_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", log_checks() + doubt_checks(), ids=lambda check: check.__name__)
 def test_conforms(check: Rule, lab: JetStreamLab) -> None:
     check(lab)
 

@@ -18,6 +18,7 @@ from pxrs.testing.conformance import (
     atomic_checks,
     await_end,
     coord_checks,
+    doubt_checks,
     log_checks,
     queue_checks,
     restore_checks,
@@ -62,7 +63,12 @@ def real_time_lab() -> Iterator[RealTimeLab]:
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks(),
+    coord_checks()
+    + log_checks()
+    + doubt_checks()
+    + queue_checks()
+    + restore_checks()
+    + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: MemoryLab) -> None:

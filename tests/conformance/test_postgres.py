@@ -10,6 +10,7 @@ from pxrs.testing.conformance import (
     Rule,
     atomic_checks,
     coord_checks,
+    doubt_checks,
     log_checks,
     queue_checks,
     restore_checks,
@@ -29,7 +30,12 @@ def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[Postg
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks(),
+    coord_checks()
+    + log_checks()
+    + doubt_checks()
+    + queue_checks()
+    + restore_checks()
+    + atomic_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: PostgresLab) -> None:

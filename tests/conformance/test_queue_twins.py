@@ -85,7 +85,7 @@ class Twins:
         """The answer with sessions as numbers, and times rounded to what both can say."""
         if isinstance(answer, Taken):
             due = None if answer.items or answer.due is None else round(answer.due, 2)
-            return Taken(answer.items, due)
+            return Taken(answer.items, due, answer.suspect)
         if isinstance(answer, float):
             return round(answer, 2)
         if isinstance(answer, list) and answer and isinstance(answer[0], StoredItem):
@@ -159,13 +159,19 @@ class Twins:
         who, name, number = self.who(), self.rng.choice(QUEUES), self.rng.choice((1, 1, 2, 5))
         most = self.rng.choice((None, None, 1, 2, 4))
         lock_for = self.rng.choice((None, 0.05, 1.0, 10.0))
+        suspects = self.rng.random() < 0.5
         # When a take frees what the dead hold is each store's own affair.
         self.both(lambda stores, _: stores.queues.reap(), "reap")
         taken = self.both(
             lambda stores, twin: stores.queues.take(
-                name, self.holder(who, twin), number, most=most, lock_for=lock_for
+                name,
+                self.holder(who, twin),
+                number,
+                most=most,
+                lock_for=lock_for,
+                suspects=suspects,
             ),
-            f"{who} takes {number} of {name} {most=} {lock_for=}",
+            f"{who} takes {number} of {name} {most=} {lock_for=} {suspects=}",
         )
         if isinstance(taken, Taken):
             self.held[who] += [item.held for item in taken.items]

@@ -301,7 +301,7 @@ def test_somebody_sent_to_an_unfinished_target(places: tuple[str, str]) -> None:
     child = Child(copy_and_die, source, target, Phase.VERIFY, 1)
     assert child.join() == -signal.SIGKILL
     append_to(target)
-    with pytest.raises(CopyRefused, match="somebody has sent to the target"):
+    with pytest.raises(CopyRefused, match="a producer has sent to the target"):
         copied(source, target)
 
 

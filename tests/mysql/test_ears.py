@@ -11,7 +11,7 @@ import sqlalchemy
 
 from pxrs.stores.mysql.change_listener import Ears
 from pxrs.stores.mysql.queues import taking as queue_take
-from pxrs.stores.queue_columns import READY
+from pxrs.stores.rows import READY
 from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import put

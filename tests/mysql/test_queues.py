@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -211,3 +212,81 @@ def test_tables_of_the_first_version_get_queues(mariadb_url: str) -> None:
     with pytest.raises(SchemaMismatch):
         open_sql(mariadb_url)
     place.close()
+
+
+def test_who_asks_what_it_holds_waits_for_nobody_elses_removal(place: SqlPlace) -> None:
+    """Another holder's transaction, which may last; and for its own take it does wait."""
+    stores, other = place.open(), place.open()
+    worker, busy = Worker(stores), Worker(other)
+    worker.put(*(b"%d" % number for number in range(5)))
+    mine = worker.take(2)
+    removed = busy.take_one()
+    with Session(place.engine) as session, ThreadPoolExecutor(1) as pool:
+        with other.atomic(session) as tx:
+            tx.queue(QueueChange(busy.holder, (removed.held,)))
+        began = time.monotonic()
+        assert stores.queues.held("q", worker.holder, "unit") == mine
+        assert time.monotonic() - began < PATIENCE / 2
+        session.commit()
+        # As a take does that is about to be committed.
+        session.execute(
+            sqlalchemy.text(
+                "UPDATE pxrs_queue_items SET state = 2, deliveries = 1, session_id = :session,"
+                " tx = :tx WHERE state = 0"
+            ),
+            {"session": worker.holder.session, "tx": worker.holder.transaction},
+        )
+        answer = pool.submit(stores.queues.held, "q", worker.holder, "another")
+        waiting = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        while not place.query(waiting):
+            assert not answer.done()
+        session.commit()
+        assert len(answer.result(PATIENCE)) == 4
+
+
+def test_what_nobody_can_ask_after_goes_by_itself(place: SqlPlace) -> None:
+    """Units without a name, of sessions that live: what they did stays counted."""
+    stores = place.open()
+    worker = Worker(place.open())
+    worker.put(b"1", b"2")
+    for delivery in worker.take(2):
+        worker.queues.apply(QueueChange(worker.holder, (delivery.held,), (), ""))
+    left = "SELECT count(*) FROM pxrs_queue_commits WHERE session_id = '-'"
+    assert place.query(left) == [(2,)]
+    stores.queues.reap()
+    # So long ago was it first seen, by the server's clock.
+    place.query("UPDATE pxrs_queue_commits SET n = n - 600000 WHERE tx = '(ended)'")
+    place.open().queues.reap()
+    assert place.query(left) == [(0,)]
+    assert stores.queues.stats("q").done == 2
+
+
+def test_programs_that_are_killed_each_time_leave_no_more_and_more(place: SqlPlace) -> None:
+    """None lives for long: that the one before is over is noted, by the server's clock."""
+    ids: list[str] = []
+    for _ in range(3):
+        stores = place.open()
+        session = stores.coord.session(60.0)
+        ids.append(session.id)
+        stores.queues.reap()
+        stores.queues.apply(QueueChange(Holder(session.id, "tx"), (), (), "unit"))
+        # It was killed, and its time is over.
+        place.query(f"DELETE FROM pxrs_sessions WHERE id = '{session.id}'")
+    assert units_of(place) == set(ids)
+    # So long ago was it seen of the first: but for the time, all is as ever.
+    place.query(
+        "UPDATE pxrs_queue_commits SET n = n - 600000 "
+        f"WHERE tx = '(ended)' AND session_id = '{ids[0]}'"
+    )
+    stores = place.open()
+    stores.queues.reap()
+    assert units_of(place) == {*ids[1:]}
+    assert stores.queues.outcome(ids[1], "unit") is Outcome.DONE
+    place.query("UPDATE pxrs_queue_commits SET n = n - 600000 WHERE tx = '(ended)'")
+    place.open().queues.reap()
+    assert place.query("SELECT tx FROM pxrs_queue_commits") == []
+
+
+def units_of(place: SqlPlace) -> set[str]:
+    rows = place.query("SELECT session_id FROM pxrs_queue_commits WHERE tx = 'unit'")
+    return {session for (session,) in rows}

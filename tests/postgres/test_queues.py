@@ -16,7 +16,7 @@ from pxrs.errors import Fenced
 from pxrs.stores.postgres.queues.scout import Plan, Scout
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look
-from pxrs.types import Delivery, Held, Holder, NewItem, QueueChange
+from pxrs.types import Delivery, Held, Holder, NewItem, Outcome, QueueChange
 from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent
 from support.postgres import query
@@ -216,3 +216,26 @@ def test_a_search_that_stood_still_is_no_reason_to_miss_what_is_below_for_long()
         scout.searched(0.0, took, began_ms=0, pages=100, found=1)
         rests.append(scout.rest(0.0))
     assert rests == pytest.approx([0, 2, 2, 1, 1, 5])
+
+
+def test_what_a_lost_session_never_did_is_known_for_a_while(
+    stores: PostgresStores, open_stores: OpenStores, postgres_url: str
+) -> None:
+    """As long as nothing that it did is forgotten. A late one is refused."""
+    other, worker = open_stores(), Worker(stores)
+    stores.queues.apply(QueueChange(worker.holder, (), new(b"1").put, "unit"))
+    query(postgres_url, "UPDATE pxrs.pxrs_sessions SET deadline = clock_timestamp()")
+    assert other.queues.outcome(worker.session.id, "late") is Outcome.NEVER
+    worker.session.close()
+    assert other.queues.outcome(worker.session.id, "later") is Outcome.NEVER
+    for late in ("late", "later"):
+        with pytest.raises(Fenced):
+            stores.queues.apply(QueueChange(worker.holder, (), new(b"2").put, late))
+    query(postgres_url, "UPDATE pxrs.pxrs_queue_commits SET at = 'epoch', ended = 'epoch'")
+    open_stores().queues.reap()
+    assert other.queues.outcome(worker.session.id, "unit") is Outcome.DONE
+    query(postgres_url, "UPDATE pxrs.pxrs_ended_sessions SET at = 'epoch'")
+    open_stores().queues.reap()
+    assert other.queues.outcome(worker.session.id, "unit") is Outcome.UNKNOWN
+    assert bodies(look(stores)) == [b"1"]
+    assert stores.queues.stats("q").put == 1

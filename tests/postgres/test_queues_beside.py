@@ -56,7 +56,7 @@ def pages_of_take(url: str, session: str, floor: int | None = None) -> int:
     return pages_read(
         url,
         "SELECT * FROM pxrs.pxrs_queue_take('q', %s, 'tx', 'unit', 10, 5, 1000, NULL, true,"
-        " %s::int8[], %s::int8[], 0)",
+        " %s::int8[], %s::int8[], 0, true)",
         (session, ranks, floors),
     )
 

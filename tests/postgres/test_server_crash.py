@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import psycopg
 import pytest
 
 import pxrs
 from engines import Engine
+from pxrs.errors import TransactionConflict
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.tools import put
-from pxrs.types import Check, Conflict, Put
+from pxrs.types import Check, Conflict, Outcome, Put
+from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
+from support.postgres import query
 
 pytestmark = pytest.mark.engine("postgres")
 
@@ -65,3 +70,30 @@ def test_a_version_is_not_given_twice_though_commits_are_lost(server: Engine) ->
         for version in remembered[:: _MANY // 10]:
             outcome = frozen.coord.commit((Check("k", version),), (Put("k", b"stale"),))
             assert isinstance(outcome, Conflict)
+
+
+def test_a_commit_that_a_crash_has_undone_is_known_to_be(
+    server: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the session is over with its connection, and ended before anybody has asked."""
+    with pxrs.connect(server.url) as px, ThreadPoolExecutor(1) as pool:
+        px.put("q", "first")
+        session, outcome = px._desk().keeper.session(), px.stores.queues.outcome
+
+        def ask_late(name: str, unit: str) -> Outcome:
+            session.close()
+            return outcome(name, unit)
+
+        monkeypatch.setattr(px.stores.queues, "outcome", ask_late)
+        tx = px.begin()
+        tx.put("q", "in doubt")
+        with closing(psycopg.connect(server.url)) as other:
+            other.execute("LOCK TABLE pxrs.pxrs_queue_commits IN ACCESS EXCLUSIVE MODE")
+            commit = pool.submit(tx.commit)
+            while not query(server.url, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+                assert not commit.done()
+            server.kill()
+            server.restart()
+        with pytest.raises(TransactionConflict, match="not committed"):
+            commit.result(PATIENCE)
+        assert px.queues.describe("q").put == 1

@@ -109,12 +109,16 @@ class TestMessages:
     def test_with_a_key_go_where_the_partitioner_says(self, px: Pxrs, name: str) -> None:
         from pxrs.core.routing import partitioner
 
-        px.create_topic(TOPIC, partitions=7)
+        px.create_topic(TOPIC, partitions=7, partitioner=name)
         keys = [b"", *(b"key-%d" % number for number in range(50))]
-        with px.producer(partitioner=name) as producer:
+        with px.producer() as producer:
             for key in keys:
                 producer.send(TOPIC, "v", key=key)
             producer.send_many(TOPIC, [(key, "v") for key in keys])
+        with px.transaction() as tx:
+            for key in keys:
+                tx.send(TOPIC, "v", key=key)
+        assert len(read_all(px, TOPIC)) == 3 * len(keys)
         for message in read_all(px, TOPIC):
             assert message.partition == partitioner(name)(message.key, 7)
 

@@ -205,27 +205,27 @@ def taking(px: Pxrs, queue: str = "q", **options: Any) -> Future[str]:
         return wait(timeout)
 
     watch.wait = heard  # type: ignore[method-assign]
+    queues.watch = lambda *queues: watch  # type: ignore[method-assign]
     found: Future[str] = Future()
 
     def run() -> None:
         try:
             with px.transaction() as tx:
-                [item] = tx.take_many(queue, 1, PATIENCE, watch=watch, **options)
+                [item] = tx.take_many(queue, 1, PATIENCE, **options)
             found.set_result(item.value)
         except BaseException as error:  # noqa: BLE001 - for whoever waits
             found.set_exception(error)
-        finally:
-            watch.close()
 
     threading.Thread(target=run, daemon=True).start()
     assert armed.wait(PATIENCE)
+    del queues.watch
     return found
 
 
 @pytest.fixture(autouse=True)
 def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this a lost wake-up would only make a test slow."""
-    monkeypatch.setattr("pxrs.queues.unit_of_work._CAREFUL_WAIT", 3600.0)
+    monkeypatch.setattr("pxrs.queues.unit_of_work.CAREFUL_WAIT", 3600.0)
 
 
 def test_put_wakes_who_waits(px: Pxrs) -> None:

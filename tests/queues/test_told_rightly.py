@@ -151,13 +151,15 @@ def test_what_was_written_into_a_callers_transaction_is_not_written_again(
 ) -> None:
     keeper = px._desk().keeper
 
-    def interrupted(session: str, unit: str) -> None:
+    def interrupted(given: object) -> None:
         raise KeyboardInterrupt
 
-    mine.execute("INSERT INTO rows_of_mine VALUES (1)")
+    px.put("work", "taken")
     tx = px.begin(join=mine)
+    assert tx.take("work", PATIENCE) is not None
+    mine.execute("INSERT INTO rows_of_mine VALUES (1)")
     tx.put("q", "once")
-    monkeypatch.setattr(keeper, "left_to_caller", interrupted)
+    monkeypatch.setattr(keeper, "release_unless_removed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tx.commit()
     with pytest.raises(InvalidRequest, match="begin another"):

@@ -13,15 +13,14 @@ from simulator.queues import draw, run
 from simulator.queues.plan import QueuePlan
 
 from pxrs.core.delivery import ConsumeTimes, Forever
+from pxrs.core.queue import QueueItem, WorkQueue, held_in
 from pxrs.errors import OutcomeUnknown
 from pxrs.queues.held_items import Hold
 from pxrs.queues.hold_session import GivenBack, Keeper
 from pxrs.queues.unit_of_work import UnitOfWork
-from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
 from pxrs.stores.memory.queues import MemoryQueues
-from pxrs.stores.queue_rules import held_in
 from pxrs.testing.faults import FaultyQueues, Interrupted, Rates
-from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange
+from pxrs.types import Delivery, Held, Holder, ItemState, Outcome, QueueChange
 from simulator import Broken
 
 SEEDS = 300
@@ -31,31 +30,31 @@ KEYED = QueuePlan(fifo=False, keys=2, policy=Forever(), lock_for=None)
 
 def counted_after_the_hand_out(patch: Patch) -> None:
     """A delivery counts when the item comes back: who dies with it in hand is not counted."""
-    hold = MemoryQueue.hold
-    give_back = MemoryQueue.give_back
+    hold = WorkQueue.hold
+    give_back = WorkQueue.give_back
 
-    def uncounted(self: MemoryQueue, item: MemoryItem, *rest: Any) -> Delivery:
+    def uncounted(self: WorkQueue, item: QueueItem, *rest: Any) -> Delivery:
         delivery = hold(self, item, *rest)
         item.deliveries -= 1
         return delivery
 
-    def counted(self: MemoryQueue, item: MemoryItem, now_ms: int) -> None:
+    def counted(self: WorkQueue, item: QueueItem, now_ms: int) -> None:
         item.deliveries += not item.suspect
         give_back(self, item, now_ms)
 
-    def is_held_as(self: MemoryItem, holder: Holder, delivery: int, now: float) -> bool:
+    def is_held_as(self: QueueItem, holder: Holder, delivery: int, now: float) -> bool:
         in_time = self.lock_until is None or now < self.lock_until
         return self.holder == holder and self.deliveries == delivery - 1 and in_time
 
-    patch.setattr(MemoryQueue, "hold", uncounted)
-    patch.setattr(MemoryQueue, "give_back", counted)
-    patch.setattr(MemoryItem, "is_held_as", is_held_as)
+    patch.setattr(WorkQueue, "hold", uncounted)
+    patch.setattr(WorkQueue, "give_back", counted)
+    patch.setattr(QueueItem, "is_held_as", is_held_as)
 
 
 def fence_ignores_the_delivery(patch: Patch) -> None:
     """A transaction that lost its item and took it again commits the delivery it lost."""
 
-    def is_held_as(self: MemoryItem, holder: Holder, delivery: int, now: float) -> bool:
+    def is_held_as(self: QueueItem, holder: Holder, delivery: int, now: float) -> bool:
         in_time = self.lock_until is None or now < self.lock_until
         return self.holder == holder and in_time
 
@@ -64,22 +63,22 @@ def fence_ignores_the_delivery(patch: Patch) -> None:
     def once_each(self: MemoryQueues, holder: Holder, held: Sequence[Held]) -> Any:
         return held_items(self, holder, {each.id: each for each in reversed(held)}.values())
 
-    patch.setattr(MemoryItem, "is_held_as", is_held_as)
+    patch.setattr(QueueItem, "is_held_as", is_held_as)
     patch.setattr(MemoryQueues, "_held_items", once_each)
 
 
 def fence_ignores_the_holder(patch: Patch) -> None:
-    def is_held(self: MemoryQueues, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def is_held(self: MemoryQueues, holder: Holder, held: Held, item: QueueItem) -> bool:
         return item.holder is not None
 
     patch.setattr(MemoryQueues, "_is_held", is_held)
 
 
 def fence_ignores_the_deadline(patch: Patch) -> None:
-    def is_held_as(self: MemoryItem, holder: Holder, delivery: int, now: float) -> bool:
+    def is_held_as(self: QueueItem, holder: Holder, delivery: int, now: float) -> bool:
         return self.holder == holder and self.deliveries == delivery
 
-    patch.setattr(MemoryItem, "is_held_as", is_held_as)
+    patch.setattr(QueueItem, "is_held_as", is_held_as)
 
 
 def locks_survive_their_session(patch: Patch) -> None:
@@ -89,14 +88,13 @@ def locks_survive_their_session(patch: Patch) -> None:
 def key_locks_the_item(patch: Patch) -> None:
     """What is in hand holds up nobody: the next one of its key is shown."""
 
-    def settle_lane(self: MemoryQueue, lane: str, now_ms: int) -> None:
+    def settle_lane(self: WorkQueue, lane: str, now_ms: int) -> None:
         for number in self.lanes.get(lane, []):
             item = self.items[number]
-            if item.holder is None:
-                self._hide(item)
+            if item.state is ItemState.WAITING:
                 self._show(item, now_ms)
 
-    patch.setattr(MemoryQueue, "settle_lane", settle_lane)
+    patch.setattr(WorkQueue, "settle_lane", settle_lane)
 
 
 def unanswered_take_is_forgotten(patch: Patch) -> None:
@@ -246,7 +244,7 @@ def suspects_are_forgiven(patch: Patch) -> None:
     """What dies with its holder costs no delivery."""
     reap = MemoryQueues._reap
 
-    def forgiving(self: MemoryQueues, queue: MemoryQueue) -> None:
+    def forgiving(self: MemoryQueues, queue: WorkQueue) -> None:
         held = [queue.items[number] for number in queue.held]
         reap(self, queue)
         for item in held:

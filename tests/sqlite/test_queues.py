@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.core.queue import REMEMBERED_FOR
 from pxrs.errors import Fenced, InsideTransaction
 from pxrs.stores.connections import Lent
-from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of
@@ -156,6 +156,51 @@ def test_units_are_forgotten_with_their_session_in_the_end(
     timed.queues.reap()
     assert count(timed, "queue_units") == 200
     assert timed.queues.outcome(living.id, "unit 0") is Outcome.DONE
+
+
+def test_programs_that_are_killed_each_time_leave_no_more_and_more(tmp_path: Path) -> None:
+    """None lives for long: it is seen once that the one before is over, and that counts for all."""
+    clock, opened = VirtualClock(), list[SqliteStores]()
+    ids: list[str] = []
+    for number in range(40):
+        stores = SqliteStores(str(tmp_path / "s.db"), clock=clock)
+        opened.append(stores)
+        session = stores.coord.session(10.0)
+        ids.append(session.id)
+        stores.queues.reap()
+        for unit in ("1", "2", "3"):
+            stores.queues.apply(QueueChange(Holder(session.id, "tx"), (), (), unit))
+        if number >= 9:
+            # It can still be asked after by whoever may, for as long as ever.
+            assert stores.queues.outcome(ids[number - 9], "1") is Outcome.DONE
+        session.forget()  # What a kill leaves of it: a file that nobody has locked.
+        clock.advance(60)
+    assert count(stores, "queue_units") <= 3 * (REMEMBERED_FOR / 60 + 2)
+    assert count(stores, "queue_ended") <= REMEMBERED_FOR / 60 + 2
+    clock.advance(REMEMBERED_FOR)
+    stores.queues.reap()
+    clock.advance(REMEMBERED_FOR)
+    stores.queues.reap()
+    assert count(stores, "queue_units") == count(stores, "queue_ended") == 0
+    for stores in opened:
+        stores.close()
+
+
+def test_a_host_that_starts_again_forgets_no_sooner(tmp_path: Path) -> None:
+    clock = VirtualClock(monotonic=1e6)
+    stores = SqliteStores(str(tmp_path / "s.db"), clock=clock)
+    session = stores.coord.session(10.0)
+    stores.queues.apply(QueueChange(Holder(session.id, "tx"), (), (), "unit"))
+    session.close()
+    stores.queues.reap()
+    stores.close()
+    clock = VirtualClock(monotonic=1.0)
+    stores = SqliteStores(str(tmp_path / "s.db"), clock=clock)
+    for seconds, left in [(0.0, 1), (REMEMBERED_FOR - 1, 1), (1.0, 0)]:
+        clock.advance(seconds)
+        stores.queues.reap()
+        assert count(stores, "queue_units") == left, seconds
+    stores.close()
 
 
 def test_nothing_is_left_of_what_is_gone(stores: SqliteStores) -> None:

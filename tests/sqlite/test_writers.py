@@ -14,7 +14,7 @@ import pytest
 from pxrs.codec.batches import encode
 from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
 from pxrs.stores.connections import Lent
-from pxrs.stores.sqlite.log_size import WAL_LIMIT
+from pxrs.stores.sqlite.database import WAL_LIMIT
 from pxrs.stores.sqlite.posix import try_lock, unlock
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Check, LogPartition, Put

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 
+from pxrs.core import queue as queue_rules
+from pxrs.core.queue import Picked, QueueItem, WorkQueue
 from pxrs.errors import Fenced
-from pxrs.stores import queue_rules
-from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
-from pxrs.stores.memory.queues import MemoryQueues
+from pxrs.stores.memory.queues import MemoryQueues, Wish
 from pxrs.types import (
     Delivery,
     Held,
@@ -24,18 +24,18 @@ from support.broken_waits import in_silence
 
 
 class FenceIgnoresTheDelivery(MemoryQueues):
-    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def _is_held(self, holder: Holder, held: Held, item: QueueItem) -> bool:
         return super()._is_held(holder, held._replace(delivery=item.deliveries), item)
 
 
 class FenceIgnoresTheTransaction(MemoryQueues):
-    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def _is_held(self, holder: Holder, held: Held, item: QueueItem) -> bool:
         same_session = item.holder is not None and item.holder.session == holder.session
         return super()._is_held(item.holder if same_session and item.holder else holder, held, item)
 
 
 class FenceIgnoresTheHolder(MemoryQueues):
-    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def _is_held(self, holder: Holder, held: Held, item: QueueItem) -> bool:
         return item.holder is not None and super()._is_held(item.holder, held, item)
 
 
@@ -43,12 +43,12 @@ class FenceIgnoresTheSession(MemoryQueues):
     def _require_session(self, session: str) -> None:
         pass
 
-    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def _is_held(self, holder: Holder, held: Held, item: QueueItem) -> bool:
         return item.is_held_as(holder, held.delivery, self._clock.monotonic())
 
 
 class FenceIgnoresTheDeadline(MemoryQueues):
-    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def _is_held(self, holder: Holder, held: Held, item: QueueItem) -> bool:
         in_session = self._coord.has_session(holder.session)
         return in_session and item.is_held_as(holder, held.delivery, float("-inf"))
 
@@ -134,7 +134,7 @@ class ExaminesBeforeTheLock(MemoryQueues):
 
 
 class DeadSessionsKeepLocks(MemoryQueues):
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         pass
 
 
@@ -150,17 +150,18 @@ class HoldersAreKnownByTheQueuesName(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
-        taken = super().take(queue, holder, count, most=most, lock_for=lock_for)
+        taken = super().take(queue, holder, count, most=most, lock_for=lock_for, suspects=suspects)
         if taken.items:
             self._noted.setdefault((queue, holder.session), self._queues[queue])
         return taken
 
     @cached_property
-    def _noted(self) -> dict[tuple[str, str], MemoryQueue]:
+    def _noted(self) -> dict[tuple[str, str], WorkQueue]:
         return {}
 
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         name, held = queue.info.name, set(queue.held)
         for number in held:
             holder = queue.items[number].holder
@@ -191,15 +192,18 @@ class HandsOutWhatItRemembers(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         aside, self._aside = self._aside, Taken([], None)
         if aside.items:
             return aside
-        return super().take(queue, holder, count, most=most, lock_for=lock_for, unit=unit)
+        return super().take(
+            queue, holder, count, most=most, lock_for=lock_for, unit=unit, suspects=suspects
+        )
 
 
 class LateHoldersKeepLocks(MemoryQueues):
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         living = self._coord.has_session
         untils = {number: queue.items[number].lock_until for number in queue.held}
         for number in queue.held:
@@ -214,7 +218,7 @@ class LateHoldersKeepLocks(MemoryQueues):
 class FreesOneTransactionOnly(MemoryQueues):
     """Takes the session's first transaction for the session."""
 
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         held = [queue.items[number] for number in sorted(queue.held)]
         firsts: dict[str, Holder] = self.__dict__.setdefault("firsts", {})
         for item in held:
@@ -313,7 +317,7 @@ class PutsNeedASession(MemoryQueues):
 class CountsAtTheEnd(MemoryQueues):
     """Counts what was given back or done, not what was handed out: a crash is not counted."""
 
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         held = [queue.items[number] for number in queue.held]
         super()._reap(queue)
         for item in held:
@@ -331,32 +335,69 @@ class IgnoresMost(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
-        return super().take(queue, holder, count, lock_for=lock_for)
+        return super().take(queue, holder, count, lock_for=lock_for, suspects=suspects)
 
 
 class KeepsTheFirstMost(MemoryQueues):
     """Takes the bound of who took first for everybody's."""
 
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
         bounds = [item.most for item in queue.items.values() if item.most is not None]
-        return super()._choose(queue, holder, count, bounds[0] if bounds else most, now_ms)
+        wish = wish._replace(most=bounds[0] if bounds else wish.most)
+        return super()._choose(queue, wish, now_ms)
 
 
 class HandsOutOneTooMany(MemoryQueues):
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
-        return super()._choose(queue, holder, count, None if most is None else most + 1, now_ms)
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
+        wish = wish._replace(most=None if wish.most is None else wish.most + 1)
+        return super()._choose(queue, wish, now_ms)
 
 
 class SuspectsGoWithOthers(MemoryQueues):
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         super()._reap(queue)
         for item in queue.items.values():
             item.suspect = False
+
+
+class SuspectsGoToAnybody(MemoryQueues):
+    """Hands a suspect out to who has others in hand."""
+
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
+        return super()._choose(queue, wish._replace(suspects=True), now_ms)
+
+
+class SuspectsAreKeptSecret(MemoryQueues):
+    """Hands none out to who does not want it, and does not say why."""
+
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
+        return super()._choose(queue, wish, now_ms)._replace(suspect=False)
+
+
+class SuspectsAreCountedUnseen(MemoryQueues):
+    """Counts the delivery of a suspect that it does not hand out."""
+
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
+        picked = super()._choose(queue, wish, now_ms)
+        if picked.suspect:
+            for item in queue.candidates(wish.holder, 1, now_ms):
+                item.deliveries += 1
+        return picked
+
+
+class SuspectsLetOthersPass(MemoryQueues):
+    """Passes over a suspect that nobody wants, and hands out what is behind it in its lane."""
+
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
+        picked = super()._choose(queue, wish, now_ms)
+        if not picked.suspect:
+            return picked
+        others = [
+            item for item in queue.candidates(wish.holder, wish.number, now_ms) if not item.suspect
+        ]
+        return Picked(others, [], suspect=not others)
 
 
 class SuspectsForEver(MemoryQueues):
@@ -372,32 +413,27 @@ class SuspectsForEver(MemoryQueues):
 class DeadStayInTheWay(MemoryQueues):
     """Finds the used-up ones, and forgets to bury them."""
 
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
-        return queue_rules.pick(queue.candidates(holder, count, now_ms), count, most)[0]
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
+        candidates = queue.candidates(wish.holder, wish.number, now_ms)
+        return queue_rules.pick(candidates, wish.number, wish.most)
 
 
 class BuriesInSilence(MemoryQueues):
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
-        return in_silence(
-            self, lambda: MemoryQueues._choose(self, queue, holder, count, most, now_ms)
-        )
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
+        return in_silence(self, lambda: MemoryQueues._choose(self, queue, wish, now_ms))
 
 
 class RevivesTheDying(MemoryQueues):
     """Forgets, when a holder dies, what bound it took with."""
 
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         for number in queue.held:
             queue.items[number].most = None
         super()._reap(queue)
 
 
 class DiesWithoutAWord(MemoryQueues):
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         super()._reap(queue)
         for item in queue.items.values():
             if item.state is ItemState.DEAD:

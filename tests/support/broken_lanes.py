@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
+from pxrs.core.queue import QueueItem, WorkQueue
 from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.types import (
     Delivery,
@@ -12,9 +12,9 @@ from pxrs.types import (
 )
 
 
-def with_queue(broken: type[MemoryQueue]) -> type[MemoryQueues]:
+def with_queue(broken: type[WorkQueue]) -> type[MemoryQueues]:
     class Broken(MemoryQueues):
-        def _make(self, name: str, fifo: bool) -> MemoryQueue:
+        def _make(self, name: str, fifo: bool) -> WorkQueue:
             made = broken(super()._make(name, fifo).info)
             self._queues[name] = made
             return made
@@ -23,32 +23,32 @@ def with_queue(broken: type[MemoryQueue]) -> type[MemoryQueues]:
     return Broken
 
 
-class RedriveKeepsTheCount(MemoryQueue):
-    def revive(self, dead: MemoryItem, now_ms: int) -> None:
+class RedriveKeepsTheCount(WorkQueue):
+    def revive(self, dead: QueueItem, now_ms: int) -> None:
         super().revive(dead, now_ms)
         self.items[self.next_id - 1].deliveries = dead.deliveries
 
 
-class RedriveTakesTheOldPlace(MemoryQueue):
-    def revive(self, dead: MemoryItem, now_ms: int) -> None:
+class RedriveTakesTheOldPlace(WorkQueue):
+    def revive(self, dead: QueueItem, now_ms: int) -> None:
         after = self.next_id
         self.next_id = dead.id
         super().revive(dead, now_ms)
         self.next_id = after
 
 
-class RedriveCountsAsAPut(MemoryQueue):
-    def revive(self, dead: MemoryItem, now_ms: int) -> None:
+class RedriveCountsAsAPut(WorkQueue):
+    def revive(self, dead: QueueItem, now_ms: int) -> None:
         super().revive(dead, now_ms)
         self.put_count += 1
 
 
-class KeyOrderByItemLock(MemoryQueue):
+class KeyOrderByItemLock(WorkQueue):
     """Whoever looks when the front is held takes what is behind it."""
 
     def hold(
         self,
-        item: MemoryItem,
+        item: QueueItem,
         holder: Holder,
         most: int | None,
         lock_until: float | None,
@@ -70,50 +70,50 @@ class KeyOrderByItemLock(MemoryQueue):
 class FifoByItemLock(KeyOrderByItemLock):
     def hold(
         self,
-        item: MemoryItem,
+        item: QueueItem,
         holder: Holder,
         most: int | None,
         lock_until: float | None,
         now_ms: int,
     ) -> Delivery:
-        delivery = MemoryQueue.hold(self, item, holder, most, lock_until, now_ms)
+        delivery = WorkQueue.hold(self, item, holder, most, lock_until, now_ms)
         if self.info.fifo and item.lane is not None:
             self._show_next(item.lane, now_ms)
         return delivery
 
 
-class FifoRunsByKey(MemoryQueue):
-    def add(self, item: MemoryItem, now_ms: int) -> None:
+class FifoRunsByKey(WorkQueue):
+    def add(self, item: QueueItem, now_ms: int) -> None:
         item.lane = item.key
         super().add(item, now_ms)
 
 
-class HoldersStopAtOne(MemoryQueue):
+class HoldersStopAtOne(WorkQueue):
     def lanes_held(self, holder: Holder) -> list[str]:
         return []
 
 
-class LanesAreForAnybody(MemoryQueue):
+class LanesAreForAnybody(WorkQueue):
     def lanes_held(self, holder: Holder) -> list[str]:
         return sorted(self.lanes)
 
 
-class GivesBackAtTheEnd(MemoryQueue):
-    def give_back(self, item: MemoryItem, now_ms: int) -> None:
+class GivesBackAtTheEnd(WorkQueue):
+    def give_back(self, item: QueueItem, now_ms: int) -> None:
         if item.lane is not None:
             self.lanes[item.lane].remove(item.id)
             self.lanes[item.lane].append(item.id)
         super().give_back(item, now_ms)
 
 
-class DeadFrontsBlock(MemoryQueue):
-    def bury(self, item: MemoryItem, error: str, now_ms: int) -> None:
+class DeadFrontsBlock(WorkQueue):
+    def bury(self, item: QueueItem, error: str, now_ms: int) -> None:
         lane, item.lane = item.lane, None
         super().bury(item, error, now_ms)
         item.lane = lane
 
 
-class DelayedFrontsArePassed(MemoryQueue):
+class DelayedFrontsArePassed(WorkQueue):
     def settle_lane(self, lane: str, now_ms: int) -> None:
         super().settle_lane(lane, now_ms)
         run = [self.items[number] for number in self.lanes.get(lane, ())]
@@ -124,51 +124,51 @@ class DelayedFrontsArePassed(MemoryQueue):
                     return
 
 
-class DelaysBehindAreForgotten(MemoryQueue):
-    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+class DelaysBehindAreForgotten(WorkQueue):
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[QueueItem]:
         return super().candidates(holder, count, 2**60)
 
 
-class ShowsDelayedEarly(MemoryQueue):
+class ShowsDelayedEarly(WorkQueue):
     def promote_due(self, now_ms: int) -> None:
         super().promote_due(2**60)
 
 
-class NeverShowsTheDelayed(MemoryQueue):
+class NeverShowsTheDelayed(WorkQueue):
     def promote_due(self, now_ms: int) -> None:
         pass
 
 
-class PriorityAboveKeys(MemoryQueue):
+class PriorityAboveKeys(WorkQueue):
     def settle_lane(self, lane: str, now_ms: int) -> None:
         self.lanes.get(lane, []).sort(key=lambda number: self.items[number].rank)
         super().settle_lane(lane, now_ms)
 
 
-class NewestFirst(MemoryQueue):
-    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+class NewestFirst(WorkQueue):
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[QueueItem]:
         return super().candidates(holder, len(self.items), now_ms)[::-1]
 
 
-class IgnoresPriority(MemoryQueue):
-    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[MemoryItem]:
+class IgnoresPriority(WorkQueue):
+    def candidates(self, holder: Holder, count: int, now_ms: int) -> list[QueueItem]:
         found = super().candidates(holder, len(self.items), now_ms)
         return sorted(found, key=lambda item: item.id)
 
 
-class KeysIgnoreCase(MemoryQueue):
-    def add(self, item: MemoryItem, now_ms: int) -> None:
+class KeysIgnoreCase(WorkQueue):
+    def add(self, item: QueueItem, now_ms: int) -> None:
         item.lane = item.lane and item.lane.lower().strip()
         super().add(item, now_ms)
 
 
-class DedupeForgets(MemoryQueue):
-    def remove(self, item: MemoryItem, now_ms: int) -> None:
+class DedupeForgets(WorkQueue):
+    def remove(self, item: QueueItem, now_ms: int) -> None:
         super().remove(item, now_ms)
         self.seen.clear()
 
 
-class DedupeLooksAtTheStart(MemoryQueue):
+class DedupeLooksAtTheStart(WorkQueue):
     """Knows what was there before the change, not what the change itself puts."""
 
     def put(self, new: NewItem, now_ms: int) -> int | None:
@@ -180,7 +180,7 @@ class DedupeLooksAtTheStart(MemoryQueue):
         return super().put(new, now_ms)
 
 
-class DedupesForEver(MemoryQueue):
+class DedupesForEver(WorkQueue):
     def put(self, new: NewItem, now_ms: int) -> int | None:
         number = super().put(new, now_ms)
         if new.dedupe is not None:
@@ -188,26 +188,26 @@ class DedupesForEver(MemoryQueue):
         return number
 
 
-class IdsStartAgain(MemoryQueue):
+class IdsStartAgain(WorkQueue):
     def put(self, new: NewItem, now_ms: int) -> int | None:
         if not self.items:
             self.next_id = 1
         return super().put(new, now_ms)
 
 
-class LosesErrors(MemoryQueue):
-    def give_back(self, item: MemoryItem, now_ms: int) -> None:
+class LosesErrors(WorkQueue):
+    def give_back(self, item: QueueItem, now_ms: int) -> None:
         item.error = ""
         super().give_back(item, now_ms)
 
 
-class IgnoresReleaseDelays(MemoryQueue):
-    def give_back(self, item: MemoryItem, now_ms: int) -> None:
+class IgnoresReleaseDelays(WorkQueue):
+    def give_back(self, item: QueueItem, now_ms: int) -> None:
         item.visible_ms = now_ms
         super().give_back(item, now_ms)
 
 
-class SharesTheCallersBuffer(MemoryQueue):
+class SharesTheCallersBuffer(WorkQueue):
     def put(self, new: NewItem, now_ms: int) -> int | None:
         number = super().put(new, now_ms)
         if number is not None:

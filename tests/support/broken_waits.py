@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pxrs.stores import queue_rules
+from pxrs.core import queue as queue_rules
+from pxrs.core.queue import WorkQueue
 from pxrs.stores.api import Watch
-from pxrs.stores.memory.queue import MemoryQueue
-from pxrs.stores.memory.queues import MemoryQueues
+from pxrs.stores.memory.queues import MemoryQueues, Wish
 from pxrs.types import (
     Holder,
     ItemState,
@@ -63,7 +63,7 @@ class DeletesTheNameOnly(MemoryQueues):
         self._graves = {**getattr(self, "_graves", {}), name: self._queues.get(name)}
         super().delete(name)
 
-    def _make(self, name: str, fifo: bool) -> MemoryQueue:
+    def _make(self, name: str, fifo: bool) -> WorkQueue:
         made = super()._make(name, fifo)
         old = getattr(self, "_graves", {}).get(name)
         if old is not None:
@@ -115,7 +115,7 @@ class TakesFifoPriorities(MemoryQueues):
 
 
 class MakesEveryQueueFifo(MemoryQueues):
-    def _make(self, name: str, fifo: bool) -> MemoryQueue:
+    def _make(self, name: str, fifo: bool) -> WorkQueue:
         return super()._make(name, fifo=True)
 
 
@@ -135,10 +135,11 @@ class TakesMakeQueues(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         if self.find(queue) is None:
             self.create(queue)
-        return super().take(queue, holder, count, most=most, lock_for=lock_for)
+        return super().take(queue, holder, count, most=most, lock_for=lock_for, suspects=suspects)
 
 
 class PutsInSilence(MemoryQueues):
@@ -182,12 +183,12 @@ class WatchesOneQueue(MemoryQueues):
 
 
 class NothingIsEverDue(MemoryQueues):
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         return None
 
 
 class DueIsForTheDelayedOnly(MemoryQueues):
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         held, queue.held = queue.held, set()
         try:
             return super()._due(queue)
@@ -196,7 +197,7 @@ class DueIsForTheDelayedOnly(MemoryQueues):
 
 
 class DueIsForTheHeldOnly(MemoryQueues):
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         delayed, queue.delayed = queue.delayed, []
         try:
             return super()._due(queue)
@@ -205,14 +206,14 @@ class DueIsForTheHeldOnly(MemoryQueues):
 
 
 class DueForgetsTheHoldersKeys(MemoryQueues):
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         return super()._due(queue)
 
 
 class DueIsAlwaysSoon(MemoryQueues):
     """Nobody oversleeps, but whoever waits asks again and again."""
 
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         due = super()._due(queue, holder)
         return None if due is None else min(due, 0.05)
 
@@ -220,7 +221,7 @@ class DueIsAlwaysSoon(MemoryQueues):
 class DueIsTheLast(MemoryQueues):
     """Says when everything will be there, not when something is."""
 
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         now_ms = self._clock.wall_ms()
         waits = [max(0.0, (visible - now_ms) / 1000) for visible, _ in queue.delayed[-1:]]
         return max(waits, default=super()._due(queue, holder))
@@ -238,18 +239,20 @@ class TakesOutsideTheLock(MemoryQueues):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         now_ms = self._clock.wall_ms()
         with self._lock:
             self._require_session(holder.session)
             found = self._queues[queue]
             self._reap(found)
-            chosen = self._choose(found, holder, count, most, now_ms)
+            wish = Wish(holder, count, most, suspects)
+            chosen, _, suspect = self._choose(found, wish, now_ms)
         threading.Event().wait(0.001)
         with self._lock:
             here = [item for item in chosen if item.id in found.items]
             items = [found.hold(item, holder, most, None, now_ms) for item in here]
-            return Taken(items, None)
+            return Taken(items, None, suspect)
 
 
 class DedupesOutsideTheLock(MemoryQueues):

@@ -8,10 +8,12 @@ from typing import Any
 import psycopg
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.stores.api import Session
+from pxrs.stores.api import LogStore, Session
 from pxrs.stores.postgres.schema import DEFAULT_SCHEMA
 from pxrs.stores.postgres.stores import PostgresStores
-from pxrs.testing.conformance import await_end
+from pxrs.testing.conformance import FailingAppend, await_end
+from support.failing_appends import CutAppends, Fate
+from support.proxy import Proxy
 
 
 class PostgresLab:
@@ -29,11 +31,26 @@ class PostgresLab:
         self._schema = schema
         self._channel = channel
         self._opened: list[PostgresStores] = []
+        self._proxy: Proxy | None = None
 
     def open(self, clock: Clock = SYSTEM_CLOCK) -> PostgresStores:
         stores = PostgresStores(self._url, schema=self._schema, channel=self._channel, clock=clock)
         self._opened.append(stores)
         return stores
+
+    @property
+    def failing_appends(self) -> list[FailingAppend]:
+        way, _, database = self._url.rpartition("/")
+        self._proxy = proxy = Proxy(int(way.rpartition(":")[2]))
+        url = f"postgresql://postgres@{proxy.address}/{database}"
+
+        def opened() -> LogStore:
+            self._opened.append(PostgresStores(url, schema=self._schema))
+            return self._opened[-1].log
+
+        return CutAppends(proxy, opened).ways(
+            (Fate.ARRIVES, 0), (Fate.LOST, 0), (Fate.ARRIVES, 1), (Fate.LOST, 1)
+        )
 
     def let_expire(self, session: Session) -> None:
         await_end(self.open(), session, self.patience)
@@ -41,6 +58,8 @@ class PostgresLab:
     def close(self) -> None:
         for stores in self._opened:
             stores.close()
+        if self._proxy is not None:
+            self._proxy.close()
         if self._schema != DEFAULT_SCHEMA:
             query(self._url, f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
@@ -29,7 +30,8 @@ class Proxy:
         # How often somebody has asked for something: a request is one piece, unless it is large.
         self.requests = 0
         self._hold_at = 0
-        self._needle = b""
+        self._needle = self._lost = b""
+        self._at_needle: Callable[[], None] = self.cut
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
@@ -61,7 +63,19 @@ class Proxy:
     def hold_request_with(self, words: bytes) -> None:
         """Requests pass until one has these words in it; that one and all after it do not."""
         self._asked.clear()
+        self._at_needle = self.cut
         self._needle = words
+
+    def hold_answers_from(self, words: bytes) -> None:
+        """Answers pass until a request has these words in it; its own and later ones do not."""
+        self._asked.clear()
+        self._at_needle = self.hold_answers
+        self._needle = words
+
+    def lose_requests_with(self, words: bytes) -> None:
+        """Everything passes but pieces with these words in them, which are lost."""
+        self._asked.clear()
+        self._lost = words
 
     def await_request(self, patience: float = 20.0) -> None:
         """Block until something was asked since answers no longer pass."""
@@ -70,7 +84,7 @@ class Proxy:
     def heal(self) -> None:
         """Everything passes, also what was kept."""
         self._refusing = False
-        self._needle = b""
+        self._needle = self._lost = b""
         self._requests_flow.set()
         self._answers_flow.set()
 
@@ -141,8 +155,11 @@ class Proxy:
                         held = self.requests == self._hold_at
                     if held:
                         self.hold_answers()
+                    if self._lost and self._lost in data:
+                        self._asked.set()
+                        continue
                     if self._needle and self._needle in data:
-                        self.cut()
+                        self._at_needle()
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
                 flow.wait()

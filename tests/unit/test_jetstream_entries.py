@@ -17,8 +17,7 @@ from pxrs.stores.jetstream.entries import (
     from_headers,
     to_headers,
 )
-from pxrs.stores.jetstream.marks import Marks
-from pxrs.stores.jetstream.topics import token
+from pxrs.stores.jetstream.topics import Marks, token
 
 numbers = st.integers(0, 2**62)
 states = st.builds(

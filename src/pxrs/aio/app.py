@@ -44,7 +44,7 @@ from pxrs.options import (
     takes,
 )
 from pxrs.running.job import Job, ListenerSettings, job_of
-from pxrs.stores.on_loop import lend
+from pxrs.stores.connections import lend
 from pxrs.types import Message
 
 

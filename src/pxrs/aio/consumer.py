@@ -21,7 +21,7 @@ from pxrs.consuming.consumer import RUN
 from pxrs.consuming.in_hand import Run
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
 from pxrs.options import MemberOptions
-from pxrs.stores.on_loop import lend
+from pxrs.stores.connections import lend
 from pxrs.types import Message, TopicPartition
 
 T = TypeVar("T")

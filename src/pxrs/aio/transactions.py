@@ -19,8 +19,8 @@ from pxrs.errors import Closed, InvalidRequest
 from pxrs.queues import unit_of_work as blocking
 from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item
-from pxrs.queues.unit_of_work import _CAREFUL_WAIT, _FOREVER
-from pxrs.stores.on_loop import own_side
+from pxrs.queues.unit_of_work import _FOREVER, CAREFUL_WAIT
+from pxrs.stores.connections import own_side
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class UnitOfWork:
                 left = None if deadline is None else deadline - loop.time()
                 if items or (left is not None and left <= 0):
                     return items
-                await waiter.wait(min(w for w in (left, due, _CAREFUL_WAIT) if w is not None))
+                await waiter.wait(min(w for w in (left, due, CAREFUL_WAIT) if w is not None))
         finally:
             waiter.close()
 

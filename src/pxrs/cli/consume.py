@@ -1,4 +1,4 @@
-"""`pxrs consume`: messages as a member of a group; what was printed is committed."""
+"""`pxrs consume`: prints messages as a member of a group, and commits what it printed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from pxrs.cli.failures import SIGNALLED
-from pxrs.cli.messages import check_output, formatter
-from pxrs.cli.options import Settings, shared
+from pxrs.cli.options import (
+    SIGNALLED,
+    Settings,
+    check_output,
+    max_option,
+    shared,
+    values_only_option,
+)
+from pxrs.cli.show import message_formatter
 from pxrs.errors import DamagedBatch, Fenced
 from pxrs.types import TopicPartition
 
@@ -27,28 +34,27 @@ _AT_ONCE = 500
 
 @click.command(short_help="Show messages as a member of a group, and commit them.")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--group", "-g", required=True, help="The group to be a member of.")
-@click.option("--instance", help="A name of its own: partitions wait for it across a restart.")
+@click.option("--group", "-g", required=True, help="The group to join.")
+@click.option("--instance", help="A static member name: its partitions wait for a restart.")
 @click.option(
     "--from",
     "start",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where the group has no checkpoint.",
+    help="Where to start without a checkpoint.",
 )
-@click.option("--max", "-n", "most", type=click.IntRange(min=1), help="Stop after so many.")
+@max_option
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Stop when nothing has come for so long.  [default: never]",
+    help="Stop when no message has come for so long.  [default: never]",
 )
-@click.option("--values-only", is_flag=True, help="Values as they are, a line each.")
+@values_only_option
 @shared
-@click.pass_context
 def consume(
-    ctx: click.Context,
+    settings: Settings,
     topics: tuple[str, ...],
     group: str,
     instance: str | None,
@@ -57,14 +63,15 @@ def consume(
     timeout: float | None,
     values_only: bool,
 ) -> None:
-    """Show messages of TOPICs as a member of a group, and commit what was shown.
+    """Show messages of the TOPICs as a member of a group, and commit what was shown.
 
-    Members of one group share the partitions. Ctrl-C or SIGTERM: it commits, leaves the group
-    and ends; the second one ends it at once.
+    The members of a group share its partitions. On Ctrl-C or SIGTERM the command commits, leaves
+    the group and ends; a second signal ends it at once.
     """
-    settings = ctx.ensure_object(Settings)
     check_output(settings, values_only=values_only)
-    show = formatter(settings, values_only=values_only, with_topic=len(set(topics)) > 1)
+    show = message_formatter(
+        as_json=settings.json, values_only=values_only, with_topic=len(set(topics)) > 1
+    )
     with (
         Signals() as signals,
         settings.connect() as px,
@@ -83,46 +90,44 @@ def consume(
         finally:
             printer.commit()
     if signals.number is not None:
-        ctx.exit(SIGNALLED + signals.number)
+        sys.exit(SIGNALLED + signals.number)
 
 
+@dataclass
 class Printer:
-    """Prints message by message, and knows which of them are out of this process."""
+    """Prints message by message, and knows which of them have left this process."""
 
-    def __init__(
-        self, consumer: Consumer, show: Callable[[Message], bytes], signals: Signals
-    ) -> None:
-        self._consumer = consumer
-        self._show = show
-        self._signals = signals
-        self._printed: dict[TopicPartition, Message] = {}
+    consumer: Consumer
+    show: Callable[[Message], bytes]
+    signals: Signals
+    _printed: dict[TopicPartition, Message] = field(default_factory=dict)
 
     def run(self, most: int | None, timeout: float | None) -> None:
-        """Until there were so many, nothing came for so long, or a signal did."""
+        """Prints until `most` messages, `timeout` seconds without one, or a signal."""
         out = sys.stdout.buffer
         left = _AT_ONCE if most is None else most
-        while left and self._signals.number is None:
-            batch = self._consumer.poll(min(_AT_ONCE, left), timeout)
-            self._printed.clear()  # that call took them for handled
+        while left and self.signals.number is None:
+            batch = self.consumer.poll(min(_AT_ONCE, left), timeout)
+            self._printed.clear()  # poll takes them as handled
             if not batch:
                 return
             for message in batch:
-                out.write(self._show(message))
+                out.write(self.show(message))
                 out.flush()
                 self._printed[TopicPartition(message.topic, message.partition)] = message
-                if self._signals.number is not None:
+                if self.signals.number is not None:
                     return
             left -= 0 if most is None else len(batch)
 
     def commit(self) -> None:
-        """Commit what was printed of the last batch; of a lost partition nothing can be."""
+        """Commits what was printed of the last batch, but for partitions that were lost."""
         for message in self._printed.values():
             with suppress(Fenced):
-                self._consumer.commit(message)
+                self.consumer.commit(message)
 
 
 class Signals:
-    """Turns the first SIGINT or SIGTERM into a wish; the second one does what it always does."""
+    """Notes the first SIGINT or SIGTERM in `number`; a second one has its usual effect."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -130,8 +135,8 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def wake(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called when one comes, not by the handler: that interrupts a thread which
-        may hold the very locks that `wake` needs."""
+        """Calls `wake` in a thread when a signal comes. The handler can't: it interrupts a thread
+        that may hold the very locks that `wake` needs."""
 
         def wait() -> None:
             self._came.wait()
@@ -145,12 +150,7 @@ class Signals:
             self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
         self._came.set()
 

@@ -1,4 +1,4 @@
-"""`pxrs doctor`: what is wrong with a store, and how to mend it."""
+"""`pxrs doctor`: finds what is wrong with a store, and says how to mend it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pxrs.cli.failures import FAILED
-from pxrs.cli.options import Settings, shared
-from pxrs.cli.output import console, print_json
+from pxrs.cli.options import FAILED, Settings, shared
+from pxrs.cli.show import console, print_json
 
 if TYPE_CHECKING:
     from pxrs.operations.doctor import Examined
@@ -18,14 +17,13 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold 
 
 @click.command(short_help="Examine the store at URL, and say how to mend it.")
 @click.argument("place", metavar="URL", required=False)
-@click.option("--strict", is_flag=True, help="Fail on warnings, too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too.")
 @shared
-@click.pass_obj
 def doctor(settings: Settings, place: str | None, strict: bool) -> None:
     """Examine the store at URL: version, permissions, clock, durability, wake-ups, transactions.
 
-    It writes a few records, a log and a queue of its own and removes them. Exit code 0: it works,
-    maybe with warnings; 1: something does not.
+    It writes a few records, a log and a queue of its own, and removes them again. Exit code 0: the
+    store works, maybe with warnings; 1: it has a problem.
     """
     from pxrs.operations.doctor import examine
 

@@ -2,59 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pxrs.cli import options
-from pxrs.cli.asking import ask, somebody_to_ask
-from pxrs.cli.options import Settings, shared
-from pxrs.cli.output import console, count, human_age, human_time, print_json, ranges, table
-from pxrs.config import public
+from pxrs.cli.options import Settings, ask, limit_option, shared, yes_option
+from pxrs.cli.show import console, count, human_age, human_time, print_json, ranges, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pxrs.consuming.reader import Start
-    from pxrs.groups.info import GroupInfo, GroupReset, PartitionMove, Rebalance
+    from pxrs.groups.info import (
+        CheckpointChange,
+        GroupInfo,
+        GroupReset,
+        PartitionMove,
+        Rebalance,
+    )
 
 
 @click.group()
 @shared
-def groups() -> None:
-    """See what consumer groups do, and change it."""
+def groups(_: Settings) -> None:
+    """Inspect, reset and delete consumer groups."""
 
 
 @groups.command("list")
 @shared
-@click.pass_obj
 def list_groups(settings: Settings) -> None:
     """Show all groups."""
     with settings.connect() as px:
         found = px.groups.list()
-        where = public(px.url)
-    if settings.json:
-        print_json(found)
-    elif not found:
-        click.echo(f"no groups in {where}", err=True)
-    else:
-        rows = table("group", "state", "members", "generation", left=("group", "state"))
-        for group in found:
-            rows.add_row(group.name, group.state, f"{group.members:,}", f"{group.generation:,}")
-        console().print(rows)
+    rows = [(each.name, each.state, f"{each.members:,}", f"{each.generation:,}") for each in found]
+    columns = ("group", "state", "members", "generation")
+    settings.print_list("groups", found, columns, rows, left=("group", "state"))
 
 
 @groups.command()
 @click.argument("group")
 @shared
-@click.pass_obj
 def describe(settings: Settings, group: str) -> None:
-    """Show members, partitions and how far behind GROUP is.
+    """Show the members of GROUP, its partitions and its lag.
 
-    A checkpoint is the offset to go on from. The lag in time is the age of the first message
-    that is not handled.
+    A checkpoint is the offset of the next message to handle. The age of a lag is the age of
+    that message.
     """
     with settings.connect() as px:
         info = px.groups.describe(group)
@@ -72,8 +67,8 @@ def describe(settings: Settings, group: str) -> None:
     _print_partitions(out, info)
     if info.awaited:
         out.print(
-            f"waits for {', '.join(info.awaited)}: what a static member owned is kept for it until "
-            "its rejoin timeout is over",
+            f"waits for {', '.join(info.awaited)}: the partitions of a static member are kept for "
+            "it until its rejoin timeout is over",
             style="yellow",
         )
 
@@ -119,15 +114,12 @@ def _print_partitions(out: Console, info: GroupInfo) -> None:
     out.print(rows)
 
 
-@groups.command(short_help="Show what happened to GROUP, and why.")
+@groups.command(short_help="Show what happened in GROUP, and why.")
 @click.argument("group")
-@click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="How many."
-)
+@limit_option(20)
 @shared
-@click.pass_obj
 def explain(settings: Settings, group: str, limit: int) -> None:
-    """Show what happened to GROUP, oldest first: rebalances, resets and seeks."""
+    """Show the rebalances, resets and seeks of GROUP with their reasons, oldest first."""
     with settings.connect() as px:
         told = px.groups.explain(group, limit)
     if settings.json:
@@ -144,21 +136,25 @@ def explain(settings: Settings, group: str, limit: int) -> None:
 def _print_rebalance(out: Console, event: Rebalance) -> None:
     out.print(f"generation {event.generation}", style="bold", end="")
     out.print(f": {event.reason} (computed by {event.coordinator})")
-    moved: dict[tuple[str, str], list[PartitionMove]] = {}
-    for move in event.moves:
-        moved.setdefault((move.before or "nobody", move.after or "nobody"), []).append(move)
-    for (before, after), moves in moved.items():
-        parts = _by_topic((move.topic, move.partition) for move in moves)
-        out.print(f"    {parts}: {before} → {after}")
+    _print_changes(out, event.moves, lambda member: member or "nobody")
 
 
 def _print_reset(out: Console, event: GroupReset) -> None:
     out.print("checkpoints set", style="bold", end="")
     out.print(f" by {event.by}{f': {event.why}' if event.why else ''}")
+    _print_changes(out, event.changes, _offset)
+
+
+def _print_changes(
+    out: Console,
+    changes: Iterable[PartitionMove | CheckpointChange],
+    name: Callable[[Any], str],
+) -> None:
+    """Prints a line for all partitions that went from the same state to the same other one."""
     moved: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    for change in event.changes:
-        place = (_offset(change.before), _offset(change.after))
-        moved.setdefault(place, []).append((change.topic, change.partition))
+    for change in changes:
+        states = (name(change.before), name(change.after))
+        moved.setdefault(states, []).append((change.topic, change.partition))
     for (before, after), parts in moved.items():
         out.print(f"    {_by_topic(parts)}: {before} → {after}")
 
@@ -169,12 +165,11 @@ def _print_reset(out: Console, event: GroupReset) -> None:
 @click.option("--to", type=options.offset, help="earliest, latest or an offset.")
 @click.option("--timestamp", "-t", type=options.moment, help="To this time: ISO 8601, or epoch ms.")
 @click.option(
-    "--partition", "-p", "partitions", type=int, multiple=True, help="Only this; may repeat."
+    "--partition", "-p", "partitions", type=int, multiple=True, help="Only this one; may repeat."
 )
-@click.option("--force", is_flag=True, help="Even if it has members: they are fenced.")
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@click.option("--force", is_flag=True, help="Even if it has members; they are fenced.")
+@yes_option
 @shared
-@click.pass_obj
 def reset(
     settings: Settings,
     group: str,
@@ -185,18 +180,14 @@ def reset(
     force: bool,
     yes: bool,
 ) -> None:
-    """Set the checkpoints of GROUP in TOPIC; it goes on from there. This is recorded."""
+    """Set the checkpoints of GROUP in TOPIC. `groups explain` shows who did it."""
     if (to is None) == (timestamp is None):
-        raise click.UsageError("say where to with --to or with --timestamp")
+        raise click.UsageError("use one of --to and --timestamp to say where to")
     with settings.connect() as px:
         if not yes:
-            somebody_to_ask()
             state = px.groups.describe(group, lag_seconds=False).state
             which = f"partitions {ranges(partitions)}" if partitions else "all partitions"
-            ask(
-                f"Set the checkpoints of {group} ({state}) in {which} of {topic}?",
-                f"{group} is left as it is",
-            )
+            ask(f"Set the checkpoints of {group} ({state}) in {which} of {topic}?")
         changes = px.groups.reset(
             group,
             topic,
@@ -218,26 +209,20 @@ def reset(
 
 @groups.command()
 @click.argument("group")
-@click.option("--force", is_flag=True, help="Even if it has members: they start anew.")
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@click.option("--force", is_flag=True, help="Even if it has members; they start anew.")
+@yes_option
 @shared
-@click.pass_obj
 def delete(settings: Settings, group: str, force: bool, yes: bool) -> None:
-    """Forget GROUP, its checkpoints and its history."""
+    """Delete GROUP, its checkpoints and its history."""
     with settings.connect() as px:
         if not yes:
-            somebody_to_ask()
             info = px.groups.describe(group, lag_seconds=False)
             ask(
                 f"Delete {group} ({info.state}) and its checkpoints in "
-                f"{count(len(info.partitions), 'partition')}?",
-                f"{group} is kept",
+                f"{count(len(info.partitions), 'partition')}?"
             )
         px.groups.delete(group, force=force)
-    if settings.json:
-        print_json({"deleted": group})
-    else:
-        click.echo(f"{group} deleted")
+    settings.print({"deleted": group}, f"{group} deleted")
 
 
 def _by_topic(parts: Iterable[tuple[str, Any]]) -> str:

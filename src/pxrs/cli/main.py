@@ -1,4 +1,4 @@
-"""`pxrs`: topics, producing, reading, groups and queues from a shell."""
+"""`pxrs`: the command, its subcommands, and what it does with errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import click
 
 from pxrs._version import __version__
 from pxrs.cli.consume import consume
-from pxrs.cli.demo.command import demo
+from pxrs.cli.demo import demo
 from pxrs.cli.dlq import dlq
 from pxrs.cli.doctor import doctor
-from pxrs.cli.failures import exit_code
 from pxrs.cli.groups import groups
-from pxrs.cli.options import Settings, shared
+from pxrs.cli.options import Settings, exit_code, shared
 from pxrs.cli.produce import produce
 from pxrs.cli.queues import queues
 from pxrs.cli.read import read
@@ -23,7 +22,7 @@ from pxrs.cli.topics import topics
 
 
 class Root(click.Group):
-    """Turns what went wrong into one line and an exit code."""
+    """Turns errors into one line on stderr and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -48,10 +47,10 @@ Try it:
 )
 @click.version_option(__version__, "-V", "--version", message="pxrs %(version)s")
 @shared
-def cli() -> None:
+def cli(_: Settings) -> None:
     """Partitioned, ordered topics and work queues on the store you already run.
 
-    --url and --json can stand before or after the command. Exit codes: 0 done, 1 it failed,
+    --url and --json can stand before or after the command. Exit codes: 0 done, 1 failed,
     2 wrong usage, 130 interrupted, 143 terminated.
     """
 
@@ -61,9 +60,9 @@ for command in (topics, produce, read, consume, groups, queues, dlq, store, doct
 
 
 def main() -> None:
-    """Where `pxrs` starts."""
+    """Runs the command with the arguments of this process."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that can't show a character gets something else, not a crash.
+        # A terminal that can't show a character gets its escape, not a crash.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     cli(prog_name="pxrs")
 

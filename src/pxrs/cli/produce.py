@@ -1,4 +1,4 @@
-"""`pxrs produce`: messages from arguments, lines of stdin, or lines of a file."""
+"""`pxrs produce`: writes messages from arguments, lines of stdin, or lines of a file."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
 
-from pxrs.cli.lines import Pair, short_enough, split
+from pxrs.cli.input import Input, short_enough
 from pxrs.cli.options import Settings, header, shared, size
-from pxrs.cli.output import WORTH_A_RATE, console, count, print_json, readable, table
-from pxrs.cli.sources import are_lines, one_source, source
-from pxrs.cli.tally import Tally
+from pxrs.cli.show import console, count, per_second, print_json, readable, speed, table
 from pxrs.codec.batches import COMPRESSIONS
 from pxrs.config import ProducerSettings
 from pxrs.errors import DeliveryFailed, InvalidRequest, MessageTooLarge, OutcomeUnknown
 
 if TYPE_CHECKING:
+    from pxrs.errors import PxrsError
+    from pxrs.producing.handles import PendingBatch
     from pxrs.producing.producer import Producer
 
 _DEFAULTS = ProducerSettings()
+
+Pair = tuple[bytes | None, bytes]
 
 
 @click.command()
@@ -33,14 +36,13 @@ _DEFAULTS = ProducerSettings()
 )
 @click.option("--key", "-k", help="The key of all messages.")
 @click.option("--key-separator", "-s", metavar="TEXT", help="Split each line into key and value.")
-@click.option("--partition", "-p", type=int, help="Send there, whatever the key.")
+@click.option("--partition", "-p", type=int, help="Send all messages to this partition.")
 @click.option("--header", "-H", "headers", type=header, multiple=True, help="name=value.")
 @click.option(
     "--compression", type=click.Choice(list(COMPRESSIONS)), default="none", show_default=True
 )
-@click.option("--max-message-bytes", type=size, help="Refuse longer ones.  [default: 1MiB]")
+@click.option("--max-message-bytes", type=size, help="Refuse longer messages.  [default: 1MiB]")
 @shared
-@click.pass_obj
 def produce(
     settings: Settings,
     topic: str,
@@ -57,11 +59,11 @@ def produce(
 
     Each MESSAGE is one message. Without any, or with -, every line of stdin is one.
     """
-    one_source(messages, file, "message")
+    given = Input(messages, file, "message")
     if key is not None and key_separator is not None:
-        raise click.UsageError("keys come from --key or from --key-separator, not both")
+        raise click.UsageError("use --key or --key-separator, not both")
     if key_separator == "":
-        raise click.UsageError("--key-separator needs at least one character")
+        raise click.UsageError("--key-separator must have at least one character")
     most = max_message_bytes or _DEFAULTS.max_message_bytes
     with settings.create() as px:
         producer = px.producer(
@@ -70,19 +72,19 @@ def produce(
             buffer_bytes=max(most, _DEFAULTS.buffer_bytes),
         )
         sender = Sender(
-            producer,
-            topic,
+            producer=producer,
+            topic=topic,
             key=None if key is None else os.fsencode(key),
             separator=None if key_separator is None else os.fsencode(key_separator),
             partition=partition,
             headers=list(headers),
             most=most,
-            what="line" if are_lines(messages, file) else "message",
+            unit=given.unit,
         )
         started = time.monotonic()
         finished = False
         try:
-            with source(messages, file, sender.longest, "message", settings) as blocks:
+            with given.blocks(sender.longest, quiet=settings.json) as blocks:
                 sender.send(blocks)
             finished = True
         finally:
@@ -92,116 +94,166 @@ def produce(
             sender.raise_lost()
 
 
-class Sender:
-    """Sends blocks of lines to one topic and knows which line it is at."""
+@dataclass
+class Written:
+    """Messages of one partition. Other producers' messages may lie between first and last."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        topic: str,
-        *,
-        key: bytes | None,
-        separator: bytes | None,
-        partition: int | None,
-        headers: list[tuple[str, bytes | None]],
-        most: int,
-        what: str,
-    ) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._key = key
-        self._separator = separator
-        self._partition = partition
-        self._headers = headers
-        self._most = most
-        self._what = what
-        self._tally = Tally()
-        self._sent = 0
-        beside = len(key or b"") + sum(len(name) + len(text or b"") for name, text in headers)
-        self.longest = most - beside + len(separator or b"")
+    partition: int
+    first: int
+    last: int
+    messages: int
+
+
+class Tally:
+    """Counts what was written where, without keeping a handle per message."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[int, Written] = {}
+        self.lost = 0
+        self.error: PxrsError | None = None
+        self._open: dict[PendingBatch, None] = {}
+
+    @property
+    def messages(self) -> int:
+        return sum(written.messages for written in self.partitions.values())
+
+    def add(self, batches: Iterable[PendingBatch]) -> None:
+        """Adds batches, and counts those that are settled by now."""
+        for batch in batches:
+            if batch not in self._open:
+                # The tally waits for it as long as it lives: this command reports its error.
+                batch.waiters.append(None)
+                self._open[batch] = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Counts the batches that are settled; those never grow again."""
+        for batch in [batch for batch in self._open if batch.settled]:
+            del self._open[batch]
+            if batch.error is not None:
+                batch.told = True
+                self.lost += batch.count
+                self.error = self.error or batch.error
+                continue
+            last = batch.base + batch.count - 1
+            it = self.partitions.setdefault(
+                batch.partition, Written(batch.partition, batch.base, last, 0)
+            )
+            it.first, it.last = min(it.first, batch.base), max(it.last, last)
+            it.messages += batch.count
+
+
+@dataclass(kw_only=True)
+class Sender:
+    """Sends blocks of lines to one topic, and counts them for errors and the summary."""
+
+    producer: Producer
+    topic: str
+    key: bytes | None
+    separator: bytes | None
+    partition: int | None
+    headers: list[tuple[str, bytes | None]]
+    most: int
+    unit: str
+    _sent: int = 0
+    _tally: Tally = field(default_factory=Tally)
+
+    @property
+    def longest(self) -> int:
+        """The longest line that fits into a message with this key and these headers."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return self.most - headers - len(self.key or b"") + len(self.separator or b"")
 
     def send(self, blocks: Iterable[list[bytes]]) -> None:
-        """Hand over all blocks, or all up to a line that can't be sent: the error names it."""
-        self._producer.send_many(self._topic, [])  # so that a wrong topic shows before any input
+        """Sends all lines, or those before one that can't be sent: the error names it."""
+        self.producer.send_many(self.topic, [])  # a wrong topic fails before any input is read
         for lines in blocks:
             fitting = short_enough(lines, self.longest)
             pairs = self._pairs(fitting)
             self._send_pairs(pairs)
             if len(pairs) < len(fitting):
                 raise InvalidRequest(
-                    f"{self._here()} has no {readable(self._separator or b'')!r} between key and "
+                    f"{self._here()} has no {readable(self.separator or b'')!r} between key and "
                     f"value; {self._before()}"
                 )
             if len(fitting) < len(lines):
                 raise MessageTooLarge(
-                    f"{self._here()} is too long: key, value and headers may have {self._most:,} "
-                    f"bytes together; {self._before()}. Split it, or raise --max-message-bytes"
+                    f"{self._here()} is too long: the limit for key, value and headers together "
+                    f"is {self.most:,} bytes; {self._before()}; split it, or raise "
+                    "--max-message-bytes"
                 )
             if self._tally.error is not None:
                 return
 
     def finish(self) -> Tally:
-        """Wait until everything handed over is settled."""
-        # What the tally does not know of, cut off by another error, is in the log.
+        """Waits until every message sent is durable or failed."""
+        # An error that the tally missed, because another cut it off, is in the log.
         with suppress(DeliveryFailed, OutcomeUnknown):
-            self._producer.close()
+            self.producer.close()
         self._tally.settle()
         return self._tally
 
     def raise_lost(self) -> None:
-        """After `finish`: an error if the store did not take everything."""
+        """After `finish`: raises if some messages were not written."""
         if self._tally.error is not None:
             raise DeliveryFailed(
-                f"{self._tally.lost:,} of {count(self._sent, 'message')} not written: "
+                f"{self._tally.lost:,} of {count(self._sent, 'message')} were not written because "
                 f"{self._tally.error}"
             ) from self._tally.error
 
     def _here(self) -> str:
-        return f"{self._what} {self._sent + 1:,}"
+        return f"{self.unit} {self._sent + 1:,}"
 
     def _before(self) -> str:
-        return f"the {self._sent:,} before it are written" if self._sent else "nothing was written"
+        return f"the {self._sent:,} before it were written" if self._sent else "nothing was written"
 
     def _pairs(self, lines: list[bytes]) -> list[Pair]:
-        if self._separator is None:
-            return [(self._key, line) for line in lines]
-        return split(lines, self._separator)
+        """Key and value of each line before the first that has no separator."""
+        if self.separator is None:
+            return [(self.key, line) for line in lines]
+        pairs: list[Pair] = []
+        for line in lines:
+            key, found, value = line.partition(self.separator)
+            if not found:
+                break
+            pairs.append((key, value))
+        return pairs
 
     def _send_pairs(self, pairs: list[Pair]) -> None:
-        if self._partition is None and not self._headers:
-            self._tally.add(self._producer.send_many(self._topic, pairs).parcels)
+        if self.partition is None and not self.headers:
+            self._tally.add(self.producer.send_many(self.topic, pairs).parcels)
             self._sent += len(pairs)
             return
         for key, value in pairs:
-            sent = self._producer.send(
-                self._topic, value, key, partition=self._partition, headers=self._headers
+            sent = self.producer.send(
+                self.topic, value, key, partition=self.partition, headers=self.headers
             )
             self._tally.add((sent._parcel,))
             self._sent += 1
 
 
-def _show(topic: str, written: Tally, seconds: float, *, as_json: bool) -> None:
-    rate = written.messages / seconds if seconds > 0 else 0.0
+def _show(topic: str, tally: Tally, seconds: float, *, as_json: bool) -> None:
+    messages = tally.messages
+    written = [tally.partitions[number] for number in sorted(tally.partitions)]
     if as_json:
         print_json(
             {
                 "topic": topic,
-                "messages": written.messages,
+                "messages": messages,
                 "seconds": round(seconds, 6),
-                "messages_per_second": round(rate, 1),
-                "partitions": written.rows(),
+                "messages_per_second": per_second(messages, seconds),
+                "partitions": written,
             }
         )
         return
     out = console()
-    if written.messages == 1:
-        ((number, it),) = written.partitions.items()
-        out.print(f"1 message to {topic}: partition {number}, offset {it.first:,}")
+    if messages == 1:
+        it = written[0]
+        out.print(f"1 message to {topic}: partition {it.partition}, offset {it.first:,}")
         return
-    speed = f" in {seconds:.2f} s, {rate:,.0f} msg/s" if written.messages >= WORTH_A_RATE else ""
-    out.print(f"{count(written.messages, 'message')} to {topic}{speed}")
-    if written.messages:
+    out.print(f"{count(messages, 'message')} to {topic}{speed(messages, seconds, 'msg')}")
+    if written:
         rows = table("partition", "offsets", "messages")
-        for number, it in sorted(written.partitions.items()):
-            rows.add_row(str(number), f"{it.first:,} .. {it.last:,}", f"{it.messages:,}")
+        for it in written:
+            rows.add_row(str(it.partition), f"{it.first:,} .. {it.last:,}", f"{it.messages:,}")
         out.print(rows)

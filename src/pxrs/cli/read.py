@@ -1,19 +1,19 @@
-"""`pxrs read`: messages of a topic, from anywhere, once or as they come."""
+"""`pxrs read`: shows messages of a topic without a group."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
 
 from pxrs.cli import options
-from pxrs.cli.messages import check_output, formatter
-from pxrs.cli.options import Settings, shared
-from pxrs.cli.output import json_text
+from pxrs.cli.options import Settings, check_output, max_option, shared, values_only_option
+from pxrs.cli.show import json_text, message_formatter
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 1000
 
-Skipped = Callable[[DamagedBatch], None]
+OnDamage = Callable[[DamagedBatch], None]
 
 
-@click.command(short_help="Show messages of TOPIC; no group, nothing is committed.")
+@click.command(short_help="Show messages of TOPIC without a group.")
 @click.argument("topic")
-@click.option("--partition", "-p", type=int, help="Only this one.  [default: all]")
+@click.option("--partition", "-p", type=int, help="Only this partition.  [default: all]")
 @click.option(
     "--offset",
     "-o",
@@ -38,12 +38,11 @@ Skipped = Callable[[DamagedBatch], None]
 @click.option(
     "--timestamp", "-t", type=options.moment, help="From this time on: ISO 8601, or epoch ms."
 )
-@click.option("--max", "-n", "most", type=click.IntRange(min=1), help="Stop after so many.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
-@click.option("--skip-damaged", is_flag=True, help="Go on after a damaged batch; tells on stderr.")
-@click.option("--values-only", is_flag=True, help="Values as they are, a line each.")
+@max_option
+@click.option("--follow", "-f", is_flag=True, help="Wait for new messages until Ctrl-C.")
+@click.option("--skip-damaged", is_flag=True, help="Skip damaged batches; stderr names them.")
+@values_only_option
 @shared
-@click.pass_obj
 def read(
     settings: Settings,
     topic: str,
@@ -55,20 +54,20 @@ def read(
     skip_damaged: bool,
     values_only: bool,
 ) -> None:
-    """Show messages of TOPIC, partition by partition, up to where it ends now.
+    """Show the messages that TOPIC holds now, partition by partition.
 
-    Nothing is consumed: no group, no checkpoint.
+    Reading needs no group and commits nothing.
     """
     if offset is not None and timestamp is not None:
-        raise click.UsageError("start from --offset or from --timestamp, not both")
+        raise click.UsageError("use --offset or --timestamp, not both")
     check_output(settings, values_only=values_only)
-    skipped = _teller(settings) if skip_damaged else None
+    on_damage = partial(_report_skipped, settings.json) if skip_damaged else _refuse_damage
     with settings.connect() as px:
         reader = px.reader(topic)
         if isinstance(offset, int) and partition is None and reader.topic.partitions > 1:
             raise click.UsageError(
-                f"each of the {reader.topic.partitions} partitions has its own offsets: "
-                "say which with --partition"
+                f"--offset {offset} needs --partition: each of the {reader.topic.partitions} "
+                "partitions has its own offsets"
             )
         start = offset if offset is not None else "latest" if follow else "earliest"
         numbers = range(reader.topic.partitions) if partition is None else [partition]
@@ -76,24 +75,22 @@ def read(
         if timestamp is None:
             positions = {n: _from(reader, n, start, bounds[n]) for n in numbers}
         else:
-            positions = {n: _at(reader, n, timestamp, bounds[n].end, skipped) for n in numbers}
+            positions = {n: _at(reader, n, timestamp, bounds[n].end) for n in numbers}
         if follow:
-            source = _following(reader, positions, skipped)
+            source = _following(reader, positions, on_damage)
         else:
             ends = {number: held.end for number, held in bounds.items()}
-            source = _up_to(reader, positions, ends, skipped)
+            source = _up_to(reader, positions, ends, on_damage)
         width = len(f"{max(bounds)}:{max(held.end for held in bounds.values())}")
-        show = formatter(settings, values_only=values_only, position_width=width)
+        show = message_formatter(
+            as_json=settings.json, values_only=values_only, position_width=width
+        )
         out = sys.stdout.buffer
-        try:
-            with closing(source):
-                for message in islice(source, most):
-                    out.write(show(message))
-                    if follow:
-                        out.flush()
-        except DamagedBatch as error:
-            error.add_note("or use --skip-damaged")
-            raise
+        with closing(source):
+            for message in islice(source, most):
+                out.write(show(message))
+                if follow:
+                    out.flush()
 
 
 def _from(reader: Reader, partition: int, start: Start, held: Bounds) -> int:
@@ -106,30 +103,26 @@ def _from(reader: Reader, partition: int, start: Start, held: Bounds) -> int:
     return start
 
 
-def _at(reader: Reader, partition: int, timestamp: int, end: int, skipped: Skipped | None) -> int:
-    """The offset of the first message of that time or later, or the end."""
+def _at(reader: Reader, partition: int, timestamp: int, end: int) -> int:
+    """The offset of the first message of that time or later, else the end."""
     try:
         found = reader.offset_at(partition, timestamp)
     except DamagedBatch as error:
-        # Whether it begins in here nobody can tell any more: begin here, and let reading skip it.
-        if skipped is None:
-            raise
+        # That message may have been in this batch: start here, and reading handles the damage.
         return error.offset
     return end if found is None else found
 
 
 def _up_to(
-    reader: Reader, positions: dict[int, int], ends: dict[int, int], skipped: Skipped | None
+    reader: Reader, positions: dict[int, int], ends: dict[int, int], on_damage: OnDamage
 ) -> Generator[Message]:
-    """One partition after the other, up to where it ended."""
+    """Yields one partition after the other, up to where each ended."""
     for number, position in positions.items():
         while position < ends[number]:
             try:
                 found = reader.read(number, position, min(_AT_ONCE, ends[number] - position))
             except DamagedBatch as error:
-                if skipped is None:
-                    raise
-                skipped(error)
+                on_damage(error)
                 position = error.next_offset
                 continue
             if not found:
@@ -139,31 +132,30 @@ def _up_to(
 
 
 def _following(
-    reader: Reader, positions: dict[int, int], skipped: Skipped | None
+    reader: Reader, positions: dict[int, int], on_damage: OnDamage
 ) -> Generator[Message]:
-    """As they come, for ever."""
+    """Yields messages as they come, for ever."""
     while True:
         try:
             for message in reader.follow(start=positions):
                 positions[message.partition] = message.offset + 1
                 yield message
         except DamagedBatch as error:
-            if skipped is None:
-                raise
-            skipped(error)
+            on_damage(error)
             positions[error.partition] = error.next_offset
 
 
-def _teller(settings: Settings) -> Skipped:
-    """Says on stderr what is skipped."""
+def _refuse_damage(error: DamagedBatch) -> None:
+    error.add_note("or use --skip-damaged")
+    raise error
 
-    def tell(error: DamagedBatch) -> None:
-        first, last = error.offset, error.next_offset - 1
-        if settings.json:
-            skipped = {"topic": error.topic, "partition": error.partition}
-            click.echo(json_text({"skipped": {**skipped, "first": first, "last": last}}), err=True)
-        else:
-            text = f"skipped {error.partition}:{first} to {error.partition}:{last}: damaged batch"
-            click.secho(text, fg="yellow", err=True)
 
-    return tell
+def _report_skipped(as_json: bool, error: DamagedBatch) -> None:
+    """Says on stderr which batch is skipped."""
+    first, last = error.offset, error.next_offset - 1
+    if as_json:
+        skipped = {"topic": error.topic, "partition": error.partition}
+        click.echo(json_text({"skipped": {**skipped, "first": first, "last": last}}), err=True)
+    else:
+        text = f"skipped {error.partition}:{first} to {error.partition}:{last}: damaged batch"
+        click.secho(text, fg="yellow", err=True)

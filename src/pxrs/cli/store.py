@@ -1,28 +1,42 @@
-"""`pxrs store`: what concerns a store as a whole."""
+"""`pxrs store`: create a store's tables, and copy everything to another store."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
 import click
 
-from pxrs.cli.options import Settings, shared
-from pxrs.cli.output import print_json
-from pxrs.cli.store_copy import copy
+from pxrs.cli.options import FAILED, Settings, shared
+from pxrs.cli.show import console, count, human_size, print_json
+
+if TYPE_CHECKING:
+    from pxrs.operations.copy import CopyReport, Count
+
+_SHOWN = 20
+_TITLES = {
+    "messages": "copying messages",
+    "items": "copying items of queues",
+    "records": "copying groups and topics",
+    "verify": "comparing both",
+}
 
 
 @click.group()
 @shared
-def store() -> None:
-    """Look after a store."""
+def store(_: Settings) -> None:
+    """Migrate or copy a whole store."""
 
 
-@store.command(short_help="Make the tables of the store, or bring them up to date.")
+@store.command(short_help="Create the tables of the store, or bring them up to date.")
 @click.argument("place", metavar="URL", required=False)
 @shared
-@click.pass_obj
 def migrate(settings: Settings, place: str | None) -> None:
-    """Make the tables of the store at URL, or bring them to this version of pxrs.
+    """Create the tables of the store at URL, or bring them to this version of pxrs.
 
-    Opening a store does that by itself; this is for a role that may where others may not.
+    Opening a store does this by itself. Run it as a role that may change tables, where the
+    roles of your programs may not.
     """
     from pxrs.stores.open import migrate_stores
 
@@ -39,4 +53,91 @@ def migrate(settings: Settings, place: str | None) -> None:
             click.echo(f"migrated from version {each.before} to {each.after}")
 
 
-store.add_command(copy)
+@store.command(
+    short_help="Copy everything to another store, and compare the two.",
+    epilog="""\b
+Examples:
+  pxrs store copy sqlite:///app.db postgresql://app@db/app
+  pxrs store copy postgresql://app@db/app 'etcd://host:2379 log=nats://host:4222'""",
+)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--force", is_flag=True, help="Copy although FROM is in use; run it again after.")
+@shared
+def copy(settings: Settings, source: str, target: str, force: bool) -> None:
+    """Copy topics with their offsets, groups with their checkpoints, and queues.
+
+    TO must be empty, or hold what an earlier run copied: after a crash run the same command
+    again, and it goes on. At the end both stores are compared. Stop producers first: pxrs can't
+    see them. Exit code 0 means that both stores are equal.
+    """
+    from pxrs.operations.copy import copy_store
+    from pxrs.stores.open import open_stores, require_stores
+
+    require_stores(source)
+    with (
+        closing(open_stores(source)) as origin,
+        closing(open_stores(target)) as place,
+        _bars(quiet=settings.json) as on_progress,
+    ):
+        report = copy_store(origin, place, force=force, on_progress=on_progress)
+    if settings.json:
+        print_json(report)
+    else:
+        _show(report)
+    if not report.complete:
+        raise SystemExit(FAILED)
+
+
+@contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[Count], None]]:
+    """Shows one bar per phase if stderr is a terminal."""
+    from rich import progress
+
+    out = console(err=True)
+    bars = progress.Progress(
+        progress.TextColumn("{task.description:26}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        console=out,
+        disable=quiet or not out.is_terminal,
+    )
+    tasks: dict[str, progress.TaskID] = {}
+
+    def show(now: Count) -> None:
+        if now.phase not in tasks:
+            tasks[now.phase] = bars.add_task(_TITLES[now.phase])
+        bars.update(tasks[now.phase], completed=now.done, total=max(now.total, now.done))
+
+    with bars:
+        yield show
+
+
+def _show(report: CopyReport) -> None:
+    copied = report.copied
+    size = sum(part.bytes for part in report.partitions)
+    click.echo(
+        f"{count(report.topics, 'topic')}, {count(report.messages, 'message')} "
+        f"({human_size(size)}), {count(report.groups, 'group')}, "
+        f"{count(report.claims, 'checkpoint')}, {count(report.queues, 'queue')}, "
+        f"{count(report.items, 'item')}"
+    )
+    if not report.only_verified:
+        click.echo(
+            f"this run copied {count(copied['messages'], 'message')}, "
+            f"{count(copied['items'], 'item')}, {count(copied['records'], 'record')}"
+        )
+    if report.complete:
+        click.secho(f"verified: {report.target} is equal to {report.source}", fg="green")
+        return
+    for difference in report.differences[:_SHOWN]:
+        click.echo(f"  {difference}")
+    if len(report.differences) > _SHOWN:
+        click.echo(f"  and {len(report.differences) - _SHOWN} more")
+    many = count(len(report.differences), "difference")
+    if report.only_verified:
+        verdict = f"{many}: this copy was complete once, and one of the two was used since"
+    else:
+        verdict = f"{many}: {report.source} was in use; stop its users and run the same again"
+    click.secho(verdict, fg="red", err=True)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pxrs.cli.asking import ask, somebody_to_ask
-from pxrs.cli.options import Settings, duration, shared, size
-from pxrs.cli.output import (
+from pxrs.cli.options import Settings, ask, duration, shared, size, yes_option
+from pxrs.cli.show import (
     console,
     count,
     human_duration,
@@ -17,7 +16,6 @@ from pxrs.cli.output import (
     print_json,
     table,
 )
-from pxrs.config import public
 
 if TYPE_CHECKING:
     from pxrs.types import Topic
@@ -25,17 +23,16 @@ if TYPE_CHECKING:
 
 @click.group()
 @shared
-def topics() -> None:
+def topics(_: Settings) -> None:
     """Create, list, describe, redrive and delete topics."""
 
 
 @topics.command()
 @click.argument("name")
 @click.option("--partitions", "-p", type=int, required=True, help="How many; fixed for ever.")
-@click.option("--retention-time", type=duration, help="Keep this long: 7d, 12h, 90s.")
+@click.option("--retention-time", type=duration, help="Keep messages this long: 7d, 12h, 90s.")
 @click.option("--retention-bytes", type=size, help="Keep this much per partition: 1GB, 64MiB.")
 @shared
-@click.pass_obj
 def create(
     settings: Settings,
     name: str,
@@ -43,48 +40,38 @@ def create(
     retention_time: int | None,
     retention_bytes: int | None,
 ) -> None:
-    """Make topic NAME. One that exists just so is fine.
+    """Create topic NAME. Nothing happens if it exists with the same settings.
 
-    Choose as many partitions as the most consumers it will ever have. Without retention,
+    A group can use at most as many consumers as there are partitions. Without retention,
     messages are kept for ever.
     """
     with settings.create() as px:
         topic = px.create_topic(
             name, partitions, retention_ms=retention_time, retention_bytes=retention_bytes
         )
-    if settings.json:
-        print_json(topic)
-    else:
-        click.echo(f"{topic.name}: {count(topic.partitions, 'partition')}, keeps {_keeps(topic)}")
+    settings.print(
+        topic, f"{topic.name}: {count(topic.partitions, 'partition')}, keeps {_keeps(topic)}"
+    )
 
 
 @topics.command("list")
 @shared
-@click.pass_obj
 def list_topics(settings: Settings) -> None:
     """Show all topics."""
     with settings.connect() as px:
         found = px.topics()
-        where = public(px.url)
-    if settings.json:
-        print_json(found)
-    elif not found:
-        click.echo(f"no topics in {where}", err=True)
-    else:
-        rows = table("topic", "partitions", "keeps", left=("topic", "keeps"))
-        for topic in found:
-            rows.add_row(topic.name, f"{topic.partitions:,}", _keeps(topic))
-        console().print(rows)
+    rows = [(topic.name, f"{topic.partitions:,}", _keeps(topic)) for topic in found]
+    columns = ("topic", "partitions", "keeps")
+    settings.print_list("topics", found, columns, rows, left=("topic", "keeps"))
 
 
 @topics.command()
 @click.argument("name")
 @shared
-@click.pass_obj
 def describe(settings: Settings, name: str) -> None:
-    """Show what the partitions of topic NAME hold.
+    """Show what each partition of topic NAME holds.
 
-    Offsets go from start up to, not including, end.
+    Offsets go from start up to, but not including, end.
     """
     with settings.connect() as px:
         info = px.describe_topic(name)
@@ -118,39 +105,33 @@ def describe(settings: Settings, name: str) -> None:
     out.print(
         f": {count(info.messages, 'message')}, {human_size(info.size)}, keeps {_keeps(topic)}"
     )
-    out.print(f"id {topic.id}, made {human_time(topic.created_ms)}", style="dim")
+    out.print(f"id {topic.id}, created {human_time(topic.created_ms)}", style="dim")
     out.print(rows)
 
 
 @topics.command()
 @click.argument("name")
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@yes_option
 @shared
-@click.pass_obj
 def delete(settings: Settings, name: str, yes: bool) -> None:
-    """Remove topic NAME and all its messages."""
+    """Delete topic NAME and all its messages."""
     with settings.connect() as px:
         if not yes:
-            somebody_to_ask()
             held = px.describe_topic(name).messages
-            ask(f"Delete {name} and its {count(held, 'message')}?", f"{name} is kept")
+            ask(f"Delete {name} and its {count(held, 'message')}?")
         px.delete_topic(name)
-    if settings.json:
-        print_json({"deleted": name})
-    else:
-        click.echo(f"{name} deleted")
+    settings.print({"deleted": name}, f"{name} deleted")
 
 
 @topics.command(short_help="Send dead letters of NAME back to where they came from.")
 @click.argument("name")
 @click.option("--to", metavar="TOPIC", help="Send all of them to TOPIC instead.")
 @shared
-@click.pass_obj
 def redrive(settings: Settings, name: str, to: str | None) -> None:
     """Send the dead letters of topic NAME back to the topics they came from.
 
-    px.run writes dead letters to TOPIC.dlq. They stay there, but each is sent back only once: what
-    was is the checkpoint of the group NAME.redrive.
+    px.run writes dead letters to TOPIC.dlq. They stay there, but each is sent back only once:
+    the group NAME.redrive keeps a checkpoint.
     """
     with settings.connect() as px:
         sent = px.redrive(name, to=to)
@@ -160,7 +141,7 @@ def redrive(settings: Settings, name: str, to: str | None) -> None:
         for topic, number in sorted(sent.items()):
             click.echo(f"{count(number, 'message')} sent back to {topic}")
     else:
-        click.echo(f"nothing in {name} that was not sent back before", err=True)
+        click.echo(f"{name} has no dead letters that were not sent back before", err=True)
 
 
 def _keeps(topic: Topic) -> str:

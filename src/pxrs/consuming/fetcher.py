@@ -20,8 +20,7 @@ from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
 from pxrs.decoding import Decoder, cut
 from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
-from pxrs.stores.api import LogStore
-from pxrs.stores.optional import FetchesMany
+from pxrs.stores.api import FetchesMany, LogStore
 from pxrs.topics import named
 from pxrs.types import Bounds, Fetched, Message, StoredBatch
 

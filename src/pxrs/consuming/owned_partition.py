@@ -7,7 +7,7 @@ the handler) and the progress (handled). A checkpoint comes from the progress al
 from __future__ import annotations
 
 from pxrs.core.claims import OwnedClaim
-from pxrs.core.group import PartState
+from pxrs.core.group import PartState, move
 from pxrs.core.progress import Progress
 from pxrs.core.records import GroupTopic
 from pxrs.groups.owned_claims import Mark
@@ -54,7 +54,7 @@ class OwnedPartition:
         self.key = owned_claim.key
         self.epoch = owned_claim.epoch
         self.fence = Fence(owned_claim.part.topic, owned_claim.part.partition, owned_claim.epoch)
-        self.state: PartState = "owned"
+        self.state: PartState = move("wanted", "claimed")
         self.checkpoint = owned_claim.claim.checkpoint
         self.done = owned_claim.claim.done
         # A commit that the caller has asked for and that is not made yet.

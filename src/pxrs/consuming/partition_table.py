@@ -104,6 +104,10 @@ class PartitionTable:
             ]
             for owned in gone:
                 owned.turn += 1
+                if owned.state == "owned" and not lost:
+                    # Its member leaves the group: nothing is meant for it any more.
+                    owned.state = move(owned.state, "given up")
+                owned.state = move(owned.state, "fenced" if lost else "released")
                 owned.released = not lost
                 if not lost:
                     self._told.pop(owned.part, None)

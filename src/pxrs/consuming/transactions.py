@@ -288,7 +288,6 @@ class Transaction(UnitOfWork):
         except BaseException as error:
             self._undo(error)
             raise
-        self._atomic = None
         self._land(atomic)
 
     def _land(self, atomic: Atomic) -> None:
@@ -310,6 +309,7 @@ class Transaction(UnitOfWork):
             raise
         except BaseException as error:
             # Ctrl-C, or something of the caller's that its session calls: before or after?
+            self._leave_block(error)
             if not self._happened(error):
                 checkpoint.rewind_after(error)
             raise

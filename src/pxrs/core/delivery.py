@@ -29,6 +29,7 @@ class ConsumeTimes(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if type(self.times) is not int or self.times < 1:
             raise ConfigError(f"ConsumeTimes({self.times!r}): an item is handed out once at least")
+        _refuse_attempts(self.backoff)
 
 
 class ConsumeOnce(msgspec.Struct, frozen=True):
@@ -47,6 +48,9 @@ class Forever(msgspec.Struct, frozen=True):
     """Hand an item out again and again until it is handled."""
 
     backoff: Backoff = AT_ONCE
+
+    def __post_init__(self) -> None:
+        _refuse_attempts(self.backoff)
 
     @property
     def times(self) -> None:
@@ -76,8 +80,17 @@ def after_failure(policy: Policy, delivery: int, rng: Random) -> Again | Dead:
     """What becomes of an item whose `delivery`-th delivery failed."""
     if policy.times is not None and delivery >= policy.times:
         return Dead()
-    delay = policy.backoff.delay(delivery, rng)
-    return Dead() if delay is None else Again(min(delay, _LONGEST_DELAY))
+    # None is for those who bound attempts: policies refuse it, see `_refuse_attempts`.
+    return Again(min(policy.backoff.delay(delivery, rng) or 0.0, _LONGEST_DELAY))
+
+
+def _refuse_attempts(backoff: Backoff) -> None:
+    """How often is said in one place: by the policy."""
+    if backoff.attempts is not None:
+        raise ConfigError(
+            f"attempts = {backoff.attempts} in the back-off of a queue's policy; how often an item "
+            "is handed out is said by the policy: ConsumeTimes(n, backoff), or Forever(backoff)"
+        )
 
 
 def describe(error: BaseException) -> str:

@@ -74,6 +74,7 @@ def murmur2_hash(data: bytes) -> int:
     return result ^ (result >> 15)
 
 
+DEFAULT_PARTITIONER = "xxhash"
 PARTITIONERS: dict[str, Partitioner] = {"xxhash": xxhash, "murmur2": murmur2, "jump": jump_shard}
 
 

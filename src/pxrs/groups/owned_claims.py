@@ -28,8 +28,7 @@ from pxrs.errors import (
     PxrsError,
     StoreUnavailable,
 )
-from pxrs.stores.api import CoordStore
-from pxrs.stores.optional import GivesWay
+from pxrs.stores.api import CoordStore, GivesWay
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
 

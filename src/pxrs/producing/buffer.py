@@ -24,7 +24,7 @@ from random import Random
 from pxrs.clock import Clock
 from pxrs.codec.batches import new_builder
 from pxrs.core.retry import Backoff
-from pxrs.core.routing import hasher, partitioner
+from pxrs.core.routing import hasher
 from pxrs.errors import BufferFull, DeliveryFailed, InsideTransaction, StoreError, TopicExists
 from pxrs.producing.handles import Driver, PendingBatch
 from pxrs.topics import Topics
@@ -331,14 +331,11 @@ class Lanes:
         topics: Topics,
         outbox: Outbox,
         clock: Clock,
-        partitioner_name: str,
         delivery_timeout: float,
     ) -> None:
-        partitioner(partitioner_name)
         self._topics = topics
         self._clock = clock
         self._delivery_timeout = delivery_timeout
-        self._partitioner = partitioner_name
         self.outbox = outbox
         # `lanes`: by topic name. Read by `send` without a call in between.
         self.local = threading.local()
@@ -383,7 +380,7 @@ class Lanes:
 
     def extra(self, topic: Topic) -> Lane:
         """A lane beside those that `get` finds."""
-        hash_key = hasher(self._partitioner, topic.partitions)
+        hash_key = hasher(topic.partitioner, topic.partitions)
         lane = Lane(topic, hash_key, sticky=time.monotonic_ns() % topic.partitions)
         self.outbox.add_lane(lane)
         return lane

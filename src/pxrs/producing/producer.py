@@ -24,7 +24,6 @@ from pxrs.config import ProducerSettings
 from pxrs.errors import (
     Closed,
     InvalidRequest,
-    PartitionNotFound,
     PxrsError,
     StoreError,
     TopicNotFound,
@@ -40,7 +39,7 @@ from pxrs.producing.handles import (
     counted,
     described,
 )
-from pxrs.producing.records import NO_HEADERS, Checks, chunks, plain
+from pxrs.producing.records import NO_HEADERS, Checks, check_partition, chunks, plain
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
 from pxrs.topics import Topics
@@ -91,9 +90,7 @@ class Producer:
             delivery_timeout=settings.delivery_timeout,
             before_settling=self._learn,
         )
-        self.lanes = Lanes(
-            topics, self._outbox, clock, settings.partitioner, settings.delivery_timeout
-        )
+        self.lanes = Lanes(topics, self._outbox, clock, settings.delivery_timeout)
         self._local = self.lanes.local
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
@@ -142,8 +139,7 @@ class Producer:
             key, value = self._checks.encode(key, value)
         loose = False
         if partition is not None:
-            if type(partition) is not int or not 0 <= partition < lane.partitions:
-                raise PartitionNotFound(topic, partition, lane.partitions)
+            check_partition(lane.topic, partition)
         elif key is not None:
             partition = lane.hash(key) % lane.partitions
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.codec.batches import encode
+from pxrs.config import ProducerSettings
 from pxrs.core.routing import hasher
 from pxrs.errors import InvalidRequest, MessageTooLarge, PartitionNotFound
 from pxrs.producing.buffer import RECORD_BYTES
@@ -21,9 +22,11 @@ _CHUNK = 4096
 
 
 class Checks:
-    """What one producer takes: what its serdes can encode, up to a size."""
+    """What one producer or transaction sends: what its serdes can encode, up to a size."""
 
-    def __init__(self, most: int, key_serde: Serde | None, value_serde: Serde | None) -> None:
+    def __init__(
+        self, most: int, key_serde: Serde | None = None, value_serde: Serde | None = None
+    ) -> None:
         check_serde(key_serde, "key_serde")
         check_serde(value_serde, "serde")
         self._most = most
@@ -73,8 +76,8 @@ class Checks:
         size += sum(len(name.encode()) + len(content or b"") for name, content in checked)
         if size > self._most:
             raise MessageTooLarge(
-                f"a message of {size} bytes; the limit is {self._most} "
-                "(max_message_bytes of the producer)"
+                f"the message is {size} bytes long; the limit is {self._most} "
+                "(a producer's max_message_bytes sets another one; transactions have this one)"
             )
         return size + RECORD_BYTES, checked
 
@@ -125,16 +128,29 @@ def checked_headers(headers: object) -> list[Header]:
     return [(name, content) for name, content in headers]
 
 
-_MOST_BYTES = 2**20
+def check_partition(topic: Topic, partition: object) -> None:
+    """Refuse what is no partition of the topic, such as a bool or a numeral."""
+    if type(partition) is not int or not 0 <= partition < topic.partitions:
+        raise PartitionNotFound(topic.name, partition, topic.partitions)
+
+
+_MOST_BYTES = ProducerSettings().max_message_bytes
 _Record = tuple[bytes | None, bytes | None, list[Header], int]
 
 
 class Outgoing:
-    """Collects messages. They carry no producer id: a rollback would leave a gap."""
+    """The messages of a transaction. They carry no producer id: a rollback would leave a gap."""
 
-    def __init__(self, topics: Topics, clock: Clock) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        clock: Clock,
+        key_serde: Serde | None = None,
+        value_serde: Serde | None = None,
+    ) -> None:
         self._topics = topics
         self._clock = clock
+        self._checks = Checks(_MOST_BYTES, key_serde, value_serde)
         self._known: dict[str, Topic] = {}
         self._records: defaultdict[LogPartition, list[_Record]] = defaultdict(list)
         self._loose = 0
@@ -151,20 +167,13 @@ class Outgoing:
         if topic not in self._known:
             self._known[topic] = self._topics.find(topic)
         found = self._known[topic]
-        body = None if value is None else to_bytes(value, "value")
-        name = None if key is None else to_bytes(key, "key")
-        if len(body or b"") + len(name or b"") > _MOST_BYTES:
-            raise MessageTooLarge(f"over {_MOST_BYTES} bytes; send it outside of the transaction")
+        key, value = self._checks.encode(key, value)
+        _, checked = self._checks.size(key, value, headers)
         if partition is None:
-            partition = self._route(found, name)
-        elif not 0 <= partition < found.partitions:
-            raise PartitionNotFound(topic, partition, found.partitions)
-        record = (
-            name,
-            body,
-            checked_headers(headers) if headers else NO_HEADERS,
-            self._clock.wall_ms(),
-        )
+            partition = self._route(found, key)
+        else:
+            check_partition(found, partition)
+        record = key, value, checked, self._clock.wall_ms()
         self._records[LogPartition(found.id, partition)].append(record)
 
     def appends(self) -> list[Append]:
@@ -173,6 +182,6 @@ class Outgoing:
 
     def _route(self, topic: Topic, key: bytes | None) -> int:
         if key is not None:
-            return hasher("xxhash", topic.partitions)(key) % topic.partitions
+            return hasher(topic.partitioner, topic.partitions)(key) % topic.partitions
         self._loose += 1
         return self._loose % topic.partitions

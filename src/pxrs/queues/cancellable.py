@@ -37,7 +37,7 @@ class Unseen:
         Until they are `seen` the items go back when the transaction ends, however it does.
         """
         with self._work._lock:
-            items, due = self._work._take_now(queue, count, policy, lock_for)
+            items, due, _ = self._work._look(queue, count, policy, lock_for)
             self._items.update(((item.queue, item.id), item) for item in items)
         return items, due
 

@@ -13,7 +13,7 @@ from pxrs.errors import OutcomeUnknown, PxrsError
 from pxrs.queues.hold_session import Asked, GivenBack, Keeper
 from pxrs.stores.api import Session, Stores
 from pxrs.topics import Topics
-from pxrs.types import Delivery, Held, Holder, Outcome, Release
+from pxrs.types import Delivery, Held, Holder, Outcome, Release, Taken
 
 _PATIENCE = 10
 
@@ -66,28 +66,38 @@ class Hold:
         return self._session is not None and not self._desk.keeper.holds(self._session)
 
     def take(
-        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
-    ) -> tuple[Sequence[Delivery], float | None]:
+        self,
+        queue: str,
+        most_items: int,
+        policy: Policy,
+        lock_for: float | None,
+        *,
+        suspects: bool = True,
+    ) -> Taken:
         """What there is now. A take that was not answered is looked for in the store."""
         queues, holder = self._desk.stores.queues, self.holder
         asked = Asked(queue, self._desk.keeper.next_name())
         self.asked.append(asked)
-        items: Sequence[Delivery]
         try:
-            items, due = queues.take(
-                queue, holder, most_items, most=policy.times, lock_for=lock_for, unit=asked.unit
+            taken = queues.take(
+                queue,
+                holder,
+                most_items,
+                most=policy.times,
+                lock_for=lock_for,
+                unit=asked.unit,
+                suspects=suspects,
             )
         except OutcomeUnknown:
             known = {each.held for each in self.taken}
             found = self._ask(lambda: queues.held(queue, holder, asked.unit))
-            items = [delivery for delivery in found if delivery.held not in known]
-            due = 0.0
+            taken = Taken([delivery for delivery in found if delivery.held not in known], 0.0)
         except PxrsError:
             self.asked.remove(asked)
             raise
-        self.taken += [InHand(delivery.held, policy) for delivery in items]
+        self.taken += [InHand(delivery.held, policy) for delivery in taken.items]
         self.asked.remove(asked)
-        return items, due
+        return taken
 
     def extend(self, seconds: float) -> None:
         """Hold on to everything for so many seconds. Raises `Fenced` if some of it is lost."""

@@ -7,8 +7,8 @@ them locked.
 
 Three chores, each with a thread, because two of them may have to wait for the store's writer and
 renewing must not: `renew`, `tidy` (gives back what was dropped without an end, ends sessions that
-were given up, frees what dead processes held in queues that nobody takes from, forgets what callers
-have committed) and `settle` (gives back what a caller's own transaction has rolled back).
+were given up, frees what dead processes held in queues that nobody takes from) and `settle` (gives
+back what a caller's own transaction has rolled back).
 """
 
 from __future__ import annotations
@@ -70,9 +70,6 @@ class Keeper:
         self._name, self._names = secrets.token_hex(4), itertools.count(1)
         # Units by session whose outcome is known: their evidence may go.
         self._known: dict[str, list[str]] = {}
-        # Units that callers commit, by session: of the time since the last sweep, and of before.
-        self._fresh: list[tuple[str, str]] = []
-        self._aged: list[tuple[str, str]] = []
         self._sweep_at = 0.0
         self._failures = 0
         self._random = random.Random()
@@ -120,28 +117,6 @@ class Keeper:
             known = self._known[session]
             names, known[:] = tuple(known[:_FORGET_AT_ONCE]), known[_FORGET_AT_ONCE:]
             return names
-
-    def left_to_caller(self, session: str, unit: str) -> None:
-        """The unit is in a transaction of the caller's: nobody will ask what became of it."""
-        with self._lock:
-            self._fresh.append((session, unit))
-
-    def _forget_left(self) -> None:
-        """Forget what was left to callers, one sweep later: by then their transactions are over.
-
-        Of one that is not the evidence goes some time after the session.
-        """
-        with self._lock:
-            aged, self._aged, self._fresh = self._aged, self._fresh, []
-            session = self._session
-        if session is None:
-            return
-        units = [unit for name, unit in aged if name == session.id]
-        for start in range(0, len(units), _FORGET_AT_ONCE):
-            some, unit = tuple(units[start : start + _FORGET_AT_ONCE]), self.next_name()
-            change = QueueChange(Holder(session.id, unit), unit=unit, forget=some)
-            self._stores.queues.apply(change)
-            self.answered(session.id, unit)
 
     def _forget_known(self) -> None:
         """At the end: what is known need not wait until the session is long over."""
@@ -267,8 +242,6 @@ class Keeper:
             self._sweep_at = now + _SWEEP_EVERY
             with suppress(PxrsError):
                 self._stores.queues.reap()
-            with suppress(PxrsError):
-                self._forget_left()
         self._failures = 0 if done else self._failures + 1
         return _RETRY.delay(self._failures, self._random) if self._failures else _SWEEP_EVERY
 

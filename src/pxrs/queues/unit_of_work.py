@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
+from pxrs.core.queue import validate_item, validate_name
 from pxrs.errors import (
     Fenced,
     InsideTransaction,
@@ -33,14 +34,21 @@ from pxrs.queues.item import Item, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
-from pxrs.stores.queue_rules import validate_item, validate_name
 from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
-_CAREFUL_WAIT = 5.0
+CAREFUL_WAIT = 5.0
 _FOREVER = Forever()
 
 T = TypeVar("T")
+
+
+class Found(NamedTuple):
+    """What a look at a queue has found: `pxrs.types.Taken`, with items as users see them."""
+
+    items: list[Item]
+    due: float | None
+    suspect: bool
 
 
 class UnitOfWork:
@@ -104,36 +112,41 @@ class UnitOfWork:
         *,
         policy: Policy = _FOREVER,
         lock_for: float | None = None,
-        watch: Watch | None = None,
-        stopping: Callable[[], bool] = lambda: False,
     ) -> list[Item]:
         """What there is, `max_items` at most; waits until there is one, `timeout` seconds at most.
 
         An item whose last holder died comes alone.
         """
-        armed = watch
+        armed: Watch | None = None
         deadline = None if timeout is None else self._desk.clock.monotonic() + timeout
         try:
             while True:
-                items, due = self._take_now(queue, max_items, policy, lock_for)
+                items, due, _ = self._look(queue, max_items, policy, lock_for)
                 if items:
                     return items
                 left = None if deadline is None else deadline - self._desk.clock.monotonic()
-                if stopping() or (left is not None and left <= 0):
+                if left is not None and left <= 0:
                     return []
                 if armed is None:
                     # Armed first, then looked once more: nothing can come in between.
                     armed = self._desk.stores.queues.watch(queue)
                     continue
-                waits = (wait for wait in (left, due, _CAREFUL_WAIT) if wait is not None)
+                waits = (wait for wait in (left, due, CAREFUL_WAIT) if wait is not None)
                 armed.wait(min(waits))
         finally:
-            if armed is not None and watch is None:
+            if armed is not None:
                 armed.close()
 
-    def _take_now(
-        self, queue: str, most_items: int, policy: Policy, lock_for: float | None
-    ) -> tuple[list[Item], float | None]:
+    def _look(
+        self,
+        queue: str,
+        most_items: int,
+        policy: Policy,
+        lock_for: float | None,
+        *,
+        suspects: bool = True,
+    ) -> Found:
+        """What there is now, without waiting. See `QueueStore.take` for `suspects`."""
         validate_name(queue)
         check_policy(policy)
         with self._locked():
@@ -144,11 +157,13 @@ class UnitOfWork:
                     "writer: take items before it begins"
                 )
             self._give_back_if_dropped()
-            items, due = self._hold.take(queue, most_items, policy, lock_for)
+            items, due, suspect = self._hold.take(
+                queue, most_items, policy, lock_for, suspects=suspects
+            )
             if not items and self._strict and self._desk.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
             try:
-                return [self._as_item(delivery) for delivery in items], due
+                return Found([self._as_item(delivery) for delivery in items], due, suspect)
             except Exception as error:
                 # Nobody has read it, so no commit may remove it.
                 self._hold.surrender(items, describe(error))
@@ -260,7 +275,9 @@ class UnitOfWork:
         with self._locked():
             self._require_open()
             if self._outgoing is None:
-                self._outgoing = Outgoing(self._desk.topics, self._desk.clock)
+                self._outgoing = Outgoing(
+                    self._desk.topics, self._desk.clock, value_serde=self._serde
+                )
             self._outgoing.send(topic, value, key, partition, headers)
 
     @property
@@ -316,6 +333,7 @@ class UnitOfWork:
             try:
                 self._commit()
             except BaseException as error:
+                self._leave_block(error)
                 if self._has_one_try or isinstance(error, (Fenced, SessionLost)):
                     self._ended = "rolled back, as its commit failed"
                     self._release(describe(error))
@@ -324,6 +342,7 @@ class UnitOfWork:
 
     def _end_as_committed(self) -> None:
         self._ended = "committed"
+        self._atomic = None
         self._nothing_left = True
         self._keep_if_dropped()
         self._hold.forget_doubts()
@@ -385,12 +404,11 @@ class UnitOfWork:
         except BaseException as error:
             self._undo(error)
             raise
-        self._atomic = None
+        # Known here until it is over: whoever is interrupted on the way in can still end it.
         atomic.__exit__(None, None, None)
         if atomic.joined:
             # At once: what was written into the caller's transaction must not be written again.
             self._ended = "committed"
-            self._desk.keeper.left_to_caller(self._sent.holder.session, self._sent.unit)
         if atomic.joined and self._hold.taken:
             # The caller may still roll back: then what was taken has to be free again.
             self._hold.release_when_caller_ends("it was rolled back")
@@ -399,10 +417,11 @@ class UnitOfWork:
         """What is about to be sent, as a unit of its own: another try is another unit."""
         holder, keeper = self._hold.holder, self._desk.keeper
         removed = tuple(each.held for each in self._hold.taken)
-        # Nothing of others is cleared away in a transaction that the caller may yet roll back.
-        forget = () if self._is_callers else keeper.to_forget(holder.session)
-        self._sent = QueueChange(holder, removed, tuple(self._put), keeper.next_name(), forget)
         # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
+        # And nothing of others is cleared away in one that the caller may yet roll back.
+        unit = "" if self._is_callers else keeper.next_name()
+        forget = () if self._is_callers else keeper.to_forget(holder.session)
+        self._sent = QueueChange(holder, removed, tuple(self._put), unit, forget)
         self._in_doubt = not self._is_callers
         return self._sent
 
@@ -414,11 +433,20 @@ class UnitOfWork:
 
     def _undo(self, error: BaseException) -> None:
         """Roll the database's transaction back, if there is one."""
-        atomic, self._atomic = self._atomic, None
-        if atomic is not None:
-            atomic.__exit__(type(error), error, error.__traceback__)
+        if self._atomic is not None:
+            self._leave_block(error)
         elif isinstance(self._given, Lent):
             self._given.rollback()
+
+    def _leave_block(self, error: BaseException) -> None:
+        """End the database's transaction, unless a commit has ended it, or has failed."""
+        if self._atomic is not None:
+            try:
+                self._atomic.__exit__(type(error), error, error.__traceback__)
+            except Exception:
+                self._atomic = None
+                raise
+            self._atomic = None
 
     def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end.

@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -30,11 +31,12 @@ from pxrs.errors import (
     StoreError,
 )
 from pxrs.queues.item import Item
-from pxrs.queues.unit_of_work import UnitOfWork
+from pxrs.queues.unit_of_work import CAREFUL_WAIT, Found, UnitOfWork
 from pxrs.running.dead_letters import printable, words_of
 from pxrs.running.handler_results import refuse_unfinished
 from pxrs.running.inside import employer, work_for
 from pxrs.running.job import ListenerSettings
+from pxrs.running.listener_turns import Turns
 from pxrs.running.runner import QUIET, tell_of_the_wait
 from pxrs.running.signals import stop_on_signals, wait_awake
 from pxrs.stores.api import QueueStore, Watch
@@ -54,6 +56,7 @@ class Listener:
         settings: ListenerSettings,
         queues: QueueStore,
         begin: Callable[[], UnitOfWork],
+        turns: Turns,
         clock: Clock,
         stop_all: Callable[[], None],
     ) -> None:
@@ -61,6 +64,7 @@ class Listener:
         self._settings = settings
         self._queues = queues
         self._begin = begin
+        self._turns = turns
         self._clock = clock
         self._stop_all = stop_all
         self._random = random.Random()
@@ -101,6 +105,7 @@ class Listener:
         self._stopping.set()
         for watch in list(self._watches):
             watch.wake()
+        self._turns.wake()
 
     def _health(self) -> dict[str, Health]:
         """How it is doing; nothing once it has ended as it was told to. From any thread."""
@@ -171,6 +176,7 @@ class Listener:
             self._work_until_stopped()
         except Closed:
             self._stopping.set()
+            self._turns.wake()
         except BaseException as error:  # noqa: BLE001 - whoever joins is told
             self._failure = self._failure or error
             self.stop()
@@ -204,36 +210,68 @@ class Listener:
                 watch.close()
 
     def _one_item(self, watch: Watch) -> None:
-        asked = self._now()
+        work = self._begin()
+        try:
+            with work:
+                try:
+                    item = self._take(work, watch)
+                except Exception as error:
+                    if not work.unread:
+                        raise
+                    _LOG.warning("an item of %r: %s", self._settings.queue, words_of(error))
+                    # It was given back already, the way of one that can't be handled.
+                    self._count(failed=1)
+                    return
+                if item is not None:
+                    self._handle(item, work)
+        finally:
+            # Not before it is removed or given back: until then a death would be counted.
+            self._turns.end(work)
 
-        def found_nothing() -> bool:
-            """Called after each look that found nothing: whether to stop looking."""
-            nonlocal asked
-            self._outage.over(asked)
-            asked = self._now()
-            return self._stopping.is_set()
+    def _take(self, work: UnitOfWork, watch: Watch) -> Item | None:
+        """The next item; None if it stops before there is one."""
+        while not self._stopping.is_set():
+            if not self._turns.begin(work, partial(self._holds, work), self._stopping.is_set):
+                break
+            found = self._look(work)
+            if found.items:
+                return found.items[0]
+            self._turns.end(work)
+            watch.wait(CAREFUL_WAIT if found.due is None else min(found.due, CAREFUL_WAIT))
+        return None
 
-        with self._begin() as work:
-            try:
-                items = work.take_many(
-                    self._settings.queue,
-                    1,
-                    policy=self._settings.policy,
-                    lock_for=self._settings.deadline,
-                    watch=watch,
-                    stopping=found_nothing,
-                )
-            except Exception as error:
-                if not work.unread:
-                    raise
+    def _look(self, work: UnitOfWork) -> Found:
+        """What there is now. A suspect is taken when nobody else has anything in hand."""
+        found = self._look_once(work, suspects=False)
+        while found.suspect:
+            alone = self._turns.be_alone(work, self._stopping.is_set)
+            if not alone and self._stopping.is_set():
+                return found
+            # Somebody else may have had it meanwhile: what comes then need not be alone.
+            found = self._look_once(work, suspects=False)
+            if alone and found.suspect:
+                return self._look_once(work, suspects=True)
+            if not found.suspect:
+                self._turns.share(work)
+        return found
+
+    def _look_once(self, work: UnitOfWork, *, suspects: bool) -> Found:
+        settings, asked = self._settings, self._now()
+        try:
+            found = work._look(
+                settings.queue, 1, settings.policy, settings.deadline, suspects=suspects
+            )
+        except Exception:
+            if work.unread:
                 self._outage.over(asked)
-                _LOG.warning("an item of %r: %s", self._settings.queue, words_of(error))
-                # It was given back already, the way of one that can't be handled.
-                self._count(failed=1)
-                return
-            self._outage.over(asked)
-            if items:
-                self._handle(items[0], work)
+            raise
+        self._outage.over(asked)
+        return found
+
+    def _holds(self, work: UnitOfWork) -> bool:
+        """Whether an item may be in its hand that a death of this process would be counted for."""
+        since = self._running.get(work)
+        return not work.is_lost and (since is None or self._may_go_on(since))
 
     def _handle(self, item: Item, work: UnitOfWork) -> None:
         self._running[work] = self._now()

@@ -8,7 +8,7 @@ partition, what an epoch means and when to rebalance is decided in `pxrs.core`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -232,13 +232,16 @@ class QueueStore(Protocol):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         """Hold up to `count` items for the holder, each counted durably as one more delivery.
 
         An item that was delivered `most` times is not handed out again: it is dead. One whose
-        holder died, or was too late, is handed out alone. A hold ends with the holder's session,
-        or after `lock_for` seconds. Raises `SessionLost` if the session is over; a queue that
-        does not exist is empty. `unit` names this very call, to be asked after with `held`.
+        holder died, or was too late, is a suspect: it is handed out alone. Without `suspects` it
+        is neither handed out nor counted; when it is next nothing is, and `Taken.suspect` says
+        so. A hold ends with the holder's session, or after `lock_for` seconds. Raises
+        `SessionLost` if the session is over; a queue that does not exist is empty. `unit` names
+        this very call, to be asked after with `held`.
         """
         ...
 
@@ -261,9 +264,9 @@ class QueueStore(Protocol):
         not held any more by this holder at this delivery, `SessionLost` if the session is over:
         then nothing was done. The session is not looked at where nothing is removed.
 
-        It leaves evidence under its unit's name, until a later change of the session forgets it,
-        or long after the session's end by the store's own clock. A unit that `outcome` has given
-        up is refused with `Fenced`.
+        It leaves evidence under its unit's name, if it has one, until a later change of the session
+        forgets it, or long after the session's end by the store's own clock. A unit that `outcome`
+        has given up is refused with `Fenced`.
         """
         ...
 
@@ -272,7 +275,7 @@ class QueueStore(Protocol):
 
         It waits for the unit if that is under way. `DONE` and `NEVER` are final: a unit that has
         not been committed by then is refused whenever it comes. `UNKNOWN` if there is no evidence
-        and the session is over: it may have been forgotten.
+        and the session is over: it may have been forgotten. (A store that knows better may say so.)
         """
         ...
 
@@ -340,9 +343,10 @@ class Atomic(Protocol):
 
     Leaving the block applies and commits; leaving it by an exception rolls back. A transaction
     that was ended inside the block, whoever did it, makes leaving it an `InvalidRequest`, even if
-    another has begun since: nothing is applied without what was done before. After the
-    block `versions`, `appended` and `queued` hold what `commit`, `append` and `QueueStore.apply`
-    would have returned.
+    another has begun since: nothing is applied without what was done before. Whoever was
+    interrupted on the way out leaves once more, by the interrupt: what has ended by then stays so.
+    After the block `versions`, `appended` and `queued` hold what `commit`, `append` and
+    `QueueStore.apply` would have returned.
     """
 
     @property
@@ -481,3 +485,35 @@ def validate_batch(batch: Batch) -> None:
             f"producer {batch.producer_id} needs an epoch and a sequence, "
             f"not {batch.producer_epoch} and {batch.base_sequence}"
         )
+
+
+@runtime_checkable
+class FetchesMany(Protocol):
+    """A `LogStore` that gives several partitions' batches in one go.
+
+    Over a network the rest is on its way while the first is decoded.
+    """
+
+    def fetch_many(
+        self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
+    ) -> Generator[Fetched | PxrsError]:
+        """What `fetch` gives or raises for each of the partitions and offsets, in their order.
+
+        Each at most `max_bytes`, but at least one batch. Close the iterator if it is not read to
+        its end.
+        """
+        ...
+
+
+@runtime_checkable
+class GivesWay(Protocol):
+    """A `CoordStore` with one writer, which a program may hold by a connection of its own."""
+
+    def commit_unless(
+        self, checks: Sequence[Check], writes: Sequence[Write], wanted: Callable[[], bool]
+    ) -> Committed | Conflict:
+        """`commit`, but it does not go on waiting for the writer once `wanted()`: `StoreBusy`.
+
+        For a thread that holds what the writer's holder may come to wait for.
+        """
+        ...

@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from pxrs.core.queue import require_first, validate_change
 from pxrs.errors import InvalidRequest, NotAtomic, OutcomeUnknown, PxrsError
 from pxrs.stores.api import validate_batch, validate_commit
-from pxrs.stores.queue_rules import require_first, validate_change
 from pxrs.types import (
     Append,
     Appended,
@@ -88,6 +88,10 @@ class Block(Generic[T]):
         if self._running_on is None:
             raise InvalidRequest("use atomic() as a context manager, and only inside its block")
         return self._running_on
+
+    def _is_over(self, error: BaseException | None) -> bool:
+        """Whether it was left before, and is left by an error now. There is nothing to do then."""
+        return error is not None and self._used and self._running_on is None
 
     def _validate(self) -> None:
         validate_commit(self._checks, self._writes, self._limits)

@@ -25,6 +25,7 @@ class FaultyAtomic:
     ) -> None:
         self._block = inner
         self._begun: Atomic | None = None
+        self._left = False
         self._faults = faults
         self._who = who
         self._keys: set[str] = set()
@@ -92,9 +93,11 @@ class FaultyAtomic:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._block.__exit__(kind, error, trace)
+            # What is on its way already is out of its sender's hands.
+            if not self._left:
+                self._block.__exit__(kind, error, trace)
             return
-        faults = self._faults
+        faults, self._left = self._faults, True
         try:
             self._fail_before()
         except BaseException as failure:

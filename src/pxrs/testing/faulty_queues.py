@@ -86,11 +86,14 @@ class FaultyQueues:
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         return self._write(
             "take",
             Holder(holder.session, unit),
-            lambda: self._inner.take(queue, holder, count, most=most, lock_for=lock_for, unit=unit),
+            lambda: self._inner.take(
+                queue, holder, count, most=most, lock_for=lock_for, unit=unit, suspects=suspects
+            ),
         )
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -13,6 +15,7 @@ from pxrs.core.delivery import (
     ConsumeTimes,
     Dead,
     Forever,
+    Policy,
     after_failure,
     describe,
     storable,
@@ -66,10 +69,10 @@ def test_jitter_spreads_within_its_share() -> None:
     assert max(delays) - min(delays) > 2.5
 
 
-def test_a_back_off_that_gives_up_ends_it() -> None:
-    policy = ConsumeTimes(10, Backoff(attempts=2))
-    assert isinstance(after_failure(policy, 1, Random(1)), Again)
-    assert after_failure(policy, 2, Random(1)) == Dead()
+@pytest.mark.parametrize("policy", [partial(ConsumeTimes, 5), Forever])
+def test_how_often_is_said_in_one_place(policy: Callable[[Backoff], Policy]) -> None:
+    with pytest.raises(ConfigError, match="said by the policy"):
+        policy(Backoff(attempts=2))
 
 
 def test_no_delay_is_longer_than_a_store_can_keep() -> None:

@@ -1,37 +1,85 @@
-"""One run of a copy."""
+"""One run of a copy: what it checks first, what it copies, how it compares, what it reports."""
 
 from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import public
-from pxrs.errors import CopyRefused, TopicNotFound
-from pxrs.operations.copy.items import (
-    copy_queues,
-    count_items,
-    held_items,
-    item_differences,
-    queues_of,
-    require_restorer,
-)
-from pxrs.operations.copy.logs import copy_topic, sum_up
-from pxrs.operations.copy.records import (
-    CLAIMS,
-    GROUPS,
-    copy_records,
-    lasting,
-    members,
-    record_differences,
-    refuse_too_large,
-)
-from pxrs.operations.copy.report import CopyReport, OnProgress, PartitionSum, Phase, Tally
-from pxrs.operations.copy.state import CopyState, read_state, write_state
-from pxrs.stores.api import Stores
+from pxrs.core.records import decode, encode
+from pxrs.errors import CopyRefused, OutcomeUnknown, TopicNotFound
+from pxrs.operations.copy import messages, records
+from pxrs.operations.copy.messages import PartitionSum
+from pxrs.stores.api import CoordStore, Stores
 from pxrs.topics import Topics
-from pxrs.types import Topic
+from pxrs.types import Check, Committed, Put
 
-_SHOWN = 5
+_STATE_KEY = records.COPY_FOLDER + "state"
+_NAMED = 5
+
+
+class Phase(enum.StrEnum):
+    """The phases of a copy, in this order."""
+
+    MESSAGES = "messages"
+    ITEMS = "items"
+    RECORDS = "records"
+    VERIFY = "verify"
+
+
+class Count(NamedTuple):
+    """How far a phase is; the total is an estimate. `VERIFY` counts messages."""
+
+    phase: Phase
+    done: int
+    total: int
+
+
+OnProgress = Callable[[Count], None]
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run, and what the target holds at its end.
+
+    `differences` says in words what is not equal; a complete copy has none. `copied` counts what
+    this run copied. A copy that was complete before is only verified again.
+    """
+
+    source: str
+    target: str
+    complete: bool
+    resumed: bool
+    only_verified: bool
+    topics: int
+    groups: int
+    claims: int
+    records: int
+    queues: int
+    items: int
+    copied: dict[str, int]
+    partitions: tuple[PartitionSum, ...]
+    differences: tuple[str, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(part.end - part.start for part in self.partitions)
+
+
+class CopyState(msgspec.Struct, frozen=True, kw_only=True):
+    """The record in the target that says whose copy it holds, and whether it is complete.
+
+    `topics` are the ids of all logs that the copy may have created: a later run drops those whose
+    topics were deleted meanwhile.
+    """
+
+    source: str
+    topics: tuple[str, ...] = ()
+    complete: bool = False
+    schema: int = 1
 
 
 def copy_store(
@@ -42,37 +90,44 @@ def copy_store(
     on_progress: OnProgress | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> CopyReport:
-    """Copy everything, or the rest of it, and verify. Run it again after whatever stopped it.
+    """Copies everything, or the rest of it, and verifies. Run it again after whatever stopped it.
 
-    The target has to be empty, or to hold an earlier run's part. With `force` a source is copied
-    that is in use: what changes meanwhile is found by the verification, and copied by the next
-    run. Producers can't be seen; stop them, too.
+    The target must be empty, or hold what an earlier run copied. With `force` a source is copied
+    that is in use: the verification finds what changes meanwhile, and the next run copies it.
+    Producers can't be seen; stop them, too.
     """
-    copier = _Copier(source, target, Tally(on_progress), clock)
+    copier = _Copier(source, target, on_progress or (lambda _: None), clock)
     state, resumed = copier.begin(force)
     if not state.complete:
-        copier.refuse_use_of_target()
         state = copier.copy(state)
     report = copier.verify(state, resumed)
-    if report.complete and not state.complete:
-        write_state(target.coord, state, msgspec.structs.replace(state, complete=True))
+    if report.complete:
+        _write_state(target.coord, state, msgspec.structs.replace(state, complete=True))
     return report
 
 
 class _Copier:
-    def __init__(self, source: Stores, target: Stores, tally: Tally, clock: Clock) -> None:
+    def __init__(
+        self, source: Stores, target: Stores, on_progress: OnProgress, clock: Clock
+    ) -> None:
         self._source = source
         self._target = target
-        self._tally = tally
-        self._clock = clock
+        self._queues = records.queues_of(source)
+        self._target_queues = records.queues_of(target)
         self._topics = Topics(source.coord, source.log, clock)
+        self._clock = clock
+        self._tell = on_progress
+        self._done = dict.fromkeys(Phase, 0)
 
     def begin(self, force: bool) -> tuple[CopyState, bool]:
-        """Whose copy the target holds; it becomes ours if it is empty."""
+        """Checks that both stores allow a copy, and takes an empty target.
+
+        Returns the target's state, and whether an earlier run has begun.
+        """
         source, target = self._source, self._target
         if public(source.url) == public(target.url):
             raise CopyRefused(f"{public(source.url)} can't be copied into itself")
-        found = read_state(target.coord)
+        found = _read_state(target.coord)
         if found is None:
             self._refuse_occupied()
         elif found.source != public(source.url):
@@ -80,106 +135,87 @@ class _Copier:
                 f"the target holds {'a' if found.complete else 'an unfinished'} copy of "
                 f"{found.source}; copy into an empty store"
             )
-        if found is not None and found.complete:
+        elif found.complete:
             return found, True
-        if not force:
-            self._refuse_use_of_source()
-        require_restorer(queues_of(source), queues_of(target))
-        refuse_too_large(source.coord, target.coord)
+        if not force and (use := self._use_of_source()) is not None:
+            raise CopyRefused(
+                f"{use}; stop its consumers, workers and producers, or copy with --force now and "
+                "again when they have stopped"
+            )
+        records.refuse_items(self._queues, self._target_queues)
+        records.refuse_too_large(source.coord, target.coord)
         state = found or CopyState(source=public(source.url))
-        write_state(target.coord, found, state)
+        _write_state(target.coord, found, state)
+        if active := records.members(target.coord):
+            raise CopyRefused(
+                f"the target is in use before it is complete: {_some(active)}; stop its consumers"
+            )
         return state, found is not None
 
     def _refuse_occupied(self) -> None:
-        target = self._target
-        queues = queues_of(target)
-        names = [f"queue {queue.name!r}" for queue in (queues.all() if queues else [])]
-        found = [f"record {key!r}" for key in lasting(target.coord)] + names
+        queues = self._target_queues.all() if self._target_queues else []
+        found = [f"record {key!r}" for key in records.lasting(self._target.coord)]
+        found += [f"queue {queue.name!r}" for queue in queues]
         if found:
             raise CopyRefused(
                 f"the target is not empty: it holds {_some(found)}; copy into an empty store"
             )
 
-    def _refuse_use_of_source(self) -> None:
-        use = self._use_of_source()
-        if use is not None:
-            raise CopyRefused(
-                f"{use}; stop its consumers, workers and producers, or copy with --force and once "
-                "more when they have stopped"
-            )
-
     def _use_of_source(self) -> str | None:
-        """Who works on the source, as far as that can be seen."""
-        active = members(self._source.coord)
-        if active:
+        """Says who works on the source, as far as that can be seen."""
+        if active := records.members(self._source.coord):
             return f"the source is in use: {_some(active)}"
-        held = held_items(queues_of(self._source))
-        return f"the source is in use, items are held: {_some(held)}" if held else None
-
-    def refuse_use_of_target(self) -> None:
-        """Nobody may work on what is not all there."""
-        active = members(self._target.coord)
-        if active:
-            raise CopyRefused(f"the target is in use before it is complete: {_some(active)}")
+        if held := records.held_items(self._queues):
+            return f"the source is in use, items are held: {_some(held)}"
+        return None
 
     def copy(self, state: CopyState) -> CopyState:
-        """Do what is missing."""
-        source, target, tally = self._source, self._target, self._tally
+        """Copies what is missing. Returns the new state of the target."""
+        source, target = self._source, self._target
         topics = self._topics.list()
         for gone in sorted(set(state.topics) - {topic.id for topic in topics}):
             target.log.drop(gone)
         now = msgspec.structs.replace(state, topics=tuple(sorted(topic.id for topic in topics)))
-        write_state(target.coord, state, now)
-        tally.expect(Phase.MESSAGES, self._missing(topics, state))
+        _write_state(target.coord, state, now)
         for topic in topics:
-            copy_topic(
-                source.log, target.log, topic, lambda number: tally.add(Phase.MESSAGES, number)
-            )
-        queues, others = queues_of(source), queues_of(target)
-        tally.expect(Phase.ITEMS, max(0, count_items(queues) - count_items(others)))
-        copy_queues(queues, others, lambda number: tally.add(Phase.ITEMS, number), self._clock)
-        tally.expect(Phase.RECORDS, len(lasting(source.coord)) - len(lasting(target.coord)))
-        copy_records(source.coord, target.coord, lambda number: tally.add(Phase.RECORDS, number))
+            target.log.create(topic.id, topic.partitions)
+        missing = sum(messages.missing_messages(source.log, target.log, topic) for topic in topics)
+        advance = self._start(Phase.MESSAGES, missing)
+        for topic in topics:
+            messages.copy_topic(source.log, target.log, topic, advance)
+        missing = max(
+            0, records.count_items(self._queues) - records.count_items(self._target_queues)
+        )
+        advance = self._start(Phase.ITEMS, missing)
+        records.copy_queues(self._queues, self._target_queues, advance, self._clock)
+        missing = len(records.missing_writes(source.coord, target.coord))
+        records.copy_records(source.coord, target.coord, self._start(Phase.RECORDS, missing))
         return now
 
-    def _missing(self, topics: list[Topic], state: CopyState) -> int:
-        total = 0
-        for topic in topics:
-            wanted = self._source.log.bounds(topic.id)
-            self._target.log.create(topic.id, topic.partitions)
-            have = self._target.log.bounds(topic.id)
-            total += sum(
-                held.end - max(held.start, min(have[number].end, held.end))
-                for number, held in wanted.items()
-            )
-        return total
-
     def verify(self, state: CopyState, resumed: bool) -> CopyReport:
-        """Compare everything, down to the bytes of the batches."""
+        """Compares both stores, down to the bytes of the batches."""
         source, target = self._source, self._target
         topics = self._topics.list()
-        bounds = {topic.id: self._topics.bounds(topic) for topic in topics}
-        held = sum(part.end - part.start for parts in bounds.values() for part in parts.values())
-        self._tally.expect(Phase.VERIFY, held)
+        held = [part for topic in topics for part in self._topics.bounds(topic).values()]
+        advance = self._start(Phase.VERIFY, sum(part.end - part.start for part in held))
         sums: list[PartitionSum] = []
         differences: list[str] = []
         for topic in topics:
             try:
                 for number in range(topic.partitions):
-                    wanted = sum_up(source.log, topic, number, self._verified)
-                    have = sum_up(target.log, topic, number, lambda _: None)
+                    wanted = messages.sum_up(source.log, topic, number, advance)
+                    have = messages.sum_up(target.log, topic, number, lambda _: None)
                     sums.append(have)
                     if wanted != have:
                         differences.append(_difference(wanted, have))
             except TopicNotFound:
                 differences.append(f"topic {topic.name!r} is not in both stores")
-        queues, others = queues_of(source), queues_of(target)
-        differences += item_differences(queues, others, self._clock)
-        differences += record_differences(source.coord, target.coord)
+        differences += records.item_differences(self._queues, self._target_queues, self._clock)
+        kept = records.lasting(target.coord)
+        differences += records.differences(records.lasting(source.coord), kept)
         if not state.complete and (use := self._use_of_source()) is not None:
-            # Equal for now only: it may change at any time.
+            # The stores are equal only for now: the source may change at any time.
             differences.append(use)
-        records = lasting(target.coord)
         return CopyReport(
             source=state.source,
             target=public(target.url),
@@ -187,22 +223,48 @@ class _Copier:
             resumed=resumed,
             only_verified=state.complete,
             topics=len(topics),
-            groups=sum(key.startswith(GROUPS) for key in records),
-            claims=sum(key.startswith(CLAIMS) for key in records),
-            records=len(records),
-            queues=len(others.all()) if others else 0,
-            items=count_items(others),
-            copied={
-                str(phase): number
-                for phase, number in self._tally.done.items()
-                if phase is not Phase.VERIFY
-            },
+            groups=sum(key.startswith(records.GROUPS) for key in kept),
+            claims=sum(key.startswith(records.CLAIMS) for key in kept),
+            records=len(kept),
+            queues=len(self._target_queues.all()) if self._target_queues else 0,
+            items=records.count_items(self._target_queues),
+            copied={str(p): n for p, n in self._done.items() if p is not Phase.VERIFY},
             partitions=tuple(sums),
             differences=tuple(differences),
         )
 
-    def _verified(self, number: int) -> None:
-        self._tally.add(Phase.VERIFY, number)
+    def _start(self, phase: Phase, total: int) -> Callable[[int], None]:
+        """Reports that a phase starts. Returns the function that counts what it has done."""
+
+        def advance(number: int) -> None:
+            self._done[phase] += number
+            self._tell(Count(phase, self._done[phase], max(total, self._done[phase])))
+
+        advance(0)
+        return advance
+
+
+def _read_state(coord: CoordStore) -> CopyState | None:
+    record = coord.get(_STATE_KEY)
+    return None if record is None else decode(record, CopyState)
+
+
+def _write_state(coord: CoordStore, before: CopyState | None, after: CopyState) -> None:
+    """Replaces the state that was read. Raises `CopyRefused` if another copy has changed it."""
+    while before != after:
+        record = coord.get(_STATE_KEY)
+        found = None if record is None else decode(record, CopyState)
+        if found == after:
+            return
+        if found != before:
+            raise CopyRefused("another copy into the same store is running; let it finish")
+        version = 0 if record is None else record.version
+        try:
+            outcome = coord.commit([Check(_STATE_KEY, version)], [Put(_STATE_KEY, encode(after))])
+        except OutcomeUnknown:
+            continue
+        if isinstance(outcome, Committed):
+            return
 
 
 def _difference(wanted: PartitionSum, have: PartitionSum) -> str:
@@ -215,6 +277,6 @@ def _difference(wanted: PartitionSum, have: PartitionSum) -> str:
     return f"{name}: the batches are not the same"
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"

@@ -6,17 +6,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, Fenced, QueueNotFound, SessionLost
-from pxrs.stores.api import Watch
-from pxrs.stores.memory.coord import MemoryCoord
-from pxrs.stores.memory.queue import MemoryItem, MemoryQueue
-from pxrs.stores.queue_rules import (
+from pxrs.core.queue import (
     DIED_HOLDING,
     LIVE,
     LOOSE,
     USED_UP,
+    Picked,
+    QueueItem,
+    WorkQueue,
     delay_ms,
     given_up,
     held_in,
@@ -33,6 +33,9 @@ from pxrs.stores.queue_rules import (
     validate_restored,
     validate_take,
 )
+from pxrs.errors import Closed, Fenced, QueueNotFound, SessionLost
+from pxrs.stores.api import Watch
+from pxrs.stores.memory.coord import MemoryCoord
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import (
     Delivery,
@@ -52,6 +55,15 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 
 
+class Wish(NamedTuple):
+    """What a `take` asks for."""
+
+    holder: Holder
+    number: int
+    most: int | None
+    suspects: bool
+
+
 class MemoryQueues:
     """A `QueueStore`. Every call holds the one lock that is handed in."""
 
@@ -59,7 +71,7 @@ class MemoryQueues:
         self._lock = lock
         self._coord = coord
         self._clock = clock
-        self._queues: dict[str, MemoryQueue] = {}
+        self._queues: dict[str, WorkQueue] = {}
         # By session, what became of its units: done, or given up. It outlives the session: nobody
         # has many of them in one process.
         self._outcomes: defaultdict[str, dict[str, Outcome]] = defaultdict(dict)
@@ -104,6 +116,7 @@ class MemoryQueues:
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         with self._lock:
@@ -118,19 +131,20 @@ class MemoryQueues:
             found.promote_due(now_ms)
             until = None if lock_for is None else self._clock.monotonic() + lock_for
             number = min(count, LIMITS.items)
-            chosen = self._choose(found, holder, number, most, now_ms)
+            wish = Wish(holder, number, most, suspects)
+            chosen, _, suspect = self._choose(found, wish, now_ms)
             items = [found.hold(item, holder, most, until, now_ms) for item in chosen]
-            return Taken(items, self._due(found, holder))
+            return Taken(items, self._due(found, holder), suspect)
 
-    def _choose(
-        self, queue: MemoryQueue, holder: Holder, count: int, most: int | None, now_ms: int
-    ) -> list[MemoryItem]:
+    def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
         """What to hand out. Those found to be used up are dead, and others may show then."""
+        holder, count, most, suspects = wish
         while True:
-            chosen, used_up = pick(queue.candidates(holder, count, now_ms), count, most)
-            if not used_up:
-                return chosen
-            for item in used_up:
+            candidates = queue.candidates(holder, count, now_ms)
+            picked = pick(candidates, count, most, suspects=suspects)
+            if not picked.used_up:
+                return picked
+            for item in picked.used_up:
                 queue.bury(item, item.error or USED_UP, now_ms)
             self._wakeups.ring([queue.info.name])
 
@@ -188,7 +202,8 @@ class MemoryQueues:
         units = self._outcomes[change.holder.session]
         for known in change.forget:
             units.pop(known, None)
-        units[change.unit] = Outcome.DONE
+        if change.unit:
+            units[change.unit] = Outcome.DONE
 
     def _refuse_given_up(self, session: str, unit: str) -> None:
         if self._outcomes[session].get(unit) is Outcome.NEVER:
@@ -336,22 +351,22 @@ class MemoryQueues:
             raise Closed("the store was closed")
         self._coord.settle()
 
-    def _make(self, name: str, fifo: bool) -> MemoryQueue:
+    def _make(self, name: str, fifo: bool) -> WorkQueue:
         info = Queue(name=name, fifo=fifo, created_ms=self._clock.wall_ms())
-        queue = self._queues[name] = MemoryQueue(info)
+        queue = self._queues[name] = WorkQueue(info)
         return queue
 
     def _require_session(self, session: str) -> None:
         if not self._coord.has_session(session):
             raise SessionLost(f"session {session} is over, and what it held is free")
 
-    def _is_held(self, holder: Holder, held: Held, item: MemoryItem) -> bool:
+    def _is_held(self, holder: Holder, held: Held, item: QueueItem) -> bool:
         in_session = self._coord.has_session(holder.session)
         return in_session and item.is_held_as(holder, held.delivery, self._clock.monotonic())
 
     def _held_items(
         self, holder: Holder, held: Iterable[Held]
-    ) -> list[tuple[MemoryQueue, MemoryItem]]:
+    ) -> list[tuple[WorkQueue, QueueItem]]:
         found = []
         for each in held:
             queue = self._queues.get(each.queue)
@@ -361,7 +376,7 @@ class MemoryQueues:
             found.append((queue, item))
         return found
 
-    def _reap(self, queue: MemoryQueue) -> None:
+    def _reap(self, queue: WorkQueue) -> None:
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         for item in [queue.items[number] for number in sorted(queue.held)]:
             if item.holder is None:
@@ -377,7 +392,7 @@ class MemoryQueues:
                 item.visible_ms = now_ms
                 queue.give_back(item, now_ms)
 
-    def _due(self, queue: MemoryQueue, holder: Holder | None = None) -> float | None:
+    def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
         """In how many seconds there may be something to take that is not there now."""
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         shows = [visible_ms for visible_ms, _ in queue.delayed[:1]]

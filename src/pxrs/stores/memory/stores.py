@@ -93,6 +93,8 @@ class MemoryAtomic(Block[threading.RLock]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_over(error):
+            return
         self._leave()
         if kind is None:
             self._apply()

@@ -18,12 +18,11 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
-from pxrs.stores.connections import Loan, loan_of
+from pxrs.stores.connections import Loan, loan_of, no_transaction
 from pxrs.stores.mysql.coord import Commit, SqlCoord, validate
 from pxrs.stores.mysql.database import Raced
 from pxrs.stores.mysql.queues.changes import Applied, Change
 from pxrs.stores.mysql.queues.store import SqlQueues
-from pxrs.stores.refusals import no_transaction
 from pxrs.types import Batch, Conflict, LogPartition
 
 # Which server, and which database of it, whatever name it was reached by.
@@ -152,7 +151,9 @@ class SqlAtomic(Block[Connection]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        connection = self._leave()
+        if self._is_over(error):
+            return
+        connection = self._running()
         try:
             if error is None:
                 self._finish(connection)
@@ -162,7 +163,10 @@ class SqlAtomic(Block[Connection]):
             self._undo(connection)
             raise
         finally:
-            self._held.close()
+            try:
+                self._held.close()
+            finally:
+                self._leave()
 
     def _finish(self, connection: Connection) -> None:
         if self._loan is not None and self._lent:

@@ -22,7 +22,7 @@ from pxrs.stores.mysql.change_listener import Ears
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.schema import LONGEST_KEY, reading
 from pxrs.stores.mysql.sessions import Observation, Sessions, SqlSession
-from pxrs.stores.versions import next_step
+from pxrs.stores.rows import next_step
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)

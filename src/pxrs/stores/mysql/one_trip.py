@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pxrs.errors import OutcomeUnknown, PxrsError, StoreUnavailable
 from pxrs.stores.mysql.database import Database
-from pxrs.stores.versions import next_step
+from pxrs.stores.rows import next_step
 from pxrs.types import Check, Delete, Put, Write
 
 # Beyond that a commit is not held up by its round trips.

@@ -24,7 +24,7 @@ from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.observer import Observer, Suspect
-from pxrs.stores.versions import next_step
+from pxrs.stores.rows import next_step
 
 
 class Observation:

@@ -18,21 +18,18 @@ from pxrs.errors import (
     PxrsError,
 )
 from pxrs.stores.block import Block, commit_as_caller, ended_inside
-from pxrs.stores.connections import Loan, loan_of
-from pxrs.stores.on_loop import own_side
+from pxrs.stores.connections import Loan, loan_of, no_transaction, own_side
 from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.coord import PostgresCoord
-from pxrs.stores.postgres.database import Database, Pg, is_idle, run
+from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.log import PostgresLog
 from pxrs.stores.postgres.queues.store import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
-from pxrs.stores.refusals import no_transaction
 from pxrs.types import Appended, Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
-_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # The block's name tells at its end whether it is still the same transaction.
 _MARK = "SELECT set_config('pxrs.block', %s, true)"
 # A process that freezes must not hold anything for longer than its session. A stricter setting of
@@ -92,15 +89,15 @@ class PostgresAtomic(Block[Pg]):
     def __enter__(self) -> PostgresAtomic:
         self._require_new()
         database = self._database
-        connection = database.take_for_block() if self._loan is None else self._lend(self._loan)
+        connection = database.take_for_block(self) if self._loan is None else self._lend(self._loan)
         try:
             self._begin(connection)
+            self._enter(connection)
         except BaseException as error:
             self._let_go(connection)
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self._database.place) from error
             raise
-        self._enter(connection)
         return self
 
     def _lend(self, loan: Loan) -> Pg:
@@ -120,7 +117,7 @@ class PostgresAtomic(Block[Pg]):
             run(connection, _MARK, (self._block,))
             return
         if connection.autocommit and not self._is_older:
-            connection.execute(_BEGIN)
+            connection.execute(BEGIN)
         idle = int(1000 * (self._sessions.shortest_ttl or _IDLE))
         run(connection, _MARK_OURS, (self._block, idle, idle))
 
@@ -130,20 +127,21 @@ class PostgresAtomic(Block[Pg]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        connection = self._leave()
-        self._database.check_not_forked()
-        if error is not None:
-            self._let_go(connection)
+        if self._is_over(error):
             return
+        connection = self._running()
+        self._database.check_not_forked()
         try:
-            self._finish(connection)
+            if error is None:
+                self._finish(connection)
         except BaseException as failure:
-            self._let_go(connection)
+            error = failure
             if isinstance(failure, DRIVER_ERRORS):
                 raise translate(failure, self._database.place) from failure
             raise
-        if self._loan is None:
-            self._database.give_back(connection)
+        finally:
+            self._let_go(connection, done=error is None)
+            self._leave()
 
     def _finish(self, connection: Pg) -> None:
         if self._loan is not None and self._lent:
@@ -195,16 +193,17 @@ class PostgresAtomic(Block[Pg]):
                 raise lost_answer(error, self._database.place) from error
             raise
 
-    def _let_go(self, connection: Pg) -> None:
-        """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
-        with suppress(psycopg.Error):
-            if self._loan is None:
-                if not was_cut(connection):
+    def _let_go(self, connection: Pg, *, done: bool = False) -> None:
+        """Roll back what pxrs is to end and is not done; a caller's own is left to the caller."""
+        try:
+            with suppress(psycopg.Error):
+                if not done and self._loan is None and not was_cut(connection):
                     connection.rollback()
-            elif self._lent:
-                self._loan.rollback()
-        if self._loan is None:
-            self._database.give_back(connection)
+                elif not done and self._loan is not None and self._lent:
+                    self._loan.rollback()
+        finally:
+            if self._loan is None:
+                self._database.give_back_from_block(connection)
 
     def _refuse_ended(self, connection: Pg) -> None:
         self._database.check_open()

@@ -22,7 +22,7 @@ import psycopg
 from pxrs.clock import Clock
 from pxrs.errors import Closed
 from pxrs.stores.observer import TICK
-from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, Seen, named
 from pxrs.stores.postgres.notifier import Bell, News, channel_of
 from pxrs.stores.postgres.sessions import Anchor, Observation, Statement
@@ -189,7 +189,7 @@ class Ears:
 
     def _hear_and_look(self, connection: Pg) -> None:
         now = self._clock.monotonic
-        on_it = partial(run, connection)
+        on_it = partial(self._database.run, connection)
         tick = look = rested = now()
         while not self._closed:
             self._listen_if_wanted(connection)

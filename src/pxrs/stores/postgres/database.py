@@ -2,7 +2,7 @@
 
 Every read and every commit is one statement in a transaction of its own, so a connection is
 borrowed for one round trip and no process that freezes holds a lock. That works through a pooler
-in transaction mode as well, as nothing is ever set on a connection.
+in transaction mode as well, where nothing is ever set on a connection.
 
 A write whose connection goes away before the answer came may have been done: `OutcomeUnknown`.
 """
@@ -27,7 +27,7 @@ from psycopg.rows import tuple_row
 
 from pxrs.chance import CHANCE
 from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
-from pxrs.stores.on_loop import Awaited
+from pxrs.stores.connections import Awaited
 from pxrs.stores.postgres import schema as schemas
 from pxrs.stores.postgres.failures import (
     DRIVER_ERRORS,
@@ -37,7 +37,7 @@ from pxrs.stores.postgres.failures import (
     translate,
     was_cut,
 )
-from pxrs.stores.postgres.queues.bodies import teach
+from pxrs.stores.postgres.queues.statements import teach
 
 Pg = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -56,8 +56,13 @@ _DEFAULTS = {
     "tcp_user_timeout": "15000",
 }
 
-_SYNCHRONOUS = """SELECT set_config('synchronous_commit', 'on', false)
-    WHERE current_setting('synchronous_commit') = 'off'"""
+# Whatever is set for the role or the database. A function that has waited for a lock looks again,
+# and has to see what was committed meanwhile: at REPEATABLE READ it would not.
+_SET_ISOLATION = "SELECT set_config('default_transaction_isolation', 'read committed', false)"
+_SET_BOTH = f"""{_SET_ISOLATION}, CASE current_setting('synchronous_commit') WHEN 'off'
+    THEN set_config('synchronous_commit', 'on', false) END"""
+_WHO = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')"
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
@@ -89,7 +94,8 @@ class Database:
         # it sessions are renewed and items extended while all others are in somebody's block.
         self._room = threading.BoundedSemaphore(connections + 1)
         self._room_for_blocks = threading.BoundedSemaphore(connections)
-        self._in_blocks: set[Pg] = set()
+        self._in_blocks: dict[Pg, weakref.finalize[..., Any]] = {}
+        self._dropped: deque[Pg] = deque()
         self._idle: deque[Pg] = deque()
         self._all: set[Pg] = set()
         self._lock = threading.Lock()
@@ -97,6 +103,9 @@ class Database:
         self._forked = False
         self._in_fork: list[Callable[[], None]] = []
         self.pooled = False
+        # Whether transactions begin at another level than READ COMMITTED, unless they say so. Only
+        # behind a pooler: on a connection of our own that is set.
+        self._is_told_otherwise = False
         self.store_id = ""
         # The versions of the schema before and after it was opened.
         self.versions = self._open()
@@ -108,12 +117,13 @@ class Database:
         connection = self.connect()
         try:
             # A pooler answers with a number of its own when a connection starts.
-            row = connection.execute("SELECT pg_backend_pid()").fetchone()
-            self.pooled = row is None or row[0] != connection.info.backend_pid
+            ((backend, isolation),) = run(connection, _WHO)
+            self.pooled = backend != connection.info.backend_pid
             if self.pooled:
                 connection.prepare_threshold = None
+                self._is_told_otherwise = isolation != "read committed"
             else:
-                self._wait_for_the_disk(connection)
+                self._set_up(connection)
             version = schemas.found_version(connection, self.schema)
             schemas.refuse_newer(version, self.schema, self.place)
             versions = (version, version)
@@ -141,23 +151,23 @@ class Database:
         except psycopg.Error as error:
             raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
         connection.prepare_threshold = None if self.pooled else 2
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         teach(connection)
         # Of the first one it is not known yet whether it leads to a pooler.
         if self.store_id and not self.pooled:
-            self._wait_for_the_disk(connection)
+            self._set_up(connection)
         with self._lock:
             self._all.add(connection)
         return connection
 
-    def _wait_for_the_disk(self, connection: Pg) -> None:
-        """Acknowledge what is written down only, whatever is set for everybody's commits.
+    def _set_up(self, connection: Pg) -> None:
+        """Set what pxrs relies on, whatever is set for everybody. A pooler would hand it to others.
 
-        Unless the URL says so. A pooler would hand the setting to others.
+        Acknowledged is what is written down only, unless the URL says otherwise.
         """
-        if "synchronous_commit" in self._options:
-            return
+        is_told = "synchronous_commit" in self._options
         try:
-            connection.execute(_SYNCHRONOUS)
+            connection.execute(_SET_ISOLATION if is_told else _SET_BOTH)
         except psycopg.Error as error:
             self.drop(connection)
             raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
@@ -219,12 +229,32 @@ class Database:
 
     # Statements
 
+    def run(self, connection: Pg, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """Rows of a statement that is a transaction of its own, at READ COMMITTED; one round trip.
+
+        On a connection that is in no transaction.
+        """
+        if not self._is_told_otherwise:
+            return run(connection, statement, parameters)
+        try:
+            with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+                with connection.pipeline():
+                    connection.execute(BEGIN)
+                    cursor.execute(statement.encode(), parameters or None, binary=True)
+                    connection.execute("COMMIT")
+                return cursor.fetchall() if cursor.description is not None else []
+        finally:
+            # What failed was not committed, and has left its transaction open.
+            if not was_cut(connection) and not is_idle(connection):
+                with suppress(psycopg.Error):
+                    connection.rollback()
+
     def read(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Rows of a statement that changes nothing: repeated once if its connection was dead."""
         for last in (False, True):
             with self._borrowed() as connection:
                 try:
-                    return run(connection, statement, parameters)
+                    return self.run(connection, statement, parameters)
                 except DRIVER_ERRORS as error:
                     if last or not was_cut(connection):
                         raise translate(error, self.place) from error
@@ -235,7 +265,7 @@ class Database:
         for left in reversed(range(_TRIES)):
             with self._borrowed() as connection:
                 try:
-                    return run(connection, statement, parameters)
+                    return self.run(connection, statement, parameters)
                 except DRIVER_ERRORS as error:
                     if was_cut(connection):
                         raise lost_answer(error, self.place) from error
@@ -270,17 +300,47 @@ class Database:
         finally:
             self.give_back(connection)
 
-    def take_for_block(self) -> Pg:
-        """A connection for a transaction that lasts as long as its caller's block."""
+    def take_for_block(self, block: object) -> Pg:
+        """A connection for a transaction that lasts as long as its caller's block.
+
+        A block that is dropped without having ended, as an interrupt may have it, ends then.
+        """
         self.check_open()
+        self._give_back_dropped()
         self._enter(self._room_for_blocks)
         try:
             connection = self.take()
         except BaseException:
             self._room_for_blocks.release()
             raise
-        self._in_blocks.add(connection)
+        dropped = weakref.finalize(block, self._drop_later, connection)
+        dropped.atexit = False
+        self._in_blocks[connection] = dropped
         return connection
+
+    def _drop_later(self, connection: Pg) -> None:
+        """From a destructor: whoever waits for a lock in there may be the one who holds it."""
+        with suppress(psycopg.Error):
+            # The server rolls back what it was about.
+            connection.close()
+        self._dropped.append(connection)
+
+    def _give_back_dropped(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.give_back_from_block(self._dropped.popleft())
+
+    def give_back_from_block(self, connection: Pg) -> None:
+        """What was taken for a block. Doing it again does nothing."""
+        dropped = self._in_blocks.get(connection)
+        if dropped is None:
+            return
+        try:
+            del self._in_blocks[connection]
+            dropped.detach()
+        finally:
+            self._room_for_blocks.release()
+            self.give_back(connection)
 
     def _enter(self, room: threading.BoundedSemaphore) -> None:
         if not room.acquire(timeout=self.busy_timeout):
@@ -307,9 +367,6 @@ class Database:
 
     def give_back(self, connection: Pg) -> None:
         """What was taken. One that is not as it was is closed."""
-        if connection in self._in_blocks:
-            self._in_blocks.discard(connection)
-            self._room_for_blocks.release()
         try:
             if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)

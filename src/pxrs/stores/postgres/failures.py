@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from pxrs.core.queue import given_up
 from pxrs.errors import (
     Fenced,
     InvalidRequest,
@@ -23,7 +24,6 @@ from pxrs.errors import (
 )
 from pxrs.stores.postgres import functions
 from pxrs.stores.postgres.queues import functions as queue_functions
-from pxrs.stores.queue_rules import given_up
 
 # A number or text that PostgreSQL has no column for never reaches it: the driver refuses it.
 DRIVER_ERRORS = (psycopg.Error, OverflowError, UnicodeError)
@@ -66,6 +66,11 @@ def translate(error: BaseException, place: str) -> PxrsError:
         return InvalidRequest(f"{text!r} is bound to a session; its version can't be checked")
     if code in _CONFLICTS or code == functions.OVERTAKEN:
         return TransactionConflict(f"PostgreSQL rolled the transaction back ({text}); run it again")
+    if code == functions.OLD_SNAPSHOT:
+        return TransactionConflict(
+            "the transaction does not see what was committed after it began, and pxrs has to; run "
+            "it again, or at READ COMMITTED"
+        )
     if code == "25P03":
         return TransactionConflict(
             f"the transaction did nothing for as long as a session lives, and {place} rolled it "

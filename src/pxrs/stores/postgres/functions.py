@@ -9,12 +9,17 @@ number. Keys sort by code point here ("C") and in Python alike.
 
 from __future__ import annotations
 
-from pxrs.stores.versions import CHANCE_BITS
+from pxrs.stores.rows import CHANCE_BITS
 
 # Conditions that functions raise for; `failures.py` knows them.
 OVERTAKEN = "PX001"
 SESSION_LOST = "PX002"
 BOUND = "PX003"
+OLD_SNAPSHOT = "PX007"
+
+# Whether the transaction is the caller's, at a level at which it does not see what others have
+# committed since it began. What is not there then may be there: that is no verdict.
+SEES_OLD = "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
 
 # What `pxrs_commit` is told to do with a key.
 CHECK, PUT, DELETE = 0, 1, 2
@@ -57,7 +62,8 @@ BEGIN
         PERFORM 1 FROM @.pxrs_sessions s
             WHERE s.id = holder AND s.deadline > clock_timestamp() FOR KEY SHARE;
         IF NOT FOUND THEN
-            RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = holder;
+            RAISE EXCEPTION USING MESSAGE = holder,
+                ERRCODE = CASE WHEN {SEES_OLD} THEN '{OLD_SNAPSHOT}' ELSE '{SESSION_LOST}' END;
         END IF;
     END LOOP;
 
@@ -81,6 +87,11 @@ BEGIN
         IF each.expected >= 0 THEN
             IF there.session IS NOT NULL AND each.expected > 0 THEN
                 RAISE EXCEPTION USING ERRCODE = '{BOUND}', MESSAGE = each.key;
+            END IF;
+            IF there.version IS NULL AND each.expected > 0 AND {SEES_OLD} THEN
+                -- It fails if the record was made since.
+                INSERT INTO @.pxrs_coord VALUES (each.key, '', 0, NULL);
+                DELETE FROM @.pxrs_coord c WHERE c.key = each.key;
             END IF;
             IF coalesce(there.version, 0) <> each.expected THEN
                 any_failed := true;
@@ -138,7 +149,7 @@ END $$"""
 # The rules of `pxrs.core.sequences.judge`, with a producer's last batches read from the log itself:
 # no row is written over and over. What retention removes is remembered in `pxrs_log_producers`.
 APPEND = f"""
-CREATE FUNCTION @.pxrs_append(
+CREATE OR REPLACE FUNCTION @.pxrs_append(
     topics text[], partitions int8[], counts int8[], stamps int8[],
     producers int8[], epochs int8[], sequences int8[], datas bytea[])
 RETURNS TABLE (status int8, r_base int8, detail int8)
@@ -171,6 +182,9 @@ BEGIN
         status := {APPENDED};
         detail := NULL;
         IF my_part IS NULL THEN
+            IF {SEES_OLD} THEN
+                RAISE EXCEPTION USING ERRCODE = '{OLD_SNAPSHOT}', MESSAGE = my_topic;
+            END IF;
             r_base := NULL;
             SELECT count(*) INTO detail FROM @.pxrs_log_partitions p
                 WHERE p.topic_id = my_topic;
@@ -330,7 +344,8 @@ CREATE OR REPLACE FUNCTION @.pxrs_end(ids text[])
 RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 BEGIN
-    DELETE FROM @.pxrs_sessions s WHERE s.id = ANY (ids);
+    WITH gone AS (DELETE FROM @.pxrs_sessions s WHERE s.id = ANY (ids) RETURNING s.id)
+    INSERT INTO @.pxrs_ended_sessions SELECT g.id, clock_timestamp() FROM gone g;
     PERFORM 1 FROM @.pxrs_coord c WHERE c.session = ANY (ids) ORDER BY c.key FOR UPDATE;
     RETURN QUERY WITH gone AS (
         DELETE FROM @.pxrs_coord c WHERE c.session = ANY (ids) RETURNING c.key)

@@ -23,10 +23,10 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.stores.api import Watch, validate_batch
-from pxrs.stores.batch_rows import first_kept, storable, up_to_a_hole
 from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
+from pxrs.stores.rows import first_kept, storable, up_to_a_hole
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 # A dropped topic's partitions are renamed first, so that nobody finds them while they go.
@@ -124,7 +124,7 @@ class PostgresLog:
     def fetch_many(
         self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
     ) -> Generator[Fetched | PxrsError]:
-        """See `pxrs.stores.optional.FetchesMany`."""
+        """See `pxrs.stores.api.FetchesMany`."""
         parameters = (
             [where.topic_id for where, _ in places],
             [where.partition for where, _ in places],

@@ -19,7 +19,7 @@ from pxrs.stores.postgres.queues import functions as queue_functions
 from pxrs.stores.postgres.queues import lanes as queue_lanes
 from pxrs.stores.postgres.queues import restore as queue_restore
 
-VERSION = 4
+VERSION = 5
 OLDEST_SERVER = 13_00_00
 DEFAULT_SCHEMA = "pxrs"
 _LONGEST_NAME = 63
@@ -145,6 +145,10 @@ _UNITS = (
     "CREATE UNIQUE INDEX pxrs_queue_commits_unit ON @.pxrs_queue_commits (session, tx)",
 )
 
+# For how long nothing is forgotten of what a session did: until its row here goes.
+_ENDED = """CREATE TABLE @.pxrs_ended_sessions (
+    session text COLLATE "C" PRIMARY KEY, at timestamptz NOT NULL)"""
+
 # Whatever an older version had: what they take and return may change.
 _FORGET_QUEUE_FUNCTIONS = (
     """DO $$
@@ -172,12 +176,18 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
     2: _ROOM_FOR_TAKING,
     3: (
         *_UNITS,
-        *_FORGET_QUEUE_FUNCTIONS,
-        *QUEUE_FUNCTIONS,
         _NOTE_ALL_HOLDERS,
         functions.FORGET_FIRST_REAP,
         functions.REAP,
         functions.COMMIT,
+    ),
+    4: (
+        _ENDED,
+        *_FORGET_QUEUE_FUNCTIONS,
+        *QUEUE_FUNCTIONS,
+        functions.END,
+        functions.COMMIT,
+        functions.APPEND,
     ),
 }
 

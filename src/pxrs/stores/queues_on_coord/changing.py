@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import replace
 
+from pxrs.core.queue import delay_ms, given_up, lane_of, validate_change, validate_for
 from pxrs.errors import Fenced, PxrsError, SessionLost
-from pxrs.stores.queue_rules import delay_ms, given_up, lane_of, validate_change, validate_for
 from pxrs.stores.queues_on_coord.directory import Tails
-from pxrs.stores.queues_on_coord.draft import Draft, attempts
-from pxrs.stores.queues_on_coord.layout import Entry, Item, Layout, Standing, encode, lane_name
-from pxrs.stores.queues_on_coord.moves import add, attach, bury, detach, loose, remove
+from pxrs.stores.queues_on_coord.draft import (
+    Draft,
+    add,
+    attach,
+    attempts,
+    bury,
+    detach,
+    loose,
+    remove,
+)
+from pxrs.stores.queues_on_coord.layout import (
+    Entry,
+    Item,
+    Layout,
+    Standing,
+    decode,
+    encode,
+    lane_name,
+)
 from pxrs.stores.queues_on_coord.receipts import Receipts
-from pxrs.stores.queues_on_coord.seen import Seen
 from pxrs.stores.queues_on_coord.shared import Tools, cost, lost
 from pxrs.types import Committed, Held, Holder, NewItem, Queue, QueueChange, Release
 
@@ -208,3 +224,32 @@ class Changer:
             return lost(holder.session)
         names = ", ".join(f"{each.id} of queue {each.queue!r}" for each in held)
         return Fenced(f"of items {names} one was held for too long, and is not held any more")
+
+
+class SeenRecord(msgspec.Struct, frozen=True):
+    until_ms: int
+
+
+class Seen:
+    """The dedupe keys that one draft has to do with."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._added: set[str] = set()
+
+    def add(self, at: Layout, dedupe: str, window: float) -> bool:
+        """Whether it is new; then it counts from now on."""
+        key = at.seen(dedupe)
+        if key in self._added:
+            return False
+        found = self._draft.coord.get(key)
+        if found is not None and is_seen(found.value, self._draft.now_ms):
+            return False
+        self._added.add(key)
+        self._draft.require(key, 0 if found is None else found.version)
+        self._draft.put(key, encode(SeenRecord(self._draft.now_ms + delay_ms(window))))
+        return True
+
+
+def is_seen(value: bytes, now_ms: int) -> bool:
+    return decode(value, SeenRecord).until_ms > now_ms

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pxrs.clock import Clock
+from pxrs.core.queue import require_same
 from pxrs.stores.api import CoordStore
-from pxrs.stores.queue_rules import require_same
 from pxrs.stores.queues_on_coord.draft import Draft, attempts
 from pxrs.stores.queues_on_coord.layout import LIST, Head, Layout, Tail, decode, encode
 from pxrs.types import Check, Committed, Delete, Put, Queue

@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from pxrs.stores.queue_rules import FIFO_LANE
+from pxrs.core.queue import FIFO_LANE
 from pxrs.types import Holder, ItemState, Versioned
 
 LIST = "queue-list/"

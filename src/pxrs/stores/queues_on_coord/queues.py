@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.errors import Closed, StoreError, TransactionConflict
-from pxrs.stores.api import CoordStore, Watch
-from pxrs.stores.queue_rules import (
+from pxrs.core.queue import (
     held_in,
     page_size,
     validate_lock,
@@ -24,16 +22,17 @@ from pxrs.stores.queue_rules import (
     validate_releases,
     validate_take,
 )
+from pxrs.errors import Closed, StoreError, TransactionConflict
+from pxrs.stores.api import CoordStore, Watch
 from pxrs.stores.queues_on_coord.changing import Changer
 from pxrs.stores.queues_on_coord.directory import Directory
 from pxrs.stores.queues_on_coord.holds import Deadlines, Holds
 from pxrs.stores.queues_on_coord.layout import Layout
 from pxrs.stores.queues_on_coord.reaping import Reaper
 from pxrs.stores.queues_on_coord.receipts import Receipts
-from pxrs.stores.queues_on_coord.restoring import Restorer
 from pxrs.stores.queues_on_coord.shared import Tools
 from pxrs.stores.queues_on_coord.taking import Taker, Wish
-from pxrs.stores.queues_on_coord.upkeep import Upkeep
+from pxrs.stores.queues_on_coord.upkeep import Restorer, Upkeep
 from pxrs.types import (
     Delivery,
     Held,
@@ -96,10 +95,11 @@ class RecipeQueues:
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         self._begin()
-        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for, unit))
+        return self._taker.take(Wish(Layout(queue), holder, count, most, lock_for, unit, suspects))
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pxrs.stores.queue_rules import DIED_HOLDING
+from pxrs.core.queue import DIED_HOLDING
+from pxrs.stores.queues_on_coord.draft import attach, bury, detach, loose
 from pxrs.stores.queues_on_coord.layout import Entry, Layout, entry_of
-from pxrs.stores.queues_on_coord.moves import attach, bury, detach, loose
 from pxrs.stores.queues_on_coord.shared import Tools
 from pxrs.types import Committed
 

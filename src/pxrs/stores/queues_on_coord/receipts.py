@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import msgspec
 
+from pxrs.core.queue import REMEMBERED_FOR
 from pxrs.errors import PxrsError
-from pxrs.stores.queue_rules import REMEMBERED_FOR
 from pxrs.stores.queues_on_coord.draft import Draft, attempts
 from pxrs.stores.queues_on_coord.layout import COMMITS, decode, encode, part_name
 from pxrs.stores.queues_on_coord.shared import Tools
@@ -44,8 +44,10 @@ class Receipts:
         # When each ended session was first seen to have ended.
         self._ended: dict[str, float] = {}
 
-    def write(self, draft: Draft, change: QueueChange) -> str:
-        """Add the unit's record, which nobody may have made; its key."""
+    def write(self, draft: Draft, change: QueueChange) -> str | None:
+        """Add the unit's record, which nobody may have made; its key. None if it has no name."""
+        if not change.unit:
+            return None
         key = _key(change.holder.session, change.unit)
         draft.require(key, 0)
         draft.put(key, encode(Receipt(change.unit, draft.now_ms, change.holder.session)))

@@ -9,12 +9,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pxrs.chance import CHANCE
+from pxrs.core.queue import USED_UP, delay_ms, given_up, pick
 from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
 from pxrs.stores.api import Session
-from pxrs.stores.queue_rules import USED_UP, delay_ms, given_up, pick
-from pxrs.stores.queues_on_coord.draft import Draft, attempts
+from pxrs.stores.queues_on_coord.draft import Draft, attempts, bury, hold
 from pxrs.stores.queues_on_coord.layout import Entry, Layout, Standing, decode_item, entry_of
-from pxrs.stores.queues_on_coord.moves import bury, hold
 from pxrs.stores.queues_on_coord.reaping import Reaper
 from pxrs.stores.queues_on_coord.shared import Tools, cost
 from pxrs.types import Check, Committed, Conflict, Delivery, Held, Holder, Put, Taken
@@ -32,6 +31,7 @@ class Wish(NamedTuple):
     most: int | None
     lock_for: float | None
     unit: str
+    suspects: bool
 
 
 # A take: its holder, and what that calls it.
@@ -93,7 +93,9 @@ class Taker:
         crowded = 0
         for _ in attempts(f"nothing could be taken from queue {wish.at.queue!r}"):
             sight = self._look(wish, crowded)
-            chosen, used_up = pick(sight.entries, wish.wanted, wish.most)
+            chosen, used_up, suspect = pick(
+                sight.entries, wish.wanted, wish.most, suspects=wish.suspects
+            )
             if used_up:
                 self._bury(wish.at, used_up)
                 continue
@@ -103,7 +105,7 @@ class Taker:
                     continue
                 self._tools.require_session(wish.holder.session)
                 waits = [*self._waits(sight, wish), *reaped.waits]
-                return Taken([], min(waits, default=None))
+                return Taken([], min(waits, default=None), suspect)
             try:
                 held = self._hold_in_time(wish, self._fitting(chosen))
             except SessionLost:

@@ -12,8 +12,7 @@ from typing import Any
 
 from pxrs.errors import CommitConflict, NotAtomic, PxrsError
 from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
-from pxrs.stores.connections import Loan, loan_of
-from pxrs.stores.refusals import no_transaction
+from pxrs.stores.connections import Loan, loan_of, no_transaction
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, is_old_snapshot, translate
@@ -119,6 +118,8 @@ class SqliteAtomic(Block[Turn]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_over(error):
+            return
         turn = self._running()
         try:
             if error is None:

@@ -85,7 +85,7 @@ class SqliteCoord:
     def commit_unless(
         self, checks: Sequence[Check], writes: Sequence[Write], wanted: Callable[[], bool]
     ) -> Committed | Conflict:
-        """See `pxrs.stores.optional.GivesWay`."""
+        """See `pxrs.stores.api.GivesWay`."""
         validate_commit(checks, writes, self.limits)
         left = self._database.busy_timeout
         while True:

@@ -14,6 +14,7 @@ that is dropped without having ended ends then.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -26,11 +27,15 @@ from typing import TypeVar
 from pxrs.clock import Clock
 from pxrs.errors import (
     Closed,
+    ConfigError,
     InsideTransaction,
     OutcomeUnknown,
     PxrsError,
     StoreBusy,
+    StoreError,
+    StoreUnavailable,
 )
+from pxrs.stores.sqlite import schema
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.failures import (
     DRIVER_ERRORS,
@@ -39,18 +44,7 @@ from pxrs.stores.sqlite.failures import (
     translate,
     translate_os,
 )
-from pxrs.stores.sqlite.log_size import LogSize
-from pxrs.stores.sqlite.opening import (
-    SYNCHRONOUS,
-    check_place,
-    check_settings,
-    connect,
-    is_ready,
-    make_ready,
-    usable,
-)
 from pxrs.stores.sqlite.posix import make_folder_beside
-from pxrs.stores.sqlite.whereabouts import Whereabouts
 from pxrs.stores.sqlite.writer_lock import WriterLock
 
 S = TypeVar("S")
@@ -422,3 +416,172 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+_LONGEST_TIMEOUT = 24 * 3600.0
+
+
+def check_settings(durability: str, busy_timeout: float) -> None:
+    """Refuse what can't be, also of this SQLite."""
+    if durability not in SYNCHRONOUS:
+        raise ConfigError(f"durability {durability!r}; there are {', '.join(SYNCHRONOUS)}")
+    if sqlite3.sqlite_version_info < schema.OLDEST_SQLITE:
+        raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old; 3.35 is needed")
+    if not 0 <= busy_timeout <= _LONGEST_TIMEOUT:
+        raise ConfigError(f"busy_timeout={busy_timeout}; 0 s to a day can be waited")
+
+
+def connect(path: str, level: str, busy_timeout: float) -> sqlite3.Connection:
+    """A connection that any thread may use, for the caller to close."""
+    try:
+        connection = sqlite3.connect(
+            path,
+            timeout=busy_timeout,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        connection.execute(f"PRAGMA synchronous={level}")
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute("PRAGMA temp_store=MEMORY")
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+    return connection
+
+
+def check_place(path: str) -> None:
+    """Refuse a place where no file can be, before anything is put there."""
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        raise StoreUnavailable(f"folder {parent} does not exist; create it first")
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder; name a file in it")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise translate_os(PermissionError(errno.EACCES, "Permission denied"), parent)
+
+
+def usable(connection: sqlite3.Connection, path: str) -> sqlite3.Connection:
+    """The connection, unless its file can't be used: then it is closed."""
+    try:
+        schema.check_usable(connection, path)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise translate(error, path) from error
+        raise
+    return connection
+
+
+def is_ready(connection: sqlite3.Connection, path: str) -> bool:
+    """Whether the file has its log and the tables of this version."""
+    try:
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        return bool(mode == "wal" and schema.found_version(connection) == schema.VERSION)
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+
+
+def make_ready(connection: sqlite3.Connection, path: str) -> None:
+    """Give it those. For whoever holds the turn."""
+    try:
+        mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        if mode != "wal":
+            raise ConfigError(f"{path} can't have a write-ahead log (it has: {mode})")
+        connection.execute("BEGIN IMMEDIATE")
+        schema.migrate(connection)
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+
+
+# How long the write-ahead log gets. A file that still grows is slower to sync (310 against 190 µs
+# per small commit), so the log is started anew early where no reader stands in the way: at 1 MB,
+# then whenever it has doubled. From `WAL_LIMIT` on readers are waited for. Large commits fill it
+# with a few of them first.
+
+WAL_LIMIT = 16 * 2**20
+_WAL_LEAST = 2**20
+_WAL_STEP = 4 * 2**20
+_WAL_COMMITS = 8
+_READERS_PATIENCE_MS = 50
+_COMMIT_WEIGHT = 16 * 2**10
+
+
+class LogSize:
+    """Keeps account of the log's size, with all processes, and starts it anew in time."""
+
+    def __init__(self, control: Control, busy_timeout: float) -> None:
+        self._control = control
+        self._busy_timeout_ms = int(busy_timeout * 1000)
+
+    def keep_short(self, writer: sqlite3.Connection, weight: int) -> None:
+        """After a commit of so many bytes, roughly, and before the next writer's turn."""
+        before = self._control.wal_bytes
+        size = before + weight + _COMMIT_WEIGHT
+        if _is_checkpoint_due(before, size, weight):
+            patience = _READERS_PATIENCE_MS if size >= WAL_LIMIT else 0
+            size = 0 if self._checkpoint(writer, patience) else size
+        self._control.wal_bytes = size
+
+    def _checkpoint(self, writer: sqlite3.Connection, patience_ms: int) -> bool:
+        """Move the log's content into the file and start the log anew, if no reader needs it."""
+        try:
+            writer.execute(f"PRAGMA busy_timeout={patience_ms}")
+            busy = writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
+            return not busy
+        except sqlite3.Error:
+            # The commit stands; a checkpoint that fails now is tried again later.
+            return False
+        finally:
+            with suppress(sqlite3.Error):
+                writer.execute(f"PRAGMA busy_timeout={self._busy_timeout_ms}")
+
+
+def _is_checkpoint_due(before: int, size: int, weight: int) -> bool:
+    """Whether the log's size has passed one of the marks with the last commit."""
+    if size >= WAL_LIMIT:
+        return before < WAL_LIMIT or size // _WAL_STEP > before // _WAL_STEP
+    if size < _WAL_COMMITS * weight:
+        return False
+    return (size // _WAL_LEAST).bit_length() > (before // _WAL_LEAST).bit_length()
+
+
+# Whether the files are still the ones that were opened. SQLite goes on writing to a file that was
+# removed or replaced: it would acknowledge what nobody will ever read. And without its folder a
+# process queues and holds sessions by itself.
+
+_LOOK_EVERY = 0.25
+
+
+class Whereabouts:
+    """Looks a few times a second at most: each look gives up the interpreter lock."""
+
+    def __init__(self, paths: tuple[str, ...], clock: Clock) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._next_look = 0.0
+        self._identities = self._look()
+
+    def refuse_change(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._next_look:
+            return
+        try:
+            changed = self._look() != self._identities
+        except FileNotFoundError:
+            changed = True
+        if changed:
+            raise StoreError(
+                f"{' or '.join(self._paths)} was removed or replaced while this process used it; "
+                "start the process again"
+            )
+        self._next_look = now + _LOOK_EVERY
+
+    def look_now(self) -> None:
+        """Look at the next occasion, however short ago the last one was."""
+        self._next_look = 0.0
+
+    def _look(self) -> list[tuple[int, int]]:
+        found = [os.stat(path) for path in self._paths]
+        return [(each.st_dev, each.st_ino) for each in found]

@@ -8,8 +8,7 @@ import sqlite3
 
 from pxrs.stores.findings import Finding, note, ok, problem, warning
 from pxrs.stores.sqlite import schema
-from pxrs.stores.sqlite.database import Database
-from pxrs.stores.sqlite.log_size import WAL_LIMIT
+from pxrs.stores.sqlite.database import WAL_LIMIT, Database
 
 # A checkpoint that races with a commit can damage the file up to this version.
 _MENDED_SQLITE = (3, 51, 3)

@@ -25,13 +25,14 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.stores.api import validate_batch
-from pxrs.stores.batch_rows import first_kept, storable, up_to_a_hole
+from pxrs.stores.rows import first_kept, storable, up_to_a_hole
+from pxrs.stores.sqlite.age import DAY_MS, Age, note
 from pxrs.stores.sqlite.change_counters import slot
 from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
-PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
+PRODUCER_MEMORY_MS = 7 * DAY_MS
 # A dropped topic's partitions are renamed first, so that nobody finds them while they go. The
 # new names differ: the same topic may be dropped again before the first ones are gone.
 _DELETED = "!"
@@ -40,7 +41,7 @@ _PLAN = 1024
 
 _END = """coalesce((SELECT next FROM pxrs_log_batches WHERE part = p.id
                     ORDER BY base DESC LIMIT 1), p.floor)"""
-_HEADS = f"""SELECT p.id, {_END}, s.state FROM pxrs_log_partitions p
+_HEADS = f"""SELECT p.id, {_END}, s.state, a.ms, a.read FROM pxrs_age a, pxrs_log_partitions p
     LEFT JOIN pxrs_log_producers s ON s.part = p.id AND s.producer = ?
     WHERE substr(p.topic_id, 1, 1) <> '{_DELETED}' AND p.id IN ("""
 _PLACE = f"""SELECT p.start, {_END},
@@ -118,7 +119,7 @@ class SqliteLog:
                 self._places.pop(where, None)
             heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
         results = [heads.place(append) for append in appends]
-        heads.store(self._clock.wall_ms())
+        heads.store(int(self._clock.monotonic() * 1000))
         return results
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
@@ -253,6 +254,7 @@ class _Heads:
         self._connection = turn.connection
         self._places = places
         self._ends: dict[int, int] = {}
+        self._age = Age(0, None)
         self._states: dict[tuple[int, int], ProducerState] = {}
         self._changed: dict[tuple[int, int], ProducerState] = {}
         self._rows: list[tuple[int, int, int, int, int, bytearray]] = []
@@ -265,8 +267,10 @@ class _Heads:
 
     def _load(self, producer: int, parts: Sequence[int]) -> None:
         query = _HEADS + ",".join("?" * len(parts)) + ")"
-        for part, end, state in self._connection.execute(query, (producer, *parts)).fetchall():
+        found = self._connection.execute(query, (producer, *parts)).fetchall()
+        for part, end, state, *age in found:
             self._ends[part] = end
+            self._age = Age(*age)
             if state is not None:
                 self._states[part, producer] = unpack(state)
 
@@ -313,31 +317,39 @@ class _Heads:
         return Appended(base)
 
     def store(self, now: int) -> None:
-        """Write the batches and what to remember of their producers."""
+        """Write the batches and what to remember of their producers.
+
+        `now`: the monotonic clock, in ms.
+        """
         for rows in in_chunks(self._rows):
             marks = ",".join(["(?,?,?,?,?,?)"] * len(rows))
             values = [value for row in rows for value in row]
             self._connection.execute(f"INSERT INTO pxrs_log_batches VALUES {marks}", values)
-        self._forget_producers(now)
+        if not self._changed:
+            return
+        age = self._age.at(now)
+        if self._age.is_due(now):
+            note(self._connection, age)
+        self._forget_producers(age.ms)
         for changed in in_chunks(list(self._changed.items())):
             marks = ",".join(["(?,?,?,?)"] * len(changed))
             states: list[object] = []
             for (part, producer), state in changed:
-                states += (part, producer, pack(state), now)
+                states += (part, producer, pack(state), age.ms)
             self._connection.execute(
                 f"INSERT INTO pxrs_log_producers VALUES {marks} "
                 "ON CONFLICT DO UPDATE SET state = excluded.state, used = excluded.used",
                 states,
             )
 
-    def _forget_producers(self, now: int) -> None:
-        """Where a producer comes, those that have long been silent go."""
+    def _forget_producers(self, age: int) -> None:
+        """Where a producer comes, those go that were silent while the file grew a week older."""
         parts = {part for (part, _), state in self._changed.items() if len(state.batches) == 1}
         for some in in_chunks(list(parts)):
             marks = ",".join("?" * len(some))
             self._connection.execute(
                 f"DELETE FROM pxrs_log_producers WHERE part IN ({marks}) AND used < ?",
-                (*some, now - PRODUCER_MEMORY_MS),
+                (*some, age - PRODUCER_MEMORY_MS),
             )
 
 

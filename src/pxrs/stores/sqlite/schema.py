@@ -10,7 +10,7 @@ import sqlite3
 
 from pxrs.errors import ConfigError, SchemaMismatch
 
-VERSION = 5
+VERSION = 6
 OLDEST_SQLITE = (3, 35, 0)
 
 _V1 = (
@@ -120,8 +120,19 @@ _V5 = (
     "DROP TABLE pxrs_queue_commits",
 )
 
+# How long the file has been in use, at least, in ms, and what the host's monotonic clock showed
+# then: see `age.py`. By that producers are forgotten, not by a wall clock, and units of sessions
+# that have ended: how old the file was when that was first seen.
+_V6 = (
+    "CREATE TABLE pxrs_age (ms INTEGER NOT NULL, read INTEGER)",
+    "INSERT INTO pxrs_age VALUES (0, NULL)",
+    """CREATE TABLE pxrs_queue_ended (
+        session TEXT PRIMARY KEY, age INTEGER NOT NULL) WITHOUT ROWID""",
+    "UPDATE pxrs_log_producers SET used = 0",
+)
+
 # From version N to N+1. Each step runs in the transaction that records the new version.
-_MIGRATIONS: dict[int, tuple[str, ...]] = {0: _V1, 1: _V2, 2: _V3, 3: _V4, 4: _V5}
+_MIGRATIONS: dict[int, tuple[str, ...]] = {0: _V1, 1: _V2, 2: _V3, 3: _V4, 4: _V5, 5: _V6}
 
 
 def found_version(connection: sqlite3.Connection) -> int:

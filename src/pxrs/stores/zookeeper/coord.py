@@ -14,11 +14,10 @@ from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailabl
 from pxrs.stores.api import Watch, validate_commit
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
-from pxrs.stores.zookeeper.known import Knowledge
 from pxrs.stores.zookeeper.link import Link, told, zk
 from pxrs.stores.zookeeper.names import GUARD, folder_of, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
-from pxrs.stores.zookeeper.reading import Found, Reading
+from pxrs.stores.zookeeper.reading import Found, Knowledge, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
 from pxrs.stores.zookeeper.watches import Watches
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write

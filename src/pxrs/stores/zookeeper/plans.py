@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pxrs.errors import InvalidRequest
 from pxrs.stores.api import refuse_session_check
 from pxrs.stores.zookeeper.commits import Done, Operation
-from pxrs.stores.zookeeper.known import Knowledge, Known
 from pxrs.stores.zookeeper.names import GUARD, folders_above, path_of
-from pxrs.stores.zookeeper.reading import Found, Reading
+from pxrs.stores.zookeeper.reading import Found, Knowledge, Known, Reading
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Check, Committed, Conflict, Put, Versioned, Write
 

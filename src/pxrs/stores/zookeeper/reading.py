@@ -1,17 +1,70 @@
-"""Reading records: each as of now, and none of a session that is over."""
+"""Reading records: each as of now, and none of a session that is over.
+
+Outside a version is the id of the transaction that wrote the record (mzxid), which only rises.
+A multi can only check a znode's own counter, which starts again when the znode is deleted and
+made anew. So each folder has a *guard*, a znode that every delete in the folder writes: the
+counter, together with the guard as it was when the counter was read or before, stands for one
+write only.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pxrs.stores.zookeeper.known import Knowledge, Known
+from pxrs.stores.zookeeper.commits import Operation
 from pxrs.stores.zookeeper.link import Link, maybe, told, zk
-from pxrs.stores.zookeeper.listings import Listing, Listings
-from pxrs.stores.zookeeper.names import GUARD, key_of, key_prefix_of
+from pxrs.stores.zookeeper.names import GUARD, is_record, key_of, key_prefix_of, leaf_of
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Versioned
+
+_MOST = 100_000
+
+
+class Known(NamedTuple):
+    """A record as it was seen: `version` outside, `counter` and `guard` inside ZooKeeper."""
+
+    version: int
+    counter: int
+    guard: int
+    session: str | None = None
+
+
+class Knowledge:
+    """Bounded: what was not used for longest is read again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, Known] = OrderedDict()
+        self._guards: OrderedDict[str, int] = OrderedDict()
+
+    def record(self, path: str) -> Known | None:
+        with self._lock:
+            return self._records.get(path)
+
+    def learn(self, path: str, known: Known | None) -> None:
+        with self._lock:
+            self._records.pop(path, None)
+            if known is not None:
+                self._records[path] = known
+                if len(self._records) > _MOST:
+                    self._records.popitem(last=False)
+
+    def guard(self, folder: str) -> int | None:
+        """A version that the folder's guard had at some time; None if the folder is not known."""
+        with self._lock:
+            return self._guards.get(folder)
+
+    def learn_guard(self, folder: str, version: int) -> None:
+        with self._lock:
+            self._guards[folder] = max(version, self._guards.pop(folder, 0))
+            if len(self._guards) > _MOST:
+                self._guards.popitem(last=False)
+
 
 _AT_ONCE = 500
 
@@ -148,3 +201,167 @@ class Reading:
 def _meet(folder: str, prefix: str) -> bool:
     """Whether keys in the folder can start with the prefix."""
     return folder.startswith(prefix) or prefix.startswith(folder)
+
+
+# Which znodes are in a folder, without asking for all their names every time. ZooKeeper answers
+# with all children of a znode or with none, and in no order: with 10,000 items in a queue that is
+# what a `take` would cost. A znode also counts how often its children changed, so a listing is
+# good as long as the count is. And what this handle itself makes and removes can be added to the
+# listing, if the count says that nobody else did.
+
+_MOST_NAMES = 300_000
+
+
+class Listing(NamedTuple):
+    """The children of a folder when its count was this; `made` tells it from one made again.
+
+    `leaves`: the last parts of the records' keys, sorted; `names`: of those which are not
+    their names, these.
+    """
+
+    made: int
+    changes: int
+    leaves: Sequence[str]
+    names: Mapping[str, str]
+    folders: Sequence[str]
+
+    def between(self, first: str, after: str | None) -> Iterator[str]:
+        """Leaves that start with one text and come after another."""
+        begin = bisect_left(self.leaves, first)
+        if after is not None:
+            begin = max(begin, bisect_right(self.leaves, after))
+        for at in range(begin, len(self.leaves)):
+            leaf = self.leaves[at]
+            if not leaf.startswith(first):
+                return
+            yield leaf
+
+    def name(self, leaf: str) -> str:
+        """The name of a record's znode."""
+        return self.names.get(leaf) or f"={leaf}"
+
+
+_NOTHING = Listing(0, -1, (), {}, ())
+
+
+class Listings:
+    """Those of one handle. Bounded: what was not used for longest is asked for again."""
+
+    def __init__(self, link: Link, root: str) -> None:
+        self._link = link
+        self._root = root
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Listing] = OrderedDict()
+        self._names = 0
+
+    def of(self, folders: Sequence[str], *, sync: bool) -> list[Listing]:
+        """As of now, if the server has caught up: `sync` sees to that."""
+        with self._lock:
+            known = {folder: self._known[folder] for folder in folders if folder in self._known}
+
+        def look(client: Any) -> list[Any]:
+            first = [client.sync_async(self._root)] if sync else []
+            return first + [
+                client.exists_async(folder) if folder in known else self._children(client, folder)
+                for folder in folders
+            ]
+
+        found: dict[str, Listing] = {}
+        stale: list[str] = []
+        for folder, answer in zip(folders, self._ask(look)[1 if sync else 0 :], strict=True):
+            if folder not in known or answer is None:
+                found[folder] = self._learn(folder, answer)
+            elif (answer.czxid, answer.cversion) == known[folder][:2]:
+                found[folder] = known[folder]
+            else:
+                stale.append(folder)
+        answers = self._ask(lambda client: [self._children(client, each) for each in stale])
+        for folder, answer in zip(stale, answers, strict=True):
+            found[folder] = self._learn(folder, answer)
+        return [found[folder] for folder in folders]
+
+    def changed(self, operations: Sequence[Operation], results: Sequence[Any]) -> None:
+        """A commit of this handle did this. It wrote the folders last: their counts are the new."""
+        made: defaultdict[str, list[str]] = defaultdict(list)
+        gone: defaultdict[str, list[str]] = defaultdict(list)
+        for operation, result in zip(operations, results, strict=True):
+            folder, _, name = operation.path.rpartition("/")
+            if operation.kind == "create":
+                made[folder].append(name)
+            elif operation.kind == "delete":
+                gone[folder].append(name)
+            elif operation.kind == "set_data" and operation.path in made.keys() | gone.keys():
+                self._change(operation.path, result, made[operation.path], gone[operation.path])
+
+    def _change(self, folder: str, stat: Any, made: list[str], gone: list[str]) -> None:
+        with self._lock:
+            before = self._known.get(folder)
+            count = len(made) + len(gone)
+            if before and (stat.czxid, stat.cversion - count) == before[:2]:
+                # One that was made only to be taken away again is neither.
+                new = [name for name in made if name not in gone]
+                old = [name for name in gone if name not in made]
+                self._keep(folder, _with(before, stat.cversion, new, old))
+
+    def _children(self, client: Any, folder: str) -> Any:
+        return maybe(client.get_children_async(folder, include_data=True))
+
+    def _learn(self, folder: str, answer: Any) -> Listing:
+        listing = _NOTHING
+        if answer is not None:
+            names, stat = answer
+            listing = _with(
+                _NOTHING._replace(made=stat.czxid, folders=_folders(names)),
+                stat.cversion,
+                [name for name in names if is_record(name)],
+                (),
+            )
+        with self._lock:
+            before = self._known.get(folder)
+            if before is None or before[:2] < listing[:2]:
+                self._keep(folder, listing)
+        return listing
+
+    def _keep(self, folder: str, listing: Listing) -> None:
+        before = self._known.pop(folder, _NOTHING)
+        self._names += _size(listing) - _size(before)
+        self._known[folder] = listing
+        while self._names > _MOST_NAMES and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._names -= _size(oldest)
+
+    def _ask(self, send: Any) -> Any:
+        try:
+            return self._link.call(send)
+        except zk.KazooException as error:
+            raise told(error) from error
+
+
+def _folders(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if name != GUARD and not is_record(name)))
+
+
+def _with(listing: Listing, changes: int, new: Sequence[str], gone: Sequence[str]) -> Listing:
+    """With other records."""
+    names = dict(listing.names)
+    leaves = list(listing.leaves)
+    for name in gone:
+        leaf = leaf_of(name)
+        names.pop(leaf, None)
+        at = bisect_left(leaves, leaf)
+        if leaves[at : at + 1] == [leaf]:
+            del leaves[at]
+    fresh = []
+    for name in new:
+        leaf = leaf_of(name)
+        fresh.append(leaf)
+        if name != f"={leaf}":
+            names[leaf] = name
+    # Two sorted runs, or one that is not: Python sorts both fast.
+    leaves += sorted(fresh)
+    leaves.sort()
+    return listing._replace(changes=changes, leaves=leaves, names=names)
+
+
+def _size(listing: Listing) -> int:
+    return 1 + len(listing.leaves) + len(listing.folders)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from pxrs.testing.conformance import (
     atomic,
     coord,
+    doubts,
     log,
     producers,
     queue_counts,
@@ -35,6 +36,8 @@ from pxrs.testing.conformance import (
     watches,
 )
 from pxrs.testing.conformance.lab import (
+    FailingAppend,
+    FailingLab,
     Failure,
     Lab,
     MemoryLab,
@@ -46,6 +49,8 @@ from pxrs.testing.conformance.lab import (
 
 __all__ = [
     "Rule",
+    "FailingAppend",
+    "FailingLab",
     "Failure",
     "Lab",
     "MemoryLab",
@@ -53,6 +58,7 @@ __all__ = [
     "atomic_checks",
     "await_end",
     "coord_checks",
+    "doubt_checks",
     "log_checks",
     "queue_checks",
     "restore_checks",
@@ -69,6 +75,11 @@ def coord_checks() -> tuple[Rule, ...]:
 def log_checks() -> tuple[Rule, ...]:
     """What a `LogStore` has to pass."""
     return log.suite.checks() + producers.suite.checks() + retention.suite.checks()
+
+
+def doubt_checks() -> tuple[Rule, ...]:
+    """What a `LogStore` has to pass in a `FailingLab`, whose appends fail or go unanswered."""
+    return doubts.suite.checks()
 
 
 def queue_checks() -> tuple[Rule, ...]:

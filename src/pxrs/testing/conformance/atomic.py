@@ -375,11 +375,13 @@ def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
     stores = new_stores(lab)
     worker = Worker(stores)
     worker.put(b"old")
-    held = worker.take_one(lock_for=soon(lab))
+    # Long enough that a busy machine comes to extend it in time.
+    held = worker.take_one(lock_for=4 * soon(lab))
     with stores.atomic() as tx:
         if not tx.is_exclusive:
             worker.extend(held, lock_for=LONG)
-            let_time_pass(lab, lab.open())
+            for _ in range(3):
+                let_time_pass(lab, lab.open())
         tx.queue(change_of(worker, held.held))
     same(look(stores, "q")[0].body, b"new", "what is there instead of it")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from random import Random
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from pxrs.errors import SessionLost
-from pxrs.stores.api import Session, Stores
+from pxrs.errors import PxrsError, SessionLost
+from pxrs.stores.api import LogStore, Session, Stores
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
-from pxrs.types import Put
+from pxrs.testing.faults import Faults, FaultyLog, Rates
+from pxrs.types import Append, Appended, Put
 
 
 class Lab(Protocol):
@@ -41,6 +44,24 @@ class Lab(Protocol):
 
     def close(self) -> None:
         """Close the handles and remove the data."""
+        ...
+
+
+FailingAppend = Callable[[Sequence[Append]], list[Appended | PxrsError]]
+
+
+@runtime_checkable
+class FailingLab(Protocol):
+    """A `Lab` that can let appends fail. `doubt_checks` need one."""
+
+    @property
+    def failing_appends(self) -> Sequence[FailingAppend]:
+        """Ways to call `LogStore.append` while something goes wrong, through a handle of its own.
+
+        The answer is lost, the request, or the connection; the store is busy, or away: at the
+        first batch, at a later one, or for all. Each returns or raises what the log does, and
+        lets everybody reach the store again. What was held up on its way may come later.
+        """
         ...
 
 
@@ -106,8 +127,21 @@ def await_end(stores: Stores, session: Session, patience: float) -> None:
         watch.close()
 
 
+_TROUBLE = (
+    Rates(unknown_applied=0.4),
+    Rates(unknown_lost=0.4),
+    Rates(unknown_late=0.4),
+    Rates(unavailable=0.3),
+    Rates(unknown_applied=0.2, unknown_lost=0.2, unknown_late=0.2, unavailable=0.1),
+)
+_TRIES = 4
+
+
 class MemoryLab:
-    """The lab of the memory backend, and of anything that can be built with a clock."""
+    """The lab of the memory backend, and of anything that can be built with a clock.
+
+    Nothing fails in memory: `failing` wraps the log for the appends that have to.
+    """
 
     ttl = 10.0
 
@@ -115,8 +149,10 @@ class MemoryLab:
         self,
         new_stores: Callable[[VirtualClock], Stores] | None = None,
         patience: float = 10.0,
+        failing: Callable[[LogStore, Faults], LogStore] = FaultyLog,
     ) -> None:
         self.patience = patience
+        self._failing = failing
         self._clock = VirtualClock()
         make = new_stores or (lambda clock: MemoryStores(clock=clock))
         self._stores = make(self._clock)
@@ -126,6 +162,19 @@ class MemoryLab:
 
     def let_expire(self, session: Session) -> None:
         self._clock.advance(session.ttl)
+
+    @property
+    def failing_appends(self) -> Sequence[FailingAppend]:
+        return [partial(self._append, rates, seed) for rates in _TROUBLE for seed in range(_TRIES)]
+
+    def _append(
+        self, rates: Rates, seed: int, appends: Sequence[Append]
+    ) -> list[Appended | PxrsError]:
+        faults = Faults(Random(seed), self._clock, rates)
+        outcomes = self._failing(self._stores.log, faults).append(appends)
+        if seed % 2:
+            faults.heal()  # What is on its way arrives. Else it never does.
+        return outcomes
 
     def close(self) -> None:
         self._stores.close()

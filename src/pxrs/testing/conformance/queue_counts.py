@@ -5,6 +5,7 @@ from __future__ import annotations
 from pxrs.testing.conformance.lab import Lab, Suite
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
+    HELD,
     PLENTY,
     READY,
     Worker,
@@ -152,6 +153,46 @@ def check_suspects_are_handed_out_alone(lab: Lab) -> None:
         require(len(each) == 1 or not suspects & set(each), f"{each} were handed out together")
     found = sorted(body for lot in lots for body in lot)
     same(found, [b"%d" % number for number in range(6)], "all of them")
+
+
+@suite
+def check_suspects_go_to_who_wants_them(lab: Lab) -> None:
+    """Who has others in hand takes none: it is told of it, and the suspect is not counted."""
+    stores = lab.open()
+    mortal, heir = Worker(lab.open()), Worker(stores)
+    heir.put(b"suspect", b"next")
+    mortal.take_one()
+    mortal.session.close()
+    stores.queues.reap()
+    for number in (1, PLENTY, 1):
+        taken = stores.queues.take("q", heir.holder, number, suspects=False)
+        same((taken.items, taken.suspect), ([], True), f"what {number} without suspects gets")
+    heir.put(b"urgent", priority=1)
+    taken = stores.queues.take("q", heir.holder, PLENTY, suspects=False)
+    same((bodies(taken.items), taken.suspect), ([b"urgent"], False), "what is before it")
+    taken = stores.queues.take("q", heir.holder, PLENTY)
+    same((bodies(taken.items), taken.suspect), ([b"suspect"], False), "with suspects")
+    same([item.held.delivery for item in taken.items], [2], "its delivery")
+    taken = stores.queues.take("q", heir.holder, PLENTY, suspects=False)
+    same((bodies(taken.items), taken.suspect), ([b"next"], False), "what is behind it")
+    taken = stores.queues.take("q", heir.holder, PLENTY, suspects=False)
+    same((taken.items, taken.suspect), ([], False), "what is left")
+
+
+@suite
+def check_suspects_keep_their_place_and_their_bound(lab: Lab) -> None:
+    """Without suspects nothing of their key goes before them, and the used-up ones die."""
+    stores = lab.open()
+    mortal, heir = Worker(lab.open()), Worker(stores)
+    heir.put(b"first", b"second", key="k")
+    mortal.take_one()
+    mortal.session.close()
+    stores.queues.reap()
+    taken = stores.queues.take("q", heir.holder, PLENTY, suspects=False)
+    same((taken.items, taken.suspect), ([], True), "what could be taken of the key")
+    taken = stores.queues.take("q", heir.holder, PLENTY, most=1, suspects=False)
+    same((bodies(taken.items), taken.suspect), ([b"second"], False), "what is left of the key")
+    same(states_of(stores), {b"first": DEAD, b"second": HELD}, "where they stand")
 
 
 @suite

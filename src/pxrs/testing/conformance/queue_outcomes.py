@@ -101,7 +101,8 @@ def check_units_belong_to_their_session(lab: Lab) -> None:
 def check_evidence_outlives_the_session(lab: Lab) -> None:
     """Who lost its session while it waited for an answer learns what became of its change.
 
-    Where there is no evidence nobody knows: it may have been there and be gone.
+    Where there is no evidence nobody knows: it may have been there and be gone. A store that does
+    know that it was never there sees to it that it never is.
     """
     here, there = lab.open(), lab.open()
     for closes in (True, False):
@@ -113,8 +114,26 @@ def check_evidence_outlives_the_session(lab: Lab) -> None:
         else:
             lab.let_expire(session)
         there.queues.reap()
-        found = [there.queues.outcome(session.id, unit) for unit in ("unit", "another")]
-        same(found, [DONE, UNKNOWN], "what became of them")
+        same(there.queues.outcome(session.id, "unit"), DONE, "what became of it")
+        if there.queues.outcome(session.id, "another") is not UNKNOWN:
+            same(there.queues.outcome(session.id, "another"), NEVER, "what became of another")
+            with raises(Fenced):
+                here.queues.apply(QueueChange(worker.holder, (), _NEW, "another"))
+
+
+@suite
+def check_units_without_a_name_are_counted(lab: Lab) -> None:
+    """Nobody can ask after them, and none is in another's way. They are done all the same."""
+    here, there = lab.open(), lab.open()
+    worker = Worker(here)
+    for _ in range(3):
+        here.queues.apply(QueueChange(worker.holder, (), _NEW, ""))
+    for delivery in worker.take(2):
+        here.queues.apply(QueueChange(worker.holder, (delivery.held,), (), ""))
+    with raises(Fenced):
+        here.queues.apply(QueueChange(worker.holder, (delivery.held,), _NEW, ""))
+    stats = there.queues.stats(Q)
+    same((stats.put, stats.done, stats.depth), (3, 2, 1), "put, done and left")
 
 
 @suite

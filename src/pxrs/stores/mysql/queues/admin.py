@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, exc
 
 from pxrs.clock import Clock
+from pxrs.core.queue import (
+    LIVE,
+    LOOSE,
+    REMEMBERED_FOR,
+    is_suspect,
+    page_size,
+    require_same,
+    states_or,
+    validate_name,
+    validate_restored,
+)
 from pxrs.errors import QueueNotFound
 from pxrs.stores.mysql.change_listener import Ears
 from pxrs.stores.mysql.database import Database
@@ -24,7 +36,7 @@ from pxrs.stores.mysql.queues.rows import (
     lock_queues,
     settle,
 )
-from pxrs.stores.queue_columns import (
+from pxrs.stores.rows import (
     DEAD,
     DELAYED,
     READY,
@@ -33,17 +45,6 @@ from pxrs.stores.queue_columns import (
     numbers_of,
     possible,
     stored,
-)
-from pxrs.stores.queue_rules import (
-    LIVE,
-    LOOSE,
-    REMEMBERED_FOR,
-    is_suspect,
-    page_size,
-    require_same,
-    states_or,
-    validate_name,
-    validate_restored,
 )
 from pxrs.types import Holder, ItemState, Queue, QueueLimits, QueueStats, StoredItem
 
@@ -61,7 +62,6 @@ class QueueUpkeep:
         self._database = database
         self._ears = ears
         self._clock = clock
-        self._ended_at: dict[str, float] = {}
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
         validate_name(name)
@@ -174,13 +174,13 @@ class QueueUpkeep:
     def _tidy(self) -> None:
         """Forget what nobody will ask for, and remove what belongs to no queue.
 
-        How long a session has been over is counted here, from when it was first seen to be.
+        That a session is over is noted when it is first seen: it counts for programs that come
+        later, though none of them may live for as long as somebody might ask.
         """
-        now = self._clock.monotonic()
-        orphaned = [session for (session,) in self._database.read(kept.ORPHANED)]
-        self._ended_at = {session: self._ended_at.get(session, now) for session in orphaned}
-        for session, ended_at in self._ended_at.items():
-            if ended_at + REMEMBERED_FOR <= now:
+        for session, seen_ms, now_ms in self._database.read(kept.ORPHANED):
+            if seen_ms is None:
+                self._database.write(partial(_note_ended, session))
+            elif seen_ms + REMEMBERED_FOR * 1000 <= now_ms:
                 while self._forget(session, self._database.read(kept.NOTED_IN, session=session)):
                     pass
         for (queue,) in self._database.read(kept.STRAYS):
@@ -200,6 +200,12 @@ class QueueUpkeep:
         for queue, some in numbers.items():
             self._database.write(partial(_fold, session, queue, some, done[queue]))
         return bool(numbers)
+
+
+def _note_ended(session: str, connection: Connection) -> None:
+    # Two at the same moment note the same.
+    with suppress(exc.IntegrityError):
+        connection.execute(kept.NOTE_ENDED, {"session": session})
 
 
 def _fold(

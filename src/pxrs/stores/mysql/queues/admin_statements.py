@@ -28,7 +28,7 @@ from pxrs.stores.mysql.queues.statements import hinted
 from pxrs.stores.mysql.queues.tables import COMMITS, ITEMS, QUEUES
 from pxrs.stores.mysql.schema import SESSIONS, KeyedDelete, KeyedUpdate, now_ms
 from pxrs.stores.mysql.statements import named_statements
-from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
+from pxrs.stores.rows import DEAD, DELAYED, HELD, READY, WAITING
 
 _i, _q = ITEMS.c, QUEUES.c
 _now: Any = now_ms()
@@ -95,28 +95,40 @@ BECAME = (
     .where(COMMITS.c.session_id == bindparam("session"), COMMITS.c.tx == bindparam("unit"))
     .with_for_update(read=True)
 )
+# What the holder has. Who locks what it looks at waits for all that others are about to remove: so
+# it is read as it stands, committed or not, and then locked by its number.
 HELD_BY = hinted(
-    select(_i.item_id)
-    .where(
+    select(_i.queue_id, _i.item_id).where(
         _i.queue_id == select(_q.id).where(_q.name == bindparam("name")).scalar_subquery(),
         _i.state == HELD,
         _i.session_id == bindparam("session"),
         _i.tx == bindparam("transaction"),
-    )
-    .with_for_update(),
+    ),
     "pxrs_items_ready",
 )
+LOCK_HELD_BY = HELD_BY.with_for_update()
+LOCK_ITEMS = hinted(select(_i.item_id).where(_these).with_for_update(), "PRIMARY")
 NOTED = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done).where(
     COMMITS.c.session_id == bindparam("session"),
     COMMITS.c.tx.in_(bindparam("units", expanding=True)),
 )
 NOTED_IN = select(COMMITS.c.n, COMMITS.c.queue_id, COMMITS.c.done)
 NOTED_IN = NOTED_IN.where(COMMITS.c.session_id == bindparam("session")).limit(1000)
+# Sessions that are over, when that was first seen, and what time it is. It is noted beside their
+# units, under a name that no unit has, with the server's time as its number.
+_ENDED = "(ended)"
 ORPHANED = (
-    select(COMMITS.c.session_id)
+    select(
+        COMMITS.c.session_id,
+        func.min(case((COMMITS.c.tx == _ENDED, COMMITS.c.n))),
+        _now,
+    )
     .select_from(COMMITS.outerjoin(SESSIONS, SESSIONS.c.id == COMMITS.c.session_id))
     .where(SESSIONS.c.id.is_(None))
-    .distinct()
+    .group_by(COMMITS.c.session_id)
+)
+NOTE_ENDED = insert(COMMITS).values(
+    session_id=bindparam("session"), n=_now, tx=_ENDED, queue_id=0, done=0
 )
 FORGET = delete(COMMITS).where(
     COMMITS.c.session_id == bindparam("session"),

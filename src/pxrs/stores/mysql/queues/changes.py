@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, exc
 
+from pxrs.core.queue import delay_ms, given_up, indexed, validate_for
 from pxrs.errors import Fenced
 from pxrs.stores.mysql.database import Raced
 from pxrs.stores.mysql.queues import admin_statements as kept
@@ -34,14 +35,15 @@ from pxrs.stores.mysql.queues.rows import (
 )
 from pxrs.stores.mysql.queues.tables import LANE_BYTES
 from pxrs.stores.mysql.schema import reading
-from pxrs.stores.queue_columns import DELAYED, READY, WAITING
-from pxrs.stores.queue_rules import delay_ms, given_up, indexed, validate_for
+from pxrs.stores.rows import DELAYED, READY, WAITING
 from pxrs.types import Held, Holder, NewItem, Queue, QueueChange
 
 # A unit's records: how many there are is in their numbers' last bits.
 _PLACES = 2**14
 # Instead of how many items were removed: the unit was given up.
 VOID = -1
+# Instead of a session, of units that nobody can ask after: they go as those of ended sessions do.
+NOBODY = "-"
 
 
 class Applied(NamedTuple):
@@ -223,6 +225,10 @@ class Change:
         """That it was done, and how much: beside it, so that either both are there or none."""
         done = Counter({self._queues[name].id: len(held) for name, held in self._removed.items()})
         session, unit = self._change.holder.session, self._change.unit
+        if not unit:
+            if not done:
+                return
+            session, unit = NOBODY, secrets.token_hex(16)
         rows = [
             unit_row(session, unit, queue, count, at)
             for at, (queue, count) in enumerate(sorted(done.items()) or [(0, 0)])

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
+from pxrs.core.queue import indexed, lane_of
 from pxrs.errors import SessionLost
 from pxrs.stores.mysql.queues import admin_statements as kept
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.tables import LANE_BYTES
 from pxrs.stores.mysql.schema import reading
-from pxrs.stores.queue_columns import WAITING
-from pxrs.stores.queue_rules import indexed, lane_of
+from pxrs.stores.rows import WAITING
 from pxrs.types import Held, Queue
 
 T = TypeVar("T")

@@ -27,11 +27,11 @@ from sqlalchemy import (
     update,
 )
 
+from pxrs.core.queue import DIED_HOLDING, USED_UP
 from pxrs.stores.mysql.queues.tables import ITEMS, QUEUES, SEEN
 from pxrs.stores.mysql.schema import SESSIONS, KeyedDelete, KeyedUpdate, now_ms, utc_now
 from pxrs.stores.mysql.statements import named_statements
-from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
-from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
+from pxrs.stores.rows import DEAD, DELAYED, HELD, READY, WAITING
 
 _i, _q = ITEMS.c, QUEUES.c
 _now: Any = now_ms()

@@ -14,6 +14,16 @@ from contextlib import suppress
 from sqlalchemy import Connection, exc
 
 from pxrs.clock import Clock
+from pxrs.core.queue import (
+    delay_ms,
+    given_up,
+    held_in,
+    tidy,
+    validate_change,
+    validate_lock,
+    validate_releases,
+    validate_take,
+)
 from pxrs.errors import Fenced, PxrsError
 from pxrs.stores.mysql.change_listener import Ears
 from pxrs.stores.mysql.database import Database
@@ -32,16 +42,6 @@ from pxrs.stores.mysql.queues.rows import (
     settle,
 )
 from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, Wanted, due_in, is_due
-from pxrs.stores.queue_rules import (
-    delay_ms,
-    given_up,
-    held_in,
-    tidy,
-    validate_change,
-    validate_lock,
-    validate_releases,
-    validate_take,
-)
 from pxrs.stores.wakeups import LocalWatch
 from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
 
@@ -75,13 +75,15 @@ class SqlQueues(QueueUpkeep):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         if (holder.session, unit) in self._given_up:
             raise given_up(unit)
         self._database.require_skip_locked()
         number = min(count, LIMITS.items)
-        wanted = Wanted(queue, holder, number, None if most is None else min(most, _MOST), lock_for)
+        bound = None if most is None else min(most, _MOST)
+        wanted = Wanted(queue, holder, number, bound, lock_for, suspects)
         now = self._clock.monotonic()
         if now >= self._next_free.get(queue, 0.0):
             self._next_free[queue] = now + _FREE_EVERY
@@ -173,12 +175,7 @@ class SqlQueues(QueueUpkeep):
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         self._given_up.add((holder.session, unit))
-        # Who reads for a lock waits for the commit of what is being taken at this moment.
-        self._database.write(
-            lambda connection: connection.execute(
-                kept.HELD_BY, {"name": queue, **holding(holder)}
-            ).all()
-        )
+        self._database.write(lambda connection: _await_take(connection, queue, holder))
         return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
@@ -231,6 +228,19 @@ class SqlQueues(QueueUpkeep):
 
     def close(self) -> None:
         """The connections are the database's."""
+
+
+def _await_take(connection: Connection, queue: str, holder: Holder) -> None:
+    """Who reads for a lock waits for the commit of what is being taken at this moment."""
+    values = {"name": queue, **holding(holder)}
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        connection.execute(kept.LOCK_HELD_BY, values).all()
+        return
+    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    found = connection.execute(kept.HELD_BY, values).all()
+    for some in in_chunks(found):
+        items = {"queue": some[0][0], "ids": [row[1] for row in some]}
+        connection.execute(kept.LOCK_ITEMS, items).all()
 
 
 def _extend(

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from pxrs.core.queue import Picked, delay_ms, pick
 from pxrs.stores.mysql.queues import admin_statements as kept
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.changes import holding
 from pxrs.stores.mysql.queues.rows import in_chunks, lock_queues, session_lost, settle
 from pxrs.stores.mysql.queues.tables import NEVER
-from pxrs.stores.queue_rules import delay_ms, pick
 from pxrs.types import Delivery, Held, Holder, Taken
 
 _BUSY_MS = 20
@@ -28,6 +28,7 @@ class Wanted(NamedTuple):
     number: int
     most: int | None
     lock_for: float | None
+    suspects: bool
 
 
 class Candidate(NamedTuple):
@@ -80,7 +81,7 @@ class Take:
             connection.execute(sql.PROMOTE, {"queue": sight.queue, "now": sight.now})
         if sight.ready is None and not overdue and not sight.lanes:
             return Taken([], due_in(sight.now, sight.shows, sight.ends))
-        chosen = self._choose(connection, sight)
+        chosen, _, suspect = self._choose(connection, sight)
         if not chosen:
             behind = _first_behind(connection, sight, wanted.holder)
             shows = [
@@ -88,7 +89,8 @@ class Take:
             ]
             # If another take has locked what is there it may leave some of it.
             busy = sight.now + _BUSY_MS if overdue or sight.ready is not None else None
-            return Taken([], due_in(sight.now, min(shows, default=None), sight.ends, busy))
+            due = due_in(sight.now, min(shows, default=None), sight.ends, busy)
+            return Taken([], due, suspect)
         until = NEVER if wanted.lock_for is None else sight.now + delay_ms(wanted.lock_for)
         values = {
             "queue": sight.queue,
@@ -102,12 +104,14 @@ class Take:
             connection.execute(sql.HOLD, {**values, "ids": some})
         return Taken([_delivery(wanted.queue, item) for item in chosen], None)
 
-    def _choose(self, connection: Connection, sight: Sight) -> list[Candidate]:
+    def _choose(self, connection: Connection, sight: Sight) -> Picked[Candidate]:
+        wanted = self._wanted
         while True:
             candidates = self._candidates(connection, sight)
-            chosen, used_up = pick(candidates, self._wanted.number, self._wanted.most)
+            picked = pick(candidates, wanted.number, wanted.most, suspects=wanted.suspects)
+            used_up = picked.used_up
             if not used_up:
-                return chosen
+                return picked
             lanes = {item.lane for item in used_up if item.lane is not None}
             if lanes and not self._locking:
                 raise QueueNeeded

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pxrs.core.queue import LIVE, LOOSE, page_size, require_same, states_or, validate_name
 from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.database import Database, Row
-from pxrs.stores.queue_columns import DEAD, DELAYED, READY, counted, numbers_of, possible, stored
-from pxrs.stores.queue_rules import LIVE, LOOSE, page_size, require_same, states_or, validate_name
+from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, possible, stored
 from pxrs.types import Holder, ItemState, Queue, QueueStats, StoredItem
 
 _CHUNK = 5000

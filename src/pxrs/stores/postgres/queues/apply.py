@@ -10,6 +10,7 @@ statement for what is removed and one for what is put.
 
 from __future__ import annotations
 
+from pxrs.stores.postgres.functions import OLD_SNAPSHOT, SEES_OLD
 from pxrs.stores.postgres.queues.functions import (
     DELAYED,
     FENCED,
@@ -170,6 +171,7 @@ END $$"""
 _COLUMNS = "queue, id, state, rank, visible, deliveries, suspect, put_ms, error, body"
 
 # The unit's record comes last: who gives it up meanwhile is in its way, and all of it is undone.
+# One without a name leaves none: only what it did is counted.
 APPLY = f"""
 CREATE FUNCTION @.pxrs_queue_apply(in_session text, in_tx text, in_unit text, names text[],
     places int8[], ids int8[], counts int8[],
@@ -237,8 +239,9 @@ BEGIN
             gone := gone + more;
         END IF;
         IF gone < cardinality(ids) THEN
-            RAISE EXCEPTION USING ERRCODE = '{FENCED}', MESSAGE = (cardinality(ids) - gone)
-                || ' of ' || cardinality(ids);
+            RAISE EXCEPTION USING MESSAGE = (cardinality(ids) - gone)
+                || ' of ' || cardinality(ids),
+                ERRCODE = CASE WHEN {SEES_OLD} THEN '{OLD_SNAPSHOT}' ELSE '{FENCED}' END;
         END IF;
     END IF;
 
@@ -268,11 +271,15 @@ BEGIN
         END IF;
     END IF;
 
-    INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
-        VALUES (in_session, in_unit, clock_timestamp(), coalesce(queues, '{{}}'), puts, dones)
-        ON CONFLICT (session, tx) DO NOTHING;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
+    IF in_unit = '' THEN
+        PERFORM @.pxrs_queue_fold(queues, puts, dones);
+    ELSE
+        INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
+            VALUES (in_session, in_unit, clock_timestamp(), coalesce(queues, '{{}}'), puts, dones)
+            ON CONFLICT (session, tx) DO NOTHING;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
+        END IF;
     END IF;
     IF forget IS NOT NULL THEN
         PERFORM @.pxrs_queue_forget(in_session, forget);

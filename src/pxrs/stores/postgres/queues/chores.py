@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pxrs.core.queue import REMEMBERED_FOR
 from pxrs.stores.postgres.queues.functions import DEAD, OPTIONS, PLAIN
-from pxrs.stores.queue_rules import REMEMBERED_FOR
 
 # A commit's record says how many items it put and removed, too. What is forgotten is added up.
 FOLD = f"""
@@ -34,8 +34,8 @@ BEGIN
 END $$"""
 
 # What became of a unit: it is given up, by a record in its place, unless it is there already. The
-# index decides who was first, and waits for a unit that is being committed at this moment. Without
-# a session it may have been there and be forgotten.
+# index decides who was first, and waits for a unit that is being committed at this moment. Of a
+# session that is neither there nor known to have ended it may have been there and be forgotten.
 OUTCOME = f"""
 CREATE FUNCTION @.pxrs_queue_outcome(in_session text, in_unit text) RETURNS text {OPTIONS} AS $$
 #variable_conflict use_column
@@ -47,8 +47,11 @@ BEGIN
             VALUES (in_session, in_unit, clock_timestamp(), '{{}}', '{{}}', '{{}}', true)
             ON CONFLICT (session, tx) DO NOTHING;
         IF FOUND THEN
-            PERFORM 1 FROM @.pxrs_sessions s
-                WHERE s.id = in_session AND s.deadline > clock_timestamp() FOR KEY SHARE;
+            PERFORM 1 FROM @.pxrs_sessions s WHERE s.id = in_session FOR KEY SHARE;
+            IF FOUND THEN
+                RETURN 'never';
+            END IF;
+            PERFORM 1 FROM @.pxrs_ended_sessions e WHERE e.session = in_session;
             IF FOUND THEN
                 RETURN 'never';
             END IF;
@@ -93,6 +96,7 @@ END $$"""
 
 # What nobody will ask for: commits of sessions that are over for long, dedupe keys whose time is
 # over, lanes without items, queues that were deleted. Nobody waits for it, nor it for anybody.
+# While it is known when a session ended, nothing that it has done is forgotten.
 TIDY = f"""
 CREATE FUNCTION @.pxrs_queue_tidy() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
@@ -103,10 +107,15 @@ DECLARE
     puts int8[];
     dones int8[];
 BEGIN
+    DELETE FROM @.pxrs_ended_sessions d WHERE d.session IN (
+        SELECT e.session FROM @.pxrs_ended_sessions e
+        WHERE e.at < clock_timestamp() - {REMEMBERED_FOR} * interval '1 s'
+        FOR UPDATE SKIP LOCKED);
     WITH gone AS (DELETE FROM @.pxrs_queue_commits d WHERE d.n IN (
         SELECT c.n FROM @.pxrs_queue_commits c
         WHERE coalesce(c.ended, c.at) < clock_timestamp() - {REMEMBERED_FOR} * interval '1 s'
         AND NOT EXISTS (SELECT 1 FROM @.pxrs_sessions s WHERE s.id = c.session)
+        AND NOT EXISTS (SELECT 1 FROM @.pxrs_ended_sessions e WHERE e.session = c.session)
         FOR UPDATE SKIP LOCKED) RETURNING d.*)
     SELECT array_agg(u.queue), array_agg(u.put), array_agg(u.done) INTO queues, puts, dones
         FROM gone g, unnest(g.queues, g.puts, g.dones) AS u(queue, put, done);

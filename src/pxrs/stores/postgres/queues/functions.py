@@ -15,8 +15,8 @@ are gone, and that some old transaction keeps from being removed, are not search
 
 from __future__ import annotations
 
-from pxrs.stores.postgres.functions import SESSION_LOST
-from pxrs.stores.queue_rules import DIED_HOLDING, USED_UP
+from pxrs.core.queue import DIED_HOLDING, USED_UP
+from pxrs.stores.postgres.functions import OLD_SNAPSHOT, SEES_OLD, SESSION_LOST
 
 FENCED = "PX004"
 STRICT = "PX005"
@@ -47,7 +47,8 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_uni
 REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
         WHERE s.id = in_session AND s.deadline > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = '{SESSION_LOST}', MESSAGE = in_session;
+        RAISE EXCEPTION USING MESSAGE = in_session,
+            ERRCODE = CASE WHEN {SEES_OLD} THEN '{OLD_SNAPSHOT}' ELSE '{SESSION_LOST}' END;
     END IF"""
 
 PROMOTE = f"""
@@ -129,7 +130,8 @@ END $$"""
 # item is found to have had all its deliveries it is dead, and the caller looks again.
 PICK = f"""
 CREATE FUNCTION @.pxrs_queue_pick(q int8, fronts int8[], in_session text, in_tx text, n int8,
-    in_most int8, OUT chosen tid[], OUT bases int8[], OUT buried bool) {PLAIN} AS $$
+    in_most int8, suspects bool, OUT chosen tid[], OUT bases int8[], OUT buried bool,
+    OUT refused bool) {PLAIN} AS $$
 DECLARE
     now_ms int8 := @.pxrs_now_ms();
     wanted int8[] := fronts;
@@ -141,6 +143,7 @@ BEGIN
     chosen := '{{}}';
     bases := '{{}}';
     buried := false;
+    refused := false;
     FOR each IN
         SELECT f.lane, f.id AS front FROM (SELECT i.lane, i.id, u.at
             FROM unnest(fronts) WITH ORDINALITY AS u(id, at), LATERAL (
@@ -192,7 +195,9 @@ BEGIN
             END IF;
             buried := true;
         ELSIF each.suspect THEN
-            IF cardinality(chosen) = 0 THEN
+            IF cardinality(chosen) = 0 AND NOT suspects THEN
+                refused := true;
+            ELSIF cardinality(chosen) = 0 THEN
                 chosen := ARRAY[each.place];
                 bases := ARRAY[each.base];
             END IF;
@@ -217,12 +222,13 @@ _HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
 # what was due before has been seen to. `noted_in`: the queue in which the caller knows its session
 # to be noted as a holder, by id: one that was deleted and made again has its name, but no holders.
 # The first row tells of the search: as its id which queue it was, as its delivery how many pages
-# it read, as its put when it began. The others are items, to be ordered by `r_at`, or by rank and
+# it read, as its put when it began, as its front whether a suspect is next that was not asked for
+# (`suspects`). The others are items, to be ordered by `r_at`, or by rank and
 # id.
 TAKE = f"""
 CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, in_unit text,
     n int8, in_most int8, lock_ms int8, noted_in int8, sweep bool, ranks int8[], floors int8[],
-    after int8)
+    after int8, suspects bool)
 RETURNS TABLE (r_at int8, r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8,
     r_put int8, r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
 {OPTIONS} AS $$
@@ -313,6 +319,7 @@ BEGIN
             r_spent := r_spent + extract(epoch FROM clock_timestamp() - began)::float8;
             ids := coalesce(ids, '{{}}');
             bases := NULL;
+            r_front := false;
             IF NOT coalesce(special, false) AND cardinality(ids) < n THEN
                 PERFORM 1 FROM @.pxrs_queue_items i WHERE i.session = in_session
                     AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
@@ -320,8 +327,8 @@ BEGIN
                 special := FOUND;
             END IF;
             IF special THEN
-                SELECT p.chosen, p.bases, p.buried INTO rows, bases, again
-                    FROM @.pxrs_queue_pick(q, ids, in_session, in_tx, n, in_most) p;
+                SELECT p.chosen, p.bases, p.buried, p.refused INTO rows, bases, again, r_front
+                    FROM @.pxrs_queue_pick(q, ids, in_session, in_tx, n, in_most, suspects) p;
                 r_moved := r_moved OR again;
             END IF;
             EXIT WHEN NOT again;

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pxrs.core.queue import indexed, is_suspect
 from pxrs.stores.postgres.queues.functions import DEAD, DELAYED, HELD, OPTIONS, READY, WAITING
-from pxrs.stores.queue_rules import indexed, is_suspect
 from pxrs.types import ItemState, StoredItem
 
 # How many were not there yet; NULL if there is no such queue. A lane's front waits again until all

@@ -1,14 +1,53 @@
-"""A unit of work on queues as the statement that commits it."""
+"""A unit of work on queues as the statement that commits it.
+
+Bodies go as one array that is made here: the driver makes an array element by element, for any
+type. What is known to be bytes is put together in a third of the time.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Any
 
-from pxrs.stores.postgres.queues.bodies import Bodies
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+from pxrs.core.queue import delay_ms, indexed
 from pxrs.stores.postgres.queues.functions import READY
-from pxrs.stores.queue_rules import delay_ms, indexed
 from pxrs.types import Held, NewItem, QueueChange
+
+_BYTEA, _BYTEA_ARRAY = 17, 1001
+# Dimensions, whether there are NULLs, type; and of the one dimension its length and first index.
+_HEAD = Struct("!iiIii")
+_LENGTH = Struct("!i")
+
+
+class Bodies(list[bytes]):
+    """On a connection that does not know of it, the driver takes it for the list it is."""
+
+    __slots__ = ()
+
+
+class _BodiesDumper(Dumper):
+    format = Format.BINARY
+    oid = _BYTEA_ARRAY
+
+    def dump(self, obj: Bodies) -> Buffer:
+        length = _LENGTH.pack
+        parts = [_HEAD.pack(1, 0, _BYTEA, len(obj), 1)]
+        for body in obj:
+            parts += (length(len(body)), body)
+        return b"".join(parts)
+
+
+def teach(connection: psycopg.Connection[Any]) -> None:
+    """Let a connection of ours send bodies."""
+    connection.adapters.register_dumper(Bodies, _BodiesDumper)
+
 
 LONGEST_INDEXED = 501
 
@@ -23,20 +62,28 @@ _BODIES = ("ARRAY[%b::bytea]", "%b::bytea[]")
 # What most units that only put are: items without a key, priority or delay for one queue, which is
 # there and not fifo. For these the function would be half of the server's work. NULL if there is no
 # such queue, or the unit was given up: then nothing was done.
-_PLAIN_PUT = f"""
-    WITH noted AS (INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
+_TO = "@.pxrs_queues k WHERE k.name = %b::text AND k.dropped IS NULL AND NOT k.fifo"
+_NOTED = f"""INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
         SELECT %b::text, %b::text, clock_timestamp(), ARRAY[k.id], ARRAY[%b::int8], ARRAY[0::int8]
-        FROM @.pxrs_queues k WHERE k.name = %b::text AND k.dropped IS NULL AND NOT k.fifo
-        ON CONFLICT (session, tx) DO NOTHING RETURNING queues[1] AS id),
+        FROM {_TO} ON CONFLICT (session, tx) DO NOTHING RETURNING queues[1] AS id"""
+_COUNTED = f"""INSERT INTO @.pxrs_queue_counts (queue, put, done)
+        SELECT k.id, %b::int8, 0 FROM {_TO} RETURNING queue AS id"""
+_PLAIN_PUT = f"""
+    WITH noted AS ({{noted}}),
     new AS (INSERT INTO @.pxrs_queue_items (queue, id, state, rank, visible, deliveries, suspect,
             put_ms, error, body)
         SELECT q.id, nextval('@.pxrs_queue_numbers'), {READY}, 0, q.now_ms, 0, false, q.now_ms,
             '', {{bodies}}
         FROM (SELECT n.id, @.pxrs_now_ms() AS now_ms FROM noted n OFFSET 0) q RETURNING id)
     SELECT array_agg(id) FROM new"""
-_PLAIN_PUTS = tuple(
-    _PLAIN_PUT.format(bodies=bodies) for bodies in ("%b::bytea", "unnest(%b::bytea[])")
-)
+_PLAIN_PUTS = {
+    (is_named, is_alone): _PLAIN_PUT.format(
+        noted=_NOTED if is_named else _COUNTED,
+        bodies="%b::bytea" if is_alone else "unnest(%b::bytea[])",
+    )
+    for is_named in (False, True)
+    for is_alone in (False, True)
+}
 
 
 def application(change: QueueChange) -> tuple[str, tuple[object, ...]]:
@@ -77,9 +124,8 @@ def plain_put(change: QueueChange) -> tuple[str, tuple[object, ...]]:
     put = change.put
     alone = len(put) == 1
     bodies = _bodies(put)
-    return _PLAIN_PUTS[not alone], (
-        change.holder.session,
-        change.unit,
+    return _PLAIN_PUTS[bool(change.unit), alone], (
+        *((change.holder.session, change.unit) if change.unit else ()),
         len(put),
         put[0].queue,
         bodies[0] if alone else bodies,

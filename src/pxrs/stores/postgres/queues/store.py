@@ -12,8 +12,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
+from typing import NamedTuple
 
 from pxrs.clock import Clock
+from pxrs.core.queue import (
+    delay_ms,
+    held_in,
+    tidy,
+    validate_change,
+    validate_lock,
+    validate_releases,
+    validate_restored,
+    validate_take,
+)
 from pxrs.errors import QueueNotFound
 from pxrs.stores.postgres.change_listener import Ears
 from pxrs.stores.postgres.database import Database, Pg, Row, run
@@ -29,16 +40,6 @@ from pxrs.stores.postgres.queues.statements import (
     plain_put,
 )
 from pxrs.stores.postgres.sessions import Statement
-from pxrs.stores.queue_rules import (
-    delay_ms,
-    held_in,
-    tidy,
-    validate_change,
-    validate_lock,
-    validate_releases,
-    validate_restored,
-    validate_take,
-)
 from pxrs.stores.wakeups import LocalWatch
 from pxrs.types import (
     Delivery,
@@ -63,13 +64,23 @@ _NUMBERS = 2**63
 _BY_PLACE, _BY_RANK = itemgetter(0), itemgetter(5, 1)
 
 _TAKE = """SELECT * FROM @.pxrs_queue_take(%b::text, %b::text, %b::text, %b::text, %b::int8,
-    %b::int8, %b::int8, %b::int8, %b::bool, %b::int8[], %b::int8[], %b::int8)"""
+    %b::int8, %b::int8, %b::int8, %b::bool, %b::int8[], %b::int8[], %b::int8,
+    %b::bool)"""
 _EXTEND = """SELECT @.pxrs_queue_extend(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8)"""
 _RELEASE = """SELECT @.pxrs_queue_release(%b::text, %b::text, %b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8[], %b::text[], %b::bool[])"""
 _OUTCOME = "SELECT @.pxrs_queue_outcome(%b::text, %b::text)"
 _GIVE_UP = "SELECT @.pxrs_queue_give_up(%b::text, %b::text)"
+
+
+class Wanted(NamedTuple):
+    """What a `take` asks for."""
+
+    number: int
+    most: int | None
+    lock_for: float | None
+    suspects: bool
 
 
 @dataclass(frozen=True)
@@ -112,23 +123,17 @@ class PostgresQueues(QueueUpkeep):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         number = min(count, LIMITS.items)
-        taken = self._take(queue, holder, unit, number, most, lock_for)
+        wanted = Wanted(number, most, lock_for, suspects)
+        taken = self._take(queue, holder, unit, wanted)
         if not taken.items and self._ears.observation.look_if_due():
-            taken = self._take(queue, holder, unit, number, most, lock_for)
+            taken = self._take(queue, holder, unit, wanted)
         return taken
 
-    def _take(
-        self,
-        queue: str,
-        holder: Holder,
-        unit: str,
-        count: int,
-        most: int | None,
-        lock_for: float | None,
-    ) -> Taken:
+    def _take(self, queue: str, holder: Holder, unit: str, wanted: Wanted) -> Taken:
         now = self._clock.monotonic()
         scout = self._scouts.setdefault(queue, Scout())
         with self._lock:
@@ -141,14 +146,15 @@ class PostgresQueues(QueueUpkeep):
                 queue,
                 *holder,
                 unit,
-                count,
-                None if most is None else min(most, _NUMBERS - 1),
-                None if lock_for is None else delay_ms(lock_for),
+                wanted.number,
+                None if wanted.most is None else min(wanted.most, _NUMBERS - 1),
+                None if wanted.lock_for is None else delay_ms(wanted.lock_for),
                 self._noted.get(mark),
                 sweep,
                 numbers(plan.ranks),
                 numbers(plan.floors),
                 plan.after,
+                wanted.suspects,
             ),
         )
         rows.sort(key=_BY_PLACE if rows and rows[0][0] is not None else _BY_RANK)
@@ -168,7 +174,7 @@ class PostgresQueues(QueueUpkeep):
             due = rest if due is None else min(due, rest)
         if moved:
             self._ears.ring(queues=[queue])
-        return Taken(items, due if due is None else max(due, _LOCKED))
+        return Taken(items, due if due is None else max(due, _LOCKED), bool(told[8]))
 
     def _note(self, mark: tuple[str, str], queue: int) -> None:
         if len(self._noted) > _MOST_SESSIONS:

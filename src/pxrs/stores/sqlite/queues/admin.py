@@ -8,9 +8,7 @@ from functools import partial
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.errors import QueueNotFound
-from pxrs.stores.queue_columns import DEAD, DELAYED, READY, counted, numbers_of, stored
-from pxrs.stores.queue_rules import (
+from pxrs.core.queue import (
     LIVE,
     LOOSE,
     page_size,
@@ -19,6 +17,8 @@ from pxrs.stores.queue_rules import (
     validate_name,
     validate_restored,
 )
+from pxrs.errors import QueueNotFound
+from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, stored
 from pxrs.stores.sqlite.change_counters import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.queues import rows

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from pxrs.errors import Fenced
-from pxrs.stores.queue_columns import DEAD, DELAYED, HELD, READY, WAITING
+from pxrs.stores.rows import DEAD, DELAYED, HELD, READY, WAITING
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.stores.sqlite.queues.rows import NUMBERS, item_id, remove_bodies
 from pxrs.types import Held, Holder

@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 from itertools import count
 
-from pxrs.stores.queue_columns import DEAD, DELAYED, READY, WAITING
-from pxrs.stores.queue_rules import delay_ms, is_suspect, lane_of, validate_for
+from pxrs.core.queue import delay_ms, is_suspect, lane_of, validate_for
+from pxrs.stores.rows import DEAD, DELAYED, READY, WAITING
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.stores.sqlite.queues import rows
 from pxrs.types import ItemState, NewItem, StoredItem

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.stores.queue_rules import DIED_HOLDING, REMEMBERED_FOR
+from pxrs.core.queue import DIED_HOLDING, REMEMBERED_FOR
+from pxrs.stores.sqlite.age import note, read_age
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.queues import ahead, holds, rows, units
 from pxrs.stores.sqlite.queues.admin import slot_of
-from pxrs.stores.sqlite.queues.handouts import Verdicts
+from pxrs.stores.sqlite.queues.ahead import Verdicts
 from pxrs.stores.sqlite.queues.holds import HeldRow
 
 _REAP_EVERY = 0.1
+
+
+class _Ended(NamedTuple):
+    """Sessions that are over: those of which nobody has noted it, those nobody will ask for.
+
+    `news`: there is something to write, be it that the file is older.
+    """
+
+    unseen: list[str]
+    gone: list[str]
+    news: bool
 
 
 class Reaper:
@@ -33,29 +46,33 @@ class Reaper:
         self._verdicts = verdicts
         # By queue: each is looked after by those who take from it.
         self._next_reap: dict[int, float] = {}
-        self._ended_at: dict[str, float] = {}
 
     def reap(self) -> float | None:
         """See `pxrs.stores.api.QueueStore.reap`."""
         with self._database.reading() as connection:
             lost = self.lost(connection)
             queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
-            gone = self._forgotten_sessions(connection)
+            ended = self._ended_sessions(connection)
             ahead.forget_owners(connection, self._verdicts)
             # Left as they are, they would be due for ever: who sweeps would never rest.
             overdue = any(self.due(connection, queue) == 0 for queue in queues)
-        if lost or gone or overdue:
-            self._database.write(lambda turn: self._reap(turn, queues, gone))
+        if lost or ended.news or overdue:
+            self._database.write(lambda turn: self._reap(turn, queues, ended))
         with self._database.reading() as connection:
             dues = [self.due(connection, queue) for queue in queues]
         return min((due for due in dues if due is not None), default=None)
 
-    def _reap(self, turn: Turn, queues: Sequence[int], gone: Sequence[str]) -> None:
+    def _reap(self, turn: Turn, queues: Sequence[int], ended: _Ended) -> None:
         for queue in queues:
             self.free(turn, queue)
             rows.promote_due(turn.connection, queue, self._clock.wall_ms())
-        if gone:
-            units.forget_sessions(turn.connection, gone)
+        if ended.news:
+            connection = turn.connection
+            now = self._now_ms()
+            age = read_age(connection).at(now)
+            note(connection, age)
+            units.note_ended(connection, ended.unseen, age.ms)
+            units.forget_sessions(connection, ended.gone)
 
     def now_and_then(self, turn: Turn, queue: int, now: float) -> None:
         """`free`, if nobody here has for a while."""
@@ -100,12 +117,24 @@ class Reaper:
             alive[held.session] = self._coord.is_alive(held.session)
         return not alive[held.session]
 
-    def _forgotten_sessions(self, connection: sqlite3.Connection) -> list[str]:
-        """Sessions that ended so long ago that nobody will ask what they have done."""
-        now = self._clock.monotonic()
+    def _ended_sessions(self, connection: sqlite3.Connection) -> _Ended:
+        """Sessions of which there are units and that are over.
+
+        When that was first seen stands in the file: so it counts for programs that come later,
+        though none of them lives for as long as somebody might ask.
+        """
         ended = [name for name in units.sessions(connection) if not self._coord.is_alive(name)]
-        self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
-        return [name for name in ended if self._ended_at[name] + REMEMBERED_FOR <= now]
+        if not ended:
+            return _Ended([], [], news=False)
+        seen, noted = units.seen_to_end(connection), read_age(connection)
+        now = self._now_ms()
+        oldest = noted.at(now).ms - int(REMEMBERED_FOR * 1000)
+        unseen = [name for name in ended if name not in seen]
+        gone = [name for name in ended if seen.get(name, oldest + 1) <= oldest]
+        return _Ended(unseen, gone, news=bool(unseen or gone) or noted.is_due(now))
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
 
     def due(
         self, connection: sqlite3.Connection, queue: int, lanes: Sequence[str] = ()

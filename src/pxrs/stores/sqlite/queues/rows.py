@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pxrs.stores.queue_columns import DELAYED, READY, WAITING
+from pxrs.stores.rows import DELAYED, READY, WAITING
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.types import Queue
 

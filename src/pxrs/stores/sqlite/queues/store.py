@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.errors import Fenced, SessionLost
-from pxrs.stores.queue_rules import (
+from pxrs.core.queue import (
     USED_UP,
+    Picked,
     delay_ms,
     given_up,
     held_in,
@@ -25,6 +25,7 @@ from pxrs.stores.queue_rules import (
     validate_releases,
     validate_take,
 )
+from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
@@ -54,6 +55,7 @@ class Wanted(NamedTuple):
     number: int
     most: int | None
     lock_for: float | None
+    suspects: bool
 
 
 class SqliteQueues(QueueUpkeep):
@@ -95,11 +97,12 @@ class SqliteQueues(QueueUpkeep):
         most: int | None = None,
         lock_for: float | None = None,
         unit: str = "",
+        suspects: bool = True,
     ) -> Taken:
         validate_take(count, most, lock_for)
         if (holder.session, unit) in self._given_up:
             raise given_up(unit)
-        wanted = Wanted(holder, min(count, LIMITS.items), most, lock_for)
+        wanted = Wanted(holder, min(count, LIMITS.items), most, lock_for, suspects)
         if queue in self._found_empty:
             due = self._glance(queue, holder)
             if due is None or due > 0:
@@ -110,7 +113,7 @@ class SqliteQueues(QueueUpkeep):
             taken = self._take_now(queue, wanted)
         if self._ahead.enabled:
             self._ahead.habits.took(queue, count, most, self._clock.monotonic())
-        if taken.items:
+        if taken.items or taken.suspect:
             self._found_empty.discard(queue)
         else:
             self._found_empty.add(queue)
@@ -189,25 +192,27 @@ class SqliteQueues(QueueUpkeep):
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         self._reaper.now_and_then(turn, queue.id, now)
         rows.promote_due(connection, queue.id, now_ms)
-        chosen = self._choose(turn, queue, wanted, now_ms)
+        chosen, _, suspect = self._choose(turn, queue, wanted, now_ms)
         if not chosen and self._reaper.free(turn, queue.id):
-            chosen = self._choose(turn, queue, wanted, now_ms)
+            chosen, _, suspect = self._choose(turn, queue, wanted, now_ms)
         if not chosen:
             lanes = holds.lanes_held(connection, queue.id, wanted.holder, now)
-            return Taken([], self._reaper.due(connection, queue.id, lanes))
+            return Taken([], self._reaper.due(connection, queue.id, lanes), suspect)
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ids = [item.id for item in chosen]
         holds.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
         turn.weight += sum(len(item.body or b"") for item in chosen)
         return Taken([_delivery(connection, queue, item) for item in chosen], None)
 
-    def _choose(self, turn: Turn, queue: QueueRow, wanted: Wanted, now_ms: int) -> list[Candidate]:
+    def _choose(
+        self, turn: Turn, queue: QueueRow, wanted: Wanted, now_ms: int
+    ) -> Picked[Candidate]:
         while True:
             candidates = self._candidates(turn.connection, queue, wanted, now_ms)
-            chosen, used_up = pick(candidates, wanted.number, wanted.most)
-            if not used_up:
-                return chosen
-            for item in used_up:
+            picked = pick(candidates, wanted.number, wanted.most, suspects=wanted.suspects)
+            if not picked.used_up:
+                return picked
+            for item in picked.used_up:
                 holds.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
                 if item.lane is not None:
                     rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from pxrs.stores.queue_rules import given_up
+from pxrs.core.queue import given_up
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.types import Outcome, QueueChange
 
@@ -21,6 +21,8 @@ def note(connection: sqlite3.Connection, change: QueueChange) -> None:
             f"DELETE FROM pxrs_queue_units WHERE session = ? AND unit IN ({marks})",
             (session, *some),
         )
+    if not change.unit:
+        return
     try:
         connection.execute(
             "INSERT INTO pxrs_queue_units VALUES (?, ?, ?)", (session, change.unit, _DONE)
@@ -49,7 +51,23 @@ def sessions(connection: sqlite3.Connection) -> list[str]:
     return [name for (name,) in rows]
 
 
+def seen_to_end(connection: sqlite3.Connection) -> dict[str, int]:
+    """Sessions that somebody has seen to be over, and how old the file was then, in ms."""
+    return dict(connection.execute("SELECT session, age FROM pxrs_queue_ended").fetchall())
+
+
+def note_ended(connection: sqlite3.Connection, sessions: Sequence[str], age: int) -> None:
+    """They are over; who has seen that before was earlier."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO pxrs_queue_ended VALUES (?, ?)",
+        [(session, age) for session in sessions],
+    )
+
+
 def forget_sessions(connection: sqlite3.Connection, sessions: Sequence[str]) -> None:
     for some in in_chunks(sessions):
         marks = ",".join("?" * len(some))
         connection.execute(f"DELETE FROM pxrs_queue_units WHERE session IN ({marks})", some)
+    connection.execute(
+        "DELETE FROM pxrs_queue_ended WHERE session NOT IN (SELECT session FROM pxrs_queue_units)"
+    )

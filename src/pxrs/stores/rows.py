@@ -1,0 +1,116 @@
+"""What engines that keep tables have in common: rows of items and batches, versions of records."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from pxrs.types import Holder, ItemState, QueueStats, StoredBatch, StoredItem
+
+READY, DELAYED, HELD, WAITING, DEAD = range(5)
+# By number.
+STATES = (
+    ItemState.READY,
+    ItemState.DELAYED,
+    ItemState.HELD,
+    ItemState.WAITING,
+    ItemState.DEAD,
+)
+
+
+def numbers_of(states: Sequence[ItemState]) -> list[int]:
+    """How these states are written, each once."""
+    return sorted({STATES.index(state) for state in states})
+
+
+def possible(ids: Sequence[int], end: int = 2**63 - 1) -> list[int]:
+    """Those that an item can have, each once."""
+    return [number for number in dict.fromkeys(ids) if 0 < number < end]
+
+
+def counted(
+    counts: Sequence[int], *, overdue: int, oldest: int | None, put: int, done: int
+) -> QueueStats:
+    """From the numbers of items by state. Delayed items whose time has come, `overdue`, are ready:
+    nobody has noted it yet."""
+    ready, delayed, held, waiting, dead = counts
+    return QueueStats(
+        ready=ready + overdue,
+        delayed=delayed - overdue,
+        held=held,
+        waiting=waiting,
+        dead=dead,
+        oldest_ms=oldest,
+        put=put,
+        done=done,
+    )
+
+
+def stored(columns: Sequence[Any], holder: Holder | None, now_ms: int) -> StoredItem:
+    """From an item's number, state, body, key, rank, deliveries, times of its put and last take,
+    when it shows, time of its death, and error."""
+    number, state, body, key, rank, deliveries, put_ms, taken, shows, dead, error = columns
+    is_later = shows is not None and shows > now_ms
+    if state == DELAYED and not is_later:
+        state = READY
+    return StoredItem(
+        id=number,
+        state=STATES[state],
+        body=body,
+        key=key,
+        priority=-rank,
+        deliveries=deliveries,
+        put_ms=put_ms,
+        taken_ms=taken,
+        visible_ms=shows if is_later and state in (DELAYED, WAITING) else None,
+        dead_ms=dead,
+        error=error or "",
+        holder=holder,
+    )
+
+
+def storable(number: int) -> int:
+    """The number, or the nearest that a column can hold: no offset or time lies beyond."""
+    return max(-(2**63), min(number, 2**63 - 1))
+
+
+def up_to_a_hole(rows: Sequence[tuple[int, int, bytes]]) -> list[StoredBatch]:
+    """The batches that follow each other. What follows a missing one is for the next fetch."""
+    batches = [StoredBatch(*rows[0])]
+    for row in rows[1:]:
+        if row[0] != batches[-1].next:
+            break
+        batches.append(StoredBatch(*row))
+    return batches
+
+
+def first_kept(
+    rows: Sequence[tuple[int, int, int]], before_timestamp: int | None, max_bytes: int | None
+) -> int:
+    """The base of the first batch that stays; the newest one always does.
+
+    `rows` are base, newest timestamp and size of all batches, in order.
+    """
+    total = sum(size for _, _, size in rows)
+    for base, newest, size in rows:
+        old = before_timestamp is not None and newest < before_timestamp
+        over = max_bytes is not None and total > max_bytes
+        if not old and not over:
+            return base
+        total -= size
+    return rows[-1][0] if rows else 0
+
+
+# Versions of records that no crash of a server gives twice, for engines that count them in a row.
+# A crash or a fail-over may lose the last commits, and the counter with them. It would then give
+# the numbers of lost commits again, and an owner that was frozen would take its successor's
+# record for its own. So each step of the counter is of a length that is drawn by chance: the same
+# number comes again in one of a million such cases.
+
+CHANCE_BITS = 20
+
+
+def next_step() -> int:
+    """How far a counter of versions goes with one commit."""
+    return 1 + secrets.randbits(CHANCE_BITS)

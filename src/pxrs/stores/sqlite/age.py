@@ -1,0 +1,42 @@
+"""How long a file has been in use: time that only clocks which run forward have counted.
+
+A wall clock may leap by days and come back. Whatever was forgotten by it would be gone. So the file
+keeps an age, to which the processes that write add what passed by the host's monotonic clock since
+the last of them did. That clock is the same for all processes and starts again with the host: then
+nothing is added. So the age is never more than what has passed, but for a clock that is wrong, or
+the clock of another host to which the file was moved: of those one reading adds a day at most.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+DAY_MS = 24 * 3600 * 1000
+_NOTE_EVERY_MS = 60_000
+
+
+class Age(NamedTuple):
+    """The age, and what the monotonic clock showed when it was noted. Both in ms."""
+
+    ms: int
+    read: int | None
+
+    def at(self, now: int) -> Age:
+        """The age when the clock shows `now`."""
+        passed = 0 if self.read is None else min(max(0, now - self.read), DAY_MS)
+        return Age(self.ms + passed, now)
+
+    def is_due(self, now: int) -> bool:
+        """Whether the age at that time should be noted: a commit more or less does not matter."""
+        return self.read is None or not 0 <= now - self.read < _NOTE_EVERY_MS
+
+
+def read_age(connection: sqlite3.Connection) -> Age:
+    """The age as it was noted last."""
+    return Age(*connection.execute("SELECT ms, read FROM pxrs_age").fetchone())
+
+
+def note(connection: sqlite3.Connection, age: Age) -> None:
+    """Keep it, for all who write later."""
+    connection.execute("UPDATE pxrs_age SET ms = ?, read = ?", age)
