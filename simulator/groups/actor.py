@@ -82,7 +82,7 @@ class Actor:
             ConsumerSettings(
                 group=GROUP,
                 member_name=self.name,
-                instance=static,
+                static=static,
                 session_ttl=plan.ttl,
                 debounce=plan.debounce,
                 revoke_timeout=plan.revoke_timeout,

@@ -48,6 +48,13 @@ from pxrs.errors import (
     TopicNotFound,
     TransactionConflict,
 )
+from pxrs.options import (
+    ConsumerOptions,
+    ListenOptions,
+    MemberOptions,
+    ProducerOptions,
+    RunOptions,
+)
 from pxrs.producing.handles import Sent, SentMany
 from pxrs.producing.producer import Producer
 from pxrs.serde import JSON, Serde
@@ -132,6 +139,7 @@ __all__ = [
     "Bounds",
     # sending and reading
     "Producer",
+    "ProducerOptions",
     "Sent",
     "SentMany",
     "Reader",
@@ -139,6 +147,9 @@ __all__ = [
     "JSON",
     # consuming
     "Consumer",
+    "MemberOptions",
+    "ConsumerOptions",
+    "RunOptions",
     "Health",
     "Transaction",
     "Backoff",
@@ -158,6 +169,7 @@ __all__ = [
     "UnitOfWork",
     "Item",
     "Listener",
+    "ListenOptions",
     "ProcessListener",
     "ConsumeOnce",
     "ConsumeTimes",

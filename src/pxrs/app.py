@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pxrs.arguments import check_handler
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -19,28 +19,31 @@ from pxrs.config import (
     MOST_BYTES,
     ConsumerSettings,
     DeadLetter,
-    OnFailure,
-    OnTrimmed,
-    Parallel,
     ProducerSettings,
-    Start,
-    Strategy,
     check_member_name,
 )
 from pxrs.consuming.reader import Reader
-from pxrs.core.retry import Backoff
 from pxrs.core.routing import DEFAULT_PARTITIONER
 from pxrs.decoding import Decoder
+from pxrs.options import (
+    ConsumerOptions,
+    MemberOptions,
+    ProducerOptions,
+    RunOptions,
+    filled,
+    refuse_unknown,
+    takes,
+)
 from pxrs.producing.producer import Producer
 from pxrs.queue_verbs import SESSION_TTL, QueueVerbs, all_of
 from pxrs.running.dead_letters import DeadLetters
 from pxrs.running.inside import employer
-from pxrs.running.job import Begun, Job, Running
+from pxrs.running.job import Begun, Job, Running, job_of
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import TopicInfo, Topics
-from pxrs.types import Message, Topic, TopicPartition
+from pxrs.types import Message, Topic
 
 # What only consumers need is loaded when the first one is made: a program that sends starts sooner.
 if TYPE_CHECKING:
@@ -51,11 +54,6 @@ if TYPE_CHECKING:
     from pxrs.consuming.subscription import Subscription
     from pxrs.groups.admin import Groups
     from pxrs.running.runner import Runner
-
-_DEFAULTS = ProducerSettings()
-_RETRY = Backoff(attempts=5)
-_DEAD_LETTER = DeadLetter()
-_CONSUMER = ConsumerSettings(group="defaults", member_name="")
 
 
 def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Pxrs:
@@ -132,29 +130,12 @@ class Pxrs(QueueVerbs):
         """Drop now what the topic's retention no longer keeps; producers do it as they go."""
         self._topics.retain(self._topics.find(name))
 
-    def producer(
-        self,
-        *,
-        linger: float = _DEFAULTS.linger,
-        batch_bytes: int = _DEFAULTS.batch_bytes,
-        buffer_bytes: int = _DEFAULTS.buffer_bytes,
-        max_message_bytes: int = _DEFAULTS.max_message_bytes,
-        max_block: float = _DEFAULTS.max_block,
-        delivery_timeout: float = _DEFAULTS.delivery_timeout,
-        compression: str = _DEFAULTS.compression,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-    ) -> Producer:
-        """A producer. `linger`: how long a message may wait for company, in seconds."""
-        settings = ProducerSettings(
-            linger=linger,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_message_bytes=max_message_bytes,
-            max_block=max_block,
-            delivery_timeout=delivery_timeout,
-            compression=compression,
-        )
+    @takes(ProducerOptions, defaults=[ProducerSettings])
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
+        """A producer. Use it with `with`: leaving it flushes."""
+        refuse_unknown("producer", options, ProducerOptions)
+        settings = filled(ProducerSettings, options)
+        serde, key_serde = options.get("serde"), options.get("key_serde")
         producer = Producer(self._topics, self.stores.log, self._clock, settings, key_serde, serde)
         self._producers.add(producer)
         return producer
@@ -166,83 +147,34 @@ class Pxrs(QueueVerbs):
         decoder = Decoder(key_serde, serde)
         return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
 
+    @takes(MemberOptions, ConsumerOptions, defaults=[ConsumerSettings])
     def consumer(
         self,
         topics: str | Sequence[str] | re.Pattern[str],
         group: str,
-        *,
-        instance: str | None = None,
-        auto_commit: bool = _CONSUMER.auto_commit,
-        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: Start = _CONSUMER.start,
-        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
-        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
-        stuck_after: float = _CONSUMER.stuck_after,
-        session_ttl: float = _CONSUMER.session_ttl,
-        debounce: float = _CONSUMER.debounce,
-        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
-        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: Strategy = _CONSUMER.strategy,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-        on_assigned: Callable[[dict[TopicPartition, int | None]], None] | None = None,
-        on_revoked: Callable[[set[TopicPartition]], None] | None = None,
-        on_lost: Callable[[set[TopicPartition]], None] | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> Consumer:
-        """Consume topics as a member of a group: a name, several, or a compiled pattern.
-
-        With `instance` the member is static: it keeps its partitions across a quick restart.
-        """
-        settings = ConsumerSettings(
-            group=group,
-            member_name=_member_name(instance),
-            instance=instance is not None,
-            client=_client(),
-            auto_commit=auto_commit,
-            auto_commit_interval=auto_commit_interval,
-            start=start,
-            on_trimmed=on_trimmed,
-            prefetch_bytes=prefetch_bytes,
-            stuck_after=stuck_after,
-            session_ttl=session_ttl,
-            debounce=debounce,
-            revoke_timeout=revoke_timeout,
-            rejoin_timeout=rejoin_timeout,
-            strategy=strategy,
-        )
+        """Consume topics as a member of a group: a name, several, or a compiled pattern."""
+        refuse_unknown("consumer", options, ConsumerOptions)
+        settings = _member_settings(group, options)
         from pxrs.consuming.callbacks import Callbacks
         from pxrs.consuming.subscription import Subscription
 
-        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        callbacks = Callbacks(
+            options.get("on_assigned"), options.get("on_revoked"), options.get("on_lost")
+        )
+        decoder = Decoder(options.get("key_serde"), options.get("serde"))
         wanted = Subscription(topics, self._topics)
-        return self._new_consumer(wanted, settings, Decoder(key_serde, serde), callbacks)
+        return self._new_consumer(wanted, settings, decoder, callbacks)
 
+    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, Job])
     def run(
         self,
         handler: Callable[[Message], Any],
         *,
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
-        workers: int = 1,
-        processes: int = 0,
-        parallel: Parallel = "partition",
-        retry: Backoff = _RETRY,
-        on_failure: OnFailure = _DEAD_LETTER,
-        max_in_flight: int = 1000,
-        max_handler_time: float | None = None,
-        instance: str | None = None,
-        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: Start = _CONSUMER.start,
-        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
-        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
-        stuck_after: float = _CONSUMER.stuck_after,
-        session_ttl: float = _CONSUMER.session_ttl,
-        debounce: float = _CONSUMER.debounce,
-        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
-        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: Strategy = _CONSUMER.strategy,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         """Call `handler(message)` for every message of the group's share, until stopped.
 
@@ -257,32 +189,7 @@ class Pxrs(QueueVerbs):
         threads and a member of its own; the handler has to be importable, not a closure.
         """
         check_handler(handler, "message", instead="pxrs.aio's run")
-        job = Job(
-            handler=handler,
-            topic=topic,
-            group=group,
-            workers=workers,
-            processes=processes,
-            parallel=parallel,
-            retry=retry,
-            on_failure=on_failure,
-            max_in_flight=max_in_flight,
-            max_handler_time=max_handler_time,
-            instance=instance,
-            auto_commit_interval=auto_commit_interval,
-            start=start,
-            on_trimmed=on_trimmed,
-            prefetch_bytes=prefetch_bytes,
-            stuck_after=stuck_after,
-            session_ttl=session_ttl,
-            debounce=debounce,
-            revoke_timeout=revoke_timeout,
-            rejoin_timeout=rejoin_timeout,
-            strategy=strategy,
-            serde=serde,
-            key_serde=key_serde,
-        )
-        self.new_run(job).run()
+        self.new_run(job_of(handler, topic, group, options)).run()
 
     def new_run(self, job: Job) -> Running:
         """What `run` runs; `stop` knows it from here on."""
@@ -308,13 +215,13 @@ class Pxrs(QueueVerbs):
         if isinstance(job.on_failure, DeadLetter):
             producer = self._resender()
             letters = DeadLetters(job.on_failure, self._topics, producer)
-        consuming = job.consuming(_member_name(job.instance), _client())
+        settings = _member_settings(job.group, job.member)
         nothing = Callbacks(None, None, None)
 
         def join(runner: Runner) -> Consumer:
             return self._new_consumer(
                 Subscription(job.topic, self._topics, job.on_failure),
-                consuming,
+                settings,
                 Decoder(),
                 nothing,
                 Elsewhere(runner.in_hand, runner.since, job.max_in_flight),
@@ -444,8 +351,16 @@ def _named(found: list[tuple[str, Health]]) -> dict[str, Health]:
     return named
 
 
-def _client() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+def _member_settings(group: str, options: MemberOptions) -> ConsumerSettings:
+    instance = options.get("instance")
+    return filled(
+        ConsumerSettings,
+        options,
+        group=group,
+        member_name=_member_name(instance),
+        static=instance is not None,
+        client=f"{socket.gethostname()}:{os.getpid()}",
+    )
 
 
 def _member_name(instance: str | None) -> str:

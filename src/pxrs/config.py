@@ -153,7 +153,7 @@ class SqliteSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.durability not in ("full", "relaxed"):
             raise ConfigError(f"durability {self.durability!r}; there are full and relaxed")
-        _seconds("busy_timeout", self.busy_timeout)
+        check_seconds("busy_timeout", self.busy_timeout)
 
 
 def sqlite_settings(options: Mapping[str, str]) -> SqliteSettings:
@@ -178,9 +178,9 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     compression: str = "none"
 
     def __post_init__(self) -> None:
-        _seconds("linger", self.linger)
-        _seconds("max_block", self.max_block)
-        _seconds("delivery_timeout", self.delivery_timeout)
+        check_seconds("linger", self.linger)
+        check_seconds("max_block", self.max_block)
+        check_seconds("delivery_timeout", self.delivery_timeout)
         _bytes("batch_bytes", self.batch_bytes)
         _bytes("max_message_bytes", self.max_message_bytes)
         _bytes("buffer_bytes", self.buffer_bytes, most=2**40)
@@ -197,12 +197,12 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
     the checkpoint points to messages that retention has removed. `prefetch_bytes`: how much is
     fetched ahead, of all partitions together. `stuck_after`: how long a handler may be at the
-    same messages before that is told.
+    same messages before that is told. `static`: its name is its own, and it is waited for.
     """
 
     group: str
     member_name: str
-    instance: bool = False
+    static: bool = False
     client: str = ""
     auto_commit: bool = True
     auto_commit_interval: float = 1.0
@@ -220,36 +220,16 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_group_name(self.group)
         if not isinstance(self.auto_commit, bool):
             raise ConfigError(f"auto_commit={self.auto_commit!r}; True or False is needed")
-        _one_of("start", self.start, ("earliest", "latest", "error"))
-        _one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
+        check_one_of("start", self.start, ("earliest", "latest", "error"))
+        check_one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
         _bytes("prefetch_bytes", self.prefetch_bytes)
-        _seconds("stuck_after", self.stuck_after)
-        _seconds("session_ttl", self.session_ttl, 0.2)
-        _seconds("debounce", self.debounce)
-        _seconds("rejoin_timeout", self.rejoin_timeout)
-        _seconds("auto_commit_interval", self.auto_commit_interval, 0.001)
+        check_seconds("stuck_after", self.stuck_after)
+        check_seconds("session_ttl", self.session_ttl, 0.2)
+        check_seconds("debounce", self.debounce)
+        check_seconds("rejoin_timeout", self.rejoin_timeout)
+        check_seconds("auto_commit_interval", self.auto_commit_interval, 0.001)
         if self.revoke_timeout is not None:
-            _seconds("revoke_timeout", self.revoke_timeout)
-
-
-class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How `run` spreads messages over workers.
-
-    `parallel`: "partition" handles one message of a partition at a time, "key" one of a key.
-    """
-
-    group: str
-    workers: int = 1
-    parallel: Parallel = "partition"
-    max_in_flight: int = 1000
-    max_handler_time: float | None = None
-
-    def __post_init__(self) -> None:
-        _at_least_one("workers", self.workers)
-        _at_least_one("max_in_flight", self.max_in_flight)
-        _one_of("parallel", self.parallel, ("partition", "key"))
-        if self.max_handler_time is not None:
-            _seconds("max_handler_time", self.max_handler_time, 0.001)
+            check_seconds("revoke_timeout", self.revoke_timeout)
 
 
 def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
@@ -305,7 +285,8 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
         raise ConfigError(f"{name}={options[name]!r} is not a number") from None
 
 
-def _seconds(name: str, value: float, least: float = 0) -> None:
+def check_seconds(name: str, value: float, least: float = 0) -> None:
+    """Refuse what is no number of seconds."""
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
@@ -321,12 +302,14 @@ def _bytes(name: str, value: int, most: int = MOST_BYTES) -> None:
         raise ConfigError(f"{name}={value!r}; a whole number of bytes from 1 to {most}")
 
 
-def _at_least_one(name: str, value: int) -> None:
+def check_at_least_one(name: str, value: int) -> None:
+    """Refuse what is no whole number, and those below 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value!r}; a whole number of at least 1 is needed")
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse words that are not known."""
     if value not in known:
         raise ConfigError(f"{name}={value!r}; there are {', '.join(known)}")
 

@@ -10,11 +10,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from pxrs.callers import check_connection, given_connection
 from pxrs.clock import Clock
-from pxrs.core.delivery import Policy
+from pxrs.options import ListenOptions, filled, refuse_unknown, takes
+from pxrs.running.job import DEFAULT_POLICY, ListenerSettings
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.topics import Topics
@@ -145,17 +146,9 @@ class QueueVerbs:
         with self.transaction(join=connection) as work:
             work.send(topic, value, key, partition=partition, headers=headers)
 
+    @takes(ListenOptions, defaults=[ListenerSettings])
     def listen(
-        self,
-        queue: str,
-        handler: Handler,
-        *,
-        workers: int = 1,
-        processes: int = 0,
-        policy: Policy | None = None,
-        deadline: float | None = None,
-        max_handler_time: float | None = None,
-        serde: Serde | None = None,
+        self, queue: str, handler: Handler, **options: Unpack[ListenOptions]
     ) -> Listener | ProcessListener:
         """Call `handler(item, tx)` for the queue's items, with several workers; starts at once.
 
@@ -171,31 +164,19 @@ class QueueVerbs:
         last holder died is handled while no other worker of the process has one in hand.
         """
         from pxrs.arguments import check_handler
-        from pxrs.running.listener import DEFAULT_POLICY, Listener, ListenerSettings
+        from pxrs.running.listener import Listener
 
+        refuse_unknown("listen", options, ListenOptions)
         check_handler(handler, "item", "tx", instead="pxrs.aio's listen")
-        settings = ListenerSettings(
-            queue=queue,
-            workers=workers,
-            policy=DEFAULT_POLICY if policy is None else policy,
-            deadline=deadline,
-            max_handler_time=max_handler_time,
-        )
+        policy, serde = options.get("policy"), options.get("serde")
+        policy = DEFAULT_POLICY if policy is None else policy
+        settings = filled(ListenerSettings, options, queue=queue, policy=policy)
         listener: Listener | ProcessListener
-        if processes:
+        if settings.processes:
             from pxrs.running.listener_processes import ListenerJob, ProcessListener
 
-            job = ListenerJob(
-                url=self.stores.url,
-                queue=queue,
-                handler=handler,
-                workers=workers,
-                policy=settings.policy,
-                deadline=deadline,
-                max_handler_time=max_handler_time,
-                serde=serde,
-            )
-            listener = ProcessListener(job, processes, self.stop)
+            job = ListenerJob(url=self.stores.url, queue=queue, handler=handler, options=options)
+            listener = ProcessListener(job, settings.processes, self.stop)
         else:
             from pxrs.running.listener_turns import Turns
 

@@ -60,7 +60,7 @@ def require_free(folder: Path) -> None:
 
 
 def listening_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "pxrs-aio-ear"]
+    return [thread for thread in threading.enumerate() if thread.name == "pxrs-aio-queue"]
 
 
 async def no_listening_thread() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any, assert_type
 
 import pytest
 
 import pxrs
 from pxrs import aio
+from support.loops import run
 
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
@@ -23,14 +26,12 @@ ONLY_BLOCKING = {
         "has_connection", "holder", "keep_hold", "is_lost", "keeps_on_conflict", "unread",
     },
 }  # fmt: skip
-ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving"}
+ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving", "ConsumerOptions"}
 # These return the classes of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
     "begin", "listen", "commit", "commit_async",
 }  # fmt: skip
-# What a listener's worker tells `take_many`: who awaits is woken and cancelled otherwise.
-OF_WORKERS = {"watch", "stopping"}
 # Attributes of the blocking class, properties of the other.
 ATTRIBUTES = {"Reader": {"topic"}, "Listener": {"handled", "failed"}}
 # What a class is for its own collaborators.
@@ -58,11 +59,7 @@ def verbs(kind: type) -> dict[str, list[tuple[str, object, object]]]:
             found[name] = []
         elif inspect.isfunction(member):
             parameters = inspect.signature(member).parameters.values()
-            found[name] = [
-                (each.name, each.kind, each.default)
-                for each in parameters
-                if each.name not in OF_WORKERS
-            ]
+            found[name] = [(each.name, each.kind, each.default) for each in parameters]
     return found
 
 
@@ -93,12 +90,85 @@ def test_same_types(blocking: type, awaited: type) -> None:
     for name in verbs(awaited).keys() & verbs(blocking).keys():
         mine, theirs = getattr(awaited, name), getattr(blocking, name)
         if inspect.isfunction(mine) and name not in OF_ITS_OWN:
-            expected = {
-                name: kind
-                for name, kind in theirs.__annotations__.items()
-                if name not in OF_WORKERS
-            }
-            assert mine.__annotations__ == expected, name
+            assert types(mine) == types(theirs), name
+
+
+def types(method: Callable[..., object]) -> dict[str, object]:
+    """The types of its parameters and of what it returns."""
+    signature = inspect.signature(method)
+    found = {each.name: each.annotation for each in signature.parameters.values()}
+    return found | {"return": signature.return_annotation}
+
+
+@pytest.mark.parametrize(("blocking", "awaited"), PAIRS, ids=lambda kind: kind.__name__)
+def test_all_of_them_have_help(blocking: type, awaited: type) -> None:
+    for name in verbs(awaited).keys() - ONLY_OURS.get(awaited.__name__, set()):
+        assert inspect.getdoc(getattr(awaited, name)), name
+
+
+def test_what_is_forwarded_is_a_coroutine_function_unless_it_does_not_wait() -> None:
+    for method in (aio.Pxrs.topics, aio.Groups.describe, aio.Queues.rates, aio.UnitOfWork.send):
+        assert inspect.iscoroutinefunction(method)
+    for plain in (aio.Pxrs.stop, aio.Pxrs.health, aio.Consumer.pause, aio.Listener.stop):
+        assert not inspect.iscoroutinefunction(plain)
+
+
+def test_wrong_arguments_are_refused_by_the_blocking_method() -> None:
+    anything: Any = {"groop": "g"}
+
+    async def main() -> None:
+        async with aio.connect("memory://") as px:
+            with pytest.raises(TypeError, match="unexpected keyword argument 'groop'"):
+                await px.groups.describe(**anything)
+
+    run(main())
+
+
+async def type_checkers_know_parameters_and_results(px: aio.Pxrs, consumer: aio.Consumer) -> None:
+    """Never called: mypy checks it. An error that it does not find is an `ignore` too many."""
+    assert_type(await px.topics(), list[pxrs.Topic])
+    assert_type(await px.create_topic("a", partitions=1, retention_ms=5), pxrs.Topic)
+    await px.create_topic("a", partitions="1")  # type: ignore[arg-type]
+    await px.create_topic("a", 1, retention=5)  # type: ignore[call-arg]
+    assert_type(await px.redrive("a.dlq", to=None), dict[str, int])
+    assert_type(px.health(), dict[str, pxrs.Health])
+    assert_type(await px.put("mail", "x", delay=1.0, connection=None), None)
+    await px.put("mail", "x", delay="soon")  # type: ignore[arg-type]
+    await px.send("a", "x")  # type: ignore[call-arg]
+
+    assert_type(await px.groups.list(), list[pxrs.GroupSummary])
+    assert_type(await px.groups.describe("g", lag_seconds=False), pxrs.GroupInfo)
+    await px.groups.describe("g", lag_seconds=5.0)  # type: ignore[arg-type]
+    assert_type(await px.queues.rates("mail", 2.0), pxrs.QueueRates)
+    await px.queues.drop("mail", id=[1])  # type: ignore[call-arg]
+
+    reader = await px.reader("a", serde=pxrs.JSON())
+    assert_type(reader, aio.Reader)
+    assert_type(await reader.read(0, 0, max_records=5), list[pxrs.Message])
+    async for message in reader.follow([0], start="earliest"):
+        assert_type(message, pxrs.Message)
+
+    async with px.producer(linger=0.0) as producer:
+        sent = await producer.send("a", "x", "k", partition=0)
+        assert_type(sent, aio.Sent)
+        assert_type(await sent, pxrs.Position)
+        await producer.send("a", "x", partition="0")  # type: ignore[arg-type]
+        assert_type(await producer.flush(timeout=1.0), None)
+
+    async with px.transaction(strict=True) as tx:
+        assert_type(tx, aio.UnitOfWork)
+        assert_type(await tx.take("mail", 1.0, lock_for=5.0), pxrs.Item | None)
+        assert_type(await tx.take_many("mail", 10), list[pxrs.Item])
+        await tx.put("mail", "x", priority="high")  # type: ignore[arg-type]
+        await tx.send("a", "x", "k", headers=[("a", b"x")])
+        await tx.extend("long")  # type: ignore[arg-type]
+    px.transaction(strict=1)  # type: ignore[arg-type]
+
+    assert_type(await consumer.poll(10, timeout=1.0), list[pxrs.Message])
+    assert_type(await consumer.seek("a", 0, 5), None)
+    await consumer.seek("a", 0, "5")  # type: ignore[arg-type]
+    assert_type(consumer.health(stuck_after=1.0), pxrs.Health)
+    consumer.pause("a")  # type: ignore[arg-type]
 
 
 def test_connect_takes_the_same_parameters() -> None:

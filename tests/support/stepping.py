@@ -58,7 +58,7 @@ class Group:
         settings = ConsumerSettings(
             group="g",
             member_name=name,
-            instance=static,
+            static=static,
             session_ttl=TTL,
             debounce=0.0,
             revoke_timeout=None,

@@ -3,16 +3,13 @@
 Topics, messages and errors are those of `pxrs`.
 """
 
+from pxrs.aio.admin import Groups, Queues
 from pxrs.aio.app import Connecting, Pxrs, connect
-from pxrs.aio.consumer import Arriving, Consumer, Joining
-from pxrs.aio.groups import Groups
-from pxrs.aio.listener import Listener
-from pxrs.aio.producer import Producer
-from pxrs.aio.queues import Queues
+from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions, Joining
+from pxrs.aio.producer import Producer, Sent, SentMany
 from pxrs.aio.reader import Follow, Reader
-from pxrs.aio.sent import Sent, SentMany
-from pxrs.aio.transaction import Transaction
-from pxrs.aio.unit_of_work import UnitOfWork
+from pxrs.aio.running import Listener
+from pxrs.aio.transactions import Transaction, UnitOfWork
 
 __all__ = [
     # opening
@@ -28,6 +25,7 @@ __all__ = [
     # groups
     "Joining",
     "Consumer",
+    "ConsumerOptions",
     "Arriving",
     "Transaction",
     "Groups",

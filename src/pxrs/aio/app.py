@@ -10,39 +10,42 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from pxrs import app as blocking
-from pxrs.aio.consumer import Callback, Joining, OnLoop
-from pxrs.aio.groups import Groups
-from pxrs.aio.handlers import OnOwnLoop, OnThisLoop
+from pxrs import options as blocking_options
+from pxrs.aio.admin import Groups, Queues
+from pxrs.aio.consumer import ConsumerOptions, Joining, OnLoop
 from pxrs.aio.producer import Producer
-from pxrs.aio.queue_verbs import QueueVerbs
+from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.reader import Reader
-from pxrs.aio.signals import stop_on_signals_of_loop
-from pxrs.aio.threads import Threads, outcome, waited_out
-from pxrs.arguments import check_handler
-from pxrs.config import (
-    ConsumerSettings,
-    OnFailure,
-    OnTrimmed,
-    Parallel,
-    ProducerSettings,
-    Start,
-    Strategy,
+from pxrs.aio.running import (
+    ItemHandler,
+    ItemsOnOwnLoop,
+    ItemsOnThisLoop,
+    Listener,
+    MessagesOnOwnLoop,
+    MessagesOnThisLoop,
+    stop_on_signals_of_loop,
 )
+from pxrs.aio.threads import Threads, awaiting, outcome, passing, signed_as, waited_out
+from pxrs.aio.transactions import Surroundings, UnitOfWork
+from pxrs.arguments import check_handler, is_coroutine_function
+from pxrs.callers import check_connection, given_connection
+from pxrs.config import ConsumerSettings, ProducerSettings
 from pxrs.consuming.consumer import Consumer as BlockingConsumer
-from pxrs.consuming.health import Health
-from pxrs.core.retry import Backoff
-from pxrs.core.routing import DEFAULT_PARTITIONER
 from pxrs.errors import DeliveryFailed, OutcomeUnknown
-from pxrs.running.job import Job
-from pxrs.serde import Serde
-from pxrs.topics import TopicInfo
-from pxrs.types import Message, Topic, TopicPartition
-
-_DEFAULTS = ProducerSettings()
-_CONSUMER = ConsumerSettings(group="defaults", member_name="")
+from pxrs.options import (
+    ListenOptions,
+    MemberOptions,
+    ProducerOptions,
+    RunOptions,
+    refuse_unknown,
+    takes,
+)
+from pxrs.running.job import Job, ListenerSettings, job_of
+from pxrs.stores.connections import lend
+from pxrs.types import Message
 
 
 def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Connecting:
@@ -86,178 +89,80 @@ class Connecting:
             raise
 
 
-class Pxrs(QueueVerbs):
+class Pxrs:
     """An open store. Bound to no event loop; `await` its `close`, or use it with `async with`.
 
     Every method is that of `pxrs.Pxrs`, awaited. Cancelling a call does not undo it.
     """
 
     def __init__(self, px: blocking.Pxrs, threads: Threads) -> None:
-        super().__init__(px, threads)
+        self._blocking = px
+        self._threads = threads
+        self._call = threads.call
+        self._waiters = QueueWaiters(px.stores.queues)
         self._closing: Future[None] | None = None
 
     @property
     def url(self) -> str:
         """Where the store is."""
-        return self._px.url
+        return self._blocking.url
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        partitioner: str = DEFAULT_PARTITIONER,
-        retention_ms: int | None = None,
-        retention_bytes: int | None = None,
-    ) -> Topic:
-        """Make a topic with a fixed number of partitions. See `pxrs.Pxrs.create_topic`."""
-        return await self._threads.call(
-            partial(
-                self._px.create_topic,
-                name,
-                partitions,
-                partitioner=partitioner,
-                retention_ms=retention_ms,
-                retention_bytes=retention_bytes,
-            )
-        )
+    create_topic = awaiting(blocking.Pxrs.create_topic)
+    topics = awaiting(blocking.Pxrs.topics)
+    describe_topic = awaiting(blocking.Pxrs.describe_topic)
+    delete_topic = awaiting(blocking.Pxrs.delete_topic)
+    apply_retention = awaiting(blocking.Pxrs.apply_retention)
+    redrive = awaiting(blocking.Pxrs.redrive, waits=True)
 
-    async def topics(self) -> list[Topic]:
-        """All topics, by name."""
-        return await self._threads.call(self._px.topics)
-
-    async def describe_topic(self, name: str) -> TopicInfo:
-        """A topic and what its partitions hold."""
-        return await self._threads.call(partial(self._px.describe_topic, name))
-
-    async def delete_topic(self, name: str) -> None:
-        """Remove a topic and all its messages."""
-        await self._threads.call(partial(self._px.delete_topic, name))
-
-    async def apply_retention(self, name: str) -> None:
-        """Drop now what the topic's retention no longer keeps; producers do it as they go."""
-        await self._threads.call(partial(self._px.apply_retention, name))
-
-    async def redrive(self, topic: str, *, to: str | None = None) -> dict[str, int]:
-        """Send dead letters back to where they came from. See `pxrs.Pxrs.redrive`."""
-        return await outcome(self._threads.start(partial(self._px.redrive, topic, to=to)))
-
-    def producer(
-        self,
-        *,
-        linger: float = _DEFAULTS.linger,
-        batch_bytes: int = _DEFAULTS.batch_bytes,
-        buffer_bytes: int = _DEFAULTS.buffer_bytes,
-        max_message_bytes: int = _DEFAULTS.max_message_bytes,
-        max_block: float = _DEFAULTS.max_block,
-        delivery_timeout: float = _DEFAULTS.delivery_timeout,
-        compression: str = _DEFAULTS.compression,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-    ) -> Producer:
+    @takes(ProducerOptions, defaults=[ProducerSettings])
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A producer, for `async with`. See `pxrs.Pxrs.producer`."""
-        producer = self._px.producer(
-            linger=linger,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_message_bytes=max_message_bytes,
-            max_block=max_block,
-            delivery_timeout=delivery_timeout,
-            compression=compression,
-            serde=serde,
-            key_serde=key_serde,
-        )
-        return Producer(producer, self._threads)
+        return Producer(self._blocking.producer(**options), self._threads)
 
-    async def reader(
-        self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None
-    ) -> Reader:
+    @signed_as(blocking.Pxrs.reader)
+    async def reader(self, *args: Any, **kwargs: Any) -> Reader:
         """Read a topic without a group."""
-        reader = await self._threads.call(
-            partial(self._px.reader, topic, serde=serde, key_serde=key_serde)
-        )
+        reader = await self._call(partial(self._blocking.reader, *args, **kwargs))
         return Reader(reader, self._threads)
 
+    @takes(
+        MemberOptions,
+        blocking_options.ConsumerOptions,
+        ConsumerOptions,
+        defaults=[ConsumerSettings],
+    )
     def consumer(
         self,
         topics: str | Sequence[str] | re.Pattern[str],
         group: str,
-        *,
-        instance: str | None = None,
-        auto_commit: bool = _CONSUMER.auto_commit,
-        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: Start = _CONSUMER.start,
-        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
-        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
-        stuck_after: float = _CONSUMER.stuck_after,
-        session_ttl: float = _CONSUMER.session_ttl,
-        debounce: float = _CONSUMER.debounce,
-        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
-        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: Strategy = _CONSUMER.strategy,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
-        on_assigned: Callback[dict[TopicPartition, int | None]] | None = None,
-        on_revoked: Callback[set[TopicPartition]] | None = None,
-        on_lost: Callback[set[TopicPartition]] | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> Joining:
         """Consume topics as a member of a group: `async with px.consumer(…) as consumer`.
 
         See `pxrs.Pxrs.consumer`. The callbacks run on the event loop, while a call for messages
         is awaited; they may be coroutine functions.
         """
+        refuse_unknown("consumer", options, ConsumerOptions)
 
         def join(on_loop: OnLoop) -> BlockingConsumer:
-            return self._px.consumer(
-                topics,
-                group,
-                instance=instance,
-                auto_commit=auto_commit,
-                auto_commit_interval=auto_commit_interval,
-                start=start,
-                on_trimmed=on_trimmed,
-                prefetch_bytes=prefetch_bytes,
-                stuck_after=stuck_after,
-                session_ttl=session_ttl,
-                debounce=debounce,
-                revoke_timeout=revoke_timeout,
-                rejoin_timeout=rejoin_timeout,
-                strategy=strategy,
-                serde=serde,
-                key_serde=key_serde,
-                on_assigned=on_loop(on_assigned),
-                on_revoked=on_loop(on_revoked),
-                on_lost=on_loop(on_lost),
-            )
+            told: Any = {
+                **options,
+                "on_assigned": on_loop(options.get("on_assigned")),
+                "on_revoked": on_loop(options.get("on_revoked")),
+                "on_lost": on_loop(options.get("on_lost")),
+            }
+            return self._blocking.consumer(topics, group, **told)
 
         return Joining(self._threads, join)
 
+    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, Job])
     async def run(
         self,
         handler: Callable[[Message], Any],
         *,
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
-        workers: int = 1,
-        processes: int = 0,
-        parallel: Parallel = "partition",
-        retry: Backoff = blocking._RETRY,
-        on_failure: OnFailure = blocking._DEAD_LETTER,
-        max_in_flight: int = 1000,
-        max_handler_time: float | None = None,
-        instance: str | None = None,
-        auto_commit_interval: float = _CONSUMER.auto_commit_interval,
-        start: Start = _CONSUMER.start,
-        on_trimmed: OnTrimmed = _CONSUMER.on_trimmed,
-        prefetch_bytes: int = _CONSUMER.prefetch_bytes,
-        stuck_after: float = _CONSUMER.stuck_after,
-        session_ttl: float = _CONSUMER.session_ttl,
-        debounce: float = _CONSUMER.debounce,
-        revoke_timeout: float | None = _CONSUMER.revoke_timeout,
-        rejoin_timeout: float = _CONSUMER.rejoin_timeout,
-        strategy: Strategy = _CONSUMER.strategy,
-        serde: Serde | None = None,
-        key_serde: Serde | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         """Call `handler(message)` for every message of the group's share. See `pxrs.Pxrs.run`.
 
@@ -268,53 +173,101 @@ class Pxrs(QueueVerbs):
         `stop` does; SIGINT is `asyncio.run`'s, which cancels what is awaited.
         """
         check_handler(handler, "message")
-        on_loop = OnThisLoop(handler, asyncio.get_running_loop())
-        job = Job(
-            handler=OnOwnLoop(handler) if processes else on_loop,
-            topic=topic,
-            group=group,
-            workers=workers,
-            processes=processes,
-            parallel=parallel,
-            retry=retry,
-            on_failure=on_failure,
-            max_in_flight=max_in_flight,
-            max_handler_time=max_handler_time,
-            instance=instance,
-            auto_commit_interval=auto_commit_interval,
-            start=start,
-            on_trimmed=on_trimmed,
-            prefetch_bytes=prefetch_bytes,
-            stuck_after=stuck_after,
-            session_ttl=session_ttl,
-            debounce=debounce,
-            revoke_timeout=revoke_timeout,
-            rejoin_timeout=rejoin_timeout,
-            strategy=strategy,
-            serde=serde,
-            key_serde=key_serde,
-        )
-        running = self._px.new_run(job)
+        on_loop = MessagesOnThisLoop(handler, asyncio.get_running_loop())
+        called = MessagesOnOwnLoop(handler) if options.get("processes") else on_loop
+        running = self._blocking.new_run(job_of(called, topic, group, options))
 
         def give_up() -> None:
             running.stop()
             on_loop.abandon()
 
-        with stop_on_signals_of_loop(self._px.stop):
+        with stop_on_signals_of_loop(self._blocking.stop):
             await waited_out(self._threads.start(running.run), give_up)
 
-    def stop(self) -> None:
-        """End every run and listener of this object. Not awaited. See `pxrs.Pxrs.stop`."""
-        self._px.stop()
+    # Work queues
 
-    def health(self) -> dict[str, Health]:
-        """How all that runs under this object is doing, by name. Does not wait."""
-        return self._px.health()
+    @signed_as(blocking.Pxrs.transaction)
+    def transaction(
+        self, connection: None = None, *, commits: Any = None, join: Any = None, **options: Any
+    ) -> UnitOfWork:
+        """A unit of work: `async with px.transaction() as tx`. See `pxrs.Pxrs.transaction`.
+
+        A connection of asyncio (psycopg's AsyncConnection, SQLAlchemy's AsyncSession or
+        AsyncConnection) is used on its loop. Any other is used by another thread when the block
+        ends, and so has to allow that: SQLAlchemy's do, and sqlite3's with
+        `check_same_thread=False`.
+        """
+        given_connection("px.transaction", connection, None, None)
+        begin = partial(
+            self._blocking.transaction, commits=lend(commits), join=lend(join), **options
+        )
+        return UnitOfWork(begin, Surroundings(self._threads, self._waiters))
+
+    @signed_as(blocking.Pxrs.begin)
+    def begin(
+        self, connection: None = None, *, commits: Any = None, join: Any = None, **options: Any
+    ) -> UnitOfWork:
+        """As `transaction`, but `commit()` has to be awaited: leaving the block rolls back.
+
+        `tx = await px.begin()` does without a block.
+        """
+        given_connection("px.begin", connection, None, None)
+        begin = partial(self._blocking.begin, commits=lend(commits), join=lend(join), **options)
+        return UnitOfWork(begin, Surroundings(self._threads, self._waiters))
+
+    @signed_as(blocking.Pxrs.put)
+    async def put(self, *args: Any, connection: Any = None, **options: Any) -> None:
+        """Put one item, durably, or when the caller commits `connection`. See `pxrs.Pxrs.put`."""
+        if connection is None:
+            await self._call(partial(self._blocking.put, *args, **options))
+            return
+        # A cancelled one is waited out: the caller's next statement must not overtake it.
+        async with self.transaction(join=connection, serde=options.pop("serde", None)) as work:
+            await work.put(*args, **options)
+
+    @signed_as(blocking.Pxrs.send)
+    async def send(self, *args: Any, connection: Any, **options: Any) -> None:
+        """Send one message when, and only if, the caller commits. See `pxrs.Pxrs.send`."""
+        check_connection(connection)
+        async with self.transaction(join=connection) as work:
+            await work.send(*args, **options)
+
+    @takes(ListenOptions, defaults=[ListenerSettings])
+    def listen(
+        self, queue: str, handler: ItemHandler, **options: Unpack[ListenOptions]
+    ) -> Listener:
+        """Call `handler(item, tx)` for the queue's items. See `pxrs.Pxrs.listen`.
+
+        With a coroutine function `workers` is how many items are awaited at a time, on this loop,
+        and `tx` is awaited, too. A plain function is called by threads, with a blocking `tx`.
+        `async with px.listen(…)` stops it and waits for what is in hand; stop it before the loop
+        ends.
+        """
+        check_handler(handler, "item", "tx")
+        on_loop = ItemsOnThisLoop(handler, asyncio.get_running_loop(), self._waiters)
+        called: Any = handler
+        if is_coroutine_function(handler):
+            called = ItemsOnOwnLoop(handler) if options.get("processes") else on_loop
+        listener = self._blocking.listen(queue, called, **options)
+        on_loop.stop = listener.stop
+        return Listener(listener, self._threads, on_loop.abandon, self._blocking.stop)
+
+    create_queue = awaiting(blocking.Pxrs.create_queue)
+
+    @property
+    def queues(self) -> Queues:
+        """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
+        return Queues(self._blocking.queues, self._threads)
+
+    # All that runs
+
+    stop = passing(blocking.Pxrs.stop)
+    health = passing(blocking.Pxrs.health)
 
     @property
     def groups(self) -> Groups:
         """The groups of this store: list, describe, explain, reset and delete them."""
-        return Groups(self._px.groups, self._threads)
+        return Groups(self._blocking.groups, self._threads)
 
     async def close(self) -> None:
         """Stop every listener and run, close every consumer, flush every producer, close the store.
@@ -327,12 +280,12 @@ class Pxrs(QueueVerbs):
         """Close because of an error that is on its way: see `pxrs.Producer._end`."""
         if self._closing is None:
             # In this context: a handler that closes the store must not wait for itself.
-            end = partial(self._px._end, reason)
+            end = partial(self._blocking._end, reason)
             self._closing = self._threads.start(partial(copy_context().run, end))
             self._threads.close()
-            self._ears.close()
+            self._waiters.close()
             await outcome(self._closing)
-        elif not self._px.is_around_here:  # else who closes it waits for this very handler
+        elif not self._blocking.is_around_here:  # else who closes it waits for this very handler
             with suppress(DeliveryFailed, OutcomeUnknown):  # the first one is told
                 await outcome(self._closing)
 

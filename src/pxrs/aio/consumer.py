@@ -12,22 +12,30 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from pxrs.aio.threads import Threads, outcome
-from pxrs.aio.transaction import Transaction
+from pxrs.aio.threads import Threads, awaiting, outcome, passing
+from pxrs.aio.transactions import Transaction
 from pxrs.arguments import check_timeout, check_whole
 from pxrs.callers import refuse_unsaid
 from pxrs.consuming import consumer as blocking
-from pxrs.consuming.callbacks import Parts
 from pxrs.consuming.consumer import RUN
-from pxrs.consuming.health import Health
 from pxrs.consuming.in_hand import Run
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
+from pxrs.options import MemberOptions
 from pxrs.stores.connections import lend
 from pxrs.types import Message, TopicPartition
 
 T = TypeVar("T")
 
 Callback = Callable[[T], Awaitable[None] | None]
+
+
+class ConsumerOptions(MemberOptions, total=False):
+    """As `pxrs.ConsumerOptions`; the callbacks may be coroutine functions."""
+
+    auto_commit: bool
+    on_assigned: Callback[dict[TopicPartition, int | None]] | None
+    on_revoked: Callback[set[TopicPartition]] | None
+    on_lost: Callback[set[TopicPartition]] | None
 
 
 class Joining:
@@ -72,7 +80,7 @@ class Consumer:
     """
 
     def __init__(self, consumer: blocking.Consumer, threads: Threads, on_loop: OnLoop) -> None:
-        self._consumer = consumer
+        self._blocking = consumer
         self._threads = threads
         self._on_loop = on_loop
         self._in_use = False
@@ -83,16 +91,14 @@ class Consumer:
     @property
     def member(self) -> str:
         """This member's name in the group."""
-        return self._consumer.member
+        return self._blocking.member
 
     @property
     def assignment(self) -> set[TopicPartition]:
         """The partitions owned now."""
-        return self._consumer.assignment
+        return self._blocking.assignment
 
-    def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
-        """How this consumer is doing. Does not wait."""
-        return self._consumer.health(stuck_after=stuck_after, lag_limit=lag_limit)
+    health = passing(blocking.Consumer.health)
 
     async def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
         """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
@@ -103,14 +109,14 @@ class Consumer:
         check_timeout(timeout)
         self._refuse_inside()
         self._refuse_another()
-        self._consumer.member_steps.finish()
-        return self._consumer.member_steps.all_at_once(await self._next(max_records, timeout))
+        self._blocking.member_steps.finish()
+        return self._blocking.member_steps.all_at_once(await self._next(max_records, timeout))
 
     def __aiter__(self) -> Arriving[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self._refuse_inside()
         self._refuse_another()
-        self._consumer.member_steps.finish()
+        self._blocking.member_steps.finish()
         return Arriving(self._one_by_one)
 
     def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
@@ -118,7 +124,7 @@ class Consumer:
         check_whole("max_records", max_records, least=1)
         self._refuse_inside()
         self._refuse_another()
-        self._consumer.member_steps.finish()
+        self._blocking.member_steps.finish()
         return Arriving(partial(self._by_partition, max_records))
 
     def commit(self, message: Message | None = None) -> Coroutine[Any, Any, None]:
@@ -128,12 +134,12 @@ class Consumer:
         `pxrs.Consumer.commit`.
         """
         self._refuse_inside()
-        return self._threads.call(self._consumer.committing(message))
+        return self._threads.call(self._blocking.committing(message))
 
     def commit_async(self) -> Awaitable[None]:
         """Commit what was handed out so far in the background. It need not be awaited."""
         self._refuse_inside()
-        return Going(self._consumer.commit_async())
+        return Going(self._blocking.commit_async())
 
     def transaction(self, connection: None = None, *, commits: Any = None) -> Transaction:
         """Commit the checkpoint of what was handed out together with the caller's writes.
@@ -144,7 +150,7 @@ class Consumer:
         so has to allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
         """
         self._refuse_inside()
-        begun = self._consumer.transaction(connection, commits=lend(commits))
+        begun = self._blocking.transaction(connection, commits=lend(commits))
         return Transaction(begun, self._transaction_changed)
 
     async def run_transaction(
@@ -161,7 +167,7 @@ class Consumer:
         """
         refuse_unsaid(connection, "consumer.run_transaction(work, commits=connection)")
         self._refuse_inside()
-        for begun in self._consumer.attempts(lend(commits), attempts):
+        for begun in self._blocking.attempts(lend(commits), attempts):
             try:
                 async with Transaction(begun, self._transaction_changed) as tx:
                     result = work(tx)
@@ -171,25 +177,10 @@ class Consumer:
                     raise
         raise AssertionError("unreachable: the last attempt raises")
 
-    async def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on from this offset, and make it the checkpoint. See `pxrs.Consumer.seek`."""
-        self._refuse_inside()
-        await self._calm()
-        await self._threads.call(partial(self._consumer.seek, topic, partition, offset))
-
-    async def seek_to_time(self, timestamp: int, parts: Parts | None = None) -> None:
-        """Go on from the first messages of this time (ms) or later, or from the end."""
-        self._refuse_inside()
-        await self._calm()
-        await self._threads.call(partial(self._consumer.seek_to_time, timestamp, parts))
-
-    def pause(self, *parts: TopicPartition) -> None:
-        """Hand out nothing of these partitions until `resume`. Not awaited: it does not wait."""
-        self._consumer.pause(*parts)
-
-    def resume(self, *parts: TopicPartition) -> None:
-        """Go on with these partitions. Not awaited: it does not wait."""
-        self._consumer.resume(*parts)
+    seek = awaiting(blocking.Consumer.seek)
+    seek_to_time = awaiting(blocking.Consumer.seek_to_time)
+    pause = passing(blocking.Consumer.pause)
+    resume = passing(blocking.Consumer.resume)
 
     async def close(self) -> None:
         """Finish: commit what was handled, release everything and leave the group at once."""
@@ -198,7 +189,7 @@ class Consumer:
             self._refuse_inside()
         with suppress(PxrsError):
             await self._calm()
-        await outcome(self._threads.start(self._consumer.close))
+        await outcome(self._threads.start(self._blocking.close))
 
     async def __aenter__(self) -> Consumer:
         return self
@@ -212,10 +203,15 @@ class Consumer:
         await self.close()
 
     async def _one_by_one(self) -> Iterator[Message]:
-        return self._consumer.member_steps.one_by_one(await self._next(RUN, None))
+        return self._blocking.member_steps.one_by_one(await self._next(RUN, None))
 
     async def _by_partition(self, most: int) -> Iterator[list[Message]]:
-        return self._consumer.member_steps.by_partition(await self._next(most, None))
+        return self._blocking.member_steps.by_partition(await self._next(most, None))
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        self._refuse_inside()
+        await self._calm()
+        return await self._threads.call(work)
 
     def _transaction_changed(self, inside: bool) -> None:
         if inside:
@@ -250,7 +246,7 @@ class Consumer:
         await asyncio.sleep(0)  # full buffers must not keep other tasks from their turn
         await self._calm()
         while True:
-            if self._consumer.settled and (runs := self._consumer.take(most)):
+            if self._blocking.settled and (runs := self._blocking.take(most)):
                 return runs
             left = None if deadline is None else deadline - loop.time()
             # Woken, it comes back early: only the time decides.
@@ -258,11 +254,11 @@ class Consumer:
                 return []
 
     async def _wait(self, timeout: float | None) -> bool:
-        self._waiting = self._threads.start(partial(self._consumer.wait, timeout))
+        self._waiting = self._threads.start(partial(self._blocking.wait, timeout))
         try:
             found = await outcome(self._waiting)
         except asyncio.CancelledError:
-            self._consumer.wake()
+            self._blocking.wake()
             raise
         except BaseException:
             self._waiting = None
@@ -278,7 +274,7 @@ class Consumer:
         if self._waiting is None or _callback_of.get() is self._on_loop:
             return
         left = self._waiting
-        self._consumer.wake()
+        self._blocking.wake()
         try:
             await outcome(left)
         finally:

@@ -1,19 +1,20 @@
-"""The producer for asyncio."""
+"""The producer for asyncio, and the handles that it gives out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from pxrs.aio.sent import Sent, SentMany
-from pxrs.aio.threads import Threads, called, outcome
+import msgspec
+
+from pxrs.aio.threads import Threads, awaiting, called, outcome
 from pxrs.errors import StoreError
 from pxrs.producing import handles as blocking_sent
 from pxrs.producing import producer as blocking
-from pxrs.types import Header, Topic
+from pxrs.types import Header, Position, Topic
 
 
 class Producer:
@@ -24,10 +25,11 @@ class Producer:
     """
 
     def __init__(self, producer: blocking.Producer, threads: Threads) -> None:
-        self._producer = producer
+        self._blocking = producer
         self._lanes = producer.lanes
         self._threads = threads
 
+    # Written out: to gather arguments and spread them again would take a fifth of its time.
     async def send(
         self,
         topic: str,
@@ -45,7 +47,7 @@ class Producer:
         if not self._lanes.ready(topic):
             await self._prepare(topic)
         return Sent(
-            self._producer.send(
+            self._blocking.send(
                 topic, value, key, partition=partition, headers=headers, timestamp=timestamp
             )
         )
@@ -58,14 +60,12 @@ class Producer:
         sent = blocking_sent.SentMany([], [])
         await self._prepare(topic)
         with blocking_sent.counted(sent):
-            for _ in self._producer.sending(topic, messages, sent):
+            for _ in self._blocking.sending(topic, messages, sent):
                 if not self._lanes.ready(topic):
                     await self._prepare(topic)
         return SentMany(sent)
 
-    async def flush(self, timeout: float | None = None) -> None:
-        """Return when everything handed over so far is settled. See `pxrs.Producer.flush`."""
-        await outcome(self._threads.start(partial(self._producer.flush, timeout)))
+    flush = awaiting(blocking.Producer.flush, waits=True)
 
     async def close(self) -> None:
         """Flush and stop. Sending afterwards raises `Closed`. See `pxrs.Producer.close`."""
@@ -83,7 +83,7 @@ class Producer:
         await self._end(error)
 
     async def _end(self, reason: BaseException | None) -> None:
-        await outcome(self._threads.start(partial(self._producer._end, reason)))
+        await outcome(self._threads.start(partial(self._blocking._end, reason)))
 
     async def _prepare(self, topic: str) -> None:
         """Let others run, then wait for whatever the next message would have to wait for."""
@@ -105,7 +105,7 @@ class Producer:
                 return await self._threads.call(partial(self._lanes.find, topic))
             except StoreError as error:
                 await asyncio.sleep(patience.pause(error))
-            self._producer.refuse_closed()
+            self._blocking.refuse_closed()
 
     async def _room(self) -> None:
         outbox = self._lanes.outbox
@@ -114,3 +114,72 @@ class Producer:
                 await called(outbox.when_room)
         except TimeoutError:
             raise outbox.full() from None
+
+
+class Sent(msgspec.Struct, frozen=True, gc=False):
+    """A message that was handed over. `await sent` says where it was written."""
+
+    _sent: blocking_sent.Sent
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._sent.done
+
+    async def result(self, timeout: float | None = None) -> Position:
+        """Wait until the message is durable.
+
+        It is committed at once, together with all others that are there by then. Raises what
+        kept it from being appended, or `TimeoutError`; then it may still be appended later,
+        and so it may after a cancellation.
+        """
+        if self._sent.done:
+            return self._sent.result()
+        parcel = self._sent._parcel
+        parcel.waiters.append(None)
+        try:
+            await _settled([self._sent], timeout)
+            return self._sent.result()
+        finally:
+            parcel.waiters.pop()
+
+    def __await__(self) -> Generator[Any, None, Position]:
+        return self.result().__await__()
+
+
+class SentMany(Sequence[Sent]):
+    """The handles of a `send_many`, in the order of its messages."""
+
+    __slots__ = ("_many",)
+
+    def __init__(self, many: blocking_sent.SentMany) -> None:
+        self._many = many
+
+    def __len__(self) -> int:
+        return len(self._many)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._many[at]
+        return SentMany(found) if isinstance(at, slice) else Sent(found)
+
+    def __iter__(self) -> Iterator[Sent]:
+        return map(Sent, self._many)
+
+    async def result(self, timeout: float | None = None) -> list[Position]:
+        """Wait until all are durable; where each was written."""
+        with self._many._waited_for():
+            await _settled(self._many, timeout)
+            return self._many.result()
+
+    def __await__(self) -> Generator[Any, None, list[Position]]:
+        return self.result().__await__()
+
+
+async def _settled(many: Sequence[blocking_sent.Sent], timeout: float | None) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            for sent in many:
+                if not sent.done:
+                    await called(sent._wake)
+    except TimeoutError:
+        raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried") from None

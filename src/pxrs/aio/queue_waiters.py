@@ -10,109 +10,112 @@ from pxrs.aio.threads import called
 from pxrs.stores.api import QueueStore, Watch
 
 
-class Ears:
+class QueueWaiters:
     """The watches of one connection, shared by all who wait for the same queue. Thread-safe."""
 
     def __init__(self, queues: QueueStore) -> None:
         self._queues = queues
         self._lock = threading.Lock()
-        self._listening: dict[str, Listening] = {}
+        self._watched: dict[str, WatchedQueue] = {}
 
-    def ear(self, queue: str) -> Ear:
+    def waiter(self, queue: str) -> QueueWaiter:
         """For one who is going to wait; it has to be opened, and closed."""
-        return Ear(self, queue)
+        return QueueWaiter(self, queue)
 
-    def join(self, ear: Ear) -> None:
-        """Ring it from now on. Asks the store, so it is not for the loop's thread."""
+    def join(self, waiter: QueueWaiter) -> None:
+        """Notify it from now on. Asks the store, so it is not for the loop's thread."""
         with self._lock:
-            found = self._listening.get(ear.queue)
+            found = self._watched.get(waiter.queue)
             if found is None:
-                found = Listening(self._queues.watch(ear.queue))
-                self._listening[ear.queue] = found
+                found = WatchedQueue(self._queues.watch(waiter.queue))
+                self._watched[waiter.queue] = found
                 threading.Thread(
-                    target=self._listen, args=(ear.queue, found), name="pxrs-aio-ear", daemon=True
+                    target=self._listen,
+                    args=(waiter.queue, found),
+                    name="pxrs-aio-queue",
+                    daemon=True,
                 ).start()
-            found.ears.add(ear)
+            found.waiters.add(waiter)
 
-    def leave(self, ear: Ear) -> None:
-        """Do not ring it any more; the last one to leave ends the thread."""
+    def leave(self, waiter: QueueWaiter) -> None:
+        """Do not notify it any more; the last one to leave ends the thread."""
         with self._lock:
-            found = self._listening.get(ear.queue)
+            found = self._watched.get(waiter.queue)
             if found is None:
                 return
-            found.ears.discard(ear)
-            if not found.ears:
-                del self._listening[ear.queue]
+            found.waiters.discard(waiter)
+            if not found.waiters:
+                del self._watched[waiter.queue]
                 found.watch.close()
 
     def close(self) -> None:
-        """Ring all of them, for the last time."""
+        """Notify all of them, for the last time."""
         with self._lock:
-            found, self._listening = list(self._listening.values()), {}
+            found, self._watched = list(self._watched.values()), {}
         for each in found:
             each.watch.close()
 
-    def _listen(self, queue: str, listening: Listening) -> None:
+    def _listen(self, queue: str, watched: WatchedQueue) -> None:
         while True:
-            listening.watch.wait()
+            watched.watch.wait()
             with self._lock:
-                ears = list(listening.ears)
-                over = self._listening.get(queue) is not listening
-            for ear in ears:
-                ear.ring()
+                waiters = list(watched.waiters)
+                over = self._watched.get(queue) is not watched
+            for waiter in waiters:
+                waiter.notify()
             if over:
                 return
 
 
-class Listening:
+class WatchedQueue:
     """A watch and those who want to hear of it."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        self.ears: set[Ear] = set()
+        self.waiters: set[QueueWaiter] = set()
 
 
-class Ear:
-    """One task's part in it: what rings before it waits ends the wait at once."""
+class QueueWaiter:
+    """One task's part in it: what happens before it waits ends the wait at once."""
 
-    def __init__(self, ears: Ears, queue: str) -> None:
+    def __init__(self, waiters: QueueWaiters, queue: str) -> None:
         self.queue = queue
-        self._ears = ears
+        self._waiters = waiters
         self._lock = threading.Lock()
-        self._rung = False
+        self._notified = False
         self._wake: Callable[[], None] | None = None
 
     def open(self) -> None:
-        """Begin to listen. Not for the loop's thread."""
-        self._ears.join(self)
+        """Begin to watch. Not for the loop's thread."""
+        self._waiters.join(self)
 
-    def quiet(self) -> None:
-        """Forget what has rung so far: its owner is about to look."""
-        self._rung = False
+    def clear(self) -> None:
+        """Forget what has happened so far: its owner is about to look."""
+        self._notified = False
 
-    async def heard(self, timeout: float | None) -> None:
+    async def wait(self, timeout: float | None) -> None:
         """Wait until there may be something, or for so many seconds."""
         try:
             async with asyncio.timeout(timeout):
-                await called(self._on_ring)
+                await called(self._on_notice)
         except TimeoutError:
             return
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake who waits, or let the next wait end at once. From any thread."""
         with self._lock:
-            self._rung = True
+            self._notified = True
             wake, self._wake = self._wake, None
         if wake is not None:
             wake()
 
     def close(self) -> None:
-        """Listen no more. It does not wait."""
-        self._ears.leave(self)
+        """Watch no more. It does not wait."""
+        self._waiters.leave(self)
 
-    def _on_ring(self, wake: Callable[[], None]) -> None:
+    def _on_notice(self, wake: Callable[[], None]) -> None:
         with self._lock:
-            if not self._rung:
+            if not self._notified:
                 self._wake = wake
                 return
         wake()

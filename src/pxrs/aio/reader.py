@@ -5,40 +5,33 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from pxrs.aio.threads import Threads, outcome
+from pxrs.aio.threads import Threads, awaiting, outcome
 from pxrs.consuming import reader as blocking
 from pxrs.consuming.reader import Start
-from pxrs.types import Bounds, Message, Topic
+from pxrs.types import Message, Topic
 
 
 class Reader:
     """Reads a topic. See `pxrs.Reader`."""
 
     def __init__(self, reader: blocking.Reader, threads: Threads) -> None:
-        self._reader = reader
+        self._blocking = reader
         self._threads = threads
+        self._call = threads.call
 
     @property
     def topic(self) -> Topic:
         """The topic that is read."""
-        return self._reader.topic
+        return self._blocking.topic
 
-    async def read(self, partition: int, offset: int, max_records: int = 1000) -> list[Message]:
-        """Messages from `offset` on, at most `max_records`. See `pxrs.Reader.read`."""
-        return await self._threads.call(partial(self._reader.read, partition, offset, max_records))
-
-    async def bounds(self, partition: int) -> Bounds:
-        """The partition's first offset, and the one its next message will get."""
-        return await self._threads.call(partial(self._reader.bounds, partition))
-
-    async def offset_at(self, partition: int, timestamp: int) -> int | None:
-        """Offset of the first message of `timestamp` (ms) or later; None if there is none yet."""
-        return await self._threads.call(partial(self._reader.offset_at, partition, timestamp))
+    read = awaiting(blocking.Reader.read)
+    bounds = awaiting(blocking.Reader.bounds)
+    offset_at = awaiting(blocking.Reader.offset_at)
 
     def follow(
         self,
@@ -52,7 +45,8 @@ class Reader:
         finding them asks the store, which a call that is not awaited can't do. To have them
         fixed at a point of your choosing, `messages = await reader.follow()` and iterate later.
         """
-        return Follow(self._threads, self._reader, partitions, start, timeout)
+        follow = partial(blocking.Follower, self._blocking, partitions, start, timeout)
+        return Follow(self._threads, follow)
 
 
 class Follow(AsyncIterator[Message]):
@@ -62,16 +56,9 @@ class Follow(AsyncIterator[Message]):
     if there is one, goes on where it was. For one task at a time.
     """
 
-    def __init__(
-        self,
-        threads: Threads,
-        reader: blocking.Reader,
-        partitions: Sequence[int] | None,
-        start: Start | Mapping[int, Start],
-        timeout: float | None,
-    ) -> None:
+    def __init__(self, threads: Threads, follow: Callable[[], blocking.Follower]) -> None:
         self._threads = threads
-        self._open_follower = partial(blocking.Follower, reader, partitions, start, timeout)
+        self._open_follower = follow
         self._follower: blocking.Follower | None = None
         self._taking: Future[list[Message] | None] | None = None
         self._ready: deque[Message] = deque()

@@ -1,20 +1,26 @@
-"""Where an event loop's blocking calls go, and how it hears that they are done."""
+"""Where an event loop's blocking calls go, and how it hears that they are done.
+
+Methods that only make a blocking call are not written out: `describe = awaiting(Groups.describe)`.
+Their object has the blocking one in `_blocking`, and in `_call` how calls are made.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pxrs.errors import Closed, InvalidRequest
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _SHORT_CALLS = 8
 
@@ -171,3 +177,45 @@ def fulfil(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def awaiting(
+    method: Callable[Concatenate[Any, P], T], *, waits: bool = False
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The blocking method, made by a thread and awaited, with its parameters, types and help.
+
+    `waits`: it may take for ever, so it gets a thread of its own.
+    """
+
+    @wraps(method)
+    async def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        work = partial(getattr(self._blocking, method.__name__), *args, **kwargs)
+        return await (outcome(self._threads.start(work)) if waits else self._call(work))
+
+    return forward
+
+
+def passing(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """The blocking method as it is: it does not wait, so it is not awaited."""
+
+    @wraps(method)
+    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._blocking, method.__name__)(*args, **kwargs)
+
+    return forward
+
+
+def signed_as(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """For one that does more than to forward: it has the blocking method's parameters."""
+
+    def sign(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        signed: Any = function
+        own = inspect.signature(function)
+        signed.__signature__ = inspect.signature(method).replace(
+            return_annotation=own.return_annotation
+        )
+        return function
+
+    return sign

@@ -91,7 +91,7 @@ class MemberSteps:
                 ),
                 ttl=settings.session_ttl,
                 client=settings.client,
-                rejoin_timeout=settings.rejoin_timeout if settings.instance else None,
+                rejoin_timeout=settings.rejoin_timeout if settings.static else None,
             ),
             stores.coord,
             topics,

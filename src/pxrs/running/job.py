@@ -1,4 +1,4 @@
-"""What `px.run` was asked to do, as a value: for threads here, or for other processes."""
+"""What `px.run` and `px.listen` were asked to do, as values: for threads, or other processes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Protocol
 import msgspec
 
 from pxrs.config import (
-    ConsumerSettings,
     DeadLetter,
     OnFailure,
-    OnTrimmed,
     Parallel,
-    RunnerSettings,
-    Start,
     Stop,
-    Strategy,
+    check_at_least_one,
+    check_one_of,
+    check_seconds,
 )
 from pxrs.consuming.health import Health
+from pxrs.core.delivery import ConsumeTimes, Policy, check_policy
 from pxrs.core.retry import Backoff
 from pxrs.errors import ConfigError
+from pxrs.options import MemberOptions, RunOptions, filled, refuse_unknown
 from pxrs.running.inside import employer
 from pxrs.running.signals import stop_on_signals
 from pxrs.serde import Serde, check_serde
@@ -31,6 +31,8 @@ from pxrs.types import Message
 Handler = Callable[[Message], Any]
 # How long closing a store waits for handlers.
 _PATIENCE = 30.0
+DEFAULT_POLICY = ConsumeTimes(5, Backoff(first=0.5, longest=60.0))
+_SHORTEST_DEADLINE = 0.05
 
 
 class Running(Protocol):
@@ -89,31 +91,21 @@ class Begun:
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of `run`."""
+    """The arguments of `run`. `member`: those of its consumer."""
 
     handler: Handler
     topic: str | Sequence[str] | re.Pattern[str]
     group: str
-    workers: int
-    processes: int
-    parallel: Parallel
-    retry: Backoff
-    on_failure: OnFailure
-    max_in_flight: int
-    max_handler_time: float | None
-    instance: str | None
-    auto_commit_interval: float
-    start: Start
-    on_trimmed: OnTrimmed
-    prefetch_bytes: int
-    stuck_after: float
-    session_ttl: float
-    debounce: float
-    revoke_timeout: float | None
-    rejoin_timeout: float
-    strategy: Strategy
-    serde: Serde | None
-    key_serde: Serde | None
+    member: MemberOptions
+    workers: int = 1
+    processes: int = 0
+    parallel: Parallel = "partition"
+    retry: Backoff = Backoff(attempts=5)
+    on_failure: OnFailure = DeadLetter()
+    max_in_flight: int = 1000
+    max_handler_time: float | None = None
+    serde: Serde | None = None
+    key_serde: Serde | None = None
 
     def __post_init__(self) -> None:
         # What is found only when the first handler fails is found by nobody.
@@ -121,6 +113,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         _instance_of(
             "on_failure", self.on_failure, (DeadLetter, Stop), "pxrs.DeadLetter() or pxrs.Stop()"
         )
+        check_at_least_one("workers", self.workers)
+        check_at_least_one("max_in_flight", self.max_in_flight)
+        check_one_of("parallel", self.parallel, ("partition", "key"))
+        if self.max_handler_time is not None:
+            check_seconds("max_handler_time", self.max_handler_time, 0.001)
         check_serde(self.serde, "serde")
         check_serde(self.key_serde, "key_serde")
         processes: object = self.processes
@@ -131,40 +128,46 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self, number: int) -> dict[str, Any]:
         """For the `run` of worker process `number`."""
-        arguments = msgspec.structs.asdict(self)
-        arguments["processes"] = 0
-        if self.instance is not None:
-            arguments["instance"] = f"{self.instance}-{number}"
+        arguments = msgspec.structs.asdict(self) | {"processes": 0}
+        arguments |= arguments.pop("member")
+        if arguments.get("instance") is not None:
+            arguments["instance"] += f"-{number}"
         return arguments
 
-    def running(self) -> RunnerSettings:
-        """What the runner has to know."""
-        return RunnerSettings(
-            group=self.group,
-            workers=self.workers,
-            parallel=self.parallel,
-            max_in_flight=self.max_in_flight,
-            max_handler_time=self.max_handler_time,
-        )
 
-    def consuming(self, member_name: str, client: str) -> ConsumerSettings:
-        """What its consumer has to know."""
-        return ConsumerSettings(
-            group=self.group,
-            member_name=member_name,
-            instance=self.instance is not None,
-            client=client,
-            auto_commit_interval=self.auto_commit_interval,
-            start=self.start,
-            on_trimmed=self.on_trimmed,
-            prefetch_bytes=self.prefetch_bytes,
-            stuck_after=self.stuck_after,
-            session_ttl=self.session_ttl,
-            debounce=self.debounce,
-            revoke_timeout=self.revoke_timeout,
-            rejoin_timeout=self.rejoin_timeout,
-            strategy=self.strategy,
-        )
+def job_of(
+    handler: Handler,
+    topic: str | Sequence[str] | re.Pattern[str],
+    group: str,
+    options: RunOptions,
+) -> Job:
+    """What `run` was called with, checked."""
+    refuse_unknown("run", options, RunOptions)
+    member = {name: it for name, it in options.items() if name not in Job.__struct_fields__}
+    return filled(Job, options, handler=handler, topic=topic, group=group, member=member)
+
+
+class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a listener is told. `deadline`: seconds an item is held, extended while it is handled.
+
+    `max_handler_time`: after that it is not extended any more, and others get the item.
+    """
+
+    queue: str
+    workers: int = 1
+    processes: int = 0
+    policy: Policy = DEFAULT_POLICY
+    deadline: float | None = None
+    max_handler_time: float | None = None
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if type(self.workers) is not int or self.workers < 1:
+            raise ConfigError(f"workers = {self.workers!r}; one at least is needed")
+        if self.deadline is not None and not self.deadline >= _SHORTEST_DEADLINE:
+            raise ConfigError(f"deadline = {self.deadline}; {_SHORTEST_DEADLINE} s at least")
+        if self.max_handler_time is not None and self.deadline is None:
+            raise ConfigError("max_handler_time needs a deadline: that is what is not extended")
 
 
 def _instance_of(name: str, value: object, kinds: type | tuple[type, ...], example: str) -> None:

@@ -17,15 +17,12 @@ from itertools import count
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from pxrs.clock import Clock
 from pxrs.consuming.health import Health, Outage
-from pxrs.core.delivery import ConsumeTimes, Policy, check_policy, describe
+from pxrs.core.delivery import describe
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
     Closed,
-    ConfigError,
     Fenced,
     InvalidRequest,
     OutcomeUnknown,
@@ -38,6 +35,7 @@ from pxrs.queues.unit_of_work import CAREFUL_WAIT, Found, UnitOfWork
 from pxrs.running.dead_letters import printable, words_of
 from pxrs.running.handler_results import refuse_unfinished
 from pxrs.running.inside import employer, work_for
+from pxrs.running.job import ListenerSettings
 from pxrs.running.listener_turns import Turns
 from pxrs.running.runner import QUIET, tell_of_the_wait
 from pxrs.running.signals import stop_on_signals, wait_awake
@@ -45,32 +43,8 @@ from pxrs.stores.api import QueueStore, Watch
 
 Handler = Callable[[Item, UnitOfWork], Any]
 _LOG = logging.getLogger("pxrs.listen")
-DEFAULT_POLICY = ConsumeTimes(5, Backoff(first=0.5, longest=60.0))
 _STORE_AWAY = Backoff(first=0.05, longest=5.0)
 _EXTENSIONS_PER_DEADLINE = 3
-_SHORTEST_DEADLINE = 0.05
-
-
-class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a listener is told. `deadline`: seconds an item is held, extended while it is handled.
-
-    `max_handler_time`: after that it is not extended any more, and others get the item.
-    """
-
-    queue: str
-    workers: int = 1
-    policy: Policy = DEFAULT_POLICY
-    deadline: float | None = None
-    max_handler_time: float | None = None
-
-    def __post_init__(self) -> None:
-        check_policy(self.policy)
-        if type(self.workers) is not int or self.workers < 1:
-            raise ConfigError(f"workers = {self.workers!r}; one at least is needed")
-        if self.deadline is not None and not self.deadline >= _SHORTEST_DEADLINE:
-            raise ConfigError(f"deadline = {self.deadline}; {_SHORTEST_DEADLINE} s at least")
-        if self.max_handler_time is not None and self.deadline is None:
-            raise ConfigError("max_handler_time needs a deadline: that is what is not extended")
 
 
 class Listener:

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 
 from pxrs.consuming.health import Health
-from pxrs.core.delivery import Policy
 from pxrs.errors import InvalidRequest
+from pxrs.options import ListenOptions
 from pxrs.running.dead_letters import words_of
 from pxrs.running.processes import Workers, refuse_memory
 from pxrs.running.signals import stop_on_signals, wait_awake
-from pxrs.serde import Serde
 
 
 class ListenerJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,21 +23,15 @@ class ListenerJob(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     queue: str
     handler: Callable[..., Any]
-    workers: int
-    policy: Policy
-    deadline: float | None
-    max_handler_time: float | None
-    serde: Serde | None
+    options: ListenOptions
 
     def __call__(self, number: int) -> None:
         """Listen in this process until it is told to stop."""
         from pxrs.app import connect
 
-        arguments = msgspec.structs.asdict(self)
-        url, queue = arguments.pop("url"), arguments.pop("queue")
-        handler = arguments.pop("handler")
-        with connect(url) as px:
-            px.listen(queue, handler, **arguments).join()
+        with connect(self.url) as px:
+            here: ListenOptions = {**self.options, "processes": 0}
+            px.listen(self.queue, self.handler, **here).join()
 
 
 class ProcessListener:

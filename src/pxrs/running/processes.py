@@ -67,10 +67,9 @@ class WatchedJob:
 
     def __init__(self, told: WorkerJob) -> None:
         self._told = told
-        settings = told.job.running()
         context = multiprocessing.get_context("spawn")
         decoder = Decoder(told.job.key_serde, told.job.serde)
-        self._casualties = Killers(context, settings.workers, told.job.retry.attempts, decoder)
+        self._casualties = Killers(context, told.job.workers, told.job.retry.attempts, decoder)
 
     def for_worker(self, number: int) -> WorkerJob:
         """For a process that is about to be started."""
@@ -333,6 +332,8 @@ def _parts_of(target: Any) -> Iterator[tuple[str, Any]]:
     for name, value in parts.items():
         if isinstance(value, Job):
             yield from _parts_of(value)
+        elif isinstance(value, dict):
+            yield from value.items()
         else:
             yield name, value
 

@@ -59,7 +59,7 @@ class Runner:
         join: Callable[[Runner], Consumer],
     ) -> None:
         self._handler = job.handler
-        self._settings = job.running()
+        self._job = job
         self._retry = job.retry
         self._clock = clock
         self._decoder = Decoder(job.key_serde, job.serde)
@@ -94,7 +94,7 @@ class Runner:
 
     def health(self) -> dict[str, Health]:
         """What its consumer can't tell: that there is none yet, or what ends the run."""
-        name = f"run:{self._settings.group}"
+        name = f"run:{self._job.group}"
         if self._failure is not None:
             return {name: Health("failed", words_of(self._failure))}
         if self._consumer is None:
@@ -106,7 +106,7 @@ class Runner:
         consumer = self._consumer = self._join(self)
         workers = [
             threading.Thread(target=self._work, name=f"pxrs-worker-{number}", daemon=True)
-            for number in range(self._settings.workers)
+            for number in range(self._job.workers)
         ]
         for worker in workers:
             worker.start()
@@ -120,7 +120,7 @@ class Runner:
     def _dispatch(self, consumer: Consumer) -> None:
         while not self._stopping:
             try:
-                for run in consumer.take_away(self._settings.max_in_flight, _LOOK):
+                for run in consumer.take_away(self._job.max_in_flight, _LOOK):
                     self._put(run)
             except Closed:
                 if self._stopping:
@@ -156,7 +156,7 @@ class Runner:
             self._turn.notify_all()
 
     def _lane(self, message: Message) -> Hashable:
-        if self._settings.parallel == "key" and message.key is not None:
+        if self._job.parallel == "key" and message.key is not None:
             return (message.topic, message.partition, message.key)
         return (message.topic, message.partition)
 
@@ -273,7 +273,7 @@ class Runner:
         """Write the dead letter. While the store is away its message counts as not handled."""
         while True:
             try:
-                grave = letters.bury(message, self._settings.group, attempts, error)
+                grave = letters.bury(message, self._job.group, attempts, error)
                 what = _describe(message, attempts, error)
                 _LOG.error("%s; it is in %r now", what, grave, exc_info=printable(error))
                 return None
@@ -290,7 +290,7 @@ class Runner:
 
     def _watch_the_clock(self) -> None:
         """A handler that takes longer than it may ends the run: a thread can't be killed."""
-        limit = self._settings.max_handler_time
+        limit = self._job.max_handler_time
         if limit is None:
             return
         now = self._clock.monotonic()
@@ -316,7 +316,7 @@ class Runner:
         self._stopping = True
         with self._turn:
             self._turn.notify_all()
-        hanging = self._settings.max_handler_time
+        hanging = self._job.max_handler_time
         for worker in workers:
             worker.join(QUIET if hanging is None else min(QUIET, hanging))
             if worker.is_alive():

@@ -1,14 +1,18 @@
 """The listener for asyncio, and handlers that are coroutine functions.
 
-A worker thread takes an item and calls the handler; while that is awaited on the loop, the thread
+`run` calls a handler in a worker thread, which waits while it is awaited on the loop. A listener's
+worker thread takes an item and calls the handler; while that is awaited on the loop, the thread
 makes the calls of its transaction. So one thread takes, works and commits, as locks want it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
@@ -16,20 +20,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pxrs.aio.handlers import awaited, runner_of_this_thread
-from pxrs.aio.queue_waiters import Ears
-from pxrs.aio.signals import stop_on_signals_of_loop
-from pxrs.aio.threads import Calls, Threads, fulfil, outcome, waited_out
-from pxrs.aio.unit_of_work import Surroundings, UnitOfWork
+from pxrs.aio.queue_waiters import QueueWaiters
+from pxrs.aio.threads import Calls, Threads, fulfil, outcome, passing, waited_out
+from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.queues import unit_of_work as blocking_work
 from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item
 from pxrs.running import listener as blocking
+from pxrs.running.handler_results import refuse_unfinished
 from pxrs.running.listener_processes import ProcessListener
+from pxrs.running.runner import Abandoned
+from pxrs.running.signals import LOOK, stop_on_signals
+from pxrs.types import Message
 
 T = TypeVar("T")
 
-Handler = Callable[[Item, Any], Any]
+MessageHandler = Callable[[Message], Any]
+ItemHandler = Callable[[Item, Any], Any]
 
 
 class Listener:
@@ -42,7 +49,7 @@ class Listener:
         abandon: Callable[[], None],
         stop_all: Callable[[], None],
     ) -> None:
-        self._listener = listener
+        self._blocking = listener
         self._threads = threads
         self._abandon = abandon
         self._stop_all = stop_all
@@ -50,21 +57,19 @@ class Listener:
     @property
     def handled(self) -> int | None:
         """How many items were handled; processes count for themselves (None)."""
-        return getattr(self._listener, "handled", None)
+        return getattr(self._blocking, "handled", None)
 
     @property
     def failed(self) -> int | None:
         """How often the handler failed; processes count for themselves (None)."""
-        return getattr(self._listener, "failed", None)
+        return getattr(self._blocking, "failed", None)
 
     def start(self) -> Listener:
         """Start the workers again, after a `stop`. Not awaited: it does not wait."""
-        self._listener.start()
+        self._blocking.start()
         return self
 
-    def stop(self) -> None:
-        """Take no more items and finish those in hand. Not awaited: it does not wait."""
-        self._listener.stop()
+    stop = passing(blocking.Listener.stop)
 
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until all workers have finished; whether they have. See `pxrs.Listener.join`.
@@ -72,7 +77,7 @@ class Listener:
         On the main thread's loop SIGTERM meanwhile does what `Pxrs.stop` does. SIGINT is
         `asyncio.run`'s, which cancels what is awaited.
         """
-        join = partial(copy_context().run, self._listener.join, timeout)
+        join = partial(copy_context().run, self._blocking.join, timeout)
         with stop_on_signals_of_loop(self._stop_all):
             return await outcome(self._threads.start(join))
 
@@ -86,24 +91,26 @@ class Listener:
         trace: TracebackType | None,
     ) -> None:
         """Let the workers finish. A cancellation meanwhile cancels the handlers, too."""
-        self._listener.stop()
+        self._blocking.stop()
         with stop_on_signals_of_loop(self._stop_all):
-            await waited_out(self._threads.start(self._listener.join), self._abandon)
+            await waited_out(self._threads.start(self._blocking.join), self._abandon)
 
 
-class OnThisLoop:
+class ItemsOnThisLoop:
     """Calls a coroutine function for worker threads; it is awaited on the caller's loop."""
 
-    def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop, ears: Ears) -> None:
+    def __init__(
+        self, handler: ItemHandler, loop: asyncio.AbstractEventLoop, waiters: QueueWaiters
+    ) -> None:
         self._handler = handler
         self._loop = loop
-        self._ears = ears
+        self._waiters = waiters
         self._handling: set[asyncio.Task[None]] = set()
         self.stop: Callable[[], None] = lambda: None
 
     def __call__(self, item: Item, work: blocking_work.UnitOfWork) -> None:
         calls = Calls()
-        tx = UnitOfWork(lambda: work, Surroundings(calls, self._ears, one_thread=True))
+        tx = UnitOfWork(lambda: work, Surroundings(calls, self._waiters, one_thread=True))
         over: Future[None] = Future()
         begin = partial(self._begin, _handle(self._handler, item, tx), over)
         # Not run_coroutine_threadsafe: its future is done when it is cancelled, not when the
@@ -136,13 +143,13 @@ class OnThisLoop:
             task.cancel()
 
 
-class OnOwnLoop(msgspec.Struct, frozen=True):
+class ItemsOnOwnLoop(msgspec.Struct, frozen=True):
     """The same in worker processes: every thread has a loop of its own there."""
 
-    handler: Handler
+    handler: ItemHandler
 
     def __call__(self, item: Item, work: blocking_work.UnitOfWork) -> None:
-        around = Surroundings(AtOnce(), Ears(Unseen(work).queues), one_thread=True)
+        around = Surroundings(AtOnce(), QueueWaiters(Unseen(work).queues), one_thread=True)
         tx = UnitOfWork(lambda: work, around)
         runner_of_this_thread().run(_handle(self.handler, item, tx))
 
@@ -156,6 +163,90 @@ class AtOnce:
         return future
 
 
-async def _handle(handler: Handler, item: Item, tx: UnitOfWork) -> None:
+async def _handle(handler: ItemHandler, item: Item, tx: UnitOfWork) -> None:
     await tx
     await awaited(handler(item, tx))
+
+
+class MessagesOnThisLoop:
+    """Calls a handler for worker threads; what it returns is awaited on the caller's loop."""
+
+    def __init__(self, handler: MessageHandler, loop: asyncio.AbstractEventLoop) -> None:
+        self._handler = handler
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._in_flight: set[Future[Any]] = set()
+        self._abandoned = False
+
+    def __call__(self, message: Message) -> None:
+        found = self._handler(message)
+        if not inspect.isawaitable(found):
+            refuse_unfinished(found)
+            return
+        with self._lock:
+            awaiting = asyncio.run_coroutine_threadsafe(awaited(found), self._loop)
+            self._in_flight.add(awaiting)
+            if self._abandoned:
+                awaiting.cancel()
+        try:
+            awaiting.result()
+        except CancelledError:
+            if self._abandoned:
+                raise Abandoned from None
+            raise
+        finally:
+            self._in_flight.discard(awaiting)
+
+    def abandon(self) -> None:
+        """Cancel what is awaited now; its messages are neither handled nor failed."""
+        with self._lock:
+            self._abandoned = True
+            for awaiting in list(self._in_flight):
+                awaiting.cancel()
+
+
+class MessagesOnOwnLoop(msgspec.Struct, frozen=True):
+    """The same in worker processes: every thread has a loop of its own there."""
+
+    handler: MessageHandler
+
+    def __call__(self, message: Message) -> None:
+        found = self.handler(message)
+        if inspect.isawaitable(found):
+            runner_of_this_thread().run(awaited(found))
+        else:
+            refuse_unfinished(found)
+
+
+_loops = threading.local()
+
+
+def runner_of_this_thread() -> asyncio.Runner:
+    """Made at the first call, and kept."""
+    if not hasattr(_loops, "runner"):
+        _loops.runner = asyncio.Runner()
+    runner: asyncio.Runner = _loops.runner
+    return runner
+
+
+async def awaited(found: Any) -> Any:
+    """An awaitable of any kind, as a coroutine."""
+    return await found
+
+
+@contextmanager
+def stop_on_signals_of_loop(stop: Callable[[], None]) -> Iterator[None]:
+    """As `stop_on_signals`, for a block that awaits: the loop has to wake up now and then."""
+    loop = asyncio.get_running_loop()
+    next_look: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal next_look
+        next_look = loop.call_later(LOOK, look)
+
+    look()
+    try:
+        with stop_on_signals(stop):
+            yield
+    finally:
+        next_look.cancel()

@@ -1,18 +1,19 @@
-"""The unit of work for asyncio."""
+"""The unit of work and the consumer's transaction for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pxrs.aio.queue_waiters import Ears
-from pxrs.aio.threads import Calls, own_thread, waited_out
+from pxrs.aio.queue_waiters import QueueWaiters
+from pxrs.aio.threads import Calls, awaiting, own_thread, signed_as, waited_out
+from pxrs.consuming import transactions as consuming
 from pxrs.core.delivery import Policy
 from pxrs.errors import Closed, InvalidRequest
 from pxrs.queues import unit_of_work as blocking
@@ -20,7 +21,6 @@ from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item
 from pxrs.queues.unit_of_work import _FOREVER, CAREFUL_WAIT
 from pxrs.stores.connections import own_side
-from pxrs.types import Header
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Surroundings(NamedTuple):
     """
 
     place: Place
-    ears: Ears
+    waiters: QueueWaiters
     one_thread: bool = False
 
 
@@ -73,25 +73,19 @@ class UnitOfWork:
     @property
     def is_open(self) -> bool:
         """Whether it was neither committed nor rolled back."""
-        return self._running().work.is_open
+        return self._blocking.is_open
 
     @property
     def in_hand(self) -> int:
         """How many items it holds."""
-        return self._running().work.in_hand
+        return self._blocking.in_hand
 
     # Taking and putting
 
-    async def take(
-        self,
-        queue: str,
-        timeout: float | None = None,
-        *,
-        policy: Policy = _FOREVER,
-        lock_for: float | None = None,
-    ) -> Item | None:
+    @signed_as(blocking.UnitOfWork.take)
+    async def take(self, queue: str, *args: Any, **kwargs: Any) -> Item | None:
         """The next item of the queue; None if none came in time. See `pxrs.UnitOfWork.take`."""
-        items = await self.take_many(queue, 1, timeout, policy=policy, lock_for=lock_for)
+        items = await self.take_many(queue, 1, *args, **kwargs)
         return items[0] if items else None
 
     async def take_many(
@@ -110,19 +104,19 @@ class UnitOfWork:
         items, _ = await attempt()
         if items or (timeout is not None and timeout <= 0):
             return items
-        ear = self._around.ears.ear(queue)
+        waiter = self._around.waiters.waiter(queue)
         try:
-            await self._call(ear.open)
+            await self._call(waiter.open)
             while True:
-                # Quiet first, then looked: what comes in between rings.
-                ear.quiet()
+                # Cleared first, then looked: what comes in between is noticed.
+                waiter.clear()
                 items, due = await attempt()
                 left = None if deadline is None else deadline - loop.time()
                 if items or (left is not None and left <= 0):
                     return items
-                await ear.heard(min(w for w in (left, due, CAREFUL_WAIT) if w is not None))
+                await waiter.wait(min(w for w in (left, due, CAREFUL_WAIT) if w is not None))
         finally:
-            ear.close()
+            waiter.close()
 
     async def _attempt(
         self, queue: str, count: int, policy: Policy, lock_for: float | None
@@ -139,56 +133,20 @@ class UnitOfWork:
         unseen.seen(items)
         return items, due
 
-    async def put(
-        self,
-        queue: str,
-        value: Any,
-        *,
-        priority: int = 0,
-        delay: float = 0.0,
-        key: str | None = None,
-        headers: Sequence[Header] | None = None,
-        dedupe: str | None = None,
-        dedupe_window: float = 300.0,
-    ) -> None:
+    @signed_as(blocking.UnitOfWork.put)
+    async def put(self, *args: Any, **kwargs: Any) -> None:
         """Put an item when, and only if, this transaction commits. See `pxrs.UnitOfWork.put`."""
-        put = partial(
-            self._running().work.put,
-            queue,
-            value,
-            priority=priority,
-            delay=delay,
-            key=key,
-            headers=headers,
-            dedupe=dedupe,
-            dedupe_window=dedupe_window,
-        )
+        put = partial(self._blocking.put, *args, **kwargs)
         if self._calls or self._around.one_thread:
             await self._call(put)
         else:
             put()  # only notes it: nobody else can have the transaction's lock
 
-    async def extend(self, seconds: float) -> None:
-        """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
-        await self._call(partial(self._running().work.extend, seconds))
+    extend = awaiting(blocking.UnitOfWork.extend)
 
     # Messages and SQL
 
-    async def send(
-        self,
-        topic: str,
-        value: Any,
-        key: Any = None,
-        *,
-        partition: int | None = None,
-        headers: Sequence[Header] | None = None,
-    ) -> None:
-        """Send a message when, and only if, this transaction commits."""
-        await self._call(
-            partial(
-                self._running().work.send, topic, value, key, partition=partition, headers=headers
-            )
-        )
+    send = awaiting(blocking.UnitOfWork.send)
 
     @property
     def connection(self) -> Any:
@@ -198,11 +156,11 @@ class UnitOfWork:
         """
         if not self._ran_sql:
             raise InvalidRequest("await tx.execute(…) first: that begins the database transaction")
-        return own_side(self._running().work.connection)
+        return own_side(self._blocking.connection)
 
     async def execute(self, statement: str, parameters: Any = ()) -> Any:
         """Run a statement of the caller's in this transaction. Take items before."""
-        work = self._running().work
+        work = self._blocking
         if self._own is None and not self._around.one_thread:
             self._own = own_thread()
             self._end_own = weakref.finalize(self, self._own.end)
@@ -214,17 +172,17 @@ class UnitOfWork:
 
     async def commit(self) -> None:
         """Remove what was taken and do everything else, in one commit. See `pxrs.UnitOfWork`."""
-        await self._end(self._running().work.commit)
+        await self._end(self._blocking.commit)
 
     async def finish(self) -> None:
         """Commit, unless the transaction has ended already."""
-        await self._end(self._running().work.finish)
+        await self._end(self._blocking.finish)
 
     async def rollback(self, error: str = "") -> None:
         """Give back everything taken and forget everything else. It succeeds in the end."""
         # When the store was closed nothing is held any more.
         with suppress(Closed):
-            await self._end(partial(self._running().work.rollback, error))
+            await self._end(partial(self._blocking.rollback, error))
 
     def __await__(self) -> Generator[Any, None, UnitOfWork]:
         return self.__aenter__().__await__()
@@ -242,7 +200,7 @@ class UnitOfWork:
         trace: TracebackType | None,
     ) -> None:
         try:
-            await self._end(partial(self._running().work.__exit__, kind, error, trace))
+            await self._end(partial(self._blocking.__exit__, kind, error, trace))
         except Closed:
             if error is None:
                 raise
@@ -273,7 +231,93 @@ class UnitOfWork:
         finally:
             self._calls -= 1
 
+    @property
+    def _blocking(self) -> blocking.UnitOfWork:
+        return self._running().work
+
     def _running(self) -> Running:
         if self._begun is None:
             raise InvalidRequest("`async with` the transaction, or `await` it, before it is used")
         return self._begun
+
+
+class Transaction(UnitOfWork):
+    """`async with consumer.transaction() as tx`. See `pxrs.Transaction`.
+
+    Locks belong to threads, so one thread enters, works and leaves. Whatever is awaited in the
+    block holds up everybody who commits checkpoints, and from the first `execute` on everybody
+    who writes to the store: await nothing slow in it. A block that is left by a cancellation is
+    rolled back; one that is cancelled while it commits may be committed. Either way nothing is
+    locked any more when the cancelled task goes on.
+    """
+
+    def __init__(self, tx: consuming.Transaction, on_change: Callable[[bool], None]) -> None:
+        self._tx = tx
+        self._unseen = Unseen(tx)
+        self._on_change = on_change
+        self._thread: Calls | None = None
+        super().__init__(tx.__enter__, Surroundings(self, QueueWaiters(self._unseen.queues), True))
+
+    def submit(self, work: Callable[[], Any]) -> Any:
+        """See `pxrs.aio.transactions.Place`: all calls are made by the one thread."""
+        if self._thread is None:
+            raise InvalidRequest("use the transaction with `async with`, inside its block")
+        return self._thread.submit(work)
+
+    @property
+    def connection(self) -> Any:
+        """The database connection that will commit: the caller's, or once `execute` has run."""
+        if not self._blocking.has_connection:
+            raise InvalidRequest("await tx.execute(…) first: that begins the database transaction")
+        return own_side(self._blocking.connection)
+
+    async def __aenter__(self) -> Transaction:
+        if self._thread is not None:
+            raise InvalidRequest("a transaction can be used once; call transaction() again")
+        self._on_change(True)
+        self._thread = own_thread()
+        entering = self._start(self._begin)
+        try:
+            await self._done(entering)
+        except asyncio.CancelledError as error:
+            if entering.exception() is None:
+                await self._leave(type(error), error, error.__traceback__)
+            else:
+                self._let_go()
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+        self._begun = Running(self._tx, self._unseen)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._begun = None
+        await self._leave(kind, error, trace)
+
+    async def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            # In its turn: a statement that a cancelled call has left behind is finished first.
+            leave = partial(self._tx.__exit__, kind, error, trace)
+            await self._done(self._start(partial(self._unseen.end, leave)))
+        finally:
+            self._let_go()
+
+    async def _end(self, how: Callable[[], None]) -> None:
+        """The thread stays: it has to leave the block, too."""
+        await self._done(self._start(partial(self._unseen.end, how)))
+
+    def _let_go(self) -> None:
+        assert self._thread is not None
+        self._thread.end()
+        self._on_change(False)

@@ -1,0 +1,41 @@
+"""Groups and queues as people look after them, for asyncio."""
+
+from __future__ import annotations
+
+from pxrs.aio.threads import Threads, awaiting
+from pxrs.groups import admin as groups
+from pxrs.queues import admin as queues
+
+
+class Groups:
+    """Lists, describes, explains, resets and deletes groups. See `pxrs.Groups`."""
+
+    def __init__(self, blocking: groups.Groups, threads: Threads) -> None:
+        self._blocking = blocking
+        self._call = threads.call
+
+    list = awaiting(groups.Groups.list)
+    describe = awaiting(groups.Groups.describe)
+    explain = awaiting(groups.Groups.explain)
+    reset = awaiting(groups.Groups.reset)
+    delete = awaiting(groups.Groups.delete)
+
+
+class Queues:
+    """Makes, lists, describes, looks into and clears out queues. See `pxrs.Queues`."""
+
+    def __init__(self, blocking: queues.Queues, threads: Threads) -> None:
+        self._blocking = blocking
+        self._threads = threads
+        self._call = threads.call
+
+    create = awaiting(queues.Queues.create)
+    list = awaiting(queues.Queues.list)
+    describe = awaiting(queues.Queues.describe)
+    rates = awaiting(queues.Queues.rates, waits=True)
+    peek = awaiting(queues.Queues.peek)
+    purge = awaiting(queues.Queues.purge)
+    delete = awaiting(queues.Queues.delete)
+    dead = awaiting(queues.Queues.dead)
+    redrive = awaiting(queues.Queues.redrive)
+    drop = awaiting(queues.Queues.drop)

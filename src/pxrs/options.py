@@ -1,0 +1,191 @@
+"""The options of `producer`, `consumer`, `run` and `listen`, declared once for all who take them.
+
+Functions take them as `**options: Unpack[ConsumerOptions]`, so type checkers know every name and
+type. Defaults and checks are those of the settings that are filled with them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
+
+import msgspec
+
+from pxrs.config import OnFailure, OnTrimmed, Parallel, Start, Strategy
+from pxrs.core.delivery import Policy
+from pxrs.core.retry import Backoff
+from pxrs.serde import Serde
+from pxrs.types import TopicPartition
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What `px.producer` takes. Seconds and bytes.
+
+    linger: seconds that a message may wait for company if nobody waits for it.
+    batch_bytes: when a batch is full; one batch is of one thread and partition.
+    buffer_bytes: what may be on its way in all. When it is full, `send` waits …
+    max_block: … for so many seconds, then it raises `BufferFull`.
+    max_message_bytes: key, value and headers; larger ones are a `MessageTooLarge`.
+    delivery_timeout: seconds that a message is tried, from when its batch was begun.
+    compression: of batches: "none", "gzip", "snappy", "lz4" or "zstd".
+    serde, key_serde: how objects become values and keys; without, they are text or bytes.
+    """
+
+    linger: float
+    batch_bytes: int
+    buffer_bytes: int
+    max_message_bytes: int
+    max_block: float
+    delivery_timeout: float
+    compression: str
+    serde: Serde | None
+    key_serde: Serde | None
+
+
+class MemberOptions(TypedDict, total=False):
+    """How a member takes part in its group: for `px.consumer` and `px.run`.
+
+    instance: a name that makes the member static: it keeps its partitions across a quick restart.
+    auto_commit_interval: seconds between two commits of what was handled.
+    start: where to begin without a checkpoint: "earliest", "latest", or "error" to raise.
+    on_trimmed: what to do when retention has removed the checkpoint's message: "error" to raise,
+        or jump to "earliest" or "latest", which is recorded.
+    prefetch_bytes: how much is fetched ahead, of all partitions together.
+    stuck_after: seconds that a handler may be at the same messages before that is reported.
+    session_ttl: seconds that a member that is frozen or cut off keeps its partitions.
+    debounce: seconds that a change of the group waits for more: many joins, one rebalance.
+    revoke_timeout: seconds that a handler may hold a partition that is meant for another member;
+        then it is taken by force. None: as long as its session lives.
+    rejoin_timeout: seconds that a static member's partitions wait for it.
+    strategy: "sticky" moves the fewest partitions; "fair" and "range" divide anew, in order.
+    serde, key_serde: how values and keys become objects; without, they are bytes.
+    """
+
+    instance: str | None
+    auto_commit_interval: float
+    start: Start
+    on_trimmed: OnTrimmed
+    prefetch_bytes: int
+    stuck_after: float
+    session_ttl: float
+    debounce: float
+    revoke_timeout: float | None
+    rejoin_timeout: float
+    strategy: Strategy
+    serde: Serde | None
+    key_serde: Serde | None
+
+
+class ConsumerOptions(MemberOptions, total=False):
+    """What `px.consumer` takes, besides `MemberOptions`.
+
+    auto_commit: whether handled messages are committed in the background.
+    on_assigned: called with the partitions that came and their checkpoints.
+    on_revoked: called with the partitions that are about to go; it can still commit.
+    on_lost: called instead when there was no time to ask.
+    """
+
+    auto_commit: bool
+    on_assigned: Callable[[dict[TopicPartition, int | None]], None] | None
+    on_revoked: Callable[[set[TopicPartition]], None] | None
+    on_lost: Callable[[set[TopicPartition]], None] | None
+
+
+class RunOptions(MemberOptions, total=False):
+    """What `px.run` takes, besides `MemberOptions`.
+
+    workers: threads, in each process.
+    processes: how many processes do it, each a member of its own; 0: none but this one.
+    parallel: handle one message of a "partition" at a time, or one of a "key".
+    retry: when a handler that raised is called again, and how often.
+    on_failure: what then becomes of the message: `DeadLetter()` or `Stop()`.
+    max_in_flight: how many messages may be fetched and not finished.
+    max_handler_time: seconds after which a handler that has not returned ends the run.
+    """
+
+    workers: int
+    processes: int
+    parallel: Parallel
+    retry: Backoff
+    on_failure: OnFailure
+    max_in_flight: int
+    max_handler_time: float | None
+
+
+class ListenOptions(TypedDict, total=False):
+    """What `px.listen` takes.
+
+    workers: threads, in each process.
+    processes: how many processes do it; 0: none but this one.
+    policy: how often an item is delivered, and when again; None: five times, with growing delays.
+    deadline: seconds after which an item is lost unless it is being handled: then it is extended.
+    max_handler_time: seconds after which it is not extended any more, and others get the item.
+    serde: how bodies become objects.
+    """
+
+    workers: int
+    processes: int
+    policy: Policy | None
+    deadline: float | None
+    max_handler_time: float | None
+    serde: Serde | None
+
+
+def takes(*kinds: type, defaults: Sequence[type[msgspec.Struct]]) -> Callable[[F], F]:
+    """Let `help` and `inspect.signature` show each option of a function that takes `**options`.
+
+    The last kind has all of them; those before are the ones that it extends.
+    """
+
+    def describe(function: F) -> F:
+        known = {name: it for each in defaults for name, it in _defaults_of(each).items()}
+        own = inspect.signature(function)
+        *named, _ = own.parameters.values()
+        options = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=known.get(name),
+                annotation=kind.__forward_arg__,
+            )
+            for name, kind in kinds[-1].__annotations__.items()
+        ]
+        described: Any = function
+        described.__signature__ = own.replace(parameters=[*named, *options])
+        listed = "\n\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
+        described.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
+        return function
+
+    return describe
+
+
+def _defaults_of(settings: type[msgspec.Struct]) -> dict[str, object]:
+    # The last ones of the fields have these.
+    pairs = zip(
+        reversed(settings.__struct_fields__), reversed(settings.__struct_defaults__), strict=False
+    )
+    return {name: value for name, value in pairs if value is not msgspec.NODEFAULT}
+
+
+def refuse_unknown(call: str, options: Mapping[str, object], kind: type) -> None:
+    """Raise the `TypeError` that Python raises for arguments that a function does not have."""
+    known = kind.__annotations__
+    for name in options:
+        if name not in known:
+            from difflib import get_close_matches
+
+            meant = get_close_matches(name, known, n=1)
+            advice = (
+                f"Did you mean {meant[0]!r}?" if meant else f"It takes {', '.join(sorted(known))}"
+            )
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}. {advice}")
+
+
+def filled(settings: type[S], options: Mapping[str, object], **given: object) -> S:
+    """The settings with what is given, and with those of the options that they have."""
+    own = {name: value for name, value in options.items() if name in settings.__struct_fields__}
+    return settings(**{**own, **given})
