@@ -67,6 +67,9 @@ def each_point(px: Pxrs, files: re.Pattern[str], work: Callable[[Pxrs], None]) -
     """The work, interrupted at one point after the other, and dropped."""
     px.create_topic("orders", partitions=1)
     work(px)
+    # What other tests have left need not be looked through at every point.
+    gc.collect()
+    gc.freeze()
     for point in count():
         try:
             struck = interrupted_at(point, lambda: work(px), strike, files)
