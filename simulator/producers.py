@@ -85,7 +85,7 @@ class SteppedProducer(Producer):
         super().__init__(topics, log, clock, settings)
         self._committer._pause = lambda where: None  # type: ignore[method-assign]
         # The judge asks for every result.
-        self._undelivered.log = lambda parcels: None  # type: ignore[method-assign]
+        self._undelivered.log = lambda batches: None  # type: ignore[method-assign]
 
     def _run(self) -> None:
         """Steps stand for the thread."""
@@ -137,7 +137,7 @@ class Judge:
         The garbage collector does not look into a `Sent`: it would keep the whole world.
         """
         for *_, sent in self.sent:
-            if (error := sent._parcel.error) is not None:
+            if (error := sent._pending.error) is not None:
                 error.__traceback__ = None
         self.sent.clear()
 
@@ -274,8 +274,8 @@ class World:
             who, where, value, _ = left[0]
             raise Broken(f"{value.decode()} of {who} to {where} is not settled after all")
         for who, where, value, sent in self._judge.sent[last:]:
-            if sent._parcel.error is not None:
-                raise Broken(f"{who} can't send {value.decode()} to {where}: {sent._parcel.error}")
+            if sent._pending.error is not None:
+                raise Broken(f"{who} can't send {value.decode()} to {where}: {sent._pending.error}")
         self._judge.check()
 
     def _say(self, text: str) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from pxrs.clock import Clock
-from pxrs.queues.hold_session import Keeper
+from pxrs.queues.hold_session import HoldSession
 from pxrs.stores.api import Stores
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
@@ -244,8 +244,8 @@ class StepLock:
         self.release()
 
 
-class SteppedKeeper(Keeper):
-    """A keeper whose chores are steps, and whose pauses let the world go on."""
+class SteppedKeeper(HoldSession):
+    """A hold session whose chores are steps, and whose pauses let the world go on."""
 
     def __init__(self, stores: Stores, clock: Clock, ttl: float, wait: Callable[[], None]) -> None:
         super().__init__(stores, clock, ttl, threads=False)

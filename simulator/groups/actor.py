@@ -146,7 +146,7 @@ class Actor:
             with self._tolerating("renew"):
                 session.renew()
             with self._tolerating("renew what holds its items"):
-                self._transacting.keeper.renew()
+                self._transacting.hold_session.renew()
             self._renewing = False
 
     # The background's thread

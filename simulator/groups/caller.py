@@ -18,7 +18,7 @@ from pxrs.consuming.transactions import Transaction, Transactions
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
 from pxrs.errors import OutcomeUnknown, PxrsError
-from pxrs.queues.held_items import Desk
+from pxrs.queues.held_items import Context
 from pxrs.stores.api import Stores
 from pxrs.testing.faults import Interrupted
 from pxrs.topics import Topics
@@ -320,8 +320,8 @@ class Transacting:
         self._rng = rng
         self._numbers = count(1)
         self._with_queues = plan.queues
-        self.keeper = SteppedKeeper(stores, clock, plan.ttl, wait)
-        shared = Desk(stores, topics, clock, self.keeper, Random(rng.random()))
+        self.hold_session = SteppedKeeper(stores, clock, plan.ttl, wait)
+        shared = Context(stores, topics, clock, self.hold_session, Random(rng.random()))
         self._transactions = Transactions(shared, member, lambda: None)
 
     def handle(

@@ -1,4 +1,4 @@
-"""A simulated process that takes and puts: the real transactions and their keeper, in steps."""
+"""A simulated process that takes and puts: real transactions and their session, in steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pxrs.errors import (
     StoreError,
     TransactionConflict,
 )
-from pxrs.queues.held_items import Desk
+from pxrs.queues.held_items import Context
 from pxrs.queues.item import Item
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.api import Stores
@@ -62,9 +62,9 @@ class Worker:
         self._rng = rng
         self._say = say
         own = ShiftedClock(clock, rng.uniform(0, 1000))
-        self.keeper = SteppedKeeper(stores, own, plan.ttl, lambda: wait(self))
+        self.hold_session = SteppedKeeper(stores, own, plan.ttl, lambda: wait(self))
         topics = Topics(stores.coord, stores.log, own)
-        self._desk = Desk(stores, topics, own, self.keeper, Random(rng.random()))
+        self._context = Context(stores, topics, own, self.hold_session, Random(rng.random()))
         self.alive = True
         self.frozen = False
         self.thaw_at = 0.0
@@ -157,16 +157,16 @@ class Worker:
                 job.work.extend(1.0)
 
     def renew(self) -> None:
-        """The keeper's thread, which is not the one that works."""
+        """The hold session's thread, which is not the one that works."""
         if not self.renewing:
             self.renewing = True
             with self._tolerating("renew"):
-                self.keeper.renew()
+                self.hold_session.renew()
             self.renewing = False
 
     def tidy(self) -> None:
         with self._tolerating("tidy"):
-            self.keeper.tidy()
+            self.hold_session.tidy()
 
     def end(self) -> None:
         """The process is gone."""
@@ -176,7 +176,7 @@ class Worker:
     def _some_job(self) -> Job:
         if self.jobs and (len(self.jobs) >= _MOST_OPEN or self._rng.random() < 0.5):
             return self._rng.choice(self.jobs)
-        job = Job(UnitOfWork(self._desk, commit_on_exit=False))
+        job = Job(UnitOfWork(self._context, commit_on_exit=False))
         self._kept.append(job.work)
         self.jobs.append(job)
         return job

@@ -14,7 +14,7 @@ from simulator.queues.worker import Worker
 from simulator.stage import Broken, Died, Events, Stage, weighed
 
 _PATIENCE = 60.0
-# The keeper's own calls: its thread does not wait for the one that works.
+# The hold session's own calls: its thread does not wait for the one that works.
 _ASIDE = ("renew", "close the session", "open a session", "reap")
 
 

@@ -269,7 +269,7 @@ class Pxrs(QueueVerbs):
     ) -> Consumer:
         from pxrs.consuming.consumer import Consumer
 
-        consumer = Consumer(self._desk(), wanted, settings, decoder, callbacks, elsewhere)
+        consumer = Consumer(self._context(), wanted, settings, decoder, callbacks, elsewhere)
         self._consumers.add(consumer)
         return consumer
 

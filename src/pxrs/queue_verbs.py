@@ -23,7 +23,7 @@ from pxrs.types import Header, Queue
 
 if TYPE_CHECKING:
     from pxrs.queues.admin import Queues
-    from pxrs.queues.held_items import Desk
+    from pxrs.queues.held_items import Context
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Handler, Listener
     from pxrs.running.listener_processes import ProcessListener
@@ -54,7 +54,7 @@ class QueueVerbs:
         self._clock = clock
         self._session_ttl = session_ttl
         self._queues: Queues | None = None
-        self._work_desk: Desk | None = None
+        self._work_desk: Context | None = None
         self._making = threading.Lock()
         self._turns: Turns | None = None
         self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
@@ -79,7 +79,7 @@ class QueueVerbs:
         from pxrs.queues.unit_of_work import UnitOfWork
 
         given = given_connection("px.transaction", connection, commits, join)
-        return UnitOfWork(self._desk(), connection=given, serde=serde, strict=strict)
+        return UnitOfWork(self._context(), connection=given, serde=serde, strict=strict)
 
     def begin(
         self,
@@ -95,7 +95,7 @@ class QueueVerbs:
 
         given = given_connection("px.begin", connection, commits, join)
         return UnitOfWork(
-            self._desk(), connection=given, serde=serde, strict=strict, commit_on_exit=False
+            self._context(), connection=given, serde=serde, strict=strict, commit_on_exit=False
         )
 
     def put(
@@ -210,15 +210,15 @@ class QueueVerbs:
             self._queues = Queues(self.stores.queues, self._clock)
         return self._queues
 
-    def _desk(self) -> Desk:
+    def _context(self) -> Context:
         with self._making:
             if self._work_desk is None:
-                from pxrs.queues.held_items import Desk
-                from pxrs.queues.hold_session import Keeper
+                from pxrs.queues.held_items import Context
+                from pxrs.queues.hold_session import HoldSession
 
-                keeper = Keeper(self.stores, self._clock, self._session_ttl)
-                self._work_desk = Desk(
-                    self.stores, self._topics, self._clock, keeper, random.Random()
+                hold_session = HoldSession(self.stores, self._clock, self._session_ttl)
+                self._work_desk = Context(
+                    self.stores, self._topics, self._clock, hold_session, random.Random()
                 )
             return self._work_desk
 
@@ -235,4 +235,4 @@ class QueueVerbs:
     def _end_session(self) -> None:
         """What is still held is free."""
         if self._work_desk is not None:
-            self._work_desk.keeper.close()
+            self._work_desk.hold_session.close()

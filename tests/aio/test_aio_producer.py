@@ -414,26 +414,28 @@ def test_each_callback_is_called_once_whoever_comes_first() -> None:
     """Settling and registering race; no callback may be lost or called twice."""
 
     class Nobody:
-        def deliver(self, parcel: PendingBatch, timeout: float | None) -> None: ...
+        def deliver(self, pending: PendingBatch, timeout: float | None) -> None: ...
         def hurry(self) -> None: ...
 
-    def register(parcel: PendingBatch, start: threading.Barrier, numbers: range) -> None:
+    def register(pending: PendingBatch, start: threading.Barrier, numbers: range) -> None:
         start.wait()
         for number in numbers:
-            parcel.when_settled(partial(calls.append, number))
+            pending.when_settled(partial(calls.append, number))
 
     topic = pxrs.Topic(name="orders", id="1", partitions=1)
     calls: list[int] = []
     for _ in range(300):
         calls.clear()
-        parcel = PendingBatch(topic, 0, new_builder(1000, 0), Nobody(), 0.0)
+        pending = PendingBatch(topic, 0, new_builder(1000, 0), Nobody(), 0.0)
         start = threading.Barrier(3)
         halves = (range(50), range(50, 100))
-        threads = [threading.Thread(target=register, args=(parcel, start, half)) for half in halves]
+        threads = [
+            threading.Thread(target=register, args=(pending, start, half)) for half in halves
+        ]
         for thread in threads:
             thread.start()
         start.wait()
-        parcel.settle(0, None)
+        pending.settle(0, None)
         for thread in threads:
             thread.join()
         assert sorted(calls) == list(range(100))

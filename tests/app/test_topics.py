@@ -210,7 +210,7 @@ class TestDeleted:
                 assert producer.send(TOPIC, "1", partition=last).result() == (TOPIC, last, 0)
             producer.flush()
             producer.send(TOPIC, "2", key="k").result()
-            assert len(producer._outbox._lanes) == 1
+            assert len(producer._outbox._buffers) == 1
         assert sorted(message.value for message in read_all(px, TOPIC)) == [b"1", b"2"]
 
 

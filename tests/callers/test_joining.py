@@ -146,8 +146,8 @@ NOTED = {
 )
 def test_nothing_is_noted_of_what_callers_commit(site: Site) -> None:
     """However long their transactions last: nobody will ask what became of them."""
-    keeper = site.px._desk().keeper
-    session = keeper.session().id
+    hold_session = site.px._context().hold_session
+    session = hold_session.session().id
 
     def noted() -> int:
         with site.engine.connect() as connection:

@@ -62,8 +62,8 @@ def test_no_queue_session_is_opened_for_a_checkpoint_alone(px: pxrs.Pxrs) -> Non
         consumer.poll(max_records=1, timeout=10)
         with consumer.transaction() as tx:
             assert tx.in_hand == 0
-    table = px._desk()
-    assert table.keeper._session is None
+    table = px._context()
+    assert table.hold_session._session is None
 
 
 def test_an_item_that_cannot_be_read_is_not_removed(px: pxrs.Pxrs) -> None:

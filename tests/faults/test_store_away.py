@@ -12,7 +12,7 @@ import pytest
 import pxrs
 from pxrs import Pxrs, aio
 from pxrs.aio.threads import Threads
-from pxrs.producing.buffer import Lanes
+from pxrs.producing.buffer import ThreadBuffers
 from pxrs.types import Topic
 from support.proxy import Proxy
 
@@ -76,8 +76,8 @@ def test_a_poll_without_a_partition(postgres_url: str, proxy: Proxy, px: Pxrs) -
 class Away:
     """Tells when somebody has asked for a topic in vain."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._find = lanes.find
+    def __init__(self, buffers: ThreadBuffers) -> None:
+        self._find = buffers.find
         self.noticed = threading.Event()
 
     def find(self, topic: str) -> Topic:
@@ -91,8 +91,8 @@ class Away:
 @pytest.mark.parametrize("many", [False, True], ids=["send", "send_many"])
 def test_a_first_send(proxy: Proxy, px: Pxrs, monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
     with px.producer() as producer, ThreadPoolExecutor(1) as another:
-        away = Away(producer.lanes)
-        monkeypatch.setattr(producer.lanes, "find", away.find)
+        away = Away(producer.buffers)
+        monkeypatch.setattr(producer.buffers, "find", away.find)
         proxy.refuse()
         if many:
             sent = another.submit(lambda: producer.send_many("t", [(None, "x")]).result())
@@ -119,8 +119,8 @@ def test_closing_ends_the_wait_of_a_first_send(
     proxy: Proxy, px: Pxrs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with px.producer() as producer, ThreadPoolExecutor(1) as another:
-        away = Away(producer.lanes)
-        monkeypatch.setattr(producer.lanes, "find", away.find)
+        away = Away(producer.buffers)
+        monkeypatch.setattr(producer.buffers, "find", away.find)
         proxy.refuse()
         sent = another.submit(lambda: producer.send("t", "x"))
         assert away.noticed.wait(PATIENCE)
@@ -132,8 +132,8 @@ def test_closing_ends_the_wait_of_a_first_send(
 def test_a_first_send_of_asyncio(proxy: Proxy, px: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         producer = aio.Pxrs(px, Threads()).producer()
-        away = Away(producer._lanes)
-        monkeypatch.setattr(producer._lanes, "find", away.find)
+        away = Away(producer._buffers)
+        monkeypatch.setattr(producer._buffers, "find", away.find)
         proxy.refuse()
         sending = asyncio.create_task(producer.send("t", "x"))
         assert await asyncio.to_thread(away.noticed.wait, PATIENCE)

@@ -78,7 +78,7 @@ def test_a_commit_that_a_crash_has_undone_is_known_to_be(
     """Though the session is over with its connection, and ended before anybody has asked."""
     with pxrs.connect(server.url) as px, ThreadPoolExecutor(1) as pool:
         px.put("q", "first")
-        session, outcome = px._desk().keeper.session(), px.stores.queues.outcome
+        session, outcome = px._context().hold_session.session(), px.stores.queues.outcome
 
         def ask_late(name: str, unit: str) -> Outcome:
             session.close()

@@ -90,7 +90,7 @@ def test_an_interrupt_loses_nothing_wherever_it_comes(
 
 
 def unreported(producer: Producer) -> int:
-    return sum(lane.unreported for lane in producer._outbox._lanes)
+    return sum(buffer.unreported for buffer in producer._outbox._buffers)
 
 
 def assert_nothing_was_lost(px: Pxrs, taken: Taken) -> None:
@@ -122,8 +122,8 @@ def test_an_interrupt_between_a_failure_and_its_neighbours(px: Pxrs) -> None:
         lost, kept = producer.send("gone", b"x"), producer.send(TOPIC, b"1")
         px.delete_topic("gone")
         for callback in (lambda: told.append("lost"), strike):
-            lost._parcel.when_settled(callback)  # the last one is called first
-        kept._parcel.when_settled(lambda: told.append("kept"))
+            lost._pending.when_settled(callback)  # the last one is called first
+        kept._pending.when_settled(lambda: told.append("kept"))
         with pytest.raises(Interrupted):
             producer.flush()
         assert (lost.done, kept.done, told) == (True, False, [])
@@ -174,7 +174,7 @@ def test_a_handler_may_send_while_its_thread_sends(inside: Pxrs, clock: Reentran
             clock.call = lambda: producer.send(TOPIC, b"inner", key=b"k")
             producer.send(TOPIC, b"outer", key=b"k")
             producer.flush()
-        assert len(producer._outbox._lanes) == 2
+        assert len(producer._outbox._buffers) == 2
         assert producer._outbox.held + unreported(producer) == 0
     assert Counter(message.value for message in read_all(inside, TOPIC)) == {
         b"inner": 50,

@@ -53,7 +53,7 @@ def in_threads(number: int, work: Callable[[int], object]) -> None:
 def held(producer: Producer) -> int:
     """What the buffer believes to hold, with what the threads have not told it yet."""
     outbox = producer._outbox
-    return outbox.held + sum(lane.unreported for lane in outbox._lanes)
+    return outbox.held + sum(buffer.unreported for buffer in outbox._buffers)
 
 
 class TestMessages:
@@ -340,7 +340,7 @@ class TestThreads:
             producer.flush()
             producer.send(TOPIC, "v", key="k").result()
             producer.send(TOPIC, "v", key="k").result()
-            assert len(producer._outbox._lanes) == 1
+            assert len(producer._outbox._buffers) == 1
             assert held(producer) == 0
         assert len(read_all(px, TOPIC)) == 402
 
@@ -580,8 +580,8 @@ def test_handles_that_are_kept_keep_no_buffers(px: Pxrs) -> None:
     with px.producer() as producer:
         sent = producer.send(TOPIC, bytes(100_000))
         sent.result()
-    assert not hasattr(sent._parcel, "builder")
-    assert sent._parcel.batch is None
+    assert not hasattr(sent._pending, "builder")
+    assert sent._pending.batch is None
 
 
 def test_keys_hash_as_the_default_says(px: Pxrs) -> None:

@@ -238,9 +238,9 @@ def one_error_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
     fail = Committer._fail
 
-    def mutant(self: Committer, parcel: PendingBatch, error: Exception) -> None:
-        parcel.unsure = False
-        fail(self, parcel, error)
+    def mutant(self: Committer, pending: PendingBatch, error: Exception) -> None:
+        pending.unsure = False
+        fail(self, pending, error)
 
     monkeypatch.setattr(Committer, "_fail", mutant)
 
@@ -253,8 +253,8 @@ def new_numbers_for_what_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     begin_anew = Committer._begin_anew
 
     def mutant(self: Committer, where: LogPartition) -> None:
-        for parcel in self._outbox.unsettled_in(where):
-            parcel.unsure = False
+        for pending in self._outbox.unsettled_in(where):
+            pending.unsure = False
         begin_anew(self, where)
 
     monkeypatch.setattr(Committer, "_begin_anew", mutant)

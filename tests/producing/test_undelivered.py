@@ -93,7 +93,7 @@ def ask_each(producer: Producer) -> None:
 
 def ask_many(producer: Producer) -> None:
     sent = producer.send_many(TOPIC, [(f"k{number}", "v") for number in range(20)])
-    assert len({one._parcel.partition for one in sent}) == 2
+    assert len({one._pending.partition for one in sent}) == 2
     with pytest.raises(DeliveryFailed):
         sent.result()
 
@@ -242,7 +242,7 @@ def test_who_never_flushes_does_not_fill_the_memory(
     with pytest.raises(DeliveryFailed, match="and others before"):
         producer.close()
     # What was to be written is not kept by the errors that are.
-    errors = [one._parcel.error for one in sent]
+    errors = [one._pending.error for one in sent]
     assert all(error.__cause__.__traceback__ is None for error in errors[1:])
 
 

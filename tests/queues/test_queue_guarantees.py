@@ -298,7 +298,7 @@ def test_a_session_found_to_be_over_never_comes_back() -> None:
     stores = MemoryStores(clock=clock)
     place = Place(stores, 10.0, clock)
     place.fill("in", "item")
-    keeper = place.px._desk().keeper
+    hold_session = place.px._context().hold_session
     tx = place.px.begin()
     assert tx.take("in", 0) is not None
     clock.advance(6)
@@ -307,11 +307,11 @@ def test_a_session_found_to_be_over_never_comes_back() -> None:
     clock.advance(5)
     with pytest.raises(SessionLost):
         tx.put("out", "x")
-    keeper.renew()
+    hold_session.renew()
     with pytest.raises(SessionLost):
         tx.put("out", "x")
     tx.rollback()
-    keeper.tidy()
+    hold_session.tidy()
     assert place.take_back("in", 0) == "item"
     place.close()
 

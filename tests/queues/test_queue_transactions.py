@@ -22,7 +22,7 @@ import pxrs
 from pxrs import JSON, ConfigError, ConsumeTimes, Fenced, InvalidRequest, MessageTooLarge, Pxrs
 from pxrs.core.retry import Backoff
 from pxrs.errors import Closed, InsideTransaction, QueueNotFound, TopicNotFound
-from pxrs.queues.hold_session import Keeper
+from pxrs.queues.hold_session import HoldSession
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.open import open_stores
 from pxrs.types import ItemState
@@ -259,7 +259,7 @@ def test_end_of_a_session_wakes_who_waits(place: Place) -> None:
     tx = place.px.begin()
     assert tx.take("q", 0) is not None
     found = taking(place.other)
-    place.px._desk().keeper.close()
+    place.px._context().hold_session.close()
     assert found.result(PATIENCE) == "item"
 
 
@@ -321,14 +321,14 @@ def test_transaction_that_is_dropped_gives_back(px: Pxrs) -> None:
 
 def test_dropped_inside_the_sweeper_itself(px: Pxrs) -> None:
     """The garbage collector strikes in any thread, also inside the lock of a wake-up."""
-    desk = px._desk()
+    context = px._context()
     for number in range(15):
         px.put("q", str(number))
         tx = px.begin()
         assert tx.take("q", PATIENCE) is not None
         tx.itself = tx  # type: ignore[attr-defined]
         del tx
-        desk.keeper._tidying.wake()
+        context.hold_session._tidying.wake()
         gc.collect()
     with px.begin() as tx:
         assert tx.take("q", PATIENCE) is not None
@@ -390,7 +390,7 @@ def test_renewing_does_not_wait_for_the_writer(path: Path) -> None:
         assert tx.take("q", 0) is not None
         other = px.begin()
         assert other.take("q", 0) is not None
-        session = px._desk().keeper.session()
+        session = px._context().hold_session.session()
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
         del other
@@ -625,7 +625,7 @@ def test_undecodable_item_is_given_back_with_its_error(px: Pxrs) -> None:
 
 def test_keeper_of_a_closed_store_says_so(px: Pxrs) -> None:
     px.put("q", "x")
-    keeper: Keeper = px._desk().keeper
+    hold_session: HoldSession = px._context().hold_session
     px.close()
     with pytest.raises(Closed):
-        keeper.session()
+        hold_session.session()

@@ -149,7 +149,7 @@ def test_a_rollback_beside_a_block_of_the_same_thread_ends_nobodys_session(px: p
 def test_what_was_written_into_a_callers_transaction_is_not_written_again(
     px: pxrs.Pxrs, mine: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = px._desk().keeper
+    hold_session = px._context().hold_session
 
     def interrupted(given: object) -> None:
         raise KeyboardInterrupt
@@ -159,7 +159,7 @@ def test_what_was_written_into_a_callers_transaction_is_not_written_again(
     assert tx.take("work", PATIENCE) is not None
     mine.execute("INSERT INTO rows_of_mine VALUES (1)")
     tx.put("q", "once")
-    monkeypatch.setattr(keeper, "release_unless_removed", interrupted)
+    monkeypatch.setattr(hold_session, "release_unless_removed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tx.commit()
     with pytest.raises(InvalidRequest, match="begin another"):

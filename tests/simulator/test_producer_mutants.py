@@ -36,8 +36,8 @@ def no_answer_is_failure(patch: Patch) -> None:
 
     def forgetful(self: Committer, sealed: Sealed) -> Any:
         results = attempt(self, sealed)
-        for parcel, _ in sealed:
-            parcel.unsure = False
+        for pending, _ in sealed:
+            pending.unsure = False
         return results
 
     patch.setattr(Committer, "_attempt", forgetful)
@@ -48,12 +48,12 @@ def interrupted_is_failure(patch: Patch) -> None:
     attempt = Committer._attempt
 
     def forgetful(self: Committer, sealed: Sealed) -> Any:
-        doubts = [parcel.unsure for parcel, _ in sealed]
+        doubts = [pending.unsure for pending, _ in sealed]
         try:
             return attempt(self, sealed)
         except Interrupted:
-            for (parcel, _), doubt in zip(sealed, doubts, strict=True):
-                parcel.unsure = doubt
+            for (pending, _), doubt in zip(sealed, doubts, strict=True):
+                pending.unsure = doubt
             raise
 
     patch.setattr(Committer, "_attempt", forgetful)

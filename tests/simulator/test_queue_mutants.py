@@ -14,8 +14,8 @@ from simulator.queues.plan import QueuePlan
 from pxrs.core.delivery import ConsumeTimes, Forever
 from pxrs.core.queue import QueueItem, WorkQueue, held_in
 from pxrs.errors import OutcomeUnknown
-from pxrs.queues.held_items import Hold
-from pxrs.queues.hold_session import GivenBack, Keeper
+from pxrs.queues.held_items import HeldItems
+from pxrs.queues.hold_session import GivenBack, HoldSession
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.memory.queues import MemoryQueues
 from pxrs.testing.faults import FaultyQueues, Interrupted, Rates
@@ -96,23 +96,25 @@ def key_locks_the_item(patch: Patch) -> None:
 
 
 def unanswered_take_is_forgotten(patch: Patch) -> None:
-    ask, release = Hold._ask, Keeper.release
+    ask, release = HeldItems._ask, HoldSession.release
 
-    def forget(self: Hold, question: Callable[[], Any]) -> Any:
+    def forget(self: HeldItems, question: Callable[[], Any]) -> Any:
         if isinstance(answer := ask(self, question), list):
             raise OutcomeUnknown("nobody knows")
         return answer
 
-    patch.setattr(Hold, "_ask", forget)
-    patch.setattr(Keeper, "release", lambda self, given: release(self, given._replace(doubts=())))
+    patch.setattr(HeldItems, "_ask", forget)
+    patch.setattr(
+        HoldSession, "release", lambda self, given: release(self, given._replace(doubts=()))
+    )
 
 
 def no_answer_is_success(patch: Patch) -> None:
-    patch.setattr(Hold, "was_applied", lambda self, unit: True)
+    patch.setattr(HeldItems, "was_applied", lambda self, unit: True)
 
 
 def no_answer_is_failure(patch: Patch) -> None:
-    patch.setattr(Hold, "was_applied", lambda self, unit: False)
+    patch.setattr(HeldItems, "was_applied", lambda self, unit: False)
 
 
 def never_is_not_final(patch: Patch) -> None:
@@ -225,18 +227,18 @@ def rollback_leaves_it_on_its_way(patch: Patch) -> None:
 
 
 def dropped_stays_locked(patch: Patch) -> None:
-    patch.setattr(Keeper, "give_back", lambda self, given: None)
+    patch.setattr(HoldSession, "give_back", lambda self, given: None)
 
 
 def rollback_gives_up(patch: Patch) -> None:
     """A store that is away keeps what it was to be told."""
-    release = Keeper.release
+    release = HoldSession.release
 
-    def once(self: Keeper, given: GivenBack) -> bool:
+    def once(self: HoldSession, given: GivenBack) -> bool:
         release(self, given)
         return True
 
-    patch.setattr(Keeper, "release", once)
+    patch.setattr(HoldSession, "release", once)
 
 
 def suspects_are_forgiven(patch: Patch) -> None:

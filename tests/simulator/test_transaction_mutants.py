@@ -120,7 +120,7 @@ def items_are_put_beside_the_transaction(patch: Patch) -> None:
     def at_once(self: UnitOfWork, queue: str, value: bytes) -> None:
         put(self, queue, value)
         change = QueueChange(Holder("", "beside"), put=(self._put.pop(),))
-        with self._desk.stores.atomic() as atomic:
+        with self._context.stores.atomic() as atomic:
             atomic.queue(change)
 
     patch.setattr(UnitOfWork, "put", at_once)
@@ -130,7 +130,7 @@ def taken_items_stay(patch: Patch) -> None:
     """They are free again after the commit, and handled twice."""
 
     def change(self: UnitOfWork) -> QueueChange:
-        return QueueChange(self._hold.holder, put=tuple(self._put))
+        return QueueChange(self._held.holder, put=tuple(self._put))
 
     patch.setattr(UnitOfWork, "_change", change)
 
@@ -140,7 +140,7 @@ def only_those_who_take_put(patch: Patch) -> None:
     stage = UnitOfWork._stage
 
     def taken_only(self: UnitOfWork, atomic: Atomic, change: QueueChange | None) -> None:
-        stage(self, atomic, change if self._hold.taken else None)
+        stage(self, atomic, change if self._held.taken else None)
 
     patch.setattr(UnitOfWork, "_stage", taken_only)
 

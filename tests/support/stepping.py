@@ -12,8 +12,8 @@ from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Transactions
 from pxrs.core.records import Claim, claim_key, decode
 from pxrs.decoding import Decoder
-from pxrs.queues.held_items import Desk
-from pxrs.queues.hold_session import Keeper
+from pxrs.queues.held_items import Context
+from pxrs.queues.hold_session import HoldSession
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores, Rates
@@ -81,10 +81,10 @@ class Group:
     def transactions(self, member: MemberSteps, name: str) -> Transactions:
         """Those of a consumer around this member."""
         stores = FaultyStores(self.stores, self.faults, name)
-        keeper = Keeper(stores, self.clock, TTL, threads=False)
+        hold_session = HoldSession(stores, self.clock, TTL, threads=False)
         topics = Topics(stores.coord, stores.log, self.clock)
         return Transactions(
-            Desk(stores, topics, self.clock, keeper, Random(1)), member, lambda: None
+            Context(stores, topics, self.clock, hold_session, Random(1)), member, lambda: None
         )
 
     def interrupt(self, *fates: str) -> None:

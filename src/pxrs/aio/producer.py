@@ -26,7 +26,7 @@ class Producer:
 
     def __init__(self, producer: blocking.Producer, threads: Threads) -> None:
         self._blocking = producer
-        self._lanes = producer.lanes
+        self._buffers = producer.buffers
         self._threads = threads
 
     # Written out: to gather arguments and spread them again would take a fifth of its time.
@@ -44,7 +44,7 @@ class Producer:
 
         Comes back at once unless the buffer is full. See `pxrs.Producer.send`.
         """
-        if not self._lanes.ready(topic):
+        if not self._buffers.ready(topic):
             await self._prepare(topic)
         return Sent(
             self._blocking.send(
@@ -61,7 +61,7 @@ class Producer:
         await self._prepare(topic)
         with blocking_sent.counted(sent):
             for _ in self._blocking.sending(topic, messages, sent):
-                if not self._lanes.ready(topic):
+                if not self._buffers.ready(topic):
                     await self._prepare(topic)
         return SentMany(sent)
 
@@ -89,9 +89,9 @@ class Producer:
         """Let others run, then wait for whatever the next message would have to wait for."""
         await asyncio.sleep(0)
         while True:
-            if not self._lanes.known(topic):
-                self._lanes.use(await self._find(topic))
-            elif not self._lanes.outbox.has_room:
+            if not self._buffers.known(topic):
+                self._buffers.use(await self._find(topic))
+            elif not self._buffers.outbox.has_room:
                 await self._room()
             else:
                 return
@@ -99,16 +99,16 @@ class Producer:
     async def _find(self, topic: str) -> Topic:
         """See `pxrs.Producer`: a store that is away is waited for. Between two tries on the loop:
         the threads for short calls are few."""
-        patience = self._lanes.patience(topic)
+        patience = self._buffers.patience(topic)
         while True:
             try:
-                return await self._threads.call(partial(self._lanes.find, topic))
+                return await self._threads.call(partial(self._buffers.find, topic))
             except StoreError as error:
                 await asyncio.sleep(patience.pause(error))
             self._blocking.refuse_closed()
 
     async def _room(self) -> None:
-        outbox = self._lanes.outbox
+        outbox = self._buffers.outbox
         try:
             async with asyncio.timeout(outbox.max_block):
                 await called(outbox.when_room)
@@ -135,13 +135,13 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         """
         if self._sent.done:
             return self._sent.result()
-        parcel = self._sent._parcel
-        parcel.waiters.append(None)
+        pending = self._sent._pending
+        pending.waiters.append(None)
         try:
             await _settled([self._sent], timeout)
             return self._sent.result()
         finally:
-            parcel.waiters.pop()
+            pending.waiters.pop()
 
     def __await__(self) -> Generator[Any, None, Position]:
         return self.result().__await__()

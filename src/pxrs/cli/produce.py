@@ -221,14 +221,14 @@ class Sender:
 
     def _send_pairs(self, pairs: list[Pair]) -> None:
         if self.partition is None and not self.headers:
-            self._tally.add(self.producer.send_many(self.topic, pairs).parcels)
+            self._tally.add(self.producer.send_many(self.topic, pairs).batches)
             self._sent += len(pairs)
             return
         for key, value in pairs:
             sent = self.producer.send(
                 self.topic, value, key, partition=self.partition, headers=self.headers
             )
-            self._tally.add((sent._parcel,))
+            self._tally.add((sent._pending,))
             self._sent += 1
 
 

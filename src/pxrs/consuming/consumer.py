@@ -32,7 +32,7 @@ from pxrs.core.records import head_key
 from pxrs.decoding import Decoder
 from pxrs.errors import Closed, Fenced, PxrsError, StoreError, StoreUnavailable
 from pxrs.groups.owned_claims import all_of, fenced
-from pxrs.queues.held_items import Desk
+from pxrs.queues.held_items import Context
 from pxrs.types import Message, TopicPartition
 
 
@@ -74,14 +74,14 @@ class Consumer:
 
     def __init__(
         self,
-        shared: Desk,
+        shared: Context,
         subscription: Subscription,
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        self._keeper = shared.keeper
+        self._hold_session = shared.hold_session
         stores, topics, self._clock = shared.stores, shared.topics, shared.clock
         self._coord = stores.coord
         self._settings = settings
@@ -272,7 +272,7 @@ class Consumer:
         `on_revoked` is told of what is owned first; it can still commit what was handled. One
         that was interrupted can be called again.
         """
-        if self._keeper.is_forked:
+        if self._hold_session.is_forked:
             return
         self._steps.owned_claims.refuse_inside_transaction()
         refuse_interrupted(self._steps.owned_claims.lock, self.table.lock)
@@ -438,7 +438,7 @@ class Consumer:
             raise self._background.fatal
 
     def _require_open(self) -> None:
-        self._keeper.refuse_after_fork()
+        self._hold_session.refuse_after_fork()
         if self._closed:
             raise Closed("the consumer was closed")
         # Nobody knows yet what was handled: its end would undo a seek, or a commit not be undone.

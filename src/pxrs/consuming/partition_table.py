@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 
 class PartitionTable:
-    """All partitions. See `pxrs.groups.membership.Desk` for what the group's thread asks of it."""
+    """All partitions. `PartitionWork` says what the group's thread asks of it."""
 
     def __init__(
         self,

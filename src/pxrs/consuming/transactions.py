@@ -31,7 +31,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.groups.owned_claims import Mark, OwnedClaims, fenced, names_of
-from pxrs.queues.held_items import Desk
+from pxrs.queues.held_items import Context
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.api import Atomic, CoordStore
 from pxrs.stores.connections import Lent
@@ -225,7 +225,7 @@ class Checkpoint:
 class Transaction(UnitOfWork):
     """Leaving the block commits, leaving it by an exception rolls back and hands out again."""
 
-    def __init__(self, table: Desk, checkpoint: Checkpoint, connection: Any = None) -> None:
+    def __init__(self, table: Context, checkpoint: Checkpoint, connection: Any = None) -> None:
         super().__init__(table, connection=None if connection is None else Lent(connection))
         self._checkpoint = checkpoint
         self._has_one_try = True
@@ -282,7 +282,7 @@ class Transaction(UnitOfWork):
             atomic = self._open_atomic()
             self._checkpoint.stage(atomic)
             # Claims tell afterwards whether it was done; where there are none, the unit does.
-            has_items = bool(self._hold.taken or self._put)
+            has_items = bool(self._held.taken or self._put)
             needs_unit = has_items or not self._checkpoint.is_staged
             self._stage(atomic, self._change() if needs_unit else None)
         except BaseException as error:
@@ -330,7 +330,7 @@ T = TypeVar("T")
 class Transactions:
     """Begins the transactions of one consumer. `on_lost` is called when one finds itself fenced."""
 
-    def __init__(self, shared: Desk, member: MemberSteps, on_lost: Callable[[], None]) -> None:
+    def __init__(self, shared: Context, member: MemberSteps, on_lost: Callable[[], None]) -> None:
         self._shared = shared
         self._member = member
         self._on_lost = on_lost

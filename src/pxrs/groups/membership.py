@@ -41,7 +41,7 @@ from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
 _HAIR = 1e-6
 
 
-class Desk(Protocol):
+class PartitionWork(Protocol):
     """Where the partitions are worked on."""
 
     def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:
@@ -87,7 +87,7 @@ class Membership:
         topics: Topics,
         clock: Clock,
         owned_claims: OwnedClaims,
-        table: Desk,
+        table: PartitionWork,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._settings = settings

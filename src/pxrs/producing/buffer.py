@@ -1,4 +1,4 @@
-"""The producer's buffer: a lane per thread and topic, filled without waiting for each other.
+"""The producer's outbox: a buffer for each thread and topic, filled without a lock.
 
 Every thread fills batches of its own, so order is kept per thread and partition, which is all
 that a caller can know. A lock per message would cost as much as encoding it. Instead the owner
@@ -7,7 +7,7 @@ puts an empty box in its place, then waits until the owner is not busy. If the o
 box it was busy before the exchange, so the committer waits for it; if not, it saw the new one.
 Either way nobody writes to what was taken.
 
-A batch moves one way: from the lane's box to `taking` to the outbox's `_waiting`, where it stays
+A batch moves one way: from the buffer's box to `taking` to the outbox's `_waiting`, where it stays
 until it is settled. Each move leaves it in one place at least, at every point where Python may
 raise what comes from outside (Ctrl-C): after a call and at a loop's end. Whoever looks for
 a batch in this order finds it, without a lock.
@@ -51,9 +51,11 @@ class Box:
         self.open: list[PendingBatch | None] = [None] * partitions
         self.full: list[PendingBatch] = []
 
-    def parcels(self) -> list[PendingBatch]:
+    def batches(self) -> list[PendingBatch]:
         """All that hold messages, each partition's in order."""
-        return self.full + [parcel for parcel in self.open if parcel is not None and parcel.count]
+        return self.full + [
+            pending for pending in self.open if pending is not None and pending.count
+        ]
 
     def retire(self) -> None:
         """Add nothing more to what is open.
@@ -61,11 +63,11 @@ class Box:
         After an interrupt a batch may hold a message that was not counted; one more would then
         get the same number.
         """
-        retired = self.parcels()
+        retired = self.batches()
         self.open, self.full = [None] * len(self.open), retired
 
 
-class Lane:
+class ThreadBuffer:
     """One thread's way to one topic."""
 
     __slots__ = (
@@ -86,7 +88,7 @@ class Lane:
         self.thread = threading.current_thread()
         self.owner = threading.get_ident()
         # For a signal handler or destructor that sends while this very thread is inside `send`.
-        self.spare: Lane | None = None
+        self.spare: ThreadBuffer | None = None
         # The box that the committer has exchanged. The committer's own.
         self.taking: Box | None = None
         self.tick(0.0)
@@ -101,11 +103,11 @@ class Lane:
         """Whether nothing is here and nobody will put anything here."""
         if self.thread.is_alive() and not self.left_behind:
             return False
-        return self.taking is None and not self.box.parcels()
+        return self.taking is None and not self.box.batches()
 
 
 class Outbox:
-    """All lanes, and the room they share."""
+    """All buffers, and the room they share."""
 
     def __init__(
         self,
@@ -125,16 +127,16 @@ class Outbox:
         self.max_block = max_block
         self._room = threading.Condition()
         self._want_room: list[Callable[[], None]] = []
-        self._lanes: list[Lane] = []
+        self._buffers: list[ThreadBuffer] = []
         self._held = 0
-        # Taken from the lanes and not settled, first come, first served. The committer's own.
+        # Taken from the buffers and not settled, first come, first served. The committer's own.
         self._waiting: list[PendingBatch] = []
         # When the first batch since the last `take` was opened; None if none was.
         self.oldest: float | None = None
 
-    def add_lane(self, lane: Lane) -> None:
+    def add_buffer(self, buffer: ThreadBuffer) -> None:
         with self._room:
-            self._lanes.append(lane)
+            self._buffers.append(buffer)
 
     @property
     def held(self) -> int:
@@ -148,47 +150,48 @@ class Outbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether something was taken from the lanes and is not settled."""
-        return any(not parcel.settled for parcel in self._waiting)
+        """Whether something was taken from the buffers and is not settled."""
+        return any(not pending.settled for pending in self._waiting)
 
     def holds(self, before: float) -> bool:
         """Whether anything put up to then is not settled."""
         return any(
-            parcel.born <= before and not parcel.settled for parcel in self._from_box_to_waiting()
+            pending.born <= before and not pending.settled
+            for pending in self._from_box_to_waiting()
         )
 
     def unsettled(self) -> list[PendingBatch]:
         """All that is on its way, each once."""
         found = dict.fromkeys(self._from_box_to_waiting())
-        return [parcel for parcel in found if not parcel.settled]
+        return [pending for pending in found if not pending.settled]
 
     def _from_box_to_waiting(self) -> Iterator[PendingBatch]:
-        for lane in self._lanes:
-            yield from lane.box.parcels()
-            if (taking := lane.taking) is not None:
-                yield from taking.parcels()
+        for buffer in self._buffers:
+            yield from buffer.box.batches()
+            if (taking := buffer.taking) is not None:
+                yield from taking.batches()
         yield from self._waiting
 
-    def open_parcel(self, lane: Lane, box: Box, partition: int) -> PendingBatch:
+    def open_batch(self, buffer: ThreadBuffer, box: Box, partition: int) -> PendingBatch:
         """A new batch for the partition; the one before, if any, is full. By a busy owner."""
         now = self._clock.monotonic()
         builder = new_builder(self._batch_bytes, self._compression)
-        parcel = PendingBatch(lane.topic, partition, builder, self._driver, now)
+        pending = PendingBatch(buffer.topic, partition, builder, self._driver, now)
         before = box.open[partition]
-        box.open[partition] = parcel
+        box.open[partition] = pending
         if before is not None:
             box.full.append(before)
         if self.oldest is None:
             self.oldest = now
-        return parcel
+        return pending
 
-    def report(self, lane: Lane) -> None:
-        """Count what the lane has added; blocks while the buffer is full, then raises."""
+    def report(self, buffer: ThreadBuffer) -> None:
+        """Count what the buffer has added; blocks while the buffer is full, then raises."""
         with self._room:
             if not self._room.wait_for(lambda: self.has_room, self.max_block):
                 raise self.full()
-            self._held += lane.unreported
-            lane.unreported = 0
+            self._held += buffer.unreported
+            buffer.unreported = 0
 
     def when_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once there is room, by whoever makes it; at once if there is."""
@@ -208,7 +211,7 @@ class Outbox:
     def refuse_own_sender(self) -> None:
         """Raise if this very thread is inside `send`: nobody can wait for itself to finish."""
         me = threading.get_ident()
-        if any(lane.busy and lane.owner == me for lane in self._lanes):
+        if any(buffer.busy and buffer.owner == me for buffer in self._buffers):
             raise InsideTransaction(
                 "this thread is inside send(), and a signal handler or destructor can't wait for "
                 "it to come out; let it set a flag and do this afterwards"
@@ -216,8 +219,8 @@ class Outbox:
 
     def await_senders(self) -> None:
         """Return when everybody who is inside `send` now has come out."""
-        for lane in self._lanes.copy():
-            while lane.busy:
+        for buffer in self._buffers.copy():
+            while buffer.busy:
                 time.sleep(_BUSY_PAUSE)
 
     def take(self, paused: frozenset[LogPartition] = frozenset()) -> list[PendingBatch]:
@@ -225,18 +228,18 @@ class Outbox:
 
         Those of paused partitions wait on.
         """
-        self._drop_finished_lanes()
+        self._drop_finished_buffers()
         self.oldest = None
-        for lane in self._lanes.copy():
-            self._empty(lane)
+        for buffer in self._buffers.copy():
+            self._empty(buffer)
         taken: list[PendingBatch] = []
         counts: Counter[LogPartition] = Counter()
-        for parcel in self._waiting:
-            if parcel.where in paused:
+        for pending in self._waiting:
+            if pending.where in paused:
                 continue
-            counts[parcel.where] += 1
-            if counts[parcel.where] <= BATCHES_PER_COMMIT and not parcel.settled:
-                taken.append(parcel)
+            counts[pending.where] += 1
+            if counts[pending.where] <= BATCHES_PER_COMMIT and not pending.settled:
+                taken.append(pending)
                 if len(taken) == MOST_BATCHES:
                     break
         return taken
@@ -249,48 +252,48 @@ class Outbox:
         """Whether what was taken and is not settled is for these partitions only."""
         return all(each.settled or each.where in wheres for each in self._waiting)
 
-    def release(self, parcels: list[PendingBatch]) -> None:
+    def release(self, batches: list[PendingBatch]) -> None:
         """These are settled: there is room again. Once more changes nothing."""
         with self._room:
-            for parcel in parcels:
-                self._held -= parcel.weight
-                parcel.weight = 0
+            for pending in batches:
+                self._held -= pending.weight
+                pending.weight = 0
             self._room.notify_all()
             wanted: list[Callable[[], None]] = []
             if self.has_room:
                 wanted, self._want_room = self._want_room, wanted
-        self._waiting = [parcel for parcel in self._waiting if not parcel.settled]
+        self._waiting = [pending for pending in self._waiting if not pending.settled]
         for callback in wanted:
             callback()
 
     def mark_stale(self, topic: Topic) -> None:
         """The topic is gone: look it up again before anything more is put."""
         with self._room:
-            for lane in self._lanes:
-                if lane.topic.id == topic.id:
-                    lane.stale = True
+            for buffer in self._buffers:
+                if buffer.topic.id == topic.id:
+                    buffer.stale = True
 
-    def _empty(self, lane: Lane) -> None:
-        """Move what the lane holds to those that wait."""
-        if lane.taking is None:
-            empty = Box(lane.partitions)
-            lane.taking, lane.box = lane.box, empty
-        while lane.busy:
+    def _empty(self, buffer: ThreadBuffer) -> None:
+        """Move what the buffer holds to those that wait."""
+        if buffer.taking is None:
+            empty = Box(buffer.partitions)
+            buffer.taking, buffer.box = buffer.box, empty
+        while buffer.busy:
             time.sleep(_BUSY_PAUSE)
-        waiting = self._waiting + lane.taking.parcels()
-        self._waiting, lane.taking = waiting, None
+        waiting = self._waiting + buffer.taking.batches()
+        self._waiting, buffer.taking = waiting, None
 
-    def _drop_finished_lanes(self) -> None:
+    def _drop_finished_buffers(self) -> None:
         with self._room:
-            lanes = [lane for lane in self._lanes if not lane.finished]
-            if len(lanes) == len(self._lanes):
+            buffers = [buffer for buffer in self._buffers if not buffer.finished]
+            if len(buffers) == len(self._buffers):
                 return
-            kept = set(map(id, lanes))
-            for lane in self._lanes:
-                if id(lane) not in kept:
-                    self._held += lane.unreported
-                    lane.unreported = 0
-            self._lanes = lanes
+            kept = set(map(id, buffers))
+            for buffer in self._buffers:
+                if id(buffer) not in kept:
+                    self._held += buffer.unreported
+                    buffer.unreported = 0
+            self._buffers = buffers
 
 
 class Patience:
@@ -319,11 +322,11 @@ class Patience:
         return min(left, self._backoff.delay(self._failures, self._random) or 0.0)
 
 
-class Lanes:
-    """The lanes of all threads, each thread seeing its own.
+class ThreadBuffers:
+    """The buffers of all threads, each thread seeing its own.
 
-    Opening a lane takes two steps, so that a thread that must not wait can have the first one
-    done elsewhere: `find` asks the store, `use` opens or renews the calling thread's lane.
+    Opening a buffer takes two steps, so that a thread that must not wait can have the first one
+    done elsewhere: `find` asks the store, `use` opens or renews the calling thread's buffer.
     """
 
     def __init__(
@@ -337,26 +340,26 @@ class Lanes:
         self._clock = clock
         self._delivery_timeout = delivery_timeout
         self.outbox = outbox
-        # `lanes`: by topic name. Read by `send` without a call in between.
+        # `buffers`: by topic name. Read by `send` without a call in between.
         self.local = threading.local()
 
-    def get(self, topic: str) -> Lane | None:
-        """This thread's lane to the topic, if it has one."""
+    def get(self, topic: str) -> ThreadBuffer | None:
+        """This thread's buffer to the topic, if it has one."""
         try:
-            lane: Lane = self.local.lanes[topic]
+            buffer: ThreadBuffer = self.local.buffers[topic]
         except (AttributeError, KeyError, TypeError):
             return None
-        return lane
+        return buffer
 
     def ready(self, topic: str) -> bool:
         """Whether this thread can send a message now without waiting for anything."""
-        lane = self.get(topic)
-        return lane is not None and not lane.stale and lane.unreported <= REPORT_BYTES
+        buffer = self.get(topic)
+        return buffer is not None and not buffer.stale and buffer.unreported <= REPORT_BYTES
 
     def known(self, topic: str) -> bool:
-        """Whether this thread has a lane to the topic as it is now, as far as anybody knows."""
-        lane = self.get(topic)
-        return lane is not None and not lane.stale
+        """Whether this thread has a buffer to the topic as it is now, as far as anybody knows."""
+        buffer = self.get(topic)
+        return buffer is not None and not buffer.stale
 
     def find(self, topic: str) -> Topic:
         """Look the topic up, in the store."""
@@ -366,33 +369,33 @@ class Lanes:
         """For one who is about to look the topic up."""
         return Patience(topic, self._clock, self._delivery_timeout)
 
-    def use(self, topic: Topic) -> Lane:
-        """This thread's lane to the topic that was found."""
-        lane = self.get(topic.name)
-        if lane is None:
-            lane = self.extra(topic)
-            if not hasattr(self.local, "lanes"):
-                self.local.lanes = {}
-            self.local.lanes[topic.name] = lane
-        elif lane.stale:
-            self.renew(lane, topic)
-        return lane
+    def use(self, topic: Topic) -> ThreadBuffer:
+        """This thread's buffer to the topic that was found."""
+        buffer = self.get(topic.name)
+        if buffer is None:
+            buffer = self.extra(topic)
+            if not hasattr(self.local, "buffers"):
+                self.local.buffers = {}
+            self.local.buffers[topic.name] = buffer
+        elif buffer.stale:
+            self.renew(buffer, topic)
+        return buffer
 
-    def extra(self, topic: Topic) -> Lane:
-        """A lane beside those that `get` finds."""
+    def extra(self, topic: Topic) -> ThreadBuffer:
+        """A buffer beside those that `get` finds."""
         hash_key = hasher(topic.partitioner, topic.partitions)
-        lane = Lane(topic, hash_key, sticky=time.monotonic_ns() % topic.partitions)
-        self.outbox.add_lane(lane)
-        return lane
+        buffer = ThreadBuffer(topic, hash_key, sticky=time.monotonic_ns() % topic.partitions)
+        self.outbox.add_buffer(buffer)
+        return buffer
 
-    def renew(self, lane: Lane, found: Topic) -> None:
+    def renew(self, buffer: ThreadBuffer, found: Topic) -> None:
         """The topic was deleted under us. Made again just so, it goes on; else it is an error."""
-        if found.partitions != lane.partitions:
-            self.local.lanes.pop(found.name, None)
-            lane.left_behind = True
+        if found.partitions != buffer.partitions:
+            self.local.buffers.pop(found.name, None)
+            buffer.left_behind = True
             raise TopicExists(
                 f"topic {found.name!r} was made again with {found.partitions} partitions instead "
-                f"of {lane.partitions}; send again"
+                f"of {buffer.partitions}; send again"
             )
-        lane.topic = found
-        lane.stale = False
+        buffer.topic = found
+        buffer.stale = False

@@ -184,30 +184,30 @@ class Committer:
     def _sealed(self) -> list[tuple[PendingBatch, Batch]]:
         """The round's batches that are not settled. One that can't be sealed fails alone."""
         if self._broken_off:
-            for where in {parcel.where for parcel in self._round} & self._broken_off:
+            for where in {pending.where for pending in self._round} & self._broken_off:
                 self._begin_anew(where)
         sealed = []
-        for parcel in self._round:
-            if parcel.settled:
+        for pending in self._round:
+            if pending.settled:
                 # By a round that was interrupted, perhaps before everybody was told.
-                parcel.call_back()
+                pending.call_back()
                 continue
-            where = parcel.where
+            where = pending.where
             identity = (self._id, self._epochs.get(where, 0))
-            batch = parcel.batch
+            batch = pending.batch
             if batch is None:
                 try:
-                    batch = seal(parcel.builder, *identity, self._sequences.get(where, 0))
-                    parcel.batch = batch
+                    batch = seal(pending.builder, *identity, self._sequences.get(where, 0))
+                    pending.batch = batch
                 except BaseException as error:
                     # A builder is used up by the first try: there is no second one.
-                    self._settle(parcel, _delivery_failed(error))
+                    self._settle(pending, _delivery_failed(error))
                     if not isinstance(error, Exception):
                         raise
                     continue
             if (batch.producer_id, batch.producer_epoch) == identity:
                 self._sequences[where] = (batch.base_sequence + batch.count) % SEQUENCES
-            sealed.append((parcel, batch))
+            sealed.append((pending, batch))
         return sealed
 
     def _begin_anew(self, where: LogPartition) -> None:
@@ -217,35 +217,37 @@ class Committer:
         log has to say first whether it has it.
         """
         waiting = self._outbox.unsettled_in(where)
-        if any(parcel.unsure for parcel in waiting):
+        if any(pending.unsure for pending in waiting):
             return
         self._raise_epoch(where)
         sequence = 0
-        for parcel in waiting:
-            if parcel.batch is not None:
+        for pending in waiting:
+            if pending.batch is not None:
                 epoch = self._epochs.get(where, 0)
-                parcel.batch = renumbered(parcel.batch, self._id, epoch, sequence)
-                sequence = (sequence + parcel.batch.count) % SEQUENCES
+                pending.batch = renumbered(pending.batch, self._id, epoch, sequence)
+                sequence = (sequence + pending.batch.count) % SEQUENCES
         self._doubted.discard(where)
         self._broken_off.discard(where)
 
     def _attempt(self, sealed: list[tuple[PendingBatch, Batch]]) -> list[_Result]:
         """Append; what became of each batch. An error of the whole call is one of each."""
-        doubts = [parcel.unsure for parcel, _ in sealed]
+        doubts = [pending.unsure for pending, _ in sealed]
         # Noted before anything is sent: whatever interrupts this leaves a doubt.
-        for parcel, _ in sealed:
-            parcel.unsure = True
+        for pending, _ in sealed:
+            pending.unsure = True
         results: list[_Result]
         try:
-            results = [*self._log.append([Append(parcel.where, batch) for parcel, batch in sealed])]
+            results = [
+                *self._log.append([Append(pending.where, batch) for pending, batch in sealed])
+            ]
             if len(results) != len(sealed):
                 raise OutcomeUnknown(f"{len(results)} answers to {len(sealed)} batches")
         except Exception as error:  # noqa: BLE001 - the owners of the batches are told
             results = [error] * len(sealed)
-        for (parcel, _), result, doubt in zip(sealed, results, doubts, strict=True):
+        for (pending, _), result, doubt in zip(sealed, results, doubts, strict=True):
             if isinstance(result, PxrsError) and not isinstance(result, OutcomeUnknown):
                 # This try did not append it. An earlier one may have.
-                parcel.unsure = doubt
+                pending.unsure = doubt
         if results and isinstance(results[0], InsideTransaction):
             # This thread holds the store's writer. Others, or it later, will get the round done.
             raise results[0]
@@ -255,61 +257,63 @@ class Committer:
         """Settle what is known; the rest waits for a later round."""
         held_up: set[LogPartition] = set()
         paused: set[LogPartition] = set()
-        for (parcel, batch), result in zip(sealed, results, strict=True):
-            where = parcel.where
+        for (pending, batch), result in zip(sealed, results, strict=True):
+            where = pending.where
             if isinstance(result, Appended):
-                self._settle(parcel, result)
-            elif isinstance(result, SequenceGap) and self._can_renumber(parcel, batch, held_up):
+                self._settle(pending, result)
+            elif isinstance(result, SequenceGap) and self._can_renumber(pending, batch, held_up):
                 held_up.add(where)
-            elif self._may_pass(parcel, result):
+            elif self._may_pass(pending, result):
                 held_up.add(where)
                 paused.add(where)
             else:
-                self._fail(parcel, result)
+                self._fail(pending, result)
         if paused or self._pauses:
-            for where in {parcel.where for parcel, _ in sealed}:
+            for where in {pending.where for pending, _ in sealed}:
                 if where in paused:
                     self._pause(where)
                 else:
                     self._pauses.pop(where, None)
-        done = [parcel for parcel in self._round if parcel.settled]
+        done = [pending for pending in self._round if pending.settled]
         self._outbox.release(done)
         self._round = []
         self._undelivered.log(done)
 
-    def _can_renumber(self, parcel: PendingBatch, batch: Batch, held_up: set[LogPartition]) -> bool:
+    def _can_renumber(
+        self, pending: PendingBatch, batch: Batch, held_up: set[LogPartition]
+    ) -> bool:
         """Whether a batch that is out of sequence can go on: it is not its fault.
 
         Its predecessor failed, or waits to be tried again, or was lost by the server.
         """
-        where = parcel.where
+        where = pending.where
         if where in held_up and where not in self._broken_off:
             return True  # Its predecessor comes first next time.
-        if parcel.unsure and where in self._doubted:
+        if pending.unsure and where in self._doubted:
             # The one given up and this one may both be on their way.
             return False
         if batch.base_sequence == 0:
             return False
         # The log does not have it, and an earlier try would be out of sequence as well.
-        parcel.unsure = False
+        pending.unsure = False
         self._broken_off.add(where)
         return True
 
-    def _may_pass(self, parcel: PendingBatch, error: Exception) -> bool:
+    def _may_pass(self, pending: PendingBatch, error: Exception) -> bool:
         if isinstance(error, OutcomeUnknown) or getattr(error, "retryable", False):
-            return self._clock.monotonic() - parcel.born < self.delivery_timeout
+            return self._clock.monotonic() - pending.born < self.delivery_timeout
         return False
 
-    def _fail(self, parcel: PendingBatch, error: Exception) -> None:
+    def _fail(self, pending: PendingBatch, error: Exception) -> None:
         """Give up; what comes next in the partition must not look like its successor."""
-        self._broken_off.add(parcel.where)
-        if _refuses(error) and not (parcel.unsure and isinstance(error, _OUT_OF_SEQUENCE)):
-            self._settle(parcel, error)
-        elif parcel.unsure:
-            self._doubted.add(parcel.where)
-            self._settle(parcel, _maybe_delivered(error))
+        self._broken_off.add(pending.where)
+        if _refuses(error) and not (pending.unsure and isinstance(error, _OUT_OF_SEQUENCE)):
+            self._settle(pending, error)
+        elif pending.unsure:
+            self._doubted.add(pending.where)
+            self._settle(pending, _maybe_delivered(error))
         else:
-            self._settle(parcel, _delivery_failed(error))
+            self._settle(pending, _delivery_failed(error))
 
     def _pause(self, where: LogPartition) -> None:
         """Try this partition again only after a while."""
@@ -335,15 +339,15 @@ class Committer:
         soonest = min((pause.until for where, pause in pauses if where in paused), default=0.0)
         return max(0.0, soonest - time.monotonic())
 
-    def _settle(self, parcel: PendingBatch, result: Appended | PxrsError) -> None:
+    def _settle(self, pending: PendingBatch, result: Appended | PxrsError) -> None:
         if isinstance(result, Appended):
             base, error = result.base, None
         else:
-            base, error = -1, _named(result, parcel)
+            base, error = -1, _named(result, pending)
             # First: whoever sees it settled looks there.
-            self._undelivered.note(parcel, error)
-        self._before_settling(parcel, error)
-        parcel.settle(base, error)
+            self._undelivered.note(pending, error)
+        self._before_settling(pending, error)
+        pending.settle(base, error)
 
     def _raise_epoch(self, where: LogPartition) -> None:
         epoch = self._epochs.get(where, 0)
@@ -363,9 +367,9 @@ def _refuses(error: Exception) -> TypeGuard[PxrsError]:
     return isinstance(error, _REFUSALS) and not isinstance(error, ConfigError)
 
 
-def _named(error: PxrsError, parcel: PendingBatch) -> PxrsError:
+def _named(error: PxrsError, pending: PendingBatch) -> PxrsError:
     """The log knows topics by their id only; people know them by their name."""
-    return TopicNotFound(parcel.topic.name) if isinstance(error, TopicNotFound) else error
+    return TopicNotFound(pending.topic.name) if isinstance(error, TopicNotFound) else error
 
 
 def _delivery_failed(cause: BaseException) -> PxrsError:

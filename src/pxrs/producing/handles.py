@@ -1,4 +1,4 @@
-"""Messages on their way: parcels, the handles that `send` gives out, and what was not delivered.
+"""Messages on their way: batches, the handles that `send` gives out, and what was not delivered.
 
 Nothing here takes a lock: batches that could not be delivered are noted by whoever commits, told by
 whoever asks first (their handles, or a flush), and Ctrl-C may come anywhere. A batch may be noted
@@ -22,21 +22,21 @@ from pxrs.types import Batch, LogPartition, Position, Topic
 
 
 class Driver(Protocol):
-    """Whoever can get a parcel delivered."""
+    """Whoever can get a batch delivered."""
 
-    def deliver(self, parcel: PendingBatch, timeout: float | None) -> None:
-        """Return when the parcel is settled; `TimeoutError` if that takes too long."""
+    def deliver(self, pending: PendingBatch, timeout: float | None) -> None:
+        """Return when the batch is settled; `TimeoutError` if that takes too long."""
         ...
 
     def hurry(self) -> None:
-        """Have all parcels delivered now, by another thread; does not wait."""
+        """Have all batches delivered now, by another thread; does not wait."""
         ...
 
 
 class PendingBatch:
     """A batch being filled, then under way, then settled: `base` or `error` is set.
 
-    Filled by its lane's owner; sealed and settled by whoever holds the producer's commit lock.
+    Filled by its buffer's owner; sealed and settled by whoever holds the producer's commit lock.
     """
 
     __slots__ = (
@@ -106,13 +106,13 @@ class PendingBatch:
 class Sent(msgspec.Struct, frozen=True, gc=False):
     """A message that was handed over. `result()` says where it was written, or what happened."""
 
-    _parcel: Any
+    _pending: Any
     _index: int
 
     @property
     def done(self) -> bool:
         """Whether the outcome is known."""
-        settled: bool = self._parcel.settled
+        settled: bool = self._pending.settled
         return settled
 
     def result(self, timeout: float | None = None) -> Position:
@@ -123,15 +123,15 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         if nobody can tell, or `TimeoutError` or `InsideTransaction` (this thread holds a write
         transaction): after these two it is still being tried.
         """
-        parcel: PendingBatch = self._parcel
-        if parcel.settled:
+        pending: PendingBatch = self._pending
+        if pending.settled:
             return self._position()
-        parcel.waiters.append(None)
+        pending.waiters.append(None)
         try:
-            parcel.driver.deliver(parcel, timeout)
+            pending.driver.deliver(pending, timeout)
             return self._position()
         finally:
-            parcel.waiters.pop()
+            pending.waiters.pop()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the outcome is known, at once if it is; and get on with it.
@@ -139,45 +139,45 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         It runs in the thread that commits and holds up all others: no waiting, no exceptions.
         A failure counts as told: it is the callback's to ask for the `result()`.
         """
-        parcel: PendingBatch = self._parcel
+        pending: PendingBatch = self._pending
 
         def tell() -> None:
-            parcel.told = True
+            pending.told = True
             callback()
 
         self._wake(tell)
 
     def _wake(self, callback: Callable[[], None]) -> None:
         """`when_done` for who may have gone by then: told is only who asks for the result."""
-        parcel: PendingBatch = self._parcel
-        parcel.when_settled(callback)
-        if not parcel.settled:
-            parcel.driver.hurry()
+        pending: PendingBatch = self._pending
+        pending.when_settled(callback)
+        if not pending.settled:
+            pending.driver.hurry()
 
     def _position(self) -> Position:
-        parcel: PendingBatch = self._parcel
-        return Position(parcel.topic.name, parcel.partition, parcel.offset(self._index))
+        pending: PendingBatch = self._pending
+        return Position(pending.topic.name, pending.partition, pending.offset(self._index))
 
 
 class SentMany(Sequence[Sent]):
     """The handles of a `send_many`, in the order of its messages."""
 
-    __slots__ = ("indexes", "parcels")
+    __slots__ = ("batches", "indexes")
 
-    def __init__(self, parcels: list[PendingBatch], indexes: list[int]) -> None:
-        self.parcels = parcels
+    def __init__(self, batches: list[PendingBatch], indexes: list[int]) -> None:
+        self.batches = batches
         self.indexes = indexes
 
     def __len__(self) -> int:
-        return len(self.parcels)
+        return len(self.batches)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return SentMany(self.parcels[at], self.indexes[at])
-        return Sent(self.parcels[at], self.indexes[at])
+            return SentMany(self.batches[at], self.indexes[at])
+        return Sent(self.batches[at], self.indexes[at])
 
     def __iter__(self) -> Iterator[Sent]:
-        return map(Sent, self.parcels, self.indexes)
+        return map(Sent, self.batches, self.indexes)
 
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable, `timeout` seconds in all; where each was written."""
@@ -190,16 +190,16 @@ class SentMany(Sequence[Sent]):
     @contextmanager
     def _waited_for(self) -> Iterator[None]:
         """Somebody waits for all of them; the first failure tells of the others that are known."""
-        parcels = dict.fromkeys(self.parcels)
-        for parcel in parcels:
-            parcel.waiters.append(None)
+        batches = dict.fromkeys(self.batches)
+        for pending in batches:
+            pending.waiters.append(None)
         try:
             yield
         finally:
-            told = any(parcel.told for parcel in parcels)
-            for parcel in parcels:
-                parcel.told = parcel.told or (told and parcel.error is not None)
-                parcel.waiters.pop()
+            told = any(pending.told for pending in batches)
+            for pending in batches:
+                pending.told = pending.told or (told and pending.error is not None)
+                pending.waiters.pop()
 
 
 @contextmanager
@@ -225,18 +225,18 @@ class Undelivered:
         self._failed: deque[PendingBatch] = deque()
         self._forgot = False
 
-    def note(self, parcel: PendingBatch, error: PxrsError) -> None:
+    def note(self, pending: PendingBatch, error: PxrsError) -> None:
         """The batch is about to be settled with this error."""
         if self._failed:
             # The frames hold what was to be written; to keep those of the first is enough.
             _drop_frames(error)
         if len(self._failed) >= _MOST:
             self._make_room()
-        self._failed.append(parcel)
+        self._failed.append(pending)
 
-    def log(self, parcels: Iterable[PendingBatch]) -> None:
+    def log(self, batches: Iterable[PendingBatch]) -> None:
         """One line for those of a round that failed, unless somebody waits for them."""
-        lost = [each for each in parcels if _is_untold(each) and not each.waiters]
+        lost = [each for each in batches if _is_untold(each) and not each.waiters]
         if lost:
             LOG.error("%s: %s", _what_happened(lost), _why(lost))
 
@@ -245,41 +245,41 @@ class Undelivered:
         lost: list[PendingBatch] = []
         for _ in range(len(self._failed)):
             try:
-                parcel = self._failed.popleft()
+                pending = self._failed.popleft()
             except IndexError:
                 break
-            if not parcel.settled or (parcel.waiters and not parcel.told):
+            if not pending.settled or (pending.waiters and not pending.told):
                 # Whoever settles it is not done, or whoever waits for it is about to hear of it.
-                self._failed.append(parcel)
-            elif _is_untold(parcel):
-                lost.append(parcel)
+                self._failed.append(pending)
+            elif _is_untold(pending):
+                lost.append(pending)
         if not lost:
             return None
         at_least, self._forgot = self._forgot, False
-        for parcel in lost:
-            parcel.told = True
+        for pending in lost:
+            pending.told = True
         return _to_raise(lost, at_least=at_least)
 
     def _make_room(self) -> None:
-        kept = [parcel for parcel in self._failed.copy() if not parcel.told]
+        kept = [pending for pending in self._failed.copy() if not pending.told]
         if len(kept) >= _MOST:
             self._forgot = True
             kept = kept[len(kept) - _MOST // 2 :]
         self._failed = deque(kept)
 
 
-def described(parcels: Iterable[PendingBatch]) -> str:
+def described(batches: Iterable[PendingBatch]) -> str:
     """How many messages to which topics these are."""
     counts: Counter[str] = Counter()
-    for parcel in parcels:
-        counts[parcel.topic.name] += parcel.count
+    for pending in batches:
+        counts[pending.topic.name] += pending.count
     first, *others = (f"{number:,} to {topic!r}" for topic, number in counts.items())
     noun = "message" if first.startswith("1 ") else "messages"
     return ", ".join([first.replace(" ", f" {noun} ", 1), *others])
 
 
-def _is_untold(parcel: PendingBatch) -> bool:
-    return parcel.error is not None and not parcel.told
+def _is_untold(pending: PendingBatch) -> bool:
+    return pending.error is not None and not pending.told
 
 
 def _what_happened(lost: list[PendingBatch]) -> str:
@@ -305,8 +305,8 @@ def _to_raise(lost: list[PendingBatch], *, at_least: bool) -> PxrsError:
     return error
 
 
-def _cause(parcel: PendingBatch) -> BaseException | None:
-    error = parcel.error
+def _cause(pending: PendingBatch) -> BaseException | None:
+    error = pending.error
     return error if error is None or error.__cause__ is None else error.__cause__
 
 

@@ -28,7 +28,14 @@ from pxrs.errors import (
     StoreError,
     TopicNotFound,
 )
-from pxrs.producing.buffer import RECORD_BYTES, REPORT_BYTES, Box, Lane, Lanes, Outbox
+from pxrs.producing.buffer import (
+    RECORD_BYTES,
+    REPORT_BYTES,
+    Box,
+    Outbox,
+    ThreadBuffer,
+    ThreadBuffers,
+)
 from pxrs.producing.committer import Committer
 from pxrs.producing.handles import (
     LOG,
@@ -90,8 +97,8 @@ class Producer:
             delivery_timeout=settings.delivery_timeout,
             before_settling=self._learn,
         )
-        self.lanes = Lanes(topics, self._outbox, clock, settings.delivery_timeout)
-        self._local = self.lanes.local
+        self.buffers = ThreadBuffers(topics, self._outbox, clock, settings.delivery_timeout)
+        self._local = self.buffers.local
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
         self._stopped = False
@@ -125,11 +132,11 @@ class Producer:
         `delivery_timeout`, then raises `DeliveryFailed`.
         """
         try:
-            lane: Lane = self._local.lanes[topic]
+            buffer: ThreadBuffer = self._local.buffers[topic]
         except (AttributeError, KeyError, TypeError):
-            lane = self._lane(topic)
-        if lane.unreported > REPORT_BYTES or lane.busy:
-            lane = self._attend(lane)
+            buffer = self._buffer(topic)
+        if buffer.unreported > REPORT_BYTES or buffer.busy:
+            buffer = self._attend(buffer)
         if type(key) is str and not self._serdes:
             try:
                 key = key.encode()
@@ -139,16 +146,16 @@ class Producer:
             key, value = self._checks.encode(key, value)
         loose = False
         if partition is not None:
-            check_partition(lane.topic, partition)
+            check_partition(buffer.topic, partition)
         elif key is not None:
-            partition = lane.hash(key) % lane.partitions
+            partition = buffer.hash(key) % buffer.partitions
         else:
-            partition, loose = lane.sticky, True
+            partition, loose = buffer.sticky, True
         if timestamp is None:
             now = time()
-            if not lane.this_ms <= now < lane.next_ms:
-                lane.tick(now)
-            timestamp = lane.ms
+            if not buffer.this_ms <= now < buffer.next_ms:
+                buffer.tick(now)
+            timestamp = buffer.ms
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
         if headers or key is None or value is None:
@@ -157,28 +164,28 @@ class Producer:
             size, headers = len(value) + len(key) + RECORD_BYTES, NO_HEADERS
             if size > self._most_weight:
                 self._checks.size(key, value, None)
-        lane.busy = True
-        box = lane.box
+        buffer.busy = True
+        box = buffer.box
         try:
             if self._closed:
                 self.refuse_closed()
-            parcel = box.open[partition]
+            pending = box.open[partition]
             if (
-                parcel is None
-                or parcel.append(parcel.count, timestamp, key, value, headers) is None
+                pending is None
+                or pending.append(pending.count, timestamp, key, value, headers) is None
             ):
                 record = (timestamp, key, value, headers)
-                parcel = self._open_and_append(lane, box, partition, loose, record)
-            index = parcel.count
-            parcel.count = index + 1
-            parcel.weight += size
-            lane.unreported += size
+                pending = self._open_and_append(buffer, box, partition, loose, record)
+            index = pending.count
+            pending.count = index + 1
+            pending.weight += size
+            buffer.unreported += size
         except BaseException:
             box.retire()
             raise
         finally:
-            lane.busy = False
-        return Sent(parcel, index)
+            buffer.busy = False
+        return Sent(pending, index)
 
     def send_many(self, topic: str, messages: Iterable[tuple[Any, Any]]) -> SentMany:
         """Hand over (key, value) pairs; cheaper than `send` for each.
@@ -198,46 +205,46 @@ class Producer:
     ) -> Iterator[None]:
         """`send_many` in steps, adding to `sent`: between them others can have their turn."""
         self.refuse_closed()
-        self._lane(topic)
+        self._buffer(topic)
         for chunk in chunks(messages):
             ready = self._checks.ready(chunk)
             before = len(sent)
             while (done := len(sent) - before) < len(ready):
-                lane = self._lane(topic)
-                if lane.unreported > REPORT_BYTES or lane.busy:
-                    lane = self._attend(lane)
-                self._put_many(lane, ready[done : done + _BUSY_MESSAGES], sent)
+                buffer = self._buffer(topic)
+                if buffer.unreported > REPORT_BYTES or buffer.busy:
+                    buffer = self._attend(buffer)
+                self._put_many(buffer, ready[done : done + _BUSY_MESSAGES], sent)
                 yield
 
     def _put_many(
-        self, lane: Lane, pairs: list[tuple[bytes | None, bytes | None]], sent: SentMany
+        self, buffer: ThreadBuffer, pairs: list[tuple[bytes | None, bytes | None]], sent: SentMany
     ) -> None:
         """Add the first of the pairs: as many as a busy owner may."""
-        hash_key, partitions, headers = lane.hash, lane.partitions, NO_HEADERS
-        add_parcel, add_index = sent.parcels.append, sent.indexes.append
+        hash_key, partitions, headers = buffer.hash, buffer.partitions, NO_HEADERS
+        add_batch, add_index = sent.batches.append, sent.indexes.append
         timestamp = time_ns() // 1_000_000
         added = 0
-        lane.busy = True
-        box = lane.box
+        buffer.busy = True
+        box = buffer.box
         try:
             if self._closed:
                 self.refuse_closed()
             places = box.open
             for key, value in pairs:
-                partition = lane.sticky if key is None else hash_key(key) % partitions
-                parcel = places[partition]
+                partition = buffer.sticky if key is None else hash_key(key) % partitions
+                pending = places[partition]
                 if (
-                    parcel is None
-                    or parcel.append(parcel.count, timestamp, key, value, headers) is None
+                    pending is None
+                    or pending.append(pending.count, timestamp, key, value, headers) is None
                 ):
                     record = (timestamp, key, value, headers)
-                    parcel = self._open_and_append(lane, box, partition, key is None, record)
+                    pending = self._open_and_append(buffer, box, partition, key is None, record)
                 size = (0 if key is None else len(key)) + (0 if value is None else len(value))
                 size += RECORD_BYTES
-                add_parcel(parcel)
-                add_index(parcel.count)
-                parcel.count += 1
-                parcel.weight += size
+                add_batch(pending)
+                add_index(pending.count)
+                pending.count += 1
+                pending.weight += size
                 added += size
                 if added >= _BUSY_BYTES:
                     break
@@ -245,8 +252,8 @@ class Producer:
             box.retire()
             raise
         finally:
-            lane.unreported += added
-            lane.busy = False
+            buffer.unreported += added
+            buffer.busy = False
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
@@ -264,10 +271,10 @@ class Producer:
         if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
             raise TimeoutError(f"not everything was appended within {timeout:g} s")
 
-    def deliver(self, parcel: PendingBatch, timeout: float | None) -> None:
+    def deliver(self, pending: PendingBatch, timeout: float | None) -> None:
         """See `pxrs.producing.handles.Driver`. The calling thread becomes the committer."""
         self._refuse_after_fork()
-        if not self._committer.drive(lambda: parcel.settled, timeout):
+        if not self._committer.drive(lambda: pending.settled, timeout):
             raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
 
     def hurry(self) -> None:
@@ -323,57 +330,57 @@ class Producer:
 
     # Filling
 
-    def _lane(self, topic: str) -> Lane:
-        lane = self.lanes.get(topic)
-        if lane is None:
+    def _buffer(self, topic: str) -> ThreadBuffer:
+        buffer = self.buffers.get(topic)
+        if buffer is None:
             self.refuse_closed()
-            lane = self.lanes.use(self._find(topic))
-        return lane
+            buffer = self.buffers.use(self._find(topic))
+        return buffer
 
     def _find(self, topic: str) -> Topic:
         """Look a topic up. A store that is away is waited for, as it is by messages under way."""
-        patience = self.lanes.patience(topic)
+        patience = self.buffers.patience(topic)
         while True:
             try:
-                return self.lanes.find(topic)
+                return self.buffers.find(topic)
             except StoreError as error:
                 sleep(patience.pause(error))
             self.refuse_closed()
 
-    def _attend(self, lane: Lane) -> Lane:
+    def _attend(self, buffer: ThreadBuffer) -> ThreadBuffer:
         """Every few hundred messages: look at the shared buffer, and let the committer run."""
         self.refuse_closed()
-        while lane.busy:
+        while buffer.busy:
             # A signal handler or destructor sends while this very thread is inside `send`: what
             # it sends is in order by itself, not with what it interrupted.
-            if lane.spare is None:
-                lane.spare = self.lanes.extra(lane.topic)
-            lane = lane.spare
-        self._outbox.report(lane)
+            if buffer.spare is None:
+                buffer.spare = self.buffers.extra(buffer.topic)
+            buffer = buffer.spare
+        self._outbox.report(buffer)
         if self._outbox.held >= self._commit_at and not self._due.is_set():
             self._due.set()
         if self._committer.busy and self._clock.monotonic() >= self._yield_at:
             sleep(_YIELD)
             self._yield_at = self._clock.monotonic() + _YIELD_EVERY
-        return lane
+        return buffer
 
     def _open_and_append(
-        self, lane: Lane, box: Box, partition: int, loose: bool, record: _Record
+        self, buffer: ThreadBuffer, box: Box, partition: int, loose: bool, record: _Record
     ) -> PendingBatch:
         """Append where there is no batch, or a full one. Messages without a key move on."""
-        if lane.stale:
-            self.lanes.renew(lane, self.lanes.find(lane.topic.name))
+        if buffer.stale:
+            self.buffers.renew(buffer, self.buffers.find(buffer.topic.name))
         if loose:
-            partition = lane.sticky = (lane.sticky + 1) % lane.partitions
-            parcel = box.open[partition]
-            if parcel is not None and parcel.append(parcel.count, *record) is not None:
-                return parcel
-        parcel = self._outbox.open_parcel(lane, box, partition)
+            partition = buffer.sticky = (buffer.sticky + 1) % buffer.partitions
+            pending = box.open[partition]
+            if pending is not None and pending.append(pending.count, *record) is not None:
+                return pending
+        pending = self._outbox.open_batch(buffer, box, partition)
         if not self._awake:
             self._awake = True
             self._wake.set()
-        parcel.append(0, *record)
-        return parcel
+        pending.append(0, *record)
+        return pending
 
     def refuse_closed(self) -> None:
         """Raise if nothing can be sent any more."""
@@ -422,12 +429,12 @@ class Producer:
             if self._outbox.holds(math.inf):
                 self._wake.set()
 
-    def _learn(self, parcel: PendingBatch, error: PxrsError | None) -> None:
+    def _learn(self, pending: PendingBatch, error: PxrsError | None) -> None:
         """Before anybody is told, so that who sends again then finds the topic gone or anew."""
         if isinstance(error, TopicNotFound):
-            self._outbox.mark_stale(parcel.topic)
+            self._outbox.mark_stale(pending.topic)
         else:
-            self._retention.note(parcel.topic)
+            self._retention.note(pending.topic)
 
 
 _EVERY = 10.0
@@ -484,21 +491,21 @@ def _after_fork_in_child() -> None:
 def _at_exit() -> None:
     began = monotonic()
     left = [(producer, producer._leftovers()) for producer in list(_open)]
-    left = [(producer, parcels) for producer, parcels in left if parcels]
-    for producer, parcels in left:
+    left = [(producer, batches) for producer, batches in left if batches]
+    for producer, batches in left:
         deadline = began + min(PATIENCE, producer._committer.delivery_timeout)
-        _await(parcels, deadline)
+        _await(batches, deadline)
         producer._committer.rest(max(0.0, deadline - monotonic()))
-        if lost := [parcel for parcel in parcels if not parcel.settled]:
+        if lost := [pending for pending in batches if not pending.settled]:
             LOG.error(
                 "not delivered: %s: the program ended before they could be; close the producer "
                 "to wait longer, and to be told",
                 described(lost),
             )
     # Last: a warning may be turned into an error.
-    for producer, parcels in left:
+    for producer, batches in left:
         warnings.warn(
-            f"a producer was not closed, and {described(parcels)} had to be flushed when the "
+            f"a producer was not closed, and {described(batches)} had to be flushed when the "
             "program ended; use it in a `with` block, or call its close()",
             ResourceWarning,
             source=producer,
@@ -506,10 +513,10 @@ def _at_exit() -> None:
         )
 
 
-def _await(parcels: Sequence[PendingBatch], deadline: float) -> None:
-    for parcel in parcels:
+def _await(batches: Sequence[PendingBatch], deadline: float) -> None:
+    for pending in batches:
         settled = threading.Event()
-        parcel.when_settled(settled.set)
+        pending.when_settled(settled.set)
         if not settled.wait(max(0.0, deadline - monotonic())):
             return
 

@@ -27,7 +27,7 @@ class Unseen:
     @property
     def queues(self) -> QueueStore:
         """The store that the transaction takes from."""
-        return self._work._desk.stores.queues
+        return self._work._context.stores.queues
 
     def take(
         self, queue: str, count: int, policy: Policy, lock_for: float | None
@@ -54,17 +54,17 @@ class Unseen:
         work = self._work
         with work._lock:
             unwanted = {(item.queue, item.id) for item in items}
-            given = [held for held, _ in work._hold.taken if (held.queue, held.id) in unwanted]
+            given = [held for held, _ in work._held.taken if (held.queue, held.id) in unwanted]
             # In place: the transaction's finalizer looks at the same list.
-            work._hold.taken[:] = [each for each in work._hold.taken if each.held not in given]
+            work._held.taken[:] = [each for each in work._held.taken if each.held not in given]
             self.seen(items)
         if not given or not work.is_open:
             return
-        unseen = GivenBack(work._hold.holder, tuple(Release(held) for held in given))
-        keeper = work._desk.keeper
+        unseen = GivenBack(work._held.holder, tuple(Release(held) for held in given))
+        hold_session = work._context.hold_session
         # Inside a write transaction of its own this thread can't release: another one will.
-        if work._atomic is not None or not keeper.release(unseen):
-            keeper.give_back(unseen)
+        if work._atomic is not None or not hold_session.release(unseen):
+            hold_session.give_back(unseen)
 
     def end(self, how: Callable[[], None]) -> None:
         """End the transaction in this way, without what nobody has seen."""

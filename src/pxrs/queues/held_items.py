@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from pxrs.clock import Clock
 from pxrs.core.delivery import Dead, Policy, after_failure
 from pxrs.errors import OutcomeUnknown, PxrsError
-from pxrs.queues.hold_session import Asked, GivenBack, Keeper
+from pxrs.queues.hold_session import Asked, GivenBack, HoldSession
 from pxrs.stores.api import Session, Stores
 from pxrs.topics import Topics
 from pxrs.types import Delivery, Held, Holder, Outcome, Release, Taken
@@ -20,13 +20,13 @@ _PATIENCE = 10
 T = TypeVar("T")
 
 
-class Desk(NamedTuple):
+class Context(NamedTuple):
     """What transactions of one open store share."""
 
     stores: Stores
     topics: Topics
     clock: Clock
-    keeper: Keeper
+    hold_session: HoldSession
     random: random.Random
 
 
@@ -37,14 +37,14 @@ class InHand(NamedTuple):
     policy: Policy
 
 
-class Hold:
+class HeldItems:
     """The items of a transaction. It gets its session with the first of them.
 
     Not thread-safe: the transaction's lock guards it.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._session: Session | None = None
         self._holder: Holder | None = None
         self.taken: list[InHand] = []
@@ -56,14 +56,14 @@ class Hold:
     def holder(self) -> Holder:
         """Who holds: this transaction, in the process's session of now."""
         if self._holder is None:
-            self._session = self._desk.keeper.session()
-            self._holder = Holder(self._session.id, self._desk.keeper.next_name())
+            self._session = self._context.hold_session.session()
+            self._holder = Holder(self._session.id, self._context.hold_session.next_name())
         return self._holder
 
     @property
     def is_lost(self) -> bool:
         """Whether its session is over, and everything it held is free."""
-        return self._session is not None and not self._desk.keeper.holds(self._session)
+        return self._session is not None and not self._context.hold_session.holds(self._session)
 
     def take(
         self,
@@ -75,8 +75,8 @@ class Hold:
         suspects: bool = True,
     ) -> Taken:
         """What there is now. A take that was not answered is looked for in the store."""
-        queues, holder = self._desk.stores.queues, self.holder
-        asked = Asked(queue, self._desk.keeper.next_name())
+        queues, holder = self._context.stores.queues, self.holder
+        asked = Asked(queue, self._context.hold_session.next_name())
         self.asked.append(asked)
         try:
             taken = queues.take(
@@ -103,7 +103,7 @@ class Hold:
         """Hold on to everything for so many seconds. Raises `Fenced` if some of it is lost."""
         held = [each.held for each in self.taken]
         if held:
-            self._desk.stores.queues.extend(self.holder, held, seconds)
+            self._context.stores.queues.extend(self.holder, held, seconds)
 
     def was_applied(self, unit: str) -> bool:
         """What became of a commit that was not answered. Raises `OutcomeUnknown` if nobody knows.
@@ -112,7 +112,7 @@ class Hold:
         that it is not when it is, or will be.
         """
         session = self.holder.session
-        found = self._ask(lambda: self._desk.stores.queues.outcome(session, unit))
+        found = self._ask(lambda: self._context.stores.queues.outcome(session, unit))
         if found is Outcome.UNKNOWN:
             raise OutcomeUnknown("the commit was not answered, and its session is forgotten")
         return found is Outcome.DONE
@@ -121,7 +121,7 @@ class Hold:
         """What becomes of everything that was taken, by the policy it was taken under."""
         releases = []
         for held, policy in self.taken:
-            verdict = after_failure(policy, held.delivery, self._desk.random)
+            verdict = after_failure(policy, held.delivery, self._context.random)
             if isinstance(verdict, Dead):
                 releases.append(Release(held, error=error, dead=True))
             else:
@@ -137,36 +137,36 @@ class Hold:
         self.taken[:] = [each for each in self.taken if each.held not in unwanted]
         releases = tuple(release for release in given.releases if release.held in unwanted)
         self.surrendered += len(releases)
-        self._desk.keeper.give_back(GivenBack(given.holder, releases))
+        self._context.hold_session.give_back(GivenBack(given.holder, releases))
 
     def release(self, error: str) -> None:
         """Give everything back. While the store is away it waits, at most for the session's end."""
         if not self.taken and not self.asked:
             return
-        keeper, given = self._desk.keeper, self.given_back(error)
+        hold_session, given = self._context.hold_session, self.given_back(error)
         failures = 0
         try:
-            while not keeper.release(given):
+            while not hold_session.release(given):
                 failures += 1
-                keeper.pause(failures)
+                hold_session.pause(failures)
         except BaseException:
-            keeper.give_back(given)
+            hold_session.give_back(given)
             raise
 
     def release_when_caller_ends(self, error: str) -> None:
         """Give back what is still there when the caller's own transaction is over."""
         if self.taken or self.asked:
-            self._desk.keeper.release_unless_removed(self.given_back(error))
+            self._context.hold_session.release_unless_removed(self.given_back(error))
 
     def release_later(self, error: str) -> None:
         """Have everything given back by another thread. Destructors call it."""
         if self.taken or self.asked:
-            self._desk.keeper.give_back(self.given_back(error))
+            self._context.hold_session.give_back(self.given_back(error))
 
     def forget_doubts(self) -> None:
         """The transaction is committed; what it was not answered about goes back."""
         if self.asked:
-            self._desk.keeper.give_back(GivenBack(self.holder, (), tuple(self.asked)))
+            self._context.hold_session.give_back(GivenBack(self.holder, (), tuple(self.asked)))
 
     def _ask(self, question: Callable[[], T]) -> T:
         for failures in count(1):
@@ -179,5 +179,5 @@ class Hold:
                     raise OutcomeUnknown(
                         "the store gave no answer, and can't say what became of the question"
                     ) from error
-                self._desk.keeper.pause(failures)
+                self._context.hold_session.pause(failures)
         raise AssertionError

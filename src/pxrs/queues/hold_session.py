@@ -55,7 +55,7 @@ class GivenBack(NamedTuple):
     doubts: tuple[Asked, ...] = ()
 
 
-class Keeper:
+class HoldSession:
     """Opens, renews and ends the session. Thread-safe."""
 
     def __init__(self, stores: Stores, clock: Clock, ttl: float, *, threads: bool = True) -> None:
@@ -75,7 +75,7 @@ class Keeper:
         self._random = random.Random()
         self._closing = threading.Event()
         self._made_after = _forks
-        self._renewing = Loop("pxrs-keeper", self.renew)
+        self._renewing = Loop("pxrs-hold-session", self.renew)
         self._tidying = Loop("pxrs-sweeper", self.tidy)
         self._settling = Loop("pxrs-release", self.settle)
         self._chores = (self._renewing, self._tidying) if threads else ()

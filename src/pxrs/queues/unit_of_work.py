@@ -29,7 +29,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.producing.records import Outgoing
-from pxrs.queues.held_items import Desk, Hold
+from pxrs.queues.held_items import Context, HeldItems
 from pxrs.queues.item import Item, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
@@ -58,14 +58,14 @@ class UnitOfWork:
 
     def __init__(
         self,
-        desk: Desk,
+        context: Context,
         *,
         connection: Any = None,
         serde: Serde | None = None,
         strict: bool = False,
         commit_on_exit: bool = True,
     ) -> None:
-        self._desk = desk
+        self._context = context
         self._given = connection
         # A transaction of the caller's own, which the caller ends.
         self._is_callers = connection is not None and not isinstance(connection, Lent)
@@ -73,7 +73,7 @@ class UnitOfWork:
         self._strict = strict
         self._commit_on_exit = commit_on_exit
         self._lock = threading.RLock()
-        self._hold = Hold(desk)
+        self._held = HeldItems(context)
         self._put: list[NewItem] = []
         self._outgoing: Outgoing | None = None
         self._atomic: Atomic | None = None
@@ -118,18 +118,18 @@ class UnitOfWork:
         An item whose last holder died comes alone.
         """
         armed: Watch | None = None
-        deadline = None if timeout is None else self._desk.clock.monotonic() + timeout
+        deadline = None if timeout is None else self._context.clock.monotonic() + timeout
         try:
             while True:
                 items, due, _ = self._look(queue, max_items, policy, lock_for)
                 if items:
                     return items
-                left = None if deadline is None else deadline - self._desk.clock.monotonic()
+                left = None if deadline is None else deadline - self._context.clock.monotonic()
                 if left is not None and left <= 0:
                     return []
                 if armed is None:
                     # Armed first, then looked once more: nothing can come in between.
-                    armed = self._desk.stores.queues.watch(queue)
+                    armed = self._context.stores.queues.watch(queue)
                     continue
                 waits = (wait for wait in (left, due, CAREFUL_WAIT) if wait is not None)
                 armed.wait(min(waits))
@@ -157,23 +157,23 @@ class UnitOfWork:
                     "writer: take items before it begins"
                 )
             self._give_back_if_dropped()
-            items, due, suspect = self._hold.take(
+            items, due, suspect = self._held.take(
                 queue, most_items, policy, lock_for, suspects=suspects
             )
-            if not items and self._strict and self._desk.stores.queues.find(queue) is None:
+            if not items and self._strict and self._context.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
             try:
                 return Found([self._as_item(delivery) for delivery in items], due, suspect)
             except Exception as error:
                 # Nobody has read it, so no commit may remove it.
-                self._hold.surrender(items, describe(error))
+                self._held.surrender(items, describe(error))
                 raise
 
     def _give_back_if_dropped(self) -> None:
         """From the first take on: a transaction that only puts has nothing to give back."""
         if self._drop is None:
             self._drop = weakref.finalize(
-                self, self._hold.release_later, "its transaction was dropped"
+                self, self._held.release_later, "its transaction was dropped"
             )
             self._drop.atexit = False
 
@@ -189,22 +189,22 @@ class UnitOfWork:
     @property
     def is_lost(self) -> bool:
         """Whether its session is over, and everything it held is free."""
-        return self._hold.is_lost
+        return self._held.is_lost
 
     @property
     def unread(self) -> int:
         """How many items it took, could not decode and gave back."""
-        return self._hold.surrendered
+        return self._held.surrendered
 
     @property
     def holder(self) -> Holder:
         """Who holds its items, as the store knows it."""
-        return self._hold.holder
+        return self._held.holder
 
     @property
     def in_hand(self) -> int:
         """How many items it holds."""
-        return len(self._hold.taken)
+        return len(self._held.taken)
 
     def _as_item(self, delivery: Delivery) -> Item:
         try:
@@ -240,7 +240,7 @@ class UnitOfWork:
             dedupe=dedupe,
             dedupe_window=dedupe_window if dedupe is not None else 0.0,
         )
-        validate_item(item, self._desk.stores.queues.limits)
+        validate_item(item, self._context.stores.queues.limits)
         with self._locked():
             self._require_open()
             self._put.append(item)
@@ -249,7 +249,7 @@ class UnitOfWork:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
         with self._locked():
             self._require_open()
-            self._hold.extend(seconds)
+            self._held.extend(seconds)
 
     def keep_hold(self, seconds: float) -> None:
         """`extend` from another thread, beside whatever the transaction does; it is not waited for.
@@ -258,7 +258,7 @@ class UnitOfWork:
         """
         atomic = self._atomic
         if self.is_open and (atomic is None or not atomic.is_exclusive):
-            self._hold.extend(seconds)
+            self._held.extend(seconds)
 
     # Messages and SQL
 
@@ -276,7 +276,7 @@ class UnitOfWork:
             self._require_open()
             if self._outgoing is None:
                 self._outgoing = Outgoing(
-                    self._desk.topics, self._desk.clock, value_serde=self._serde
+                    self._context.topics, self._context.clock, value_serde=self._serde
                 )
             self._outgoing.send(topic, value, key, partition, headers)
 
@@ -314,7 +314,7 @@ class UnitOfWork:
 
     def _open_atomic(self) -> Atomic:
         if self._atomic is None:
-            self._atomic = self._desk.stores.atomic(self._given).__enter__()
+            self._atomic = self._context.stores.atomic(self._given).__enter__()
         return self._atomic
 
     # Ending
@@ -345,7 +345,7 @@ class UnitOfWork:
         self._atomic = None
         self._nothing_left = True
         self._keep_if_dropped()
-        self._hold.forget_doubts()
+        self._held.forget_doubts()
 
     def finish(self) -> None:
         """Commit, unless the transaction has ended already."""
@@ -356,8 +356,8 @@ class UnitOfWork:
     def _commit(self) -> None:
         try:
             if self._atomic is None and self._given is None and self._outgoing is None:
-                if self._hold.taken or self._put:
-                    self._desk.stores.queues.apply(self._change())
+                if self._held.taken or self._put:
+                    self._context.stores.queues.apply(self._change())
             else:
                 self._commit_atomically()
         except OutcomeUnknown:
@@ -379,7 +379,7 @@ class UnitOfWork:
 
     def _was_committed(self) -> bool:
         """What became of the commit in doubt. Raises `OutcomeUnknown` if nobody knows."""
-        committed = self._hold.was_applied(self._sent.unit)
+        committed = self._held.was_applied(self._sent.unit)
         self._answered(committed=committed)
         return committed
 
@@ -394,7 +394,7 @@ class UnitOfWork:
         session = self._sent.holder.session
         # What says that a unit will never be done has to stay: it may still be on its way.
         for unit in (self._sent.unit,) if committed else self._sent.forget:
-            self._desk.keeper.answered(session, unit)
+            self._context.hold_session.answered(session, unit)
 
     def _commit_atomically(self) -> None:
         atomic = self._open_atomic()
@@ -409,18 +409,18 @@ class UnitOfWork:
         if atomic.joined:
             # At once: what was written into the caller's transaction must not be written again.
             self._ended = "committed"
-        if atomic.joined and self._hold.taken:
+        if atomic.joined and self._held.taken:
             # The caller may still roll back: then what was taken has to be free again.
-            self._hold.release_when_caller_ends("it was rolled back")
+            self._held.release_when_caller_ends("it was rolled back")
 
     def _change(self) -> QueueChange:
         """What is about to be sent, as a unit of its own: another try is another unit."""
-        holder, keeper = self._hold.holder, self._desk.keeper
-        removed = tuple(each.held for each in self._hold.taken)
+        holder, hold_session = self._held.holder, self._context.hold_session
+        removed = tuple(each.held for each in self._held.taken)
         # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
         # And nothing of others is cleared away in one that the caller may yet roll back.
-        unit = "" if self._is_callers else keeper.next_name()
-        forget = () if self._is_callers else keeper.to_forget(holder.session)
+        unit = "" if self._is_callers else hold_session.next_name()
+        forget = () if self._is_callers else hold_session.to_forget(holder.session)
         self._sent = QueueChange(holder, removed, tuple(self._put), unit, forget)
         self._in_doubt = not self._is_callers
         return self._sent
@@ -482,9 +482,9 @@ class UnitOfWork:
                 self._was_committed()
         if self._is_callers and self._caller_may_write():
             # Waiting for the caller's transaction in the caller's thread would take for ever.
-            self._hold.release_when_caller_ends(error)
+            self._held.release_when_caller_ends(error)
         else:
-            self._hold.release(error)
+            self._held.release(error)
         self._nothing_left = True
         self._keep_if_dropped()
 
@@ -496,7 +496,7 @@ class UnitOfWork:
 
     def _locked(self) -> threading.RLock:
         # A forked child would wait for a thread that it does not have.
-        self._desk.keeper.refuse_after_fork()
+        self._context.hold_session.refuse_after_fork()
         return self._lock
 
     def _require_open(self) -> None:
@@ -504,7 +504,7 @@ class UnitOfWork:
             raise InvalidRequest(f"the transaction was {self._ended}; begin another")
         if self._in_doubt and self._settles_as_committed():
             raise InvalidRequest("the transaction was committed, though interrupted; begin another")
-        if self._hold.is_lost:
+        if self._held.is_lost:
             raise SessionLost("the session of this transaction is over, and its items are free")
 
     def __enter__(self) -> UnitOfWork:

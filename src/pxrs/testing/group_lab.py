@@ -46,8 +46,8 @@ from pxrs.core.records import (
 from pxrs.decoding import Decoder
 from pxrs.errors import Fenced, InvalidRequest, PxrsError, SessionLost
 from pxrs.producing.records import Outgoing
-from pxrs.queues.held_items import Desk
-from pxrs.queues.hold_session import Keeper
+from pxrs.queues.held_items import Context
+from pxrs.queues.hold_session import HoldSession
 from pxrs.running.handler_results import refuse_unfinished
 from pxrs.serde import Serde
 from pxrs.stores.memory.stores import MemoryStores
@@ -104,7 +104,7 @@ class LabMember:
         in_hand: int,
         handled: Callable[[str, Message], None],
         fenced: Callable[[str, frozenset[TopicPartition]], None],
-        hold: Desk | None,
+        hold: Context | None,
     ) -> None:
         """`handled` is told of every message that the handler has seen, `fenced` of every commit
         that was refused. `hold`: for one that handles each message in a transaction."""
@@ -178,7 +178,7 @@ class LabMember:
         self._leave_loop()
         self._member.membership.leave()
         if self._hold is not None:
-            self._hold.keeper.close()
+            self._hold.hold_session.close()
 
     def freeze(self) -> None:
         """Stand still, between being shown a message and handling it if there is one."""
@@ -195,7 +195,7 @@ class LabMember:
         with suppress(SessionLost):
             session.renew()
         if self._hold is not None:
-            self._hold.keeper.renew()
+            self._hold.hold_session.renew()
 
     def _commit(self) -> None:
         self._commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
@@ -344,8 +344,8 @@ class GroupLab:
             self._stores, self._topics, self.clock, lambda: (self.topic,), settings,
             Decoder(*self._serdes), new_id=lambda: f"{next(self._ids):06}",
         )  # fmt: skip
-        keeper = Keeper(self._stores, self.clock, settings.session_ttl, threads=False)
-        hold = Desk(self._stores, self._topics, self.clock, keeper, random.Random(name))
+        hold_session = HoldSession(self._stores, self.clock, settings.session_ttl, threads=False)
+        hold = Context(self._stores, self._topics, self.clock, hold_session, random.Random(name))
         member = LabMember(
             steps, settings, self.clock, handler, self._in_hand, self._note_handled,
             self._note_fenced, hold if transaction else None,
