@@ -156,7 +156,7 @@ def moving(options: Options, say: Say) -> Section:
         say(f"moving: round {number}/{options.rounds}")
         with scratch(options) as name, ExitStack() as stack:
             px = stack.enter_context(pxrs.connect(ours.url(Path(name))))
-            px.create_topic(TOPIC, partitions=MOVING_PARTITIONS)
+            px.topics.create(TOPIC, partitions=MOVING_PARTITIONS)
             rounds.append(_move(px, stack))
     too_many = sum(each.moved_by_join - each.needed_by_join for each in rounds)
     killed = [each.killed for each in rounds]

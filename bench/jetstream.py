@@ -91,7 +91,7 @@ def round_trips(options: Options, say: Say) -> Section:
     with engines.build("nats") as engine:
         engine.start()
         with _opened(engine.url) as px:
-            topic_id = px.create_topic(TOPIC, partitions=PARTITIONS).id
+            topic_id = px.topics.create(TOPIC, partitions=PARTITIONS).id
             log = px.stores.log
             contestants = [
                 Contestant(f"append to {count}", partial(_append, log, topic_id, count))
@@ -109,9 +109,9 @@ def round_trips(options: Options, say: Say) -> Section:
 def _opened(url: str) -> Iterator[ours.Px]:
     """A new topic under a prefix of its own; gone with the block."""
     with pxrs.connect("memory://", log=f"{url}/b-{secrets.token_hex(4)}") as px:
-        px.create_topic(TOPIC, partitions=PARTITIONS)
+        px.topics.create(TOPIC, partitions=PARTITIONS)
         yield px
-        px.delete_topic(TOPIC)
+        px.topics.delete(TOPIC)
 
 
 def _send(url: str, messages: int) -> Sample:

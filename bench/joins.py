@@ -47,7 +47,7 @@ def _etcd(folder: Path | None) -> Iterator[Px]:
 
 def _joined(engine: str, px: Px, limit: float, options: Options, say: Say) -> Section:
     took = []
-    px.create_topic("wide", partitions=PARTITIONS)
+    px.topics.create("wide", partitions=PARTITIONS)
     for number in range(options.rounds):
         say(f"{engine}: {PARTITIONS:,} partitions join, {number + 1}")
         started = perf_counter()

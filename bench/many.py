@@ -89,11 +89,11 @@ def many(options: Options, say: Say) -> Section:
     say(f"many: targets for {MEMBERS} members")
     _targets(section, options)
     with scratch(options) as name, pxrs.connect(url(Path(name))) as px:
-        px.create_topic(TOPIC, partitions=PARTITIONS)
+        px.topics.create(TOPIC, partitions=PARTITIONS)
         say(f"many: {MEMBERS} members join, one crashes")
         _crash(section, px)
     with scratch(options) as name, pxrs.connect(url(Path(name))) as px:
-        px.create_topic(TOPIC, partitions=PARTITIONS)
+        px.topics.create(TOPIC, partitions=PARTITIONS)
         say("many: commits")
         _commits(section, px, options)
     return section

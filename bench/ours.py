@@ -26,7 +26,7 @@ def url(folder: Path) -> str:
 def opened(folder: Path) -> Iterator[Px]:
     """A new database with the topic in it."""
     with pxrs.connect(url(folder)) as px:
-        px.create_topic(TOPIC, partitions=PARTITIONS)
+        px.topics.create(TOPIC, partitions=PARTITIONS)
         yield px
 
 

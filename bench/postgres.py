@@ -66,7 +66,7 @@ def database(url: str) -> Iterator[str]:
 def opened(url: str) -> Iterator[Px]:
     """The topic in a store."""
     with pxrs.connect(url) as px:
-        px.create_topic(TOPIC, partitions=PARTITIONS)
+        px.topics.create(TOPIC, partitions=PARTITIONS)
         yield px
 
 

@@ -105,7 +105,7 @@ def following(options: Options, say: Say) -> Section:
     count = 100 if options.quick else 500
     idle = 2.0 if options.quick else 5.0
     with scratch(options) as name, pxrs.connect(url(Path(name))) as px:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer() as producer, Child(_follower, url(Path(name))) as child:
             child.hear()
             say(f"a follower, {count} messages")

@@ -58,7 +58,7 @@ from pxrs.options import (
 from pxrs.producing.handles import Sent, SentMany
 from pxrs.producing.producer import Producer
 from pxrs.serde import JSON, Serde
-from pxrs.topics import PartitionInfo, TopicInfo
+from pxrs.topics import PartitionInfo, TopicInfo, Topics
 from pxrs.types import Bounds, Fence, ItemState, Message, Position, Queue, Topic, TopicPartition
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ __all__ = [
     "__version__",
     # topics and messages
     "Topic",
+    "Topics",
     "TopicInfo",
     "PartitionInfo",
     "TopicPartition",

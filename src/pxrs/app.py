@@ -23,7 +23,6 @@ from pxrs.config import (
     check_member_name,
 )
 from pxrs.consuming.reader import Reader
-from pxrs.core.routing import DEFAULT_PARTITIONER
 from pxrs.decoding import Decoder
 from pxrs.options import (
     ConsumerOptions,
@@ -42,8 +41,8 @@ from pxrs.running.job import Begun, Job, Running, job_of
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
-from pxrs.topics import TopicInfo, Topics
-from pxrs.types import Message, Topic
+from pxrs.topics import Topics
+from pxrs.types import Message
 
 # What only consumers need is loaded when the first one is made: a program that sends starts sooner.
 if TYPE_CHECKING:
@@ -91,44 +90,10 @@ class Pxrs(QueueVerbs):
         """Where the store is."""
         return self.stores.url
 
-    def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        partitioner: str = DEFAULT_PARTITIONER,
-        retention_ms: int | None = None,
-        retention_bytes: int | None = None,
-    ) -> Topic:
-        """Make a topic with a fixed number of partitions.
-
-        One that exists just so is returned, one that differs is a `TopicExists`. `partitioner`
-        decides where a key belongs, for everybody who sends: `xxhash`, Kafka's `murmur2` or
-        `jump`. Retention is per partition and drops whole batches, oldest first.
-        """
-        return self._topics.create(
-            name,
-            partitions,
-            partitioner=partitioner,
-            retention_ms=retention_ms,
-            retention_bytes=retention_bytes,
-        )
-
-    def topics(self) -> list[Topic]:
-        """All topics, by name."""
-        return self._topics.list()
-
-    def describe_topic(self, name: str) -> TopicInfo:
-        """A topic and what its partitions hold."""
-        return self._topics.describe(name)
-
-    def delete_topic(self, name: str) -> None:
-        """Remove a topic and all its messages."""
-        self._topics.delete(name)
-
-    def apply_retention(self, name: str) -> None:
-        """Drop now what the topic's retention no longer keeps; producers do it as they go."""
-        self._topics.retain(self._topics.find(name))
+    @property
+    def topics(self) -> Topics:
+        """Make, list, describe and delete topics."""
+        return self._topics
 
     @takes(ProducerOptions, defaults=[ProducerSettings])
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:

@@ -85,7 +85,7 @@ class TopicNotFound(InvalidRequest):
 
     def __init__(self, topic: str) -> None:
         super().__init__(
-            f"topic {topic!r} does not exist; create it with create_topic({topic!r}, partitions=…)"
+            f"topic {topic!r} does not exist; make it: px.topics.create({topic!r}, partitions=…)"
         )
         self.topic = topic
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 import msgspec
 
@@ -25,7 +27,9 @@ from pxrs.types import Bounds, Check, Committed, Delete, LogPartition, Put, Topi
 
 _FOLDER = "topics/"
 _SCHEMA = 1
-_LONGEST_RETENTION = 2**62
+# Ten thousand years.
+_LONGEST_RETENTION = 10_000 * 365 * 24 * 3600.0
+_MOST_BYTES = 2**62
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,18 +89,21 @@ class Topics:
         partitions: int,
         *,
         partitioner: str = DEFAULT_PARTITIONER,
-        retention_ms: int | None = None,
+        retention: float | timedelta | None = None,
         retention_bytes: int | None = None,
     ) -> Topic:
-        """Make a topic. One that exists just so is returned; `TopicExists` if it differs.
+        """Make a topic with a fixed number of partitions.
 
-        `partitioner` decides which partition a key belongs to, for everybody who sends: `xxhash`,
-        Kafka's `murmur2`, or `jump`.
+        One that exists just so is returned, one that differs is a `TopicExists`. `partitioner`
+        decides which partition a key belongs to, for everybody who sends: `xxhash`, Kafka's
+        `murmur2`, or `jump`. `retention` is in seconds, or a timedelta; it counts for each
+        partition, as `retention_bytes` does, and drops whole batches, the oldest first.
         """
         check_topic_name(name)
         check_partitions(partitions)
         check_partitioner(partitioner)
-        _check_retention(retention_ms, retention_bytes)
+        retention_ms = _milliseconds(retention)
+        _check_bytes(retention_bytes)
         wanted = Topic(
             name=name,
             id=self._new_id(),
@@ -168,15 +175,21 @@ class Topics:
                 self._log.drop(_decode(record).id)
                 return
 
-    def retain(self, topic: Topic, partitions: Sequence[int] | None = None) -> None:
-        """Drop what the topic's retention no longer keeps. The newest batch always stays."""
+    def apply_retention(self, name: str) -> None:
+        """Drop now what the topic's retention no longer keeps; producers do it as they go.
+
+        The newest batch always stays.
+        """
+        self._retain(self.find(name))
+
+    def _retain(self, topic: Topic) -> None:
         if topic.retention_ms is None and topic.retention_bytes is None:
             return
         before = None
         if topic.retention_ms is not None:
             before = self._clock.wall_ms() - topic.retention_ms
         with named(topic.name):
-            for number in range(topic.partitions) if partitions is None else partitions:
+            for number in range(topic.partitions):
                 self._log.expire(LogPartition(topic.id, number), before, topic.retention_bytes)
 
     def _look_up(self, name: str) -> Topic | None:
@@ -220,7 +233,7 @@ def _decode(record: Versioned) -> Topic:
 
 
 def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
-    for name in ("partitions", "partitioner", "retention_ms", "retention_bytes"):
+    for name in ("partitions", "partitioner", "retention", "retention_bytes"):
         has, asked = getattr(existing, name), getattr(wanted, name)
         if has != asked:
             raise TopicExists(
@@ -230,11 +243,28 @@ def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
     return existing
 
 
-def _check_retention(retention_ms: int | None, retention_bytes: int | None) -> None:
-    for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (whole and 1 <= value <= _LONGEST_RETENTION):
-            raise InvalidRequest(
-                f"{name} = {value!r}; a whole number from 1 to {_LONGEST_RETENTION}, "
-                "or None for ever"
-            )
+def _milliseconds(retention: object) -> int | None:
+    """Whole milliseconds of a time to keep messages for; None keeps them for ever."""
+    if retention is None:
+        return None
+    seconds = retention.total_seconds() if isinstance(retention, timedelta) else retention
+    if (
+        not isinstance(seconds, int | float)
+        or isinstance(seconds, bool)
+        or not 0.001 <= seconds <= _LONGEST_RETENTION
+    ):
+        raise InvalidRequest(
+            "retention must be seconds (0.001 or more), a timedelta, or None for ever; "
+            f"got {retention!r}"
+        )
+    return math.ceil(seconds * 1000)
+
+
+def _check_bytes(retention_bytes: object) -> None:
+    if retention_bytes is None:
+        return
+    if type(retention_bytes) is not int or not 1 <= retention_bytes <= _MOST_BYTES:
+        raise InvalidRequest(
+            f"retention_bytes must be a whole number from 1 to {_MOST_BYTES}, or None for ever; "
+            f"got {retention_bytes!r}"
+        )

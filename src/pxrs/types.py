@@ -79,6 +79,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     retention_bytes: int | None = None
     created_ms: int = 0
 
+    @property
+    def retention(self) -> float | None:
+        """Seconds that messages are kept for; None if that is for ever."""
+        return None if self.retention_ms is None else self.retention_ms / 1000
+
 
 class Bounds(NamedTuple):
     """What a partition holds: offsets from `start` up to, not including, `end`."""

@@ -24,12 +24,12 @@ def url(tmp_path: Path) -> str:
 def test_connect_can_be_awaited(url: str) -> None:
     async def main() -> None:
         px = await aio.connect(url)
-        await px.create_topic("orders", 2)
+        await px.topics.create("orders", 2)
         await px.close()
 
     run(main())
     with pxrs.connect(url) as px:
-        assert [topic.name for topic in px.topics()] == ["orders"]
+        assert [topic.name for topic in px.topics.list()] == ["orders"]
 
 
 def test_connect_can_be_entered_and_closes(url: str) -> None:
@@ -37,7 +37,7 @@ def test_connect_can_be_entered_and_closes(url: str) -> None:
         async with aio.connect(url) as px:
             assert px.url == url
         with pytest.raises(pxrs.Closed):
-            await px.topics()
+            await px.topics.list()
         await px.close()
 
     run(main())
@@ -46,15 +46,20 @@ def test_connect_can_be_entered_and_closes(url: str) -> None:
 def test_topics(url: str) -> None:
     async def main() -> None:
         async with aio.connect(url) as px:
-            made = await px.create_topic("orders", partitions=2, retention_bytes=1000)
-            assert await px.topics() == [made]
-            await px.apply_retention("orders")
-            assert (await px.describe_topic("orders")).messages == 0
+            made = await px.topics.create("orders", partitions=2, retention_bytes=1000)
+            assert await px.topics.list() == [made]
+            await px.topics.apply_retention("orders")
+            assert (await px.topics.describe("orders")).messages == 0
             with pytest.raises(pxrs.TopicExists):
-                await px.create_topic("orders", 3)
-            await px.delete_topic("orders")
-            assert await px.topics() == []
-            for call in (px.describe_topic, px.delete_topic, px.apply_retention, px.reader):
+                await px.topics.create("orders", 3)
+            await px.topics.delete("orders")
+            assert await px.topics.list() == []
+            for call in (
+                px.topics.describe,
+                px.topics.delete,
+                px.topics.apply_retention,
+                px.reader,
+            ):
                 with pytest.raises(pxrs.TopicNotFound):
                     await call("orders")
 
@@ -107,7 +112,7 @@ def test_a_store_that_nobody_waits_for_any_more_is_closed(
 def test_closing_flushes_producers_and_can_be_done_by_many(url: str) -> None:
     async def main() -> None:
         px = await aio.connect(url)
-        await px.create_topic("orders", 1)
+        await px.topics.create("orders", 1)
         producer = px.producer(linger=60)
         sent = await producer.send("orders", b"kept")
         await asyncio.gather(*(px.close() for _ in range(5)))
@@ -150,5 +155,5 @@ def test_one_connection_in_two_loops(url: str) -> None:
 
 async def _opened(url: str) -> aio.Pxrs:
     px = await aio.connect(url)
-    await px.create_topic("orders", 1)
+    await px.topics.create("orders", 1)
     return px

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
 @asynccontextmanager
 async def opened(store: Store, partitions: int = 1) -> AsyncIterator[aio.Pxrs]:
     async with store.open() as px:
-        await px.create_topic("orders", partitions)
+        await px.topics.create("orders", partitions)
         yield px
 
 

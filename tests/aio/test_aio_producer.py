@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Store:
 @asynccontextmanager
 async def opened(store: Store, partitions: int = 1) -> AsyncIterator[aio.Pxrs]:
     async with store.open() as px:
-        await px.create_topic("orders", partitions)
+        await px.topics.create("orders", partitions)
         yield px
 
 
@@ -114,13 +114,13 @@ def test_a_failed_send_raises_what_happened(store: Store) -> None:
         async with opened(store) as px, px.producer(linger=1000) as producer:
             await (await producer.send("orders", b"1"))
             lost = await producer.send("orders", b"2")
-            await px.delete_topic("orders")
+            await px.topics.delete("orders")
             for wait in (lost, lost.result(timeout=30)):
                 with pytest.raises(pxrs.TopicNotFound, match="orders"):
                     await wait
             with pytest.raises(pxrs.TopicNotFound):
                 await producer.send("orders", b"3")
-            await px.create_topic("orders", 1)
+            await px.topics.create("orders", 1)
             assert (await (await producer.send("orders", b"4"))).offset == 0
             assert await values(px) == [b"4"]
 
@@ -131,10 +131,10 @@ def test_a_failed_send_raises_what_happened(store: Store) -> None:
 def test_who_never_asks_is_told_at_the_end_and_once(store: Store, end: str) -> None:
     async def main() -> None:
         px = store.open()
-        await px.create_topic("orders", 1)
+        await px.topics.create("orders", 1)
         producer = px.producer(linger=1000)
         await producer.send_many("orders", [("k", b"1"), ("k", b"2")])
-        await px.delete_topic("orders")
+        await px.topics.delete("orders")
         with pytest.raises(pxrs.DeliveryFailed, match="2 messages to 'orders'"):
             if end == "flush":
                 await producer.flush()
@@ -156,11 +156,11 @@ def test_who_never_asks_is_told_at_the_end_and_once(store: Store, end: str) -> N
 def test_who_asked_is_not_told_again_and_who_gave_up_is(store: Store) -> None:
     async def main() -> None:
         async with store.open() as px:
-            await px.create_topic("orders", 2)
+            await px.topics.create("orders", 2)
             producer = px.producer(linger=1000)
             sent = await producer.send("orders", b"1", partition=0)
             many = await producer.send_many("orders", [(str(n), b"2") for n in range(20)])
-            await px.delete_topic("orders")
+            await px.topics.delete("orders")
             store.may_append.clear()
             waiting = [asyncio.create_task(each.result()) for each in (sent, many)]
             await elsewhere(store.append_began.acquire)
@@ -169,9 +169,9 @@ def test_who_asked_is_not_told_again_and_who_gave_up_is(store: Store) -> None:
                 with pytest.raises(pxrs.TopicNotFound):
                     await task
             await producer.flush()
-            await px.create_topic("orders", 2)
+            await px.topics.create("orders", 2)
             sent = await producer.send("orders", b"3")
-            await px.delete_topic("orders")
+            await px.topics.delete("orders")
             store.may_append.clear()
             with pytest.raises(TimeoutError):
                 await sent.result(timeout=0.01)
@@ -187,7 +187,7 @@ def test_an_error_on_its_way_is_not_replaced(store: Store) -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             async with opened(store) as px, px.producer(linger=1000) as producer:
                 await producer.send("orders", b"1")
-                await px.delete_topic("orders")
+                await px.topics.delete("orders")
                 raise ZeroDivisionError
         assert "1 message to 'orders'" in caught.value.__notes__[0]
 
@@ -198,8 +198,8 @@ def test_a_topic_made_again_with_other_partitions(store: Store) -> None:
     async def main() -> None:
         async with opened(store) as px, px.producer(linger=1000) as producer:
             lost = await producer.send("orders", b"1")
-            await px.delete_topic("orders")
-            await px.create_topic("orders", 2)
+            await px.topics.delete("orders")
+            await px.topics.create("orders", 2)
             with pytest.raises(pxrs.TopicNotFound):
                 await lost
             with pytest.raises(pxrs.TopicExists, match="send again"):
@@ -395,7 +395,7 @@ def test_a_loop_that_is_gone_harms_nobody(store: Store) -> None:
     px = store.open()
 
     async def give_up() -> aio.Sent:
-        await px.create_topic("orders", 1)
+        await px.topics.create("orders", 1)
         store.may_append.clear()
         sent = await px.producer().send("orders", b"x")
         with pytest.raises(TimeoutError):

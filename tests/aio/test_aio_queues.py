@@ -94,7 +94,7 @@ class SlowStore:
 def test_taken_and_put_in_one_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path, "one", "two") as px:
-            await px.create_topic("news", 1)
+            await px.topics.create("news", 1)
             async with px.transaction() as tx:
                 item = await tx.take("inbox", timeout=PATIENCE)
                 assert item is not None
@@ -105,7 +105,7 @@ def test_taken_and_put_in_one_commit(tmp_path: Path) -> None:
                     await px.queues.describe("outbox")
             assert await there(px, "inbox") == ["two"]
             assert await there(px, "outbox") == ["one done"]
-            assert (await px.describe_topic("news")).messages == 1
+            assert (await px.topics.describe("news")).messages == 1
             with pytest.raises(pxrs.InvalidRequest):
                 await tx.take("inbox")
             with pytest.raises(pxrs.InvalidRequest):

@@ -27,7 +27,7 @@ async def opened(
     store: Store, partitions: int = 1
 ) -> AsyncIterator[tuple[aio.Pxrs, aio.Producer, aio.Reader]]:
     async with store.open() as px:
-        await px.create_topic("orders", partitions)
+        await px.topics.create("orders", partitions)
         async with px.producer() as producer:
             yield px, producer, await px.reader("orders")
 
@@ -121,7 +121,7 @@ def test_follow_tells_that_the_topic_is_gone(store: Store) -> None:
         async with opened(store) as (px, _, reader):
             following = asyncio.create_task(_first(reader.follow()))
             await elsewhere(store.wait_began.acquire)
-            await px.delete_topic("orders")
+            await px.topics.delete("orders")
             with pytest.raises(pxrs.TopicNotFound, match="orders"):
                 await following
 
@@ -197,7 +197,7 @@ def test_fifty_followers_and_a_producer(store: Store) -> None:
             following = [asyncio.create_task(_first(await reader.follow())) for _ in range(50)]
             for _ in following:
                 await elsewhere(store.wait_began.acquire)
-            assert (await px.describe_topic("orders")).messages == 0
+            assert (await px.topics.describe("orders")).messages == 0
             await send(producer, b"to all")
             found = await asyncio.gather(*following)
             assert [message.value for message in found] == [b"to all"] * 50

@@ -21,7 +21,7 @@ ONCE = Backoff(attempts=1)
 @asynccontextmanager
 async def sent(folder: Path, count: int) -> AsyncIterator[aio.Pxrs]:
     async with aio.connect(f"sqlite:///{folder}/store.db") as px:
-        await px.create_topic("orders", 2)
+        await px.topics.create("orders", 2)
         async with px.producer() as producer:
             for number in range(count):
                 await producer.send("orders", str(number), key=f"k{number}")
@@ -114,7 +114,7 @@ def test_a_cancelled_run_leaves_the_group_and_its_messages(tmp_path: Path) -> No
                 await task
             assert ended.is_set()
             assert await left_behind(px) == 2
-            assert [topic.name for topic in await px.topics()] == ["orders"]
+            assert [topic.name for topic in await px.topics.list()] == ["orders"]
 
     run(main())
 
@@ -152,7 +152,7 @@ def test_a_handler_that_raises_goes_through_the_policy(tmp_path: Path) -> None:
 
             await px.run(handle, topic="orders", group="g", retry=ONCE)
             assert await left_behind(px) == 0
-            assert (await px.describe_topic("orders.dlq")).messages == 3
+            assert (await px.topics.describe("orders.dlq")).messages == 3
             with pytest.raises(pxrs.HandlerFailed):
                 async with px.producer() as producer:
                     await producer.send("orders", "1")
@@ -167,7 +167,7 @@ def test_the_blocking_run_refuses_coroutine_functions() -> None:
         pass
 
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", 1)
+        px.topics.create("orders", 1)
         with pytest.raises(pxrs.InvalidRequest, match="aio"):
             px.run(handle, topic="orders", group="g")
 
@@ -185,6 +185,6 @@ def test_dead_letters_go_back(tmp_path: Path) -> None:
             seen: list[Message] = []
             await px.run(fail, topic="orders", group="g", retry=ONCE)
             assert await px.redrive("orders.dlq") == {"orders": 3}
-            assert (await px.describe_topic("orders")).messages == 6
+            assert (await px.topics.describe("orders")).messages == 6
 
     run(main())

@@ -27,8 +27,8 @@ class ChangedMindError(Exception):
 async def consuming(folder: Path) -> AsyncIterator[tuple[aio.Pxrs, aio.Consumer]]:
     """A consumer that has polled three messages, and a table to write to."""
     async with aio.connect(f"sqlite:///{folder}/store.db") as px:
-        await px.create_topic("orders", 1)
-        await px.create_topic("invoices", 1)
+        await px.topics.create("orders", 1)
+        await px.topics.create("invoices", 1)
         with sqlite3.connect(folder / "store.db") as mine:
             mine.execute("CREATE TABLE done (number)")
         mine.close()
@@ -45,15 +45,15 @@ async def landed(px: aio.Pxrs, folder: Path) -> tuple[int, int, int]:
     with sqlite3.connect(folder / "store.db") as mine:
         rows = mine.execute("SELECT count(*) FROM done").fetchone()[0]
     mine.close()
-    sent = (await px.describe_topic("invoices")).messages
+    sent = (await px.topics.describe("invoices")).messages
     return rows, sent, 3 - (await px.groups.describe("g")).lag
 
 
 def require_free(folder: Path) -> None:
     """Whoever writes now, from elsewhere, does not have to wait."""
     with pxrs.connect(f"sqlite:///{folder}/store.db?busy_timeout=0") as other:
-        other.create_topic("free", 1)
-        other.delete_topic("free")
+        other.topics.create("free", 1)
+        other.topics.delete("free")
 
 
 async def write(tx: aio.Transaction) -> None:

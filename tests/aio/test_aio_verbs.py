@@ -43,6 +43,7 @@ PAIRS = [
     (pxrs.Sent, aio.Sent),
     (pxrs.SentMany, aio.SentMany),
     (pxrs.Consumer, aio.Consumer),
+    (pxrs.Topics, aio.Topics),
     (pxrs.Groups, aio.Groups),
     (pxrs.Transaction, aio.Transaction),
     (pxrs.UnitOfWork, aio.UnitOfWork),
@@ -107,7 +108,7 @@ def test_all_of_them_have_help(blocking: type, awaited: type) -> None:
 
 
 def test_what_is_forwarded_is_a_coroutine_function_unless_it_does_not_wait() -> None:
-    for method in (aio.Pxrs.topics, aio.Groups.describe, aio.Queues.rates, aio.UnitOfWork.send):
+    for method in (aio.Topics.list, aio.Groups.describe, aio.Queues.rates, aio.UnitOfWork.send):
         assert inspect.iscoroutinefunction(method)
     for plain in (aio.Pxrs.stop, aio.Pxrs.health, aio.Consumer.pause, aio.Listener.stop):
         assert not inspect.iscoroutinefunction(plain)
@@ -126,10 +127,10 @@ def test_wrong_arguments_are_refused_by_the_blocking_method() -> None:
 
 async def type_checkers_know_parameters_and_results(px: aio.Pxrs, consumer: aio.Consumer) -> None:
     """Never called: mypy checks it. An error that it does not find is an `ignore` too many."""
-    assert_type(await px.topics(), list[pxrs.Topic])
-    assert_type(await px.create_topic("a", partitions=1, retention_ms=5), pxrs.Topic)
-    await px.create_topic("a", partitions="1")  # type: ignore[arg-type]
-    await px.create_topic("a", 1, retention=5)  # type: ignore[call-arg]
+    assert_type(await px.topics.list(), list[pxrs.Topic])
+    assert_type(await px.topics.create("a", partitions=1, retention=0.005), pxrs.Topic)
+    await px.topics.create("a", partitions="1")  # type: ignore[arg-type]
+    await px.topics.create("a", 1, retain=5)  # type: ignore[call-arg]
     assert_type(await px.redrive("a.dlq", to=None), dict[str, int])
     assert_type(px.health(), dict[str, pxrs.Health])
     assert_type(await px.put("mail", "x", delay=1.0, connection=None), None)

@@ -31,7 +31,7 @@ Call = Callable[[Any], object]
 
 @pytest.fixture
 def topic(px: Pxrs) -> Pxrs:
-    px.create_topic(TOPIC, partitions=3)
+    px.topics.create(TOPIC, partitions=3)
     return px
 
 
@@ -46,16 +46,16 @@ class TestTopics:
     @pytest.mark.parametrize("name", ["", "x" * 250, "x" * 300])
     def test_names_too_short_or_too_long(self, px: Pxrs, name: str) -> None:
         refused(InvalidRequest, f"1 to 249 characters, not {len(name)}", lambda: create(px, name))
-        assert px.topics() == []
+        assert px.topics.list() == []
 
     @pytest.mark.parametrize("name", [".", "..", "a b", "a/b", "ä", "a\n", "a\0", "a,b", "%"])
     def test_names_with_other_characters(self, px: Pxrs, name: str) -> None:
         refused(InvalidRequest, "letters, digits", lambda: create(px, name))
-        assert px.topics() == []
+        assert px.topics.list() == []
 
     @pytest.mark.parametrize("name", [None, 5, b"orders", ["orders"], {}])
     def test_names_that_are_not_text(self, px: Pxrs, name: Any) -> None:
-        px.create_topic("a", partitions=1)
+        px.topics.create("a", partitions=1)
         with px.producer() as producer:
             producer.send("a", "v")
             for call in (
@@ -63,61 +63,66 @@ class TestTopics:
                 lambda: producer.send(name, "v"),
                 lambda: producer.send_many(name, [("k", "v")]),
                 lambda: px.reader(name),
-                lambda: px.describe_topic(name),
-                lambda: px.delete_topic(name),
-                lambda: px.apply_retention(name),
+                lambda: px.topics.describe(name),
+                lambda: px.topics.delete(name),
+                lambda: px.topics.apply_retention(name),
             ):
                 refused(InvalidRequest, "topic name", call)
 
     @pytest.mark.parametrize("count", [0, -1, 100_001, True, 1.0, "3", None])
     def test_partitions(self, px: Pxrs, count: Any) -> None:
-        refused(InvalidRequest, "1 to 100000", lambda: px.create_topic(TOPIC, partitions=count))
-        assert px.topics() == []
+        refused(InvalidRequest, "1 to 100000", lambda: px.topics.create(TOPIC, partitions=count))
+        assert px.topics.list() == []
 
-    @pytest.mark.parametrize("name", ["retention_ms", "retention_bytes"])
-    @pytest.mark.parametrize("value", [0, -1, True, 1.5, "1", 2**63])
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *(("retention", value) for value in (0, -1, True, "1", 1e18, float("nan"))),
+            *(("retention_bytes", value) for value in (0, -1, True, 1.5, "1", 2**63)),
+        ],
+    )
     def test_retention(self, px: Pxrs, name: str, value: Any) -> None:
         settings = {name: value}
-        refused(InvalidRequest, name, lambda: px.create_topic(TOPIC, partitions=1, **settings))
-        assert px.topics() == []
+        refused(InvalidRequest, name, lambda: px.topics.create(TOPIC, partitions=1, **settings))
+        assert px.topics.list() == []
 
     @pytest.mark.parametrize("value", ["", "md5", None, 5, []])
     def test_partitioner(self, px: Pxrs, value: Any) -> None:
         wanted = {"partitions": 1, "partitioner": value}
-        refused(InvalidRequest, "xxhash, murmur2, jump", lambda: px.create_topic(TOPIC, **wanted))
-        assert px.topics() == []
+        refused(InvalidRequest, "xxhash, murmur2, jump", lambda: px.topics.create(TOPIC, **wanted))
+        assert px.topics.list() == []
 
     def test_that_exist_otherwise(self, topic: Pxrs) -> None:
-        before = topic.topics()
+        before = topic.topics.list()
         refused(
-            TopicExists, "partitions = 3, not 4", lambda: topic.create_topic(TOPIC, partitions=4)
+            TopicExists, "partitions = 3, not 4", lambda: topic.topics.create(TOPIC, partitions=4)
         )
         refused(
             TopicExists,
-            "retention_ms = None, not 5",
-            lambda: topic.create_topic(TOPIC, partitions=3, retention_ms=5),
+            "retention = None, not 0.005",
+            lambda: topic.topics.create(TOPIC, partitions=3, retention=0.005),
         )
-        assert topic.topics() == before
-        assert topic.create_topic(TOPIC, partitions=3) == before[0]
+        assert topic.topics.list() == before
+        assert topic.topics.create(TOPIC, partitions=3) == before[0]
 
     @pytest.mark.parametrize(
         "call",
         [
             lambda px: px.reader("nope"),
-            lambda px: px.describe_topic("nope"),
-            lambda px: px.delete_topic("nope"),
-            lambda px: px.apply_retention("nope"),
+            lambda px: px.topics.describe("nope"),
+            lambda px: px.topics.delete("nope"),
+            lambda px: px.topics.apply_retention("nope"),
             lambda px: px.producer().send("nope", "v"),
             lambda px: px.producer().send_many("nope", [("k", "v")]),
         ],
     )
     def test_that_do_not_exist(self, px: Pxrs, call: Call) -> None:
-        refused(TopicNotFound, r"create_topic\('nope', partitions=", lambda: call(px))
-        assert px.topics() == []
+        refused(TopicNotFound, r"topics.create\('nope', partitions=", lambda: call(px))
+        assert px.topics.list() == []
 
 
 def create(px: Pxrs, name: Any) -> object:
-    return px.create_topic(name, partitions=1)
+    return px.topics.create(name, partitions=1)
 
 
 class TestSending:

@@ -22,7 +22,7 @@ def urls(tmp_path: Path) -> tuple[str, str]:
 
 def test_groups_live_in_one_place_and_messages_in_the_other(urls: tuple[str, str]) -> None:
     with pxrs.connect(urls[0], coord=urls[1]) as px:
-        px.create_topic("t", partitions=2)
+        px.topics.create("t", partitions=2)
         with px.producer() as producer:
             producer.send_many("t", [(b"k%d" % n, b"v%d" % n) for n in range(20)])
         with px.consumer("t", group="g") as consumer:
@@ -31,16 +31,16 @@ def test_groups_live_in_one_place_and_messages_in_the_other(urls: tuple[str, str
                 seen += [message.value for message in consumer.poll(timeout=10.0)]
         assert sorted(seen) == sorted(b"v%d" % n for n in range(20))
     with pxrs.connect(urls[0]) as messages, pxrs.connect(urls[1]) as records:
-        assert messages.topics() == []
+        assert messages.topics.list() == []
         assert [summary.name for summary in records.groups.list()] == ["g"]
 
 
 def test_the_url_of_a_composite_opens_it_again(urls: tuple[str, str]) -> None:
     with pxrs.connect(urls[0], coord=urls[1]) as px:
-        px.create_topic("t", partitions=3)
+        px.topics.create("t", partitions=3)
         again = px.url
     with pxrs.connect(again) as px:
-        assert [topic.partitions for topic in px.topics()] == [3]
+        assert [topic.partitions for topic in px.topics.list()] == [3]
 
 
 def test_parts_do_not_commit_together(urls: tuple[str, str]) -> None:
@@ -118,6 +118,6 @@ def test_a_place_that_keeps_no_messages_is_enough_for_queues_alone(etcd_url: str
     with pxrs.connect(etcd_url) as px:
         px.put("q", "work")
         with pytest.raises(ConfigError, match="keeps no messages"):
-            px.create_topic("t", partitions=1)
+            px.topics.create("t", partitions=1)
     with pytest.raises(ConfigError, match="keeps no messages"):
         open_stores("memory://", log=etcd_url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -30,27 +31,27 @@ TOPIC = "orders"
 
 
 def test_made_again_just_so_are_the_same(px: Pxrs) -> None:
-    first = px.create_topic(TOPIC, partitions=3, retention_ms=1000, retention_bytes=2000)
-    assert px.create_topic(TOPIC, partitions=3, retention_ms=1000, retention_bytes=2000) == first
-    assert px.topics() == [first]
+    first = px.topics.create(TOPIC, partitions=3, retention=1, retention_bytes=2000)
+    assert px.topics.create(TOPIC, partitions=3, retention=1, retention_bytes=2000) == first
+    assert px.topics.list() == [first]
     assert first.created_ms > 0
 
 
 def test_are_listed_by_name(px: Pxrs) -> None:
     names = ["b", "A", "a.b", "a-b", "a_b", "10", "9", "x" * 249]
-    made = {name: px.create_topic(name, partitions=1) for name in names}
-    assert px.topics() == [made[name] for name in sorted(names)]
+    made = {name: px.topics.create(name, partitions=1) for name in names}
+    assert px.topics.list() == [made[name] for name in sorted(names)]
 
 
 def test_describe_counts_messages_and_bytes(px: Pxrs) -> None:
-    topic = px.create_topic(TOPIC, partitions=2)
-    empty = px.describe_topic(TOPIC)
+    topic = px.topics.create(TOPIC, partitions=2)
+    empty = px.topics.describe(TOPIC)
     assert empty.topic == topic
     assert empty.partitions == [PartitionInfo(0, 0, 0, 0), PartitionInfo(1, 0, 0, 0)]
     with px.producer() as producer:
         for _ in range(5):
             producer.send(TOPIC, "v" * 100, partition=1)
-    info = px.describe_topic(TOPIC)
+    info = px.topics.describe(TOPIC)
     assert info.messages == 5
     assert (info.partitions[1].start, info.partitions[1].end) == (0, 5)
     assert info.size == info.partitions[1].size > 500
@@ -62,7 +63,7 @@ def test_made_by_many_at_once_are_one(px: Pxrs) -> None:
 
     def make() -> None:
         barrier.wait()
-        made.append(px.create_topic(TOPIC, partitions=2))
+        made.append(px.topics.create(TOPIC, partitions=2))
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
@@ -78,7 +79,7 @@ def make_differently(url: str, partitions: int) -> None:
         say("ready")
         wait_for_parent()
         try:
-            px.create_topic(TOPIC, partitions=partitions)
+            px.topics.create(TOPIC, partitions=partitions)
             say("made")
         except TopicExists as error:
             say(str(error))
@@ -97,7 +98,7 @@ def test_made_differently_by_processes_at_once_one_wins(tmp_path: Path) -> None:
         for child in children:
             child.join()
         assert words.count("made") == 1
-        winner = px.topics()[0].partitions
+        winner = px.topics.list()[0].partitions
         assert words.index("made") + 1 == winner
         for word in words:
             assert word == "made" or f"partitions = {winner}, not" in word
@@ -137,22 +138,22 @@ def test_that_cant_be_made_leave_nothing_behind(
     with Pxrs(stores) as px:
         px._topics._coord = FailingCoord(stores.coord, error)  # type: ignore[assignment]
         with pytest.raises(type(error)):
-            px.create_topic(TOPIC, partitions=2)
+            px.topics.create(TOPIC, partitions=2)
         assert len(made) == left
 
 
 class TestDeleted:
     def test_are_gone(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         reader = px.reader(TOPIC)
         with px.producer() as producer:
             producer.send(TOPIC, "v", partition=0)
-        px.delete_topic(TOPIC)
-        assert px.topics() == []
+        px.topics.delete(TOPIC)
+        assert px.topics.list() == []
         for call in (
-            lambda: px.describe_topic(TOPIC),
+            lambda: px.topics.describe(TOPIC),
             lambda: px.reader(TOPIC),
-            lambda: px.delete_topic(TOPIC),
+            lambda: px.topics.delete(TOPIC),
             lambda: reader.read(0, 0),
             lambda: reader.bounds(0),
             lambda: reader.offset_at(0, 0),
@@ -162,18 +163,18 @@ class TestDeleted:
                 call()
 
     def test_under_a_follower_end_it(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         messages = px.reader(TOPIC).follow()
-        px.delete_topic(TOPIC)
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.delete(TOPIC)
+        px.topics.create(TOPIC, partitions=2)
         with pytest.raises(TopicNotFound, match=f"'{TOPIC}'"):
             next(messages)
 
     def test_under_a_producer_refuse(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         with px.producer(linger=600) as producer:
             producer.send(TOPIC, "v", key="k").result()
-            px.delete_topic(TOPIC)
+            px.topics.delete(TOPIC)
             with pytest.raises(TopicNotFound, match=f"'{TOPIC}'"):
                 producer.send(TOPIC, "v", key="k").result()
             with pytest.raises(TopicNotFound, match=f"'{TOPIC}'"):
@@ -183,12 +184,12 @@ class TestDeleted:
 
     def test_and_made_again_start_anew(self, px: Pxrs) -> None:
         """One batch may fail that was on its way to the old one; then all is well."""
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         with px.producer(linger=600) as producer:
             for number in range(3):
                 producer.send(TOPIC, str(number), key="k").result()
-            px.delete_topic(TOPIC)
-            px.create_topic(TOPIC, partitions=2)
+            px.topics.delete(TOPIC)
+            px.topics.create(TOPIC, partitions=2)
             with pytest.raises(TopicNotFound):
                 producer.send(TOPIC, "3", key="k").result()
             assert producer.send(TOPIC, "4", key="k").result().offset == 0
@@ -196,12 +197,12 @@ class TestDeleted:
         assert values_by_key(px, TOPIC) == {b"k": [4, 5]}
 
     def test_and_made_again_otherwise_say_so_once(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         with px.producer(linger=600) as producer:
             producer.send(TOPIC, "0", partition=0).result()
             for partitions in (5, 1, 3):
-                px.delete_topic(TOPIC)
-                px.create_topic(TOPIC, partitions=partitions)
+                px.topics.delete(TOPIC)
+                px.topics.create(TOPIC, partitions=partitions)
                 with pytest.raises(TopicNotFound):
                     producer.send(TOPIC, "lost", partition=0).result()
                 with pytest.raises(TopicExists, match=f"{partitions} partitions.*send again"):
@@ -216,48 +217,50 @@ class TestDeleted:
 
 class TestRetention:
     def test_by_size_keeps_the_newest(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1, retention_bytes=3000)
+        px.topics.create(TOPIC, partitions=1, retention_bytes=3000)
         with px.producer(linger=600) as producer:
             for _ in range(10):
                 producer.send(TOPIC, bytes(1000)).result()
-        px.apply_retention(TOPIC)
+        px.topics.apply_retention(TOPIC)
         start, end = px.reader(TOPIC).bounds(0)
         assert end == 10
         assert 7 <= start <= 8
 
     def test_by_age(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1, retention_ms=60_000)
+        px.topics.create(TOPIC, partitions=1, retention=60)
         with px.producer(linger=600) as producer:
             for timestamp in (5, 6, None, 7, None):
                 producer.send(TOPIC, "v", timestamp=timestamp).result()
-        px.apply_retention(TOPIC)
+        px.topics.apply_retention(TOPIC)
         assert px.reader(TOPIC).bounds(0) == (2, 5)
 
     def test_for_ever_long_drops_nothing(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1, retention_ms=2**62, retention_bytes=2**62)
+        px.topics.create(
+            TOPIC, partitions=1, retention=timedelta(days=365_000), retention_bytes=2**62
+        )
         with px.producer() as producer:
             producer.send(TOPIC, "v", timestamp=0).result()
             producer.send(TOPIC, "v", timestamp=0).result()
-        px.apply_retention(TOPIC)
+        px.topics.apply_retention(TOPIC)
         assert px.reader(TOPIC).bounds(0) == (0, 2)
 
     def test_without_any_drops_nothing(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer() as producer:
             producer.send(TOPIC, "v", timestamp=0).result()
-        px.apply_retention(TOPIC)
+        px.topics.apply_retention(TOPIC)
         assert px.reader(TOPIC).bounds(0) == (0, 1)
 
     def test_is_applied_by_producers_as_they_go(self, faulty: Pxrs, stores: FaultyStores) -> None:
         done = threading.Event()
         stores.log.expiring = done.set
-        faulty.create_topic(TOPIC, partitions=1, retention_ms=1)
+        faulty.topics.create(TOPIC, partitions=1, retention=0.001)
         with faulty.producer(linger=0.001) as producer:
             producer.send(TOPIC, "v", timestamp=0).result()
             assert done.wait(30)
 
     def test_under_a_reader_that_walks(self, px: Pxrs) -> None:
-        topic = px.create_topic(TOPIC, partitions=1)
+        topic = px.topics.create(TOPIC, partitions=1)
         with px.producer(linger=600) as producer:
             for _ in range(3):
                 producer.send_many(TOPIC, [(None, "v")] * 10).result()

@@ -137,7 +137,7 @@ def test_nor_does_it_on_a_loop(tmp_path: Path) -> None:
     async def main() -> None:
         given: Any = sqlite3.connect(":memory:")
         async with aio.connect(f"sqlite:///{tmp_path}/s.db") as px:
-            await px.create_topic("t", 1)
+            await px.topics.create("t", 1)
             for verb in (px.transaction, px.begin):
                 with pytest.raises(InvalidRequest, match="commits="):
                     verb(given)

@@ -58,7 +58,7 @@ def test_every_acknowledged_message_is_there_once_and_in_order(tmp_path: Path) -
     rng = random.Random(20261115)
     acknowledged: dict[tuple[int, int], str] = {}
     with pxrs.connect(url) as px:
-        px.create_topic(TOPIC, partitions=PARTITIONS)
+        px.topics.create(TOPIC, partitions=PARTITIONS)
         for run in range(KILLS):
             with Child(produce, url, run) as child:
                 words = [child.read() for _ in range(rng.randrange(1, 12))]

@@ -56,7 +56,7 @@ class World:
     def __init__(self, engine: engines.Engine) -> None:
         self.engine = engine
         self.px = pxrs.connect(engine.url)
-        self.px.create_topic(TOPIC, partitions=PARTITIONS)
+        self.px.topics.create(TOPIC, partitions=PARTITIONS)
         query(engine.url, "CREATE TABLE ledger (part int, place bigint, number bigint)")
         self.acknowledged: list[int] = []
         self._stop = threading.Event()
@@ -100,7 +100,7 @@ class World:
         self._stop.set()
         self._load.join(PATIENCE)
         assert self._failure is None
-        ends = self.px.stores.log.bounds(self.px.topics()[0].id)
+        ends = self.px.stores.log.bounds(self.px.topics.list()[0].id)
         total = sum(end for _, end in ends.values())
         watch = self.px.stores.coord.watch(f"claims/{GROUP}/")
         while self.handled() < total:
@@ -158,7 +158,7 @@ def test_who_is_cut_off_stops_before_its_lease_can_be_taken(postgres_url: str, b
         pxrs.connect(postgres_url) as near,
         pxrs.connect(f"postgresql://postgres@{proxy.address}/{database}") as far,
     ):
-        near.create_topic(TOPIC, partitions=2)
+        near.topics.create(TOPIC, partitions=2)
         with (
             far.consumer(TOPIC, GROUP, session_ttl=TTL) as away,
             near.consumer(TOPIC, GROUP, session_ttl=TTL) as stays,

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.engine("sqlite")
 @pytest.fixture(autouse=True)
 def topics(px: pxrs.Pxrs) -> None:
     """`t` holds a, b, c in one partition; `u` is empty."""
-    px.create_topic("t", 1)
-    px.create_topic("u", 2)
+    px.topics.create("t", 1)
+    px.topics.create("u", 2)
     with px.producer() as producer:
         for value in "abc":
             producer.send("t", value, "k")

@@ -45,7 +45,7 @@ def test_json_on_another_engine(shell: Shell, url: str) -> None:
     assert outcome["ledger"]["entries"] == outcome["figures"]["messages"] > 3000
     assert outcome["figures"]["moved_by_join"] == 2
     with pxrs.connect(url) as px:
-        assert px.topics() == []
+        assert px.topics.list() == []
         assert px.stores.coord.list("") == []
         with px.stores.atomic() as atomic:
             tables = atomic.connection.execute("SELECT name FROM sqlite_master").fetchall()

@@ -46,7 +46,7 @@ def test_postgres(shell: Shell, engine: str) -> None:
     assert "store postgresql://postgres@127.0.0.1" in shown
     assert "effectively once" in shown
     with pxrs.connect(engine) as px:
-        assert (px.topics(), px.stores.coord.list("")) == ([], [])
+        assert (px.topics.list(), px.stores.coord.list("")) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine("sqlite")
 @pytest.fixture(autouse=True)
 def group(px: pxrs.Pxrs) -> None:
     """`billing` has handled three of four messages in partition 0, and none of one in 1."""
-    px.create_topic("orders", 2)
+    px.topics.create("orders", 2)
     with px.producer() as producer:
         for at, number in enumerate((0, 0, 0, 0, 1)):
             producer.send(

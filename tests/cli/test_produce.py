@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine("sqlite")
 
 @pytest.fixture(autouse=True)
 def topic(px: pxrs.Pxrs) -> None:
-    px.create_topic("t", 4)
+    px.topics.create("t", 4)
 
 
 def contents(px: pxrs.Pxrs) -> list[pxrs.Message]:
@@ -67,7 +67,7 @@ def test_a_file_with_keys(run: Run, px: pxrs.Pxrs, tmp_path: Path) -> None:
     )  # fmt: skip
     assert summary["messages"] == 20_000
     held = {
-        part.partition: (part.start, part.end - 1) for part in px.describe_topic("t").partitions
+        part.partition: (part.start, part.end - 1) for part in px.topics.describe("t").partitions
     }
     assert all(held[p["partition"]] == (p["first"], p["last"]) for p in summary["partitions"])
     found = sorted(contents(px), key=lambda message: int(message.value.partition(b":")[0]))

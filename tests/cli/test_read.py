@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine("sqlite")
 @pytest.fixture(autouse=True)
 def topic(px: pxrs.Pxrs) -> None:
     """Partition 0 holds a, b, c (one a second); partition 1 holds bytes that are no text."""
-    px.create_topic("t", 2)
+    px.topics.create("t", 2)
     with px.producer() as producer:
         for at, value in enumerate("abc"):
             producer.send("t", value, "k", partition=0, timestamp=1_700_000_000_000 + 1000 * at)

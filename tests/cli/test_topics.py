@@ -115,8 +115,8 @@ def test_typed_errors_are_one_line(run: Run, arguments: tuple[str, ...]) -> None
 
 
 def test_dead_letters_go_back(run: Run, px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=2)
-    px.create_topic("orders.dlq", partitions=2)
+    px.topics.create("orders", partitions=2)
+    px.topics.create("orders.dlq", partitions=2)
     headers = [("pxrs-dlq-topic", b"orders"), ("pxrs-dlq-partition", b"1")]
     with px.producer() as producer:
         producer.send("orders.dlq", b"4 apples", key="ada", headers=headers)

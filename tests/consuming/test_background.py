@@ -17,7 +17,7 @@ TOO_NEW = Put("group/g", b'{"schema": 99}')
 
 @pytest.fixture
 def topic(px: pxrs.Pxrs) -> pxrs.Pxrs:
-    px.create_topic("orders", partitions=2)
+    px.topics.create("orders", partitions=2)
     return px
 
 
@@ -106,7 +106,7 @@ def test_a_failed_join_leaves_no_session(topic: pxrs.Pxrs) -> None:
 
 def test_one_that_fails_to_close_keeps_nobody_open(url: str) -> None:
     px = pxrs.connect(url)
-    px.create_topic("orders", partitions=2)
+    px.topics.create("orders", partitions=2)
     bad = px.consumer("orders", "g")
     good = px.consumer("orders", "h")
     producer = px.producer()
@@ -117,7 +117,7 @@ def test_one_that_fails_to_close_keeps_nobody_open(url: str) -> None:
         with pytest.raises(pxrs.PxrsError):
             closed()
     with pytest.raises(pxrs.Closed):
-        px.topics()
+        px.topics.list()
 
 
 def test_a_watch_that_could_not_be_armed_is_armed_later(

@@ -12,7 +12,7 @@ from support.child import PATIENCE
 
 @pytest.fixture
 def topic(px: pxrs.Pxrs) -> pxrs.Pxrs:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     send(px, 5)
     return px
 
@@ -97,8 +97,8 @@ def test_a_topic_made_again_does_not_inherit_the_checkpoint(topic: pxrs.Pxrs) ->
         before = consumer.poll(timeout=PATIENCE)
         consumer.commit()
         assert checkpoint(topic) == 5
-        topic.delete_topic("orders")
-        topic.create_topic("orders", partitions=1)
+        topic.topics.delete("orders")
+        topic.topics.create("orders", partitions=1)
         send(topic, 2)
         with pytest.raises(pxrs.PxrsError):
             # Of the topic that is gone: another one has its name now.
@@ -128,8 +128,8 @@ def test_the_fence_of_a_topic_made_again_is_above_the_old_one(
         with topic.consumer("orders", "g") as consumer:
             fences.append(consumer.poll(timeout=PATIENCE)[0].fence)
     for _ in range(2):
-        topic.delete_topic("orders")
-        topic.create_topic("orders", partitions=1)
+        topic.topics.delete("orders")
+        topic.topics.create("orders", partitions=1)
         send(topic, 1)
         if reset:
             topic.groups.reset("g", "orders", to=0)
@@ -144,13 +144,13 @@ def test_a_topic_deleted_under_a_group_is_let_go(topic: pxrs.Pxrs) -> None:
     told: list[set[pxrs.TopicPartition]] = []
     with topic.consumer("orders", "g", on_lost=told.append, on_revoked=told.append) as consumer:
         consumer.poll(timeout=PATIENCE)
-        topic.delete_topic("orders")
+        topic.topics.delete("orders")
         while consumer.assignment or not told:
             consumer.poll(timeout=0.05)
         assert told == [{pxrs.TopicPartition("orders", 0)}]
         assert topic.groups.describe("g").partitions == ()
         # And back again, from the beginning.
-        topic.create_topic("orders", partitions=1)
+        topic.topics.create("orders", partitions=1)
         send(topic, 1)
         (message,) = consumer.poll(timeout=PATIENCE)
         assert message.offset == 0

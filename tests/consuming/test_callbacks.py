@@ -19,7 +19,7 @@ PART = TopicPartition("orders", 0)
 
 @pytest.fixture
 def topic(px: pxrs.Pxrs) -> pxrs.Pxrs:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     with px.producer() as producer:
         producer.send_many("orders", [("k", str(number)) for number in range(10)])
     return px

@@ -25,7 +25,7 @@ ROUNDS = int(os.environ.get("PXRS_ROUNDS", "10"))
 @pytest.fixture
 def px(engine_url: str) -> Iterator[Pxrs]:
     with pxrs.connect(engine_url) as px:
-        px.create_topic("t", 1)
+        px.topics.create("t", 1)
         with px.producer() as producer:
             producer.send_many("t", [(None, b"x")] * 20 * ROUNDS)
         yield px

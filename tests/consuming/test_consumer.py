@@ -18,7 +18,7 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def topic(px: Pxrs) -> Pxrs:
-    px.create_topic("t", 2)
+    px.topics.create("t", 2)
     return px
 
 
@@ -150,7 +150,7 @@ class TestCommittingInTheBackground:
 class TestAStoreThatIsAway:
     @pytest.fixture
     def px(self, faulty: Pxrs) -> Pxrs:
-        faulty.create_topic("t", 1)
+        faulty.topics.create("t", 1)
         send(faulty, 1)
         return faulty
 
@@ -222,7 +222,7 @@ class TestWhatRetentionRemoved:
     @pytest.fixture
     def px(self, px: Pxrs) -> Pxrs:
         """Checkpoint 2 of ten messages."""
-        px.create_topic("t", 1)
+        px.topics.create("t", 1)
         send(px, 10)
         with join(px) as consumer:
             take(consumer, 2)
@@ -231,7 +231,7 @@ class TestWhatRetentionRemoved:
 
     @staticmethod
     def trim(px: Pxrs, before: int) -> None:
-        (topic,) = px.topics()
+        (topic,) = px.topics.list()
         px.stores.log.trim(LogPartition(topic.id, 0), before)
 
     def test_is_an_error_by_default_until_somebody_says_where(self, px: Pxrs) -> None:
@@ -297,7 +297,7 @@ class TestSeeking:
             assert offsets(take(consumer, 2)) == [1, 2]
 
     def test_what_was_fetched_meanwhile_is_void(self, faulty: Pxrs, log: FaultyLog) -> None:
-        faulty.create_topic("t", 1)
+        faulty.topics.create("t", 1)
         send(faulty, 5)
         with join(faulty, prefetch_bytes=1) as consumer:
             assert offsets(take(consumer, 2)) == [0, 1]
@@ -312,7 +312,7 @@ class TestSeeking:
 
 class TestPrefetching:
     def test_is_bounded_over_all_partitions(self, px: Pxrs) -> None:
-        px.create_topic("t", 8)
+        px.topics.create("t", 8)
         for number in range(8):
             send(px, 3, partition=number, size=10_000)
         with join(px, prefetch_bytes=25_000) as consumer:
@@ -322,7 +322,7 @@ class TestPrefetching:
                 assert waiting <= 3, "two of one partition, and the one that came over the limit"
 
     def test_is_bounded_over_what_is_paused_too(self, px: Pxrs) -> None:
-        px.create_topic("t", 8)
+        px.topics.create("t", 8)
         for number in range(8):
             send(px, 3, partition=number, size=10_000)
         with join(px, prefetch_bytes=25_000) as consumer:
@@ -337,7 +337,7 @@ class TestPrefetching:
         assert found == [(number, offset) for number in range(8) for offset in (1, 2)]
 
     def test_everybody_has_a_turn(self, px: Pxrs) -> None:
-        px.create_topic("t", 4)
+        px.topics.create("t", 4)
         for number in range(4):
             send(px, 5, partition=number, size=1000)
         with join(px, prefetch_bytes=1) as consumer:
@@ -349,7 +349,7 @@ class TestPrefetching:
 
 class TestTopics:
     def test_several(self, topic: Pxrs) -> None:
-        topic.create_topic("u", 1)
+        topic.topics.create("u", 1)
         send(topic, 2)
         send(topic, 1, topic="u")
         with join(topic, ["t", "u"]) as consumer:
@@ -361,14 +361,14 @@ class TestTopics:
         with join(topic, re.compile("orders-.*")) as consumer:
             assert consumer.poll(timeout=0) == []
             for name in ("orders-eu", "orders-us", "other"):
-                topic.create_topic(name, 1)
+                topic.topics.create(name, 1)
                 send(topic, 1, topic=name)
             assert {message.topic for message in take(consumer, 2)} == {"orders-eu", "orders-us"}
             assert consumer.poll(timeout=0) == []
 
     def test_a_pattern_leaves_out_the_dead_letters_of_what_it_matches(self, topic: Pxrs) -> None:
         for name in ("orders-eu", "orders-eu.dlq", "orders-x.dlq.dlq", "orders-us"):
-            topic.create_topic(name, 1)
+            topic.topics.create(name, 1)
         for pattern, expected in (
             ("orders-.*", {"orders-eu", "orders-us"}),
             (r"orders-.*\.dlq", {"orders-eu.dlq"}),

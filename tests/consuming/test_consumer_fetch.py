@@ -9,7 +9,7 @@ LARGE = 64
 
 
 def test_few_partitions_of_a_large_topic(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=LARGE)
+    px.topics.create("orders", partitions=LARGE)
     with (
         px.consumer("orders", group="billing", debounce=0.0) as consumer,
         px.producer() as producer,
@@ -27,7 +27,7 @@ def test_few_partitions_of_a_large_topic(px: pxrs.Pxrs) -> None:
 
 
 def test_a_large_topic_goes_while_it_is_read(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=LARGE)
+    px.topics.create("orders", partitions=LARGE)
     with (
         px.consumer("orders", group="billing", debounce=0.0) as consumer,
         px.producer() as producer,
@@ -35,5 +35,5 @@ def test_a_large_topic_goes_while_it_is_read(px: pxrs.Pxrs) -> None:
         consumer.pause(*(TopicPartition("orders", number) for number in range(1, LARGE)))
         producer.send("orders", b"last", partition=0).result()
         assert [message.value for message in consumer.poll(timeout=10.0)] == [b"last"]
-        px.delete_topic("orders")
+        px.topics.delete("orders")
         assert consumer.poll(timeout=0.0) == []

@@ -62,7 +62,7 @@ def test_an_interrupt_loses_nothing_wherever_it_comes(
     work: Callable[[pxrs.Consumer, list[int]], None],
 ) -> None:
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer, px.consumer("orders", "g", auto_commit=False) as consumer:
             seen: list[int] = []
             while not consumer.assignment:
@@ -70,7 +70,7 @@ def test_an_interrupt_loses_nothing_wherever_it_comes(
             for point in count():
                 for _ in range(COUNT):
                     producer.send("orders", "v").result()
-                end = px.describe_topic("orders").messages
+                end = px.topics.describe("orders").messages
                 try:
                     task = partial(work, consumer, seen)
                     reached = interrupted_at(point, task, strike)

@@ -10,7 +10,7 @@ import pxrs
 @pytest.fixture
 def px(px: pxrs.Pxrs) -> pxrs.Pxrs:
     """With two messages to consume."""
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     with px.producer() as producer:
         producer.send("orders", b"one")
         producer.send("orders", b"two")

@@ -25,7 +25,7 @@ def consumer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Co
     """Two partitions with three messages each."""
     url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/stops.db"
     with pxrs.connect(url) as px:
-        px.create_topic("t", 2)
+        px.topics.create("t", 2)
         with px.producer() as producer:
             for value in range(6):
                 producer.send("t", b"%d" % value, partition=value % 2)
@@ -125,7 +125,7 @@ def test_closing_tells_on_revoked_which_can_still_commit() -> None:
         raise KeyError("and fails")
 
     with pxrs.connect("memory://") as px:
-        px.create_topic("t", 1)
+        px.topics.create("t", 1)
         with px.producer() as producer:
             producer.send("t", "a").result()
         leaving = px.consumer("t", "g", auto_commit=False, on_revoked=revoked)
@@ -158,7 +158,7 @@ class SeekingSerde:
 def test_what_was_fetched_for_another_place_is_void() -> None:
     serde = SeekingSerde()
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", 1)
+        px.topics.create("orders", 1)
         with px.producer(batch_bytes=1) as producer:
             producer.send_many("orders", [("k", str(number)) for number in range(3)])
         with px.consumer("orders", "g", serde=serde, prefetch_bytes=1) as consumer:
@@ -183,7 +183,7 @@ def test_a_consumer_that_is_dropped_leaves_its_partitions_to_others(
         raise AssertionError("unreachable: a consumer has no end")
 
     with pxrs.connect(url.format(tmp_path)) as px:
-        px.create_topic("t", 1)
+        px.topics.create("t", 1)
         with px.producer() as producer:
             producer.send_many("t", [("k", "a"), ("k", "b")])
         assert first_of(px) == b"a"

@@ -17,7 +17,7 @@ from support.child import PATIENCE
 
 @pytest.fixture
 def topic(px: pxrs.Pxrs) -> pxrs.Pxrs:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     return px
 
 

@@ -59,7 +59,7 @@ def test_the_worst_is_said(change: dict[str, object], state: str) -> None:
 @pytest.fixture
 def px() -> Iterator[pxrs.Pxrs]:
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", partitions=4)
+        px.topics.create("orders", partitions=4)
         yield px
 
 
@@ -116,7 +116,7 @@ def test_a_deleted_topic_is_named_and_a_closed_consumer_says_so(
     with px.consumer("orders", "g") as consumer:
         while len(consumer.assignment) < 4:
             consumer.poll(1, timeout=0.05)
-        px.delete_topic("orders")
+        px.topics.delete("orders")
         while consumer.assignment or consumer.health().state != "idle":
             consumer.poll(1, timeout=0.05)
         assert consumer.health().detail.endswith("deleted: orders")

@@ -31,7 +31,7 @@ TOPIC = "orders"
 
 def fill(px: Pxrs, batches: int, size: int, partitions: int = 1) -> None:
     """Batches of so many messages, numbered, in each partition."""
-    px.create_topic(TOPIC, partitions=partitions)
+    px.topics.create(TOPIC, partitions=partitions)
     with px.producer(linger=600) as producer:
         for partition in range(partitions):
             for batch in range(batches):
@@ -106,11 +106,11 @@ class TestByTime:
         assert reader.offset_at(0, 10**30) is None
 
     def test_of_an_empty_partition_is_nothing(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         assert px.reader(TOPIC).offset_at(0, 0) is None
 
     def test_with_times_out_of_order(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer() as producer:
             for timestamp in (50, 10, 90, 20):
                 producer.send(TOPIC, "v", timestamp=timestamp)
@@ -138,7 +138,7 @@ class TestByTime:
 class TestSerdes:
     def test_a_message_that_cant_be_decoded_is_named_and_can_be_passed(self, px: Pxrs) -> None:
         """It stands in the middle of a batch: what is before and after it can be read."""
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer(linger=600) as producer:
             producer.send_many(TOPIC, [(None, text) for text in ("0", "1", "{", "3", "4")])
         reader = px.reader(TOPIC, serde=JSON())
@@ -157,7 +157,7 @@ class TestSerdes:
 
     def test_a_follower_stays_at_what_it_cant_decode(self, px: Pxrs) -> None:
         """Whoever takes again gets the error again: nothing twice, nothing passed over."""
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer(linger=600) as producer:
             producer.send_many(TOPIC, [(None, text) for text in ("0", "1", "{", "3")])
         follower = Follower(px.reader(TOPIC, serde=JSON()), None, "earliest", timeout=0)
@@ -170,7 +170,7 @@ class TestSerdes:
         follower.interrupt()
 
     def test_a_type_is_checked(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer(serde=JSON()) as producer:
             producer.send(TOPIC, {"a": 1})
             producer.send(TOPIC, {"a": "x"})
@@ -212,7 +212,7 @@ class TestFollow:
         assert next(messages).value == b"new"
 
     def test_blocks_until_something_comes(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         messages = px.reader(TOPIC).follow()
         found: list[bytes] = []
         came = threading.Event()
@@ -237,7 +237,7 @@ class TestFollow:
     def test_says_when_retention_has_overtaken_it(self, px: Pxrs) -> None:
         """Going on at the new start would lose messages without a word."""
         fill(px, batches=1, size=10)
-        topic = px.describe_topic(TOPIC).topic
+        topic = px.topics.describe(TOPIC).topic
         messages = px.reader(TOPIC).follow(start="earliest")
         assert next(messages).offset == 0
         with px.producer(linger=600) as producer:
@@ -255,7 +255,7 @@ class TestFollow:
 
     def test_ends_when_the_store_is_closed(self, url: str) -> None:
         px = pxrs.connect(url)
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         messages = px.reader(TOPIC).follow()
         waiting = threading.Event()
         errors: list[PxrsError] = []

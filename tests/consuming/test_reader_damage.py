@@ -18,7 +18,7 @@ def px(tmp_path: Path) -> Iterator[pxrs.Pxrs]:
     """Three batches of two messages; the one in the middle is damaged."""
     path = tmp_path / "log.db"
     with pxrs.connect(f"sqlite:///{path}") as px:
-        px.create_topic("t", 1)
+        px.topics.create("t", 1)
         with px.producer() as producer:
             for batch in ("ab", "cd", "ef"):
                 producer.send_many("t", [(None, value) for value in batch]).result()

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.engine("memory")
 @pytest.fixture
 def px() -> Iterator[pxrs.Pxrs]:
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", partitions=1)
-        px.create_topic("invoices", partitions=1)
+        px.topics.create("orders", partitions=1)
+        px.topics.create("invoices", partitions=1)
         with px.producer() as producer:
             producer.send_many("orders", [("k", str(n)) for n in range(10)]).result()
         yield px
@@ -47,13 +47,13 @@ def test_a_transaction_of_a_former_epoch_is_refused(px: pxrs.Pxrs) -> None:
         with pytest.raises(pxrs.Fenced), consumer.transaction() as tx:
             tx.send("invoices", "4 apples")
         assert claim_of(px).checkpoint is None
-        assert px.describe_topic("invoices").messages == 0
+        assert px.topics.describe("invoices").messages == 0
         # Under the new epoch it is handed out again, and then it counts.
         assert len(consumer.poll(timeout=PATIENCE)) == 10
         with consumer.transaction() as tx:
             tx.send("invoices", "4 apples")
         assert claim_of(px).checkpoint == 10
-        assert px.describe_topic("invoices").messages == 1
+        assert px.topics.describe("invoices").messages == 1
 
 
 def test_a_commit_of_a_former_epoch_is_told(px: pxrs.Pxrs) -> None:

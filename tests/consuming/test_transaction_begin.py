@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine("sqlite")
 def test_messages_come_again_when_the_transaction_could_not_begin(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with pxrs.connect(f"sqlite:///{path}?busy_timeout=0.1") as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send_many("orders", [("k", "1"), ("k", "2")]).result()
         with px.consumer("orders", group="g", auto_commit=False) as consumer:

@@ -30,8 +30,8 @@ def px(engine_url: str) -> Iterator[Pxrs]:
 
 
 def filled(px: Pxrs) -> Pxrs:
-    px.create_topic("t", 1)
-    px.create_topic("out", 1)
+    px.topics.create("t", 1)
+    px.topics.create("out", 1)
     with px.producer() as producer:
         producer.send_many("t", [(None, str(number)) for number in range(6)])
     return px

@@ -17,8 +17,8 @@ PATIENCE = 30.0
 @pytest.fixture
 def px() -> Iterator[pxrs.Pxrs]:
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", partitions=2)
-        px.create_topic("invoices", partitions=1)
+        px.topics.create("orders", partitions=2)
+        px.topics.create("invoices", partitions=1)
         with px.producer() as producer:
             for number in range(6):
                 producer.send("orders", str(number), partition=number % 2).result()
@@ -69,7 +69,7 @@ def test_one_that_was_lost_on_the_way_fences_all(px: pxrs.Pxrs, consumer: pxrs.C
     px.groups.reset("billing", "orders", to=0, partitions=[int(first[0][0])], force=True)
     with pytest.raises(pxrs.Fenced), consumer.transaction() as tx:
         tx.send("invoices", "5 apples")
-    assert px.describe_topic("invoices").messages == 0
+    assert px.topics.describe("invoices").messages == 0
     assert sorted(turns(loop, 6)) == [f"{number}/{offset}" for number in "01" for offset in "012"]
     with consumer.transaction():
         pass
@@ -102,7 +102,7 @@ def test_messages_that_were_given_back_are_not_tried_again(
         assert consumer.poll(timeout=PATIENCE) == first
     with consumer.transaction() as tx:
         tx.send("invoices", "done")
-    assert px.describe_topic("invoices").messages == 1
+    assert px.topics.describe("invoices").messages == 1
     assert sum(filter(None, checkpoints(px))) == len(first)
 
 
@@ -136,6 +136,6 @@ def test_a_loop_goes_on_after_a_rollback(px: pxrs.Pxrs, consumer: pxrs.Consumer)
         handled.append(what)
         if len(handled) == 6:
             break
-    assert px.describe_topic("invoices").messages == 6
+    assert px.topics.describe("invoices").messages == 6
     assert checkpoints(px) == [3, 3]
     assert sorted(handled) == [f"{number}/{offset}" for number in "01" for offset in "012"]

@@ -16,7 +16,7 @@ ONCE = Backoff(attempts=1)
 
 @pytest.fixture
 def topic(px: pxrs.Pxrs) -> pxrs.Pxrs:
-    px.create_topic("orders", partitions=2)
+    px.topics.create("orders", partitions=2)
     return px
 
 

@@ -75,7 +75,7 @@ class TestBetweenProcesses:
         return f"sqlite:///{tmp_path}/store.db"
 
     def test_a_follower_is_woken_by_another_process(self, faulty: Pxrs, log: FaultyLog) -> None:
-        faulty.create_topic(TOPIC, partitions=2)
+        faulty.topics.create(TOPIC, partitions=2)
         with Child(send_when_told, faulty.url, 20) as child:
             assert child.read() == "ready"
             follower = Follower(faulty.reader(TOPIC).follow())
@@ -93,7 +93,7 @@ class TestBetweenProcesses:
 
     def test_a_follower_in_another_process_does_not_poll(self, px: Pxrs) -> None:
         """While it waits this process does a lot, elsewhere in the same topic."""
-        px.create_topic(TOPIC, partitions=4)
+        px.topics.create(TOPIC, partitions=4)
         with Child(follow_and_say, px.url, 1) as child:
             assert child.read() == "ready"
             with px.producer(linger=0.0) as producer:
@@ -105,7 +105,7 @@ class TestBetweenProcesses:
             child.join()
 
     def test_many_followers_are_all_woken(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         children = [Child(follow_and_say, px.url, 2) for _ in range(3)]
         for child in children:
             assert child.read() == "ready"
@@ -124,7 +124,7 @@ class TestBetweenProcesses:
 def test_a_follower_of_one_partition_sleeps_while_another_is_filled(
     faulty: Pxrs, log: FaultyLog
 ) -> None:
-    faulty.create_topic(TOPIC, partitions=2)
+    faulty.topics.create(TOPIC, partitions=2)
     follower = Follower(faulty.reader(TOPIC).follow([1]))
     with faulty.producer(linger=0.0) as producer:
         for _ in range(NOISE):
@@ -137,7 +137,7 @@ def test_a_follower_of_one_partition_sleeps_while_another_is_filled(
 
 def test_no_message_waits_for_the_next_one(px: Pxrs) -> None:
     """Each is sent only when the one before was seen: a lost wake-up would be felt at once."""
-    px.create_topic(TOPIC, partitions=3)
+    px.topics.create(TOPIC, partitions=3)
     follower = Follower(px.reader(TOPIC).follow())
     with px.producer(linger=0.0) as producer:
         for number in range(300):
@@ -154,7 +154,7 @@ def test_the_background_thread_never_sleeps_on_a_message(
     """It falls asleep after one empty look, and nobody else asks for the result."""
     monkeypatch.setattr("pxrs.producing.producer._LOOKS", 1)
     monkeypatch.setattr("pxrs.producing.committer._SHORTEST_WAIT", 1e-6)
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     follower = Follower(px.reader(TOPIC).follow())
     with px.producer(linger=0.0) as producer:
         for number in range(1000):

@@ -33,14 +33,14 @@ def test_everything_arrives(places: tuple[str, str]) -> None:
     with pxrs.connect(source) as px:
         before = px.groups.describe(GROUP)
         history = px.groups.explain(GROUP)
-        topics = px.topics()
-        infos = [px.describe_topic(topic.name) for topic in topics]
+        topics = px.topics.list()
+        infos = [px.topics.describe(topic.name) for topic in topics]
     report = copied(source, target)
     assert report.differences == ()
     assert report.complete
     with pxrs.connect(target) as px:
-        assert px.topics() == topics
-        assert [px.describe_topic(topic.name) for topic in topics] == infos
+        assert px.topics.list() == topics
+        assert [px.topics.describe(topic.name) for topic in topics] == infos
         after = px.groups.describe(GROUP)
         assert px.groups.explain(GROUP) == history
     assert [(p.checkpoint, p.epoch, p.end) for p in after.partitions] == [
@@ -99,7 +99,7 @@ def test_new_items_and_messages_come_after_the_copied_ones(places: tuple[str, st
         change = QueueChange(Holder("nobody", "tx"), (), (NewItem(queue="many", body=b"new"),))
         assert place.queues.apply(change) == [highest + 1]
     with pxrs.connect(target) as px:
-        ends = [part.end for part in px.describe_topic("orders").partitions]
+        ends = [part.end for part in px.topics.describe("orders").partitions]
     assert ends == [BATCHES + 1] * PARTITIONS
 
 
@@ -186,11 +186,11 @@ def test_a_target_with_other_data_is_refused(places: tuple[str, str]) -> None:
     source, target = places
     fill(source, queues=False)
     with pxrs.connect(target) as px:
-        px.create_topic("mine", 1)
+        px.topics.create("mine", 1)
     with pytest.raises(CopyRefused, match="not empty: it holds record 'topics/mine'"):
         copied(source, target)
     with pxrs.connect(target) as px:
-        assert [topic.name for topic in px.topics()] == ["mine"]
+        assert [topic.name for topic in px.topics.list()] == ["mine"]
 
 
 def test_a_target_with_a_queue_is_refused(places: tuple[str, str]) -> None:
@@ -231,8 +231,8 @@ def test_a_source_in_use_is_refused_unless_forced_and_brought_up_to_date(
     second = copied(source, target)
     assert (second.complete, second.resumed, second.differences) == (True, True, ())
     with pxrs.connect(target) as px:
-        assert [topic.name for topic in px.topics()] == ["emptied", "none", "orders"]
-        assert px.describe_topic("none").topic.partitions == 2
+        assert [topic.name for topic in px.topics.list()] == ["emptied", "none", "orders"]
+        assert px.topics.describe("none").topic.partitions == 2
 
 
 def change_everything(url: str) -> None:
@@ -240,8 +240,8 @@ def change_everything(url: str) -> None:
     send(url, 8)
     consume(url, 3)
     with pxrs.connect(url) as px:
-        px.delete_topic("none")
-        px.create_topic("none", 2)
+        px.topics.delete("none")
+        px.topics.create("none", 2)
         queues = px.stores.queues
         session = px.stores.coord.session(30.0)
         holder = Holder(session.id, "tx")

@@ -45,8 +45,8 @@ def target(request: pytest.FixtureRequest) -> Iterator[str]:
     url = " log=".join([first, *rest])
     yield url
     with pxrs.connect(url) as px:
-        for topic in px.topics():
-            px.delete_topic(topic.name)
+        for topic in px.topics.list():
+            px.topics.delete(topic.name)
 
 
 def takes_items(stores: Stores) -> bool:
@@ -92,5 +92,5 @@ def test_and_back_again(source: str, target: str, tmp_path: Path) -> None:
     back = f"sqlite:///{tmp_path}/back.db"
     assert copied(target, back).complete
     with pxrs.connect(source) as px, pxrs.connect(back) as other:
-        for topic in px.topics():
-            assert px.describe_topic(topic.name) == other.describe_topic(topic.name)
+        for topic in px.topics.list():
+            assert px.topics.describe(topic.name) == other.topics.describe(topic.name)

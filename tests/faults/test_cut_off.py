@@ -68,7 +68,7 @@ class Load:
 
     def __init__(self, log: str, coord: str) -> None:
         self._px = pxrs.connect(log, coord=coord)
-        self._px.create_topic("t", partitions=PARTITIONS)
+        self._px.topics.create("t", partitions=PARTITIONS)
         self.sent = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._send)
@@ -136,7 +136,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(site: Site, log: str, 
         seen |= {tuple(place) for word in first.rest() for place in word}
         sent = load.stop()
         with pxrs.connect(log, coord=site.url) as px:
-            ends = {each.partition: each.end for each in px.describe_topic("t").partitions}
+            ends = {each.partition: each.end for each in px.topics.describe("t").partitions}
             assert sum(ends.values()) == sent
             every = {(partition, n) for partition, end in ends.items() for n in range(end)}
             while not every <= seen:

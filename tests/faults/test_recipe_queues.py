@@ -163,7 +163,7 @@ def test_the_verbs_work_where_there_are_no_messages(site: Site) -> None:
         assert sorted(seen) == sorted(f"job {number}" for number in range(20))
         assert (px.queues.describe("jobs").done, px.queues.describe("archive").done) == (20, 5)
         with pytest.raises(pxrs.ConfigError, match="keeps no messages"):
-            px.create_topic("t", partitions=1)
+            px.topics.create("t", partitions=1)
 
 
 class Interrupted(BaseException):

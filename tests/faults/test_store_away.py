@@ -31,7 +31,7 @@ def proxy(postgres_url: str) -> Iterator[Proxy]:
 def px(postgres_url: str, proxy: Proxy) -> Iterator[Pxrs]:
     """Behind the proxy."""
     with pxrs.connect(postgres_url) as px:
-        px.create_topic("t", 1)
+        px.topics.create("t", 1)
     database = postgres_url.rpartition("/")[2]
     with pxrs.connect(f"postgresql://postgres@{proxy.address}/{database}") as px:
         yield px

@@ -24,7 +24,7 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def px(px: pxrs.Pxrs) -> pxrs.Pxrs:
-    px.create_topic("orders", 4)
+    px.topics.create("orders", 4)
     return px
 
 
@@ -64,7 +64,7 @@ def checkpoints(px: pxrs.Pxrs, group: str = "billing") -> list[int | None]:
 
 
 def claim_of(px: pxrs.Pxrs, number: int, group: str = "billing") -> Claim:
-    topic = px.describe_topic("orders").topic
+    topic = px.topics.describe("orders").topic
     record = px.stores.coord.get(claim_key(group, topic.id, number))
     assert record is not None
     return decode(record, Claim)
@@ -141,7 +141,7 @@ def test_a_checkpoint_before_the_logs_start_counts_from_the_start(px: pxrs.Pxrs)
     produce(px)
     visit(px, 1)
     px.groups.reset("billing", "orders", to=0)
-    topic = px.describe_topic("orders").topic
+    topic = px.topics.describe("orders").topic
     for _ in range(2):
         produce(px, 1)
     start = px.stores.log.trim(LogPartition(topic.id, 0), 11)
@@ -152,15 +152,15 @@ def test_a_checkpoint_before_the_logs_start_counts_from_the_start(px: pxrs.Pxrs)
 def test_a_deleted_topic_is_left_out(px: pxrs.Pxrs) -> None:
     produce(px)
     visit(px)
-    px.delete_topic("orders")
+    px.topics.delete("orders")
     assert px.groups.describe("billing").partitions == ()
-    px.create_topic("orders", 4)
+    px.topics.create("orders", 4)
     assert px.groups.describe("billing").partitions == ()
 
 
 def test_a_damaged_batch_has_no_age(tmp_path: Path) -> None:
     with pxrs.connect(f"sqlite:///{tmp_path}/damage.db") as px:
-        px.create_topic("orders", 4)
+        px.topics.create("orders", 4)
         produce(px)
         visit(px, 1)
         with sqlite3.connect(tmp_path / "damage.db") as connection:
@@ -351,7 +351,7 @@ def test_a_deleted_group_shows_no_topics_of_its_former_life(px: pxrs.Pxrs) -> No
     produce(px)
     visit(px)
     px.groups.delete("billing")
-    px.create_topic("other", 1)
+    px.topics.create("other", 1)
     with px.consumer("other", "billing", debounce=0.0):
         topics = {part.topic for part in px.groups.describe("billing").partitions}
     assert topics == {"other"}
@@ -426,7 +426,7 @@ def test_what_changes_in_between_is_read_again(px: pxrs.Pxrs, action: str) -> No
 
 @pytest.mark.parametrize("action", ["reset", "delete"])
 def test_a_big_group_is_changed_in_several_commits(px: pxrs.Pxrs, action: str) -> None:
-    px.create_topic("wide", 200)
+    px.topics.create("wide", 200)
     with px.consumer("wide", "billing", debounce=0.0) as consumer:
         while len(consumer.assignment) < 200:
             consumer.poll(timeout=0.01)

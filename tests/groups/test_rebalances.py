@@ -62,7 +62,7 @@ class Team:
 
 @pytest.fixture
 def team(px: Pxrs) -> Iterator[Team]:
-    px.create_topic("t", PARTITIONS)
+    px.topics.create("t", PARTITIONS)
     with ExitStack() as ending:
         yield Team(px, ending)
 
@@ -362,7 +362,7 @@ def test_the_published_crash(tmp_path: Path) -> None:
     """A owns three, B three, C two; B is killed with messages in hand."""
     url = f"sqlite:///{tmp_path}/crash.db"
     with pxrs.connect(url) as px, ExitStack() as ending:
-        px.create_topic("t", PARTITIONS)
+        px.topics.create("t", PARTITIONS)
         children = {}
         for name in "ABC":
             child = ending.enter_context(Child(work, url, name))

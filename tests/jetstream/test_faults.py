@@ -53,7 +53,7 @@ def replicated(cluster: Engine) -> Iterator[Pxrs]:
 
 
 def test_the_streams_leader_is_killed_under_load(cluster: Engine, replicated: Pxrs) -> None:
-    topic = replicated.create_topic(TOPIC, partitions=4)
+    topic = replicated.topics.create(TOPIC, partitions=4)
     load = Load(replicated, TOPIC)
     load.await_more(2000)
     cluster.kill(leader_of(cluster.url, f"pxrs_{topic.id}"))
@@ -65,7 +65,7 @@ def test_the_streams_leader_is_killed_under_load(cluster: Engine, replicated: Px
 
 
 def test_every_node_is_restarted_in_turn(cluster: Engine, replicated: Pxrs) -> None:
-    replicated.create_topic(TOPIC, partitions=4)
+    replicated.topics.create(TOPIC, partitions=4)
     load = Load(replicated, TOPIC)
     for node in range(3):
         load.await_more(500, PATIENCE + FAILOVER)
@@ -80,7 +80,7 @@ def test_the_server_restarts_under_load(new_engine: NewEngine, sync: str) -> Non
     """A server alone keeps what it acknowledged through kill -9; a power cut needs `always`."""
     engine = new_engine("nats", sync=sync)
     with pxrs.connect("memory://", log=engine.url) as px:
-        px.create_topic(TOPIC, partitions=4)
+        px.topics.create(TOPIC, partitions=4)
         load = Load(px, TOPIC)
         load.await_more(500)
         engine.restart()
@@ -100,21 +100,21 @@ def test_a_client_is_cut_off_and_comes_back(
         Proxy(int(nats_url.rpartition(":")[2])) as proxy,
         closing(pxrs.connect("memory://", log=f"nats://{proxy.address}?timeout=3")) as px,
     ):
-        px.create_topic(TOPIC, partitions=4)
+        px.topics.create(TOPIC, partitions=4)
         load = Load(px, TOPIC)
         try:
             for _ in range(3):
                 load.await_more(500)
                 break_it(proxy)
                 with pytest.raises(pxrs.StoreUnavailable):
-                    px.describe_topic(TOPIC)
+                    px.topics.describe(TOPIC)
                 proxy.heal()
             load.await_more(500)
             load.stop()
             load.check(px)
         finally:
             proxy.heal()
-            px.delete_topic(TOPIC)
+            px.topics.delete(TOPIC)
 
 
 def test_a_follower_goes_on_after_the_connection_broke(nats_url: str) -> None:
@@ -124,7 +124,7 @@ def test_a_follower_goes_on_after_the_connection_broke(nats_url: str) -> None:
         closing(pxrs.connect("memory://shared", log=nats_url)) as sender,
         closing(pxrs.connect("memory://shared", log=f"nats://{proxy.address}")) as receiver,
     ):
-        sender.create_topic(TOPIC, partitions=1)
+        sender.topics.create(TOPIC, partitions=1)
         found: list[bytes] = []
         came = threading.Condition()
 
@@ -150,4 +150,4 @@ def test_a_follower_goes_on_after_the_connection_broke(nats_url: str) -> None:
             producer.send(TOPIC, b"last").result()
         thread.join(PATIENCE)
         assert found == [b"first", b"unheard", b"last"]
-        sender.delete_topic(TOPIC)
+        sender.topics.delete(TOPIC)

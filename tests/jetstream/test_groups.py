@@ -45,7 +45,7 @@ class World:
     def __init__(self, url: str) -> None:
         self.url = url
         self.px: Pxrs = pxrs.connect(url)
-        self.px.create_topic(TOPIC, partitions=PARTITIONS)
+        self.px.topics.create(TOPIC, partitions=PARTITIONS)
         self.members = [Child(consume, url) for _ in range(2)]
         self.heard: list[list[Any]] = []
         self.load = Load(self.px, TOPIC)
@@ -68,7 +68,7 @@ class World:
         return sorted(part.checkpoint or 0 for part in parts)
 
     def ends(self) -> list[int]:
-        return sorted(part.end for part in self.px.describe_topic(TOPIC).partitions)
+        return sorted(part.end for part in self.px.topics.describe(TOPIC).partitions)
 
     def busy(self) -> set[int]:
         """The partitions of which something was heard."""
@@ -82,7 +82,7 @@ def world(nats_url: str, tmp_path: Path) -> Iterator[World]:
     yield world
     for member in world.members:
         member.kill()
-    world.px.delete_topic(TOPIC)
+    world.px.topics.delete(TOPIC)
     world.px.close()
 
 
@@ -119,8 +119,8 @@ def test_a_topics_life_through_the_verbs(nats_url: str, tmp_path: Path) -> None:
         f"sqlite:///{tmp_path}/app.db", log=f"{nats_url}/t-{secrets.token_hex(6)}"
     ) as px:
         # Producers, too, drop what a topic need not keep.
-        px.create_topic("kept", partitions=2)
-        px.create_topic(TOPIC, partitions=2, retention_bytes=1)
+        px.topics.create("kept", partitions=2)
+        px.topics.create(TOPIC, partitions=2, retention_bytes=1)
         with px.producer() as producer:
             for number in range(5):
                 for topic in ("kept", TOPIC):
@@ -128,13 +128,13 @@ def test_a_topics_life_through_the_verbs(nats_url: str, tmp_path: Path) -> None:
         kept, reader = px.reader("kept"), px.reader(TOPIC)
         assert kept.offset_at(0, 1003) == 3
         assert [m.value for m in kept.read(0, 2)] == [b"2", b"3", b"4"]
-        px.apply_retention(TOPIC)
-        info = px.describe_topic(TOPIC)
+        px.topics.apply_retention(TOPIC)
+        info = px.topics.describe(TOPIC)
         assert [(part.start, part.end) for part in info.partitions] == [(4, 5), (0, 0)]
         with pytest.raises(pxrs.OffsetOutOfRange):
             reader.read(0, 3)
         with px.consumer(TOPIC, GROUP) as consumer:
             assert [m.value for m in consumer.poll(timeout=PATIENCE)] == [b"4"]
-        px.delete_topic(TOPIC)
+        px.topics.delete(TOPIC)
         with pytest.raises(pxrs.TopicNotFound):
             reader.read(0, 5)

@@ -29,8 +29,8 @@ def px(nats_url: str) -> Iterator[Pxrs]:
     log = f"{nats_url}/t-{secrets.token_hex(6)}"
     with pxrs.connect("memory://", log=log) as px:
         yield px
-        for topic in px.topics():
-            px.delete_topic(topic.name)
+        for topic in px.topics.list():
+            px.topics.delete(topic.name)
 
 
 def values(px: Pxrs, topic: str) -> list[bytes]:
@@ -57,8 +57,8 @@ def allow_no_more(url: str, stream: str) -> None:
 
 
 def test_a_full_stream_fails_no_other_topics_messages(px: Pxrs, nats_url: str) -> None:
-    px.create_topic(GOOD, partitions=2)
-    full = px.create_topic(BAD, partitions=1)
+    px.topics.create(GOOD, partitions=2)
+    full = px.topics.create(BAD, partitions=1)
     prefix = px.stores.url.rpartition("/")[2]
     allow_no_more(nats_url, f"{prefix}_{full.id}")
     with px.producer(linger=600) as producer:
@@ -73,7 +73,7 @@ def test_a_full_stream_fails_no_other_topics_messages(px: Pxrs, nats_url: str) -
 
 
 def test_a_message_over_the_servers_limit_fails_no_successor(px: Pxrs) -> None:
-    px.create_topic(GOOD, partitions=1)
+    px.topics.create(GOOD, partitions=1)
     with px.producer(linger=600, batch_bytes=1, max_message_bytes=2**22) as producer:
         for number in range(5):
             before = producer.send(GOOD, b"before %d" % number)
@@ -96,7 +96,7 @@ def test_what_the_server_lost_fails_nothing_that_comes_later(new_engine: NewEngi
     engine = new_engine("nats")
     data, older = engine.folder / "data0", engine.folder / "older"
     with pxrs.connect("memory://", log=engine.url) as px:
-        px.create_topic(GOOD, partitions=1)
+        px.topics.create(GOOD, partitions=1)
         with px.producer(linger=600) as producer:
             producer.send(GOOD, b"0").result(PATIENCE)
             engine.stop()
@@ -132,10 +132,10 @@ def node_of(engine: Engine, stream: str) -> int:
 def test_a_node_that_is_down_fails_no_other_nodes_messages(new_engine: NewEngine) -> None:
     cluster = new_engine("nats", nodes=3)
     with pxrs.connect("memory://", log=f"{cluster.url}?timeout=4") as px:
-        good = px.create_topic(GOOD, partitions=1)
+        good = px.topics.create(GOOD, partitions=1)
         here = node_of(cluster, f"pxrs_{good.id}")
         cluster.stop(here)
-        bad = px.create_topic(BAD, partitions=1)
+        bad = px.topics.create(BAD, partitions=1)
         cluster.start()
         with px.producer(linger=600, delivery_timeout=6) as producer:
             for topic in (good, bad):

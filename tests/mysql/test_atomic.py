@@ -129,7 +129,7 @@ def test_what_fails_inside_leaves_the_callers_transaction_alone(orders: SqlPlace
 def test_a_checkpoint_commits_with_the_handlers_rows(orders: SqlPlace) -> None:
     """Messages elsewhere, effects and checkpoint here: together, or handed out again."""
     with pxrs.connect("memory://", coord=orders.url) as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send("orders", "7").result(PATIENCE)
         with px.consumer("orders", group="g", auto_commit=False) as consumer:

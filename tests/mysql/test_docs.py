@@ -36,7 +36,7 @@ def test_the_example_of_transactions_runs(place: SqlPlace) -> None:
     (example,) = re.findall(r"```python\n(with Session.*?)```", DOCS.read_text(), re.DOTALL)
     Base.metadata.create_all(place.engine)
     with pxrs.connect("memory://", coord=place.url) as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send("orders", "7").result(PATIENCE)
         with px.consumer("orders", "billing", auto_commit=False) as consumer:

@@ -215,7 +215,7 @@ def test_groups_in_mariadb_with_messages_in_jetstream(mariadb_url: str, nats_url
         pxrs.connect(mariadb_url, log=log) as here,
         pxrs.connect(mariadb_url, log=log) as there,
     ):
-        here.create_topic("orders", partitions=4)
+        here.topics.create("orders", partitions=4)
         with here.producer() as producer:
             for number in range(40):
                 producer.send("orders", str(number), key=f"key-{number % 8}")
@@ -234,7 +234,7 @@ def test_groups_in_mariadb_with_messages_in_jetstream(mariadb_url: str, nats_url
             assert {row[3] for row in rows} <= {one.member, other.member}
             assert sum(row[4] for row in rows) == 40
         assert set(found) == {b"%d" % number for number in range(40)}
-        here.delete_topic("orders")
+        here.topics.delete("orders")
 
 
 def _partitions(url: str) -> list[tuple[Any, ...]]:

@@ -85,8 +85,8 @@ ALL, NOTHING = (3, 1, 3), (0, 0, 0)
 async def consuming(url: str) -> AsyncIterator[tuple[aio.Pxrs, aio.Consumer]]:
     """A consumer that has polled three messages, and a table to write to."""
     async with aio.connect(url) as px:
-        await px.create_topic("orders", 1)
-        await px.create_topic("invoices", 1)
+        await px.topics.create("orders", 1)
+        await px.topics.create("invoices", 1)
         query(url, "CREATE TABLE done (number int)")
         async with px.producer() as producer:
             for number in range(3):
@@ -99,7 +99,7 @@ async def consuming(url: str) -> AsyncIterator[tuple[aio.Pxrs, aio.Consumer]]:
 async def landed(px: aio.Pxrs, url: str) -> tuple[int, int, int]:
     """Rows, messages sent and messages that count as handled."""
     ((rows,),) = query(url, "SELECT count(*) FROM done")
-    sent = (await px.describe_topic("invoices")).messages
+    sent = (await px.topics.describe("invoices")).messages
     return rows, sent, 3 - (await px.groups.describe("g")).lag
 
 

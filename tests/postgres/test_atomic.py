@@ -199,7 +199,7 @@ def test_effectively_once_with_a_session(
     stores: PostgresStores, postgres_url: str, engine: sqlalchemy.Engine
 ) -> None:
     with pxrs.connect(postgres_url) as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send_many("orders", [(b"k", b"1"), (b"k", b"2")]).result()
         with px.consumer("orders", group="g", auto_commit=False) as consumer:

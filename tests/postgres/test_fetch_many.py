@@ -115,7 +115,7 @@ def test_what_the_server_refuses_is_told_for_each(
 
 def test_a_consumer_gets_every_partition_in_order(postgres_url: str) -> None:
     with pxrs.connect(postgres_url) as px:
-        px.create_topic("orders", partitions=20)
+        px.topics.create("orders", partitions=20)
         pairs = [(f"k{number % 97}", str(number)) for number in range(5_000)]
         with px.producer() as producer:
             producer.send_many("orders", pairs).result()

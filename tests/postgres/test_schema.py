@@ -36,7 +36,7 @@ def test_a_role_that_owns_only_the_schema_can_do_everything(
     role = psycopg.conninfo.conninfo_to_dict(humble_url)["user"]
     query(postgres_url, f"CREATE SCHEMA app AUTHORIZATION {role}")
     with pxrs.connect(f"{humble_url}?schema=app") as px:
-        px.create_topic("orders", partitions=2)
+        px.topics.create("orders", partitions=2)
         with px.producer() as producer:
             producer.send("orders", b"1", key=b"k").result()
         with px.consumer("orders", group="billing") as consumer:
@@ -44,7 +44,7 @@ def test_a_role_that_owns_only_the_schema_can_do_everything(
             with consumer.transaction() as tx:
                 tx.send("orders", b"2", key=b"k")
             assert [message.value for message in consumer.poll(timeout=10.0)] == [b"2"]
-        px.delete_topic("orders")
+        px.topics.delete("orders")
 
 
 def test_such_a_role_has_queues_too(postgres_url: str, humble_url: str) -> None:
@@ -86,12 +86,12 @@ def test_a_newer_schema_is_refused(postgres_url: str) -> None:
 def test_many_who_open_an_empty_database_at_once_make_it_once(postgres_url: str) -> None:
     def use(number: int) -> None:
         with pxrs.connect(postgres_url) as px:
-            px.create_topic(f"t{number}", partitions=1)
+            px.topics.create(f"t{number}", partitions=1)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(use, range(6)))
     with pxrs.connect(postgres_url) as px:
-        assert len(px.topics()) == 6
+        assert len(px.topics.list()) == 6
 
 
 def test_schemas_of_one_database_are_apart(postgres_url: str) -> None:
@@ -99,11 +99,11 @@ def test_schemas_of_one_database_are_apart(postgres_url: str) -> None:
         pxrs.connect(f"{postgres_url}?schema=one") as one,
         pxrs.connect(f"{postgres_url}?schema=Two%20words") as two,
     ):
-        one.create_topic("orders", partitions=1)
-        assert two.topics() == []
+        one.topics.create("orders", partitions=1)
+        assert two.topics.list() == []
         # What worker processes are started with.
         with pxrs.connect(one.url) as again:
-            assert [topic.name for topic in again.topics()] == ["orders"]
+            assert [topic.name for topic in again.topics.list()] == ["orders"]
 
 
 def test_migrate_by_command(postgres_url: str) -> None:
@@ -115,7 +115,7 @@ def test_migrate_by_command(postgres_url: str) -> None:
 
 def test_the_view_shows_who_owns_what(postgres_url: str) -> None:
     with pxrs.connect(postgres_url) as px:
-        px.create_topic("orders", partitions=2)
+        px.topics.create("orders", partitions=2)
         with px.producer() as producer:
             producer.send("orders", b"1", partition=1).result()
         with px.consumer("orders", group="billing", instance="a") as consumer:

@@ -39,7 +39,7 @@ def crash(server: Engine) -> None:
 
 def test_what_pxrs_acknowledged_is_there(server: Engine) -> None:
     with pxrs.connect(server.url) as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             sent = producer.send("orders", "message").result()
         px.create_queue("strict", fifo=True)

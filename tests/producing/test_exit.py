@@ -46,7 +46,7 @@ if pid:
 @pytest.fixture(autouse=True)
 def topic(tmp_path: Path) -> None:
     with pxrs.connect(f"sqlite:///{tmp_path}/store.db") as px:
-        px.create_topic("orders", partitions=2)
+        px.topics.create("orders", partitions=2)
 
 
 def stderr_of(program: str, folder: Path, *flags: str, code: int = 0) -> str:

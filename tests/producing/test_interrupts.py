@@ -72,7 +72,7 @@ def test_an_interrupt_loses_nothing_wherever_it_comes(
     """What was handed over is there once and in order or its owner is told; the rest goes on."""
     for point in count():
         with Pxrs(open_stores("memory://")) as px:
-            px.create_topic(TOPIC, partitions=2)
+            px.topics.create(TOPIC, partitions=2)
             producer = px.producer(linger=600, batch_bytes=batch_bytes, compression=compression)
             taken: Taken = [(b"before", producer.send(TOPIC, b"before", key=b"k"))]
             try:
@@ -113,14 +113,14 @@ def assert_nothing_was_lost(px: Pxrs, taken: Taken) -> None:
 
 def test_an_interrupt_between_a_failure_and_its_neighbours(px: Pxrs) -> None:
     """The round is repeated: everybody is told once, and the new epoch starts at its start."""
-    px.create_topic("gone", partitions=1)
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create("gone", partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     told: list[str] = []
     with px.producer(linger=600) as producer:
         producer.send("gone", b"x")
         producer.send(TOPIC, b"0").result()
         lost, kept = producer.send("gone", b"x"), producer.send(TOPIC, b"1")
-        px.delete_topic("gone")
+        px.topics.delete("gone")
         for callback in (lambda: told.append("lost"), strike):
             lost._pending.when_settled(callback)  # the last one is called first
         kept._pending.when_settled(lambda: told.append("kept"))
@@ -164,7 +164,7 @@ def clock() -> ReentrantClock:
 @pytest.fixture
 def inside(url: str, clock: ReentrantClock) -> Iterator[Pxrs]:
     with Pxrs(open_stores(url), clock) as px:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         yield px
 
 

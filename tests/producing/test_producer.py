@@ -59,7 +59,7 @@ def held(producer: Producer) -> int:
 class TestMessages:
     @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
     def test_come_back_as_they_were_sent(self, px: Pxrs, compression: str) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         messages: list[tuple[bytes | None, bytes | None, list[Header], int]] = [
             (b"key", b"value", [("a", b"1"), ("a", None), ("ü", b"")], 1_700_000_000_123),
             (b"", b"", [], 0),
@@ -76,7 +76,7 @@ class TestMessages:
         ] == messages
 
     def test_may_be_text_or_buffers(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer() as producer:
             producer.send(TOPIC, "wärme", key="ключ")
             producer.send(TOPIC, bytearray(b"v"), key=memoryview(b"k"))
@@ -87,7 +87,7 @@ class TestMessages:
         ] * 2
 
     def test_without_a_timestamp_get_the_time(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         before = time.time_ns() // 1_000_000
         with px.producer() as producer:
             producer.send(TOPIC, "v")
@@ -96,7 +96,7 @@ class TestMessages:
         assert all(before <= message.timestamp <= after for message in read_all(px, TOPIC))
 
     def test_go_where_result_says(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=3)
+        px.topics.create(TOPIC, partitions=3)
         with px.producer() as producer:
             sent = {number: producer.send(TOPIC, str(number)) for number in range(500)}
             producer.flush()
@@ -109,7 +109,7 @@ class TestMessages:
     def test_with_a_key_go_where_the_partitioner_says(self, px: Pxrs, name: str) -> None:
         from pxrs.core.routing import partitioner
 
-        px.create_topic(TOPIC, partitions=7, partitioner=name)
+        px.topics.create(TOPIC, partitions=7, partitioner=name)
         keys = [b"", *(b"key-%d" % number for number in range(50))]
         with px.producer() as producer:
             for key in keys:
@@ -123,7 +123,7 @@ class TestMessages:
             assert message.partition == partitioner(name)(message.key, 7)
 
     def test_go_to_the_partition_that_is_named(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=4)
+        px.topics.create(TOPIC, partitions=4)
         with px.producer() as producer:
             for number in range(4):
                 producer.send(TOPIC, str(number), key="same", partition=number)
@@ -131,7 +131,7 @@ class TestMessages:
             assert [m.value for m in read_partition(px, TOPIC, number)] == [b"%d" % number]
 
     def test_without_a_key_stick_within_a_batch_and_spread_over_batches(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=4)
+        px.topics.create(TOPIC, partitions=4)
         with px.producer(linger=600) as producer:
             for _ in range(8):
                 sent = [producer.send(TOPIC, "v") for _ in range(20)]
@@ -141,7 +141,7 @@ class TestMessages:
         assert sizes == [40, 40, 40, 40]
 
     def test_without_a_key_move_on_when_a_batch_is_full(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=3)
+        px.topics.create(TOPIC, partitions=3)
         with px.producer(linger=600, batch_bytes=1000) as producer:
             producer.send_many(TOPIC, [(None, b"x" * 100)] * 30)
             for _ in range(30):
@@ -155,7 +155,7 @@ class TestMessages:
     def test_may_be_as_large_as_the_limit(
         self, px: Pxrs, batch_bytes: int, message_bytes: int, buffer_bytes: int
     ) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         with px.producer(
             batch_bytes=batch_bytes, max_message_bytes=message_bytes, buffer_bytes=buffer_bytes
         ) as producer:
@@ -175,7 +175,7 @@ class TestMessages:
     def test_more_batches_of_a_partition_than_a_commit_takes(
         self, faulty: Pxrs, log: FaultyLog
     ) -> None:
-        faulty.create_topic(TOPIC, partitions=1)
+        faulty.topics.create(TOPIC, partitions=1)
         with faulty.producer(linger=600, batch_bytes=1) as producer:
             for number in range(23):
                 producer.send(TOPIC, str(number), key="k")
@@ -185,7 +185,7 @@ class TestMessages:
 
     def test_to_thousands_of_partitions_at_once(self, px: Pxrs) -> None:
         """More than the variables one SQL statement can have."""
-        px.create_topic(TOPIC, partitions=6000)
+        px.topics.create(TOPIC, partitions=6000)
         with px.producer(linger=600) as producer:
             sent = [producer.send(TOPIC, "v", partition=number) for number in range(6000)]
             producer.flush()
@@ -194,7 +194,7 @@ class TestMessages:
 
 class TestSerdes:
     def test_encode_what_is_sent(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer(serde=JSON(), key_serde=JSON()) as producer:
             producer.send(TOPIC, {"a": [1, None]}, key=7)
             producer.send(TOPIC, None)
@@ -208,7 +208,7 @@ class TestSerdes:
         ]
 
     def test_that_fail_send_nothing(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer(serde=JSON()) as producer:
             with pytest.raises(TypeError):
                 producer.send(TOPIC, object())
@@ -226,7 +226,7 @@ class TestSerdes:
             def decode(self, data: bytes) -> object:
                 return data
 
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         with px.producer(**{which: Text()}) as producer:  # type: ignore[arg-type]
             with pytest.raises(InvalidRequest, match=r"serde.*int"):
                 producer.send(TOPIC, "v", key="k")
@@ -237,7 +237,7 @@ class TestSerdes:
 
 class TestSendMany:
     def test_takes_lists_tuples_and_iterators(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         pairs = [(f"k{number % 5}", str(number)) for number in range(9000)]
         with px.producer() as producer:
             for form in (pairs, tuple(pairs), iter(pairs), (pair for pair in pairs)):
@@ -251,7 +251,7 @@ class TestSendMany:
             assert numbers == sorted(numbers[:1800]) * 4
 
     def test_of_a_list_with_bad_input_sends_nothing(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         pairs: list[object] = [("k", "v")] * 5000
         with px.producer() as producer:
             for bad in (("k", 5), (5, "v"), "k", ("k",), ("k", "v", "w"), None):
@@ -263,7 +263,7 @@ class TestSendMany:
 
     def test_of_an_iterator_with_bad_input_sends_what_came_before(self, px: Pxrs) -> None:
         """A few thousand at a time: those of earlier portions, whole."""
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
 
         def pairs() -> Iterator[tuple[str, object]]:
             yield from (("k", str(number)) for number in range(10_000))
@@ -274,7 +274,7 @@ class TestSendMany:
         assert values_by_key(px, TOPIC) == {b"k": list(range(8192))}
 
     def test_of_an_iterator_that_fails_sends_what_came_before(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
 
         def pairs() -> Iterator[tuple[str, str]]:
             yield from (("k", str(number)) for number in range(5000))
@@ -287,7 +287,7 @@ class TestSendMany:
     def test_cut_short_by_a_full_buffer_says_how_many_are_sent(
         self, faulty: Pxrs, log: FaultyLog
     ) -> None:
-        faulty.create_topic(TOPIC, partitions=1)
+        faulty.topics.create(TOPIC, partitions=1)
         log.before = times(10**6, StoreBusy("held"))
         with faulty.producer(
             buffer_bytes=50_000, max_message_bytes=1000, max_block=0.0
@@ -303,7 +303,7 @@ class TestSendMany:
     def test_of_large_messages_passes_the_limit_of_the_buffer_by_little(
         self, faulty: Pxrs, log: FaultyLog
     ) -> None:
-        faulty.create_topic(TOPIC, partitions=1)
+        faulty.topics.create(TOPIC, partitions=1)
         log.before = times(10**6, StoreBusy("held"))
         limit, size = 200_000, 10_000
         with faulty.producer(buffer_bytes=limit, max_message_bytes=size, max_block=0.0) as producer:
@@ -316,7 +316,7 @@ class TestSendMany:
 
 class TestThreads:
     def test_each_keeps_its_order(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=4)
+        px.topics.create(TOPIC, partitions=4)
         with px.producer(batch_bytes=2000, linger=0.001) as producer:
 
             def work(name: int) -> None:
@@ -333,7 +333,7 @@ class TestThreads:
         assert values_by_key(px, TOPIC) == {b"t%d" % name: list(range(2000)) for name in range(6)}
 
     def test_that_come_and_go_leave_nothing_behind(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         with px.producer(linger=600) as producer:
             for _ in range(20):
                 in_threads(20, lambda name: producer.send(TOPIC, "v", key=str(name)))
@@ -346,7 +346,7 @@ class TestThreads:
 
     def test_flush_returns_though_others_never_stop(self, faulty: Pxrs, log: FaultyLog) -> None:
         """It waits for what was put before it. Here somebody sends during every commit."""
-        faulty.create_topic(TOPIC, partitions=2)
+        faulty.topics.create(TOPIC, partitions=2)
         with faulty.producer(linger=600) as producer:
 
             def somebody_sends(_: Sequence[Append]) -> None:
@@ -365,7 +365,7 @@ class TestTheBuffer:
     def test_full_refuses_before_it_takes_and_then_works_again(
         self, faulty: Pxrs, log: FaultyLog
     ) -> None:
-        faulty.create_topic(TOPIC, partitions=2)
+        faulty.topics.create(TOPIC, partitions=2)
         log.before = times(10**6, StoreBusy("held"))
         with faulty.producer(
             buffer_bytes=100_000, max_message_bytes=10_000, max_block=0.0
@@ -389,7 +389,7 @@ class TestTheBuffer:
         assert values_by_key(faulty, TOPIC) == {b"k": list(range(number + 1))}
 
     def test_full_lets_those_go_on_who_waited(self, faulty: Pxrs, log: FaultyLog) -> None:
-        faulty.create_topic(TOPIC, partitions=2)
+        faulty.topics.create(TOPIC, partitions=2)
         blocked, go_on = threading.Event(), threading.Event()
 
         def slow(_: Sequence[Append]) -> None:
@@ -418,7 +418,7 @@ class TestTheBuffer:
         assert values_by_key(faulty, TOPIC) == {b"t%d" % n: list(range(100)) for n in range(3)}
 
     def test_empty_messages_take_room_too(self, faulty: Pxrs, log: FaultyLog) -> None:
-        faulty.create_topic(TOPIC, partitions=1)
+        faulty.topics.create(TOPIC, partitions=1)
         log.before = times(10**6, StoreBusy("held"))
         with faulty.producer(
             buffer_bytes=10_000, max_message_bytes=1000, max_block=0.0
@@ -432,7 +432,7 @@ class TestTheBuffer:
 
 class TestClosing:
     def test_flushes(self, px: Pxrs) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         producer = px.producer(linger=600)
         sent = producer.send(TOPIC, "v")
         producer.close()
@@ -450,7 +450,7 @@ class TestClosing:
 
     def test_the_store_closes_its_producers(self, url: str) -> None:
         px = pxrs.connect(url)
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         producer = px.producer(linger=600)
         sent = producer.send(TOPIC, "v")
         px.close()
@@ -458,10 +458,10 @@ class TestClosing:
         assert sent.result().offset == 0
         for call in (
             lambda: producer.send(TOPIC, "w"),
-            lambda: px.create_topic("x", partitions=1),
+            lambda: px.topics.create("x", partitions=1),
             lambda: px.reader(TOPIC),
             lambda: px.producer().send(TOPIC, "w"),
-            px.topics,
+            px.topics.list,
         ):
             with pytest.raises(Closed):
                 call()
@@ -479,7 +479,7 @@ class TestClosing:
             def decode(self, data: bytes) -> str:
                 return data.decode()
 
-        px.create_topic(TOPIC, partitions=1)
+        px.topics.create(TOPIC, partitions=1)
         producer = px.producer(linger=600, serde=Slow())
         outcome: list[object] = []
 
@@ -502,7 +502,7 @@ class TestClosing:
     def test_while_others_send_loses_nothing_that_was_accepted(
         self, px: Pxrs, round_number: int
     ) -> None:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         producer = px.producer(linger=0.0 if round_number % 2 else 600, batch_bytes=500)
         started = threading.Barrier(5)
         accepted: Counter[bytes] = Counter()
@@ -530,7 +530,7 @@ class TestClosing:
     def test_by_two_threads_returns_to_both_when_it_is_done(
         self, faulty: Pxrs, log: FaultyLog
     ) -> None:
-        faulty.create_topic(TOPIC, partitions=1)
+        faulty.topics.create(TOPIC, partitions=1)
         inside, go_on = threading.Event(), threading.Event()
 
         def slow(_: Sequence[Append]) -> None:
@@ -551,7 +551,7 @@ class TestClosing:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_producer_does_not_work_in_a_forked_child(px: Pxrs) -> None:
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     producer = px.producer(linger=600)
     sent = producer.send(TOPIC, "v")
     read_end, write_end = os.pipe()
@@ -576,7 +576,7 @@ def test_a_producer_does_not_work_in_a_forked_child(px: Pxrs) -> None:
 
 
 def test_handles_that_are_kept_keep_no_buffers(px: Pxrs) -> None:
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     with px.producer() as producer:
         sent = producer.send(TOPIC, bytes(100_000))
         sent.result()
@@ -585,7 +585,7 @@ def test_handles_that_are_kept_keep_no_buffers(px: Pxrs) -> None:
 
 
 def test_keys_hash_as_the_default_says(px: Pxrs) -> None:
-    px.create_topic(TOPIC, partitions=16)
+    px.topics.create(TOPIC, partitions=16)
     with px.producer() as producer:
         sent = producer.send(TOPIC, "v", key="account-42")
         assert sent.result().partition == xxhash(b"account-42", 16)

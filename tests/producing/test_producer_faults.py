@@ -33,7 +33,7 @@ TOPIC = "orders"
 
 @pytest.fixture(autouse=True)
 def topic(faulty: Pxrs) -> None:
-    faulty.create_topic(TOPIC, partitions=2)
+    faulty.topics.create(TOPIC, partitions=2)
 
 
 def send_numbers(producer: Producer, numbers: range, keys: int = 5) -> None:
@@ -175,12 +175,12 @@ def test_delivery_timeout(faulty: Pxrs, log: FaultyLog) -> None:
 
 
 def test_one_bad_batch_fails_alone(faulty: Pxrs) -> None:
-    faulty.create_topic("gone", partitions=1)
+    faulty.topics.create("gone", partitions=1)
     with faulty.producer(linger=60) as producer:
         before = producer.send(TOPIC, "0", key="k")
         doomed = producer.send("gone", "x")
         after = producer.send(TOPIC, "1", key="k")
-        faulty.delete_topic("gone")
+        faulty.topics.delete("gone")
         with pytest.raises(TopicNotFound, match="'gone'"):
             doomed.result()
         before.result()
@@ -279,7 +279,7 @@ def test_the_timeout_of_many_is_for_all_of_them(
     monkeypatch.setattr("pxrs.producing.handles.SYSTEM_CLOCK", clock)
     monkeypatch.setattr(Producer, "_run", lambda self: None)
     with Pxrs(stores, clock) as px, px.producer(linger=600, batch_bytes=1) as producer:
-        px.create_topic(TOPIC, partitions=2)
+        px.topics.create(TOPIC, partitions=2)
         stores.log.after = lambda _: clock.advance(1)
         sent = producer.send_many(TOPIC, [("k", str(number)) for number in range(15)])
         with pytest.raises(TimeoutError):
@@ -306,7 +306,7 @@ def test_retention_that_fails_does_not_stop_the_producer(faulty: Pxrs, log: Faul
         raise ZeroDivisionError("what?")
 
     log.expiring = fail
-    faulty.create_topic("short", partitions=1, retention_ms=1000)
+    faulty.topics.create("short", partitions=1, retention=1)
     with faulty.producer(linger=0.001) as producer:
         producer.send("short", "0").result()
         assert tried.wait(PATIENCE)

@@ -61,7 +61,7 @@ def values(px: Pxrs, partition: int) -> list[bytes]:
 def test_a_partition_that_is_away_holds_up_nobody_else(
     faulty: Pxrs, log: FaultyLog, error: PxrsError, applied: bool
 ) -> None:
-    faulty.create_topic(TOPIC, partitions=3)
+    faulty.topics.create(TOPIC, partitions=3)
     if applied and not isinstance(error, OutcomeUnknown):
         applied = False
     back = threading.Event()
@@ -90,7 +90,7 @@ def test_a_partition_that_is_away_holds_up_nobody_else(
 def test_a_batch_that_is_refused_fails_no_successor(faulty: Pxrs, log: FaultyLog) -> None:
     """The successors get other numbers: they are not out of sequence by their own fault."""
 
-    faulty.create_topic(TOPIC, partitions=3)
+    faulty.topics.create(TOPIC, partitions=3)
 
     def answer(each: Append, do: Callable[[], Appended | PxrsError]) -> Appended | PxrsError:
         return MessageTooLarge("huge") if len(each.batch.data) > 1000 else do()
@@ -113,7 +113,7 @@ def test_what_was_given_up_in_doubt_is_refused_if_it_comes_late(
     faulty: Pxrs, log: FaultyLog
 ) -> None:
     """The next batch of its partition goes under a higher epoch."""
-    faulty.create_topic(TOPIC, partitions=3)
+    faulty.topics.create(TOPIC, partitions=3)
     late: list[Append] = []
 
     def answer(each: Append, do: Callable[[], Appended | PxrsError]) -> Appended | PxrsError:
@@ -174,7 +174,7 @@ def wrong_verdicts(seed: int) -> list[str]:
     chaos, rng = Chaos(seed), random.Random(seed)
     sent: list[tuple[int, bytes, Sent]] = []
     with Pxrs(stores) as px:
-        px.create_topic(TOPIC, partitions=3)
+        px.topics.create(TOPIC, partitions=3)
         stores.log.appending = answering(stores.log, chaos)  # type: ignore[assignment]
         patience = rng.choice([0.0, 0.003, PATIENCE])
         producer = px.producer(linger=600, batch_bytes=1, delivery_timeout=patience)

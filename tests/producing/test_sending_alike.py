@@ -30,7 +30,7 @@ each_way = pytest.mark.parametrize("send", [by_producer, by_transaction])
 @each_way
 @pytest.mark.parametrize("partition", [-1, 4, "1", True, 1.0])
 def test_what_is_no_partition_is_refused(px: Pxrs, send: Send, partition: Any) -> None:
-    px.create_topic(TOPIC, partitions=4)
+    px.topics.create(TOPIC, partitions=4)
     with pytest.raises(PartitionNotFound, match="partitions 0 to 3"):
         send(px, None, value="v", partition=partition)
     assert read_all(px, TOPIC) == []
@@ -38,7 +38,7 @@ def test_what_is_no_partition_is_refused(px: Pxrs, send: Send, partition: Any) -
 
 @each_way
 def test_headers_count_for_the_size(px: Pxrs, send: Send) -> None:
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     with pytest.raises(MessageTooLarge, match="the limit is 1048576"):
         send(px, None, value="v", headers=[("trace", bytes(2**21))])
     assert read_all(px, TOPIC) == []
@@ -46,7 +46,7 @@ def test_headers_count_for_the_size(px: Pxrs, send: Send) -> None:
 
 @each_way
 def test_the_serde_encodes(px: Pxrs, send: Send) -> None:
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     send(px, JSON(), value={"amount": 3}, key="k")
     [message] = read_all(px, TOPIC)
     assert (message.key, message.value) == (b"k", b'{"amount":3}')
@@ -54,14 +54,14 @@ def test_the_serde_encodes(px: Pxrs, send: Send) -> None:
 
 @each_way
 def test_without_a_serde_objects_are_refused(px: Pxrs, send: Send) -> None:
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     with pytest.raises(InvalidRequest, match="set a serde"):
         send(px, None, value={"amount": 3})
 
 
 @pytest.mark.parametrize("partitioner", ["xxhash", "murmur2", "jump"])
 def test_a_key_belongs_to_one_partition_whoever_sends(px: Pxrs, partitioner: str) -> None:
-    px.create_topic(TOPIC, partitions=6, partitioner=partitioner)
+    px.topics.create(TOPIC, partitions=6, partitioner=partitioner)
     for number in range(30):
         for send in (by_producer, by_transaction):
             send(px, None, value="v", key=f"account-{number}")
@@ -73,6 +73,6 @@ def test_a_key_belongs_to_one_partition_whoever_sends(px: Pxrs, partitioner: str
 
 
 def test_the_partitioner_is_the_topics(px: Pxrs) -> None:
-    made = px.create_topic(TOPIC, partitions=6, partitioner="murmur2")
-    assert px.topics() == [made]
+    made = px.topics.create(TOPIC, partitions=6, partitioner="murmur2")
+    assert px.topics.list() == [made]
     assert made.partitioner == "murmur2"

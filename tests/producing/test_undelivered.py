@@ -31,7 +31,7 @@ TOPIC = "orders"
 
 @pytest.fixture(autouse=True)
 def topic(faulty: Pxrs) -> None:
-    faulty.create_topic(TOPIC, partitions=2)
+    faulty.topics.create(TOPIC, partitions=2)
 
 
 def always(error: Exception) -> Callable[[Sequence[Append]], None]:
@@ -63,7 +63,7 @@ def leave_the_store(px: Pxrs, producer: Producer) -> None:
 def test_who_never_asks_is_told_at_the_end_and_once(
     faulty: Pxrs, log: FaultyLog, end: Callable[[Pxrs, Producer], None], failed_before: bool
 ) -> None:
-    faulty.create_topic("mails", partitions=1)
+    faulty.topics.create("mails", partitions=1)
     log.before = always(StoreFull("no space"))
     producer = faulty.producer(linger=600)
     producer.send("mails", "m")
@@ -204,7 +204,7 @@ def test_what_may_be_there_is_not_called_a_failure(
 def test_a_topic_that_is_gone(faulty: Pxrs) -> None:
     producer = faulty.producer(linger=600)
     producer.send(TOPIC, "v")
-    faulty.delete_topic(TOPIC)
+    faulty.topics.delete(TOPIC)
     with pytest.raises(DeliveryFailed, match="'orders' does not exist") as caught:
         producer.close()
     assert isinstance(caught.value.__cause__, TopicNotFound)
@@ -250,7 +250,7 @@ def test_who_never_flushes_does_not_fill_the_memory(
 def test_a_file_that_another_program_holds(tmp_path: Path) -> None:
     path = tmp_path / "held.db"
     px = pxrs.connect(f"sqlite:///{path}?busy_timeout=0.01")
-    px.create_topic(TOPIC, partitions=1)
+    px.topics.create(TOPIC, partitions=1)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(DeliveryFailed) as caught, px.producer(delivery_timeout=0.1) as producer:

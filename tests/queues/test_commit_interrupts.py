@@ -65,7 +65,7 @@ WORKS = [by_block, by_hand, at_the_end, rolled_back]
 
 def each_point(px: Pxrs, files: re.Pattern[str], work: Callable[[Pxrs], None]) -> Iterator[int]:
     """The work, interrupted at one point after the other, and dropped."""
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     work(px)
     # What other tests have left need not be looked through at every point.
     gc.collect()
@@ -89,7 +89,7 @@ def each_commit(px: Pxrs, files: re.Pattern[str]) -> Iterator[int]:
     The error is kept, as an interactive session keeps it: with its frames it holds on to whatever
     only they know of, so nothing is tidied up by being dropped.
     """
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     for point in count():
         kept: list[BaseException] = []
         tx = px.begin()

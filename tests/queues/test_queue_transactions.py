@@ -415,7 +415,7 @@ def test_renewing_does_not_wait_for_the_writer(path: Path) -> None:
 
 
 def test_items_messages_and_rows_commit_together(app: Pxrs) -> None:
-    app.create_topic("t", partitions=1)
+    app.topics.create("t", partitions=1)
     app.put("in", "item")
     with app.stores.atomic() as setup:
         setup.connection.execute("CREATE TABLE mine (value TEXT)")
@@ -450,7 +450,7 @@ def test_unknown_topic_rolls_back_all_of_it(px: Pxrs) -> None:
 
 @pytest.mark.parametrize("headers", ["ab", {"a": b"x"}, [("a", "text")], [("a",)], [(b"a", b"x")]])
 def test_bad_headers_are_told_where_they_are_given(px: Pxrs, headers: Any) -> None:
-    px.create_topic("t", 1)
+    px.topics.create("t", 1)
     with px.transaction() as tx:
         tx.send("t", "good", headers=(("trace", b"7"),))
         with pytest.raises(InvalidRequest, match="header"):

@@ -16,7 +16,7 @@ from support.child import PATIENCE
 
 @pytest.fixture
 def orders(px: Pxrs) -> Pxrs:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     with px.producer() as producer:
         producer.send_many("orders", [("k", "a"), ("k", "b")]).result()
     return px
@@ -100,7 +100,7 @@ def test_a_run_that_can_not_be_handles_nothing(
     wanted = {"handler": handle, "topic": "orders", "group": "g", **settings}
     with pytest.raises(kind, match=match):
         orders.run(**wanted)
-    assert (orders.groups.list(), len(orders.topics())) == ([], 1)
+    assert (orders.groups.list(), len(orders.topics.list())) == ([], 1)
 
 
 @pytest.mark.parametrize("name", ["", "a b", 5])

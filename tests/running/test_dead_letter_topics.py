@@ -21,14 +21,14 @@ def refuse(message: Message) -> None:
 
 @pytest.mark.parametrize("partitions", [None, 3], ids=["deleted", "made again"])
 def test_letters_go_on_when_their_topic_was_emptied(px: pxrs.Pxrs, partitions: int | None) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     running = Running(px, refuse, topic="orders", retry=ONCE, auto_commit_interval=0.01)
     with px.producer() as producer:
         producer.send("orders", "first").result()
         wait_for_checkpoints(px, 1)
-        px.delete_topic("orders.dlq")
+        px.topics.delete("orders.dlq")
         if partitions is not None:
-            px.create_topic("orders.dlq", partitions=partitions)
+            px.topics.create("orders.dlq", partitions=partitions)
         producer.send("orders", "second").result()
     wait_for_checkpoints(px, 2)
     px.stop()
@@ -39,8 +39,8 @@ def test_letters_go_on_when_their_topic_was_emptied(px: pxrs.Pxrs, partitions: i
 
 
 def test_a_message_that_fails_while_its_topic_goes_stops_nobody(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders.eu", partitions=1)
-    px.create_topic("orders.us", partitions=1)
+    px.topics.create("orders.eu", partitions=1)
+    px.topics.create("orders.us", partitions=1)
     deleted, handled = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -48,7 +48,7 @@ def test_a_message_that_fails_while_its_topic_goes_stops_nobody(px: pxrs.Pxrs) -
             handled.set()
             return
         if not deleted.is_set():
-            px.delete_topic("orders.eu")
+            px.topics.delete("orders.eu")
             deleted.set()
         raise RuntimeError("can't be handled")
 
@@ -64,7 +64,7 @@ def test_a_message_that_fails_while_its_topic_goes_stops_nobody(px: pxrs.Pxrs) -
 
 
 def test_an_error_that_quotes_its_message_does_not_double_the_letter(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     value = bytes(100_000)
 
     def handle(message: Message) -> None:

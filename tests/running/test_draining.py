@@ -175,7 +175,7 @@ def test_a_run_that_drains_keeps_its_partitions_to_the_last_message(
 
     px = opened(sqlite_url)
     with opened(sqlite_url) as other, ThreadPoolExecutor() as threads:
-        other.create_topic("orders", partitions=1)
+        other.topics.create("orders", partitions=1)
         with other.producer() as producer:
             producer.send("orders", "x").result()
         running = threads.submit(px.run, handle, topic="orders", group="g", session_ttl=TTL)

@@ -38,7 +38,7 @@ def kill_beside_the_innocent(message: pxrs.Message) -> None:
 @pytest.fixture
 def px(tmp_path: Path) -> Iterator[pxrs.Pxrs]:
     with pxrs.connect(f"sqlite:///{tmp_path}/run.db") as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         yield px
 
 

@@ -84,8 +84,8 @@ def run_processes(url: str, handler: str) -> None:
 @pytest.fixture
 def px(tmp_path: Path) -> Iterator[pxrs.Pxrs]:
     with pxrs.connect(f"sqlite:///{tmp_path}/run.db") as px:
-        px.create_topic("orders", partitions=8)
-        px.create_topic("done", partitions=1)
+        px.topics.create("orders", partitions=8)
+        px.topics.create("done", partitions=1)
         yield px
 
 

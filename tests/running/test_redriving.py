@@ -21,7 +21,7 @@ ONCE = Backoff(attempts=1)
 
 def bury(px: Pxrs, count: int, *, partition: int = 0, into: int | None = None) -> None:
     """Dead letters of a partition of `orders`; their keys spread them, or they go `into` one."""
-    px.create_topic("orders.dlq", partitions=3)
+    px.topics.create("orders.dlq", partitions=3)
     with px.producer() as producer:
         for number in range(count):
             headers = [
@@ -39,7 +39,7 @@ def values(px: Pxrs, topic: str) -> list[int]:
 
 
 def test_what_a_run_gave_up_goes_back_as_it_was(px: Pxrs) -> None:
-    px.create_topic("orders", partitions=4)
+    px.topics.create("orders", partitions=4)
     with px.producer() as producer:
         for number in range(40):
             # Not where its key would lead it.
@@ -62,11 +62,11 @@ def test_what_a_run_gave_up_goes_back_as_it_was(px: Pxrs) -> None:
     assert len(seen) == 80
     assert sorted(seen[40:]) == sorted(seen[:40])  # letters are in order per key
     assert px.redrive("orders.dlq") == {}
-    assert px.describe_topic("orders.dlq").messages == 40
+    assert px.topics.describe("orders.dlq").messages == 40
 
 
 def test_only_new_letters_go_back_the_next_time(px: Pxrs) -> None:
-    px.create_topic("orders", partitions=2)
+    px.topics.create("orders", partitions=2)
     bury(px, 10)
     px.redrive("orders.dlq")
     bury(px, 5)
@@ -77,10 +77,10 @@ def test_only_new_letters_go_back_the_next_time(px: Pxrs) -> None:
 def test_one_that_dies_again_at_once_is_not_sent_back_for_ever(
     faulty: Pxrs, log: FaultyLog
 ) -> None:
-    faulty.create_topic("orders", partitions=2)
+    faulty.topics.create("orders", partitions=2)
     bury(faulty, 10, into=0)
     bury(faulty, 1990, into=1)
-    orders = faulty.describe_topic("orders").topic.id
+    orders = faulty.topics.describe("orders").topic.id
 
     def die_again(appends: Sequence[Append]) -> None:
         for append in appends:
@@ -99,8 +99,8 @@ def test_one_that_dies_again_at_once_is_not_sent_back_for_ever(
 
 
 def test_one_that_died_twice_goes_back_one_step(px: Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
-    px.create_topic("orders.dlq.dlq", partitions=1)
+    px.topics.create("orders", partitions=1)
+    px.topics.create("orders.dlq.dlq", partitions=1)
     bury(px, 1)
     [letter] = [each for each in read_all(px, "orders.dlq") if each.value == b"0"]
     again = [*letter.headers, ("pxrs-dlq-topic", b"orders.dlq"), ("pxrs-dlq-partition", b"2")]
@@ -114,7 +114,7 @@ def test_one_that_died_twice_goes_back_one_step(px: Pxrs) -> None:
 
 
 def test_where_the_partition_is_gone_the_key_decides(px: Pxrs) -> None:
-    px.create_topic("orders", partitions=4)
+    px.topics.create("orders", partitions=4)
     bury(px, 20, partition=4)
     assert px.redrive("orders.dlq") == {"orders": 20}
     with px.producer() as producer:
@@ -124,7 +124,7 @@ def test_where_the_partition_is_gone_the_key_decides(px: Pxrs) -> None:
 
 
 def test_all_to_another_topic(px: Pxrs) -> None:
-    px.create_topic("mended", partitions=1)
+    px.topics.create("mended", partitions=1)
     bury(px, 10)
     with px.producer() as producer:
         producer.send("orders.dlq", "10")
@@ -133,8 +133,8 @@ def test_all_to_another_topic(px: Pxrs) -> None:
 
 
 def test_what_is_no_letter_is_not_sent_anywhere(px: Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
-    px.create_topic("orders.dlq", partitions=3)
+    px.topics.create("orders", partitions=1)
+    px.topics.create("orders.dlq", partitions=3)
     with px.producer() as producer:
         producer.send("orders.dlq", "0", headers=[("pxrs-dlq-topic", b"orders")], partition=0)
     bury(px, 5)
@@ -153,17 +153,17 @@ def test_a_topic_that_is_not_there(px: Pxrs) -> None:
         px.redrive("orders.dlq", to="other")
     with pytest.raises(InvalidRequest, match="itself"):
         px.redrive("orders.dlq", to="orders.dlq")
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     assert px.redrive("orders.dlq") == {"orders": 3}
 
 
 def test_letters_that_retention_removes_meanwhile_are_not_waited_for(
     faulty: Pxrs, log: FaultyLog
 ) -> None:
-    faulty.create_topic("orders", partitions=1)
+    faulty.topics.create("orders", partitions=1)
     bury(faulty, 100, into=1)
     bury(faulty, 1, into=2)
-    letters = faulty.describe_topic("orders.dlq").topic.id
+    letters = faulty.topics.describe("orders.dlq").topic.id
 
     def trim() -> None:
         log.fetching = lambda: None
@@ -175,12 +175,12 @@ def test_letters_that_retention_removes_meanwhile_are_not_waited_for(
 
 
 def test_letters_that_are_deleted_meanwhile(faulty: Pxrs, log: FaultyLog) -> None:
-    faulty.create_topic("orders", partitions=1)
+    faulty.topics.create("orders", partitions=1)
     bury(faulty, 100)
 
     def delete() -> None:
         log.fetching = lambda: None
-        faulty.delete_topic("orders.dlq")
+        faulty.topics.delete("orders.dlq")
 
     log.fetching = delete
     with pytest.raises(TopicNotFound, match=r"orders\.dlq"):
@@ -188,7 +188,7 @@ def test_letters_that_are_deleted_meanwhile(faulty: Pxrs, log: FaultyLog) -> Non
 
 
 def test_no_letters(px: Pxrs) -> None:
-    px.create_topic("orders.dlq", partitions=3)
+    px.topics.create("orders.dlq", partitions=3)
     assert px.redrive("orders.dlq") == {}
     assert px.groups.list() == []
 
@@ -196,7 +196,7 @@ def test_no_letters(px: Pxrs) -> None:
 def test_a_crash_before_the_checkpoint_sends_twice_and_loses_nothing(
     px: Pxrs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     bury(px, 10)
 
     def crash(*_: object) -> None:
@@ -211,7 +211,7 @@ def test_a_crash_before_the_checkpoint_sends_twice_and_loses_nothing(
 
 
 def test_two_at_once_share_the_letters(px: Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     bury(px, 3000)
     sent: list[int] = []
 

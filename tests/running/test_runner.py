@@ -20,7 +20,7 @@ QUICK = Backoff(first=0.001, longest=0.002, attempts=3)
 
 
 def _send(px: pxrs.Pxrs, count: int, keys: int) -> None:
-    px.create_topic("orders", partitions=4)
+    px.topics.create("orders", partitions=4)
     with px.producer() as producer:
         producer.send_many("orders", [(f"key-{n % keys}", str(n)) for n in range(count)])
 
@@ -80,7 +80,7 @@ def test_a_due_retry_goes_before_what_was_fetched_and_not_begun(
     clock = VirtualClock()
     partitions = 1 if parallel == "key" else 20
     with pxrs.Pxrs(px.stores, clock) as moving:
-        moving.create_topic("fetched", partitions=partitions)
+        moving.topics.create("fetched", partitions=partitions)
         with moving.producer() as producer:
             for number in range(20):
                 producer.send("fetched", "v", f"k{number}", partition=number % partitions)
@@ -108,7 +108,7 @@ def test_a_due_retry_goes_before_what_was_fetched_and_not_begun(
 
 
 def test_a_poisoned_message_becomes_a_dead_letter(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     with px.producer() as producer:
         for value in ("good", "poison", "good too"):
             producer.send("orders", value, key="k", headers=[("trace", b"7")])
@@ -134,7 +134,7 @@ def test_a_poisoned_message_becomes_a_dead_letter(px: pxrs.Pxrs) -> None:
 
 
 def test_or_the_group_stops_there(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     with px.producer() as producer:
         producer.send_many("orders", [("k", str(n)) for n in range(10)])
 
@@ -150,7 +150,7 @@ def test_or_the_group_stops_there(px: pxrs.Pxrs) -> None:
 
 
 def test_a_serde_that_fails_is_a_handler_that_fails(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     with px.producer() as producer:
         producer.send("orders", b"{broken", key="k")
         producer.send("orders", b'{"total": 3}', key="k")

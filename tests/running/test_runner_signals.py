@@ -66,7 +66,7 @@ def test_only_a_second_interrupt_is_impatient(
 ) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     with pxrs.connect(url) as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send("orders", "a")
     with Child(run_and_be_told_twice, url, first, second) as child:

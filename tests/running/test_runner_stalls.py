@@ -27,7 +27,7 @@ NEVER_AGAIN = Backoff(first=3600.0, longest=3600.0, jitter=0)
 
 def make(px: pxrs.Pxrs, *partitions: list[str]) -> None:
     """The topic `orders` with these values in its partitions."""
-    px.create_topic("orders", partitions=len(partitions))
+    px.topics.create("orders", partitions=len(partitions))
     with px.producer() as producer:
         for number, values in enumerate(partitions):
             for value in values:
@@ -126,7 +126,7 @@ def test_attempts_are_counted_anew_once_it_was_handled(px: pxrs.Pxrs) -> None:
     px.stop()
     running.join()
     assert calls == [1, 2, 3, 4, 5, 6]
-    assert [topic.name for topic in px.topics()] == ["orders"]
+    assert [topic.name for topic in px.topics.list()] == ["orders"]
 
 
 def odd() -> NoReturn:
@@ -163,7 +163,7 @@ def test_an_error_without_words_becomes_a_dead_letter(
 
 
 def test_a_message_as_large_as_may_be_becomes_a_dead_letter(px: pxrs.Pxrs) -> None:
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     value = bytes(3 * 2**20)
     with px.producer(max_message_bytes=len(value)) as producer:
         producer.send("orders", value)
@@ -182,7 +182,7 @@ def test_a_message_as_large_as_may_be_becomes_a_dead_letter(px: pxrs.Pxrs) -> No
 @pytest.mark.parametrize("topic", ["orders", ["other", "orders"]])
 def test_dead_letters_do_not_go_where_they_come_from(px: pxrs.Pxrs, topic: Any) -> None:
     make(px, [])
-    px.create_topic("other", partitions=1)
+    px.topics.create("other", partitions=1)
     with pytest.raises(pxrs.InvalidRequest, match="dead letters"):
         px.run(print, topic=topic, group="g", on_failure=DeadLetter("orders"))
     with pytest.raises(pxrs.GroupNotFound):
@@ -190,7 +190,7 @@ def test_dead_letters_do_not_go_where_they_come_from(px: pxrs.Pxrs, topic: Any) 
 
 
 def test_a_name_too_long_for_its_dead_letters_is_refused(px: pxrs.Pxrs) -> None:
-    px.create_topic("x" * 249, partitions=1)
+    px.topics.create("x" * 249, partitions=1)
     with pytest.raises(pxrs.InvalidRequest, match="249"):
         px.run(print, topic="x" * 249, group="g")
 
@@ -198,7 +198,7 @@ def test_a_name_too_long_for_its_dead_letters_is_refused(px: pxrs.Pxrs) -> None:
 @pytest.mark.parametrize("letters", [DeadLetter(), DeadLetter("orders-dead")])
 def test_a_pattern_does_not_match_its_own_dead_letters(px: pxrs.Pxrs, letters: DeadLetter) -> None:
     make(px, ["bad"])
-    px.create_topic("orders.end", partitions=1)
+    px.topics.create("orders.end", partitions=1)
     seen: list[str] = []
     ended = threading.Event()
 
@@ -212,7 +212,7 @@ def test_a_pattern_does_not_match_its_own_dead_letters(px: pxrs.Pxrs, letters: D
     running = Running(px, handle, topic=re.compile("orders.*"), retry=QUICK, on_failure=letters)
     wait_for_checkpoints(px, 1)
     # Whatever is subscribed to on account of the letter is subscribed to before this one.
-    px.create_topic("orders.last", partitions=1)
+    px.topics.create("orders.last", partitions=1)
     watch = px.stores.coord.watch("group/g")
     while "orders.last" not in topics_of(px):
         assert watch.wait(PATIENCE)
@@ -255,7 +255,7 @@ def full_window(px: pxrs.Pxrs) -> int:
         progress.finish(2 * len(progress.runs) + 1)
     count = 2 * len(progress.runs) + 1
     make(px, [str(number) for number in range(count)])
-    [topic] = px.topics()
+    [topic] = px.topics.list()
     claim = Claim(epoch=1, checkpoint=0, done=progress.runs)
     px.stores.coord.commit((), [Put(claim_key("g", topic.id, 0), encode(claim))])
     return count
@@ -346,7 +346,7 @@ def test_a_pattern_that_matches_nothing_waits_for_a_topic(px: pxrs.Pxrs) -> None
 
 def test_what_waits_for_another_attempt_is_handed_over_at_once(px: pxrs.Pxrs) -> None:
     """With what was handled behind it: the next owner does only what is left."""
-    px.create_topic("orders", partitions=1)
+    px.topics.create("orders", partitions=1)
     with px.producer() as producer:
         for key in ("poison", "a", "b", "poison", "c"):
             producer.send("orders", key, key=key)
@@ -403,7 +403,7 @@ def test_a_handler_that_fails_because_it_was_fenced_stops_nobody(px: pxrs.Pxrs) 
 
 def test_a_claim_tells_of_no_more_gaps_than_fit(px: pxrs.Pxrs) -> None:
     """Every second message waits behind one that failed: each of them is a gap."""
-    px.create_topic("orders", partitions=2)
+    px.topics.create("orders", partitions=2)
     with px.producer() as producer:
         for number in range(1200):
             key = "poison" if number % 2 == 0 else str(number)

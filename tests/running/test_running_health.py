@@ -82,7 +82,7 @@ def die(*_: Any) -> None:
 def px(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pxrs.Pxrs]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     with pxrs.connect(f"sqlite:///{tmp_path}/app.db") as px:
-        px.create_topic("orders", partitions=2)
+        px.topics.create("orders", partitions=2)
         yield px
 
 

@@ -13,7 +13,7 @@ from support.child import PATIENCE
 
 @pytest.fixture
 def topic(px: pxrs.Pxrs) -> pxrs.Pxrs:
-    px.create_topic("orders", partitions=2)
+    px.topics.create("orders", partitions=2)
     with px.producer() as producer:
         for number in range(6):
             producer.send("orders", str(number), partition=number % 2)

@@ -43,7 +43,7 @@ def told() -> Iterator[Told]:
 @pytest.mark.parametrize("limit", [None, 20.0])
 def test_run_tells_how_many_handlers_it_waits_for(told: Told, limit: float | None) -> None:
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", partitions=2)
+        px.topics.create("orders", partitions=2)
         with px.producer() as producer:
             for partition in (0, 1):
                 producer.send("orders", "x", partition=partition)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engine("sqlite")
 @pytest.fixture
 def px(tmp_path: Path) -> Iterator[pxrs.Pxrs]:
     with pxrs.connect(f"sqlite:///{tmp_path}/app.db") as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send("orders", "x").result()
         for queue in ("first", "second"):

@@ -67,7 +67,7 @@ LATER = [*map(_later, [work, generator, async_generator]), promise]
 @pytest.fixture
 def px() -> Iterator[pxrs.Pxrs]:
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send("orders", "1")
         px.put("inbox", "1")
@@ -123,7 +123,7 @@ def test_the_lab_takes_what_they_return_for_a_failure(handler: Any) -> None:
 def test_asyncio_awaits_but_runs_no_generators() -> None:
     async def main() -> None:
         async with aio.connect("memory://") as px:
-            await px.create_topic("orders", partitions=1)
+            await px.topics.create("orders", partitions=1)
             async with px.producer() as producer:
                 await producer.send("orders", "1")
             for handler in GENERATORS:

@@ -53,8 +53,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def px(path: Path) -> Iterator[pxrs.Pxrs]:
     with pxrs.connect(f"sqlite:///{path}") as px:
-        px.create_topic("orders", partitions=1)
-        px.create_topic("invoices", partitions=1)
+        px.topics.create("orders", partitions=1)
+        px.topics.create("invoices", partitions=1)
         with px.producer() as producer:
             producer.send_many("orders", [("k", str(n)) for n in range(3)]).result()
         yield px
@@ -169,7 +169,7 @@ def numbers(path: Path) -> list[int]:
 def landed(px: pxrs.Pxrs, path: Path) -> tuple[list[int], int, int]:
     """The rows written, the messages sent, and how many of the topic's count as handled."""
     handled = 3 - px.groups.describe("billing").lag
-    return numbers(path), px.describe_topic("invoices").messages, handled
+    return numbers(path), px.topics.describe("invoices").messages, handled
 
 
 def insert(run: Run, messages: list[pxrs.Message]) -> None:
@@ -420,7 +420,7 @@ def test_other_databases_are_refused(consumer: pxrs.Consumer, tmp_path: Path) ->
         pass
     other.dispose()
     with pxrs.connect("memory://") as memory:
-        memory.create_topic("orders", partitions=1)
+        memory.topics.create("orders", partitions=1)
         with (
             memory.consumer("orders", "billing") as elsewhere,
             Session(other) as session,

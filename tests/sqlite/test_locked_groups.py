@@ -21,7 +21,7 @@ TTL = 0.4
 @pytest.fixture
 def px(tmp_path: Path) -> Iterator[pxrs.Pxrs]:
     with pxrs.connect(f"sqlite:///{tmp_path}/shop.db?busy_timeout=0.05") as px:
-        px.create_topic("orders", partitions=2)
+        px.topics.create("orders", partitions=2)
         yield px
 
 
@@ -78,7 +78,7 @@ def test_who_holds_the_writer_does_not_wait_for_who_waits_for_it(tmp_path: Path)
     """The thread beside the caller commits what was handled, and the caller's own has begun."""
     path = tmp_path / "shop.db"
     with pxrs.connect(f"sqlite:///{path}?busy_timeout=600") as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             producer.send_many("orders", [("k", "1"), ("k", "2")])
         mine = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

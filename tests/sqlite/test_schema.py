@@ -72,7 +72,7 @@ def test_a_file_of_version_1_opens(path: Path) -> None:
     connection.executescript(VERSION_1)
     connection.close()
     with pxrs.connect(f"sqlite:///{path}") as px:
-        assert [topic.name for topic in px.topics()] == ["orders"]
+        assert [topic.name for topic in px.topics.list()] == ["orders"]
         first, second = px.groups.describe("billing").partitions
         assert (first.checkpoint, second.checkpoint, second.epoch) == (None, 5, 4)
         with px.producer() as producer:
@@ -118,7 +118,7 @@ def test_the_view_shows_who_owns_what(path: Path) -> None:
     columns = 'SELECT "group", topic, partition, owner, checkpoint, epoch FROM pxrs_partitions'
     with pxrs.connect(f"sqlite:///{path}") as px:
         for topic in ("orders", "invoices"):
-            px.create_topic(topic, 2)
+            px.topics.create(topic, 2)
         with px.producer() as producer:
             for number in (0, 0, 1):
                 producer.send("orders", b"x", partition=number)
@@ -136,7 +136,7 @@ def test_the_view_shows_who_owns_what(path: Path) -> None:
         assert query(path, f"{columns} WHERE partition = 1") == [
             ("billing", "orders", 1, None, 1, 2)
         ]
-        px.delete_topic("orders")
+        px.topics.delete("orders")
         assert query(path, columns) == []
         px.groups.delete("billing")
         assert query(path, columns) == []

@@ -53,7 +53,7 @@ class Site:
             connection.execute(text("DELETE FROM callers_rows"))
         self.name = f"n-{secrets.token_hex(6)}"
         if self.has_messages:
-            self.px.create_topic(self.name, 1)
+            self.px.topics.create(self.name, 1)
 
     @property
     def has_messages(self) -> bool:

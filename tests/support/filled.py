@@ -19,9 +19,9 @@ TRIMMED = 2
 def fill(url: str, *, queues: bool = True) -> None:
     """Topics (one trimmed, one emptied, one new), a group half through, queues in all states."""
     with pxrs.connect(url) as px:
-        px.create_topic("orders", PARTITIONS)
-        px.create_topic("none", 1, retention_ms=3_600_000)
-        px.create_topic("emptied", 1)
+        px.topics.create("orders", PARTITIONS)
+        px.topics.create("none", 1, retention=3600)
+        px.topics.create("emptied", 1)
         with px.producer(linger=0.0) as producer:
             for number in range(BATCHES):
                 for partition in range(PARTITIONS):
@@ -74,7 +74,7 @@ def trim(stores: Stores) -> None:
 
 def _topics(stores: Stores) -> list[pxrs.Topic]:
     with pxrs.connect(stores.url) as px:
-        return px.topics()
+        return px.topics.list()
 
 
 def fill_queues(stores: Stores) -> None:

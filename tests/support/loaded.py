@@ -19,7 +19,7 @@ class Loaded:
     def __init__(self, url: str) -> None:
         self.url = url
         self.px = pxrs.connect(url)
-        self.px.create_topic(TOPIC, partitions=PARTITIONS)
+        self.px.topics.create(TOPIC, partitions=PARTITIONS)
         self.sent = 0
         self._stop = threading.Event()
         self._load = threading.Thread(target=self._send)

@@ -20,7 +20,7 @@ def read_partition(px: Pxrs, topic: str, partition: int) -> list[Message]:
 
 def read_all(px: Pxrs, topic: str) -> list[Message]:
     """All messages, partition by partition."""
-    count = px.describe_topic(topic).topic.partitions
+    count = px.topics.describe(topic).topic.partitions
     return [message for number in range(count) for message in read_partition(px, topic, number)]
 
 

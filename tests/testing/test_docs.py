@@ -55,4 +55,4 @@ def test_the_store_of_the_fixture_is_empty_and_open(
     import pxrs
 
     assert isinstance(px_memory, pxrs.Pxrs)
-    assert px_memory.topics() == []
+    assert px_memory.topics.list() == []

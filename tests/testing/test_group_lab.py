@@ -227,7 +227,7 @@ def copied(lab: GroupLab) -> list[Any]:
 
 
 def test_a_transaction_counts_once_whatever_happens(lab: GroupLab) -> None:
-    lab.px.create_topic("copies", 1)
+    lab.px.topics.create("copies", 1)
     lab.start("a", copy, transaction=True)
     lab.start("b", copy, transaction=True)
     send(lab, 30)
@@ -331,7 +331,7 @@ def misfortune(lab: GroupLab, chance: random.Random, members: list[LabMember]) -
 def test_whatever_happens_every_message_counts_once(seed: int) -> None:
     chance = random.Random(seed)
     with GroupLab(seed=seed, in_hand=chance.choice([1, 3, 50]), revoke_timeout=5.0) as lab:
-        lab.px.create_topic("copies", 1)
+        lab.px.topics.create("copies", 1)
 
         def handle(message: Message, tx: Transaction) -> None:
             if chance.random() < 0.01 and len(lab._running()) > 1:

@@ -103,7 +103,7 @@ def test_what_is_like_no_option_is_told_which_there_are() -> None:
 def test_options_can_be_kept_as_a_value() -> None:
     options: pxrs.ConsumerOptions = {"start": "latest", "session_ttl": 5.0}
     with pxrs.connect("memory://") as px:
-        px.create_topic("orders", partitions=1)
+        px.topics.create("orders", partitions=1)
         with px.consumer("orders", "g", **options) as consumer:
             assert consumer.member
 

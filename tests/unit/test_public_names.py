@@ -54,7 +54,7 @@ def test_memory_needs_no_sqlite() -> None:
     loaded = loaded_by(
         "import pxrs\n"
         "with pxrs.connect('memory://') as px:\n"
-        "    px.create_topic('t', partitions=1)\n"
+        "    px.topics.create('t', partitions=1)\n"
         "    with px.producer() as p: p.send('t', 'v')\n"
         "    assert px.reader('t').read(0, 0)[0].value == b'v'"
     )

@@ -3,7 +3,7 @@
 Topics, messages and errors are those of `pxrs`.
 """
 
-from pxrs.aio.admin import Groups, Queues
+from pxrs.aio.admin import Groups, Queues, Topics
 from pxrs.aio.app import Connecting, Pxrs, connect
 from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions, Joining
 from pxrs.aio.producer import Producer, Sent, SentMany
@@ -16,6 +16,7 @@ __all__ = [
     "connect",
     "Connecting",
     "Pxrs",
+    "Topics",
     # sending and reading
     "Producer",
     "Sent",

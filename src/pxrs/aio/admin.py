@@ -1,10 +1,27 @@
-"""Groups and queues as people look after them, for asyncio."""
+"""Topics, groups and queues as people look after them, for asyncio."""
 
 from __future__ import annotations
 
+from pxrs import topics
 from pxrs.aio.threads import Threads, awaiting
 from pxrs.groups import admin as groups
 from pxrs.queues import admin as queues
+
+
+class Topics:
+    """Makes, lists, describes and deletes topics. See `pxrs.Topics`."""
+
+    def __init__(self, blocking: topics.Topics, threads: Threads) -> None:
+        self._blocking = blocking
+        self._call = threads.call
+
+    create = awaiting(topics.Topics.create)
+    find = awaiting(topics.Topics.find)
+    list = awaiting(topics.Topics.list)
+    describe = awaiting(topics.Topics.describe)
+    bounds = awaiting(topics.Topics.bounds)
+    delete = awaiting(topics.Topics.delete)
+    apply_retention = awaiting(topics.Topics.apply_retention)
 
 
 class Groups:

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from pxrs import app as blocking
 from pxrs import options as blocking_options
-from pxrs.aio.admin import Groups, Queues
+from pxrs.aio.admin import Groups, Queues, Topics
 from pxrs.aio.consumer import ConsumerOptions, Joining, OnLoop
 from pxrs.aio.producer import Producer
 from pxrs.aio.queue_waiters import QueueWaiters
@@ -107,11 +107,6 @@ class Pxrs:
         """Where the store is."""
         return self._blocking.url
 
-    create_topic = awaiting(blocking.Pxrs.create_topic)
-    topics = awaiting(blocking.Pxrs.topics)
-    describe_topic = awaiting(blocking.Pxrs.describe_topic)
-    delete_topic = awaiting(blocking.Pxrs.delete_topic)
-    apply_retention = awaiting(blocking.Pxrs.apply_retention)
     redrive = awaiting(blocking.Pxrs.redrive, waits=True)
 
     @takes(ProducerOptions, defaults=[ProducerSettings])
@@ -263,6 +258,11 @@ class Pxrs:
 
     stop = passing(blocking.Pxrs.stop)
     health = passing(blocking.Pxrs.health)
+
+    @property
+    def topics(self) -> Topics:
+        """The topics of this store: make, list, describe and delete them."""
+        return Topics(self._blocking.topics, self._threads)
 
     @property
     def groups(self) -> Groups:

@@ -16,6 +16,7 @@ from pxrs.cli.show import (
     print_json,
     table,
 )
+from pxrs.core.routing import DEFAULT_PARTITIONER, PARTITIONERS
 
 if TYPE_CHECKING:
     from pxrs.types import Topic
@@ -30,6 +31,13 @@ def topics(_: Settings) -> None:
 @topics.command()
 @click.argument("name")
 @click.option("--partitions", "-p", type=int, required=True, help="How many; fixed for ever.")
+@click.option(
+    "--partitioner",
+    type=click.Choice(list(PARTITIONERS)),
+    default=DEFAULT_PARTITIONER,
+    show_default=True,
+    help="Which partition a key belongs to; murmur2 is Kafka's way.",
+)
 @click.option("--retention-time", type=duration, help="Keep messages this long: 7d, 12h, 90s.")
 @click.option("--retention-bytes", type=size, help="Keep this much per partition: 1GB, 64MiB.")
 @shared
@@ -37,6 +45,7 @@ def create(
     settings: Settings,
     name: str,
     partitions: int,
+    partitioner: str,
     retention_time: int | None,
     retention_bytes: int | None,
 ) -> None:
@@ -46,8 +55,12 @@ def create(
     messages are kept for ever.
     """
     with settings.create() as px:
-        topic = px.create_topic(
-            name, partitions, retention_ms=retention_time, retention_bytes=retention_bytes
+        topic = px.topics.create(
+            name,
+            partitions,
+            partitioner=partitioner,
+            retention=None if retention_time is None else retention_time / 1000,
+            retention_bytes=retention_bytes,
         )
     settings.print(
         topic, f"{topic.name}: {count(topic.partitions, 'partition')}, keeps {_keeps(topic)}"
@@ -59,7 +72,7 @@ def create(
 def list_topics(settings: Settings) -> None:
     """Show all topics."""
     with settings.connect() as px:
-        found = px.topics()
+        found = px.topics.list()
     rows = [(topic.name, f"{topic.partitions:,}", _keeps(topic)) for topic in found]
     columns = ("topic", "partitions", "keeps")
     settings.print_list("topics", found, columns, rows, left=("topic", "keeps"))
@@ -74,7 +87,7 @@ def describe(settings: Settings, name: str) -> None:
     Offsets go from start up to, but not including, end.
     """
     with settings.connect() as px:
-        info = px.describe_topic(name)
+        info = px.topics.describe(name)
     if settings.json:
         parts = [
             {
@@ -117,9 +130,9 @@ def delete(settings: Settings, name: str, yes: bool) -> None:
     """Delete topic NAME and all its messages."""
     with settings.connect() as px:
         if not yes:
-            held = px.describe_topic(name).messages
+            held = px.topics.describe(name).messages
             ask(f"Delete {name} and its {count(held, 'message')}?")
-        px.delete_topic(name)
+        px.topics.delete(name)
     settings.print({"deleted": name}, f"{name} deleted")
 
 

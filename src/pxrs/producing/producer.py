@@ -463,7 +463,7 @@ class Retention:
                 self._grown.discard(topic)
                 # Retention is housekeeping: what fails now, however, is done the next time.
                 with suppress(Exception):
-                    self._topics.retain(topic)
+                    self._topics._retain(topic)
 
 
 # At a normal end the threads of open producers still run: they are told to hurry, and the thread

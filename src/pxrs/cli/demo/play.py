@@ -460,11 +460,11 @@ def _store(engine: str | None, folder: str) -> Iterator[Pxrs]:
 @contextmanager
 def _topic(px: Pxrs) -> Iterator[Topic]:
     """Creates a topic for the block, and removes it and the group of the same name after it."""
-    topic = px.create_topic(f"demo-{secrets.token_hex(4)}", PARTITIONS)
+    topic = px.topics.create(f"demo-{secrets.token_hex(4)}", PARTITIONS)
     try:
         yield topic
     finally:
-        px.delete_topic(topic.name)
+        px.topics.delete(topic.name)
         coord = px.stores.coord
         for prefix in (claims_prefix(topic.name), history_prefix(topic.name)):
             for record in coord.list(prefix):
