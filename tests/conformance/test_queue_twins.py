@@ -56,7 +56,7 @@ class Twins:
     def on_sqlite(self, folder: Path) -> SqliteStores:
         """Without items set aside: who gets which of equal ones would depend on it."""
         stores = SqliteStores(str(folder / "twin.db"), durability="relaxed", clock=self.clock)
-        stores.queues = SqliteQueues(stores.database, stores.coord, stores._ears, self.clock)
+        stores.queues = SqliteQueues(stores.database, stores.coord, stores._changes, self.clock)
         return stores
 
     def open(self) -> list[Session]:

@@ -24,7 +24,7 @@ from support.inside import say
 
 pytestmark = pytest.mark.engine("sqlite")
 
-_WATCHED = tuple(f"stores/sqlite/{name}.py" for name in ("database", "turnstile", "atomic"))
+_WATCHED = tuple(f"stores/sqlite/{name}.py" for name in ("database", "writer_lock", "atomic"))
 
 
 @pytest.fixture

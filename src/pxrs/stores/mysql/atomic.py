@@ -182,7 +182,7 @@ class SqlAtomic(Block[Connection]):
             raise self._database.translated(error) from error
         if not self.joined:
             self._commit()
-            self._coord.ears.ring([write.key for write in self._writes])
+            self._coord.changes.ring([write.key for write in self._writes])
             if self._change is not None and applied is not None:
                 self._queues.committed(self._change, applied)
         self.versions = versions

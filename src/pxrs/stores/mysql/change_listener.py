@@ -23,10 +23,10 @@ from pxrs.stores.wakeups import LocalWatch, Wakeups
 _SOON = 0.02
 _LATE = 0.25
 
-_open_ears: weakref.WeakSet[Ears] = weakref.WeakSet()
+_open_ears: weakref.WeakSet[ChangeListener] = weakref.WeakSet()
 
 
-class Ears:
+class ChangeListener:
     """All watches of one store. `observation` is set by who makes it."""
 
     observation: Observation
@@ -179,8 +179,8 @@ class _Queues:
 
 
 def _after_fork_in_child() -> None:
-    for ears in list(_open_ears):
-        ears.abandon()
+    for changes in list(_open_ears):
+        changes.abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

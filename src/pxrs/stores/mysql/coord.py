@@ -18,7 +18,7 @@ from pxrs.stores.api import Watch, refuse_session_check, validate_commit
 from pxrs.stores.findings import Finding
 from pxrs.stores.mysql import one_trip
 from pxrs.stores.mysql import statements as sql
-from pxrs.stores.mysql.change_listener import Ears
+from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.schema import LONGEST_KEY, reading
 from pxrs.stores.mysql.sessions import Observation, Sessions, SqlSession
@@ -38,9 +38,9 @@ class SqlCoord:
 
     def __init__(self, url: str, place: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.database = Database(url, place)
-        self.ears = Ears(self.database)
-        self._sessions = Sessions(self.database, clock, self.ears.ring_all)
-        self.ears.observation = Observation(self.database, clock, self._sessions.end_expired)
+        self.changes = ChangeListener(self.database)
+        self._sessions = Sessions(self.database, clock, self.changes.ring_all)
+        self.changes.observation = Observation(self.database, clock, self._sessions.end_expired)
 
     def get(self, key: str) -> Versioned | None:
         rows = self.database.read(sql.GET, key=key)
@@ -70,17 +70,17 @@ class SqlCoord:
                 return self._done(writes, revision)
         outcome = self.database.write(lambda connection: Commit(connection, checks, writes).run())
         if isinstance(outcome, Committed):
-            self.ears.ring([write.key for write in writes])
+            self.changes.ring([write.key for write in writes])
         return outcome
 
     def _done(self, writes: Sequence[Write], revision: int) -> Committed:
-        self.ears.ring([write.key for write in writes])
+        self.changes.ring([write.key for write in writes])
         puts = (write.key for write in writes if isinstance(write, Put))
         return Committed(dict.fromkeys(puts, revision))
 
     def watch(self, *prefixes: str) -> Watch:
         self.database.check_open()
-        return self.ears.watch(prefixes)
+        return self.changes.watch(prefixes)
 
     def session(self, ttl: float) -> SqlSession:
         return self._sessions.open(ttl)
@@ -92,7 +92,7 @@ class SqlCoord:
         return findings(self.database)
 
     def close(self) -> None:
-        self.ears.close()
+        self.changes.close()
         if self.database.usable:
             self._sessions.close()
         self.database.close()

@@ -20,7 +20,7 @@ class SqlStores:
         self.url = url
         self.coord = SqlCoord(url, place, clock)
         self.log = cast(LogStore, NoLog(place))
-        self.queues = SqlQueues(self.coord.database, self.coord.ears, clock)
+        self.queues = SqlQueues(self.coord.database, self.coord.changes, clock)
 
     def atomic(self, connection: Any = None) -> SqlAtomic:
         self.coord.database.check_open()

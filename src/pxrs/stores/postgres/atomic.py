@@ -19,7 +19,7 @@ from pxrs.errors import (
 )
 from pxrs.stores.block import Block, commit_as_caller, ended_inside
 from pxrs.stores.connections import Loan, loan_of, no_transaction, own_side
-from pxrs.stores.postgres.change_listener import Ears
+from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
@@ -57,7 +57,7 @@ class PostgresAtomic(Block[Pg]):
         coord: PostgresCoord,
         log: PostgresLog,
         queues: PostgresQueues,
-        ears: Ears,
+        changes: ChangeListener,
         sessions: Sessions,
         connection: Any,
     ) -> None:
@@ -66,7 +66,7 @@ class PostgresAtomic(Block[Pg]):
         self._coord = coord
         self._log = log
         self._queues = queues
-        self._ears = ears
+        self._changes = changes
         self._sessions = sessions
         self._loan, self._lent = loan_of(connection)
         # Whether the transaction was begun outside.
@@ -155,7 +155,7 @@ class PostgresAtomic(Block[Pg]):
             applied = self._apply(connection)
         if not self.joined:
             self._commit(connection)
-            self._ears.ring(
+            self._changes.ring(
                 keys=[write.key for write in self._writes],
                 partitions={append.where for append in self._appends},
             )

@@ -24,7 +24,7 @@ from pxrs.errors import Closed
 from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, Seen, named
-from pxrs.stores.postgres.notifier import Bell, News, channel_of
+from pxrs.stores.postgres.notifier import News, Notifier, channel_of
 from pxrs.stores.postgres.sessions import Anchor, Observation, Statement
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 from pxrs.types import LogPartition, Versioned
@@ -32,14 +32,14 @@ from pxrs.types import LogPartition, Versioned
 _RETRY = (0.1, 2.0)
 
 
-class Ears:
+class ChangeListener:
     """Listens while anybody watches or holds a session."""
 
     def __init__(self, database: Database, clock: Clock, channel: str | None = None) -> None:
         self._database = database
         self._clock = clock
         self._listens_to = channel_of(database.schema)
-        self._bell = Bell(database, channel or self._listens_to)
+        self._notifier = Notifier(database, channel or self._listens_to)
         self._looks = Looks(database)
         # Reentrant: the garbage collector may close a watch in the middle of making another.
         self._lock = threading.RLock()
@@ -67,7 +67,7 @@ class Ears:
         self._keys.ring(keys)
         self._partitions.ring(partitions)
         self._queues.ring(queues)
-        self._bell.ring(keys, partitions, queues)
+        self._notifier.ring(keys, partitions, queues)
 
     def read(self, records: Sequence[Versioned]) -> None:
         """This process has read these, and may wait until they change."""
@@ -108,7 +108,7 @@ class Ears:
 
     def close(self) -> None:
         """Stop listening and wake everybody who waits."""
-        self._bell.close()
+        self._notifier.close()
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -134,7 +134,7 @@ class Ears:
                 raise Closed("the store was closed")
             if self._thread is None:
                 self._stirred, self._stir_it = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                self._thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
+                self._thread = threading.Thread(target=self._listen, name="pxrs-changes", daemon=True)
                 self._thread.start()
 
     def _stir(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pxrs.errors import InvalidRequest
 from pxrs.stores.api import Watch, validate_commit
-from pxrs.stores.postgres.change_listener import Ears
+from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
 from pxrs.stores.postgres.sessions import PgSession, Sessions
@@ -31,10 +31,10 @@ class PostgresCoord:
 
     limits = _LIMITS
 
-    def __init__(self, database: Database, sessions: Sessions, ears: Ears) -> None:
+    def __init__(self, database: Database, sessions: Sessions, changes: ChangeListener) -> None:
         self._database = database
         self._sessions = sessions
-        self._ears = ears
+        self._changes = changes
         self._get = database.sql(_GET)
         self._list = {
             compare: database.sql(_LIST.format(compare=compare)) for compare in (">", ">=")
@@ -63,7 +63,7 @@ class PostgresCoord:
         if any(row[3] is not None for row in rows) and self._sessions.observation.look_if_due():
             rows = read()
         records = [Versioned(*row) for row in rows]
-        self._ears.read(records)
+        self._changes.read(records)
         return records
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
@@ -73,7 +73,7 @@ class PostgresCoord:
         rows = self._database.write(self._commit, self._parameters(checks, writes))
         outcome = self._outcome(rows)
         if isinstance(outcome, Committed):
-            self._ears.ring(keys=[write.key for write in writes])
+            self._changes.ring(keys=[write.key for write in writes])
         return outcome
 
     def apply(
@@ -85,7 +85,7 @@ class PostgresCoord:
         return self._outcome(run(connection, self._commit, self._parameters(checks, writes)))
 
     def watch(self, *prefixes: str) -> Watch:
-        return self._ears.watch_keys(prefixes)
+        return self._changes.watch_keys(prefixes)
 
     def session(self, ttl: float) -> PgSession:
         return self._sessions.open(ttl)
@@ -118,7 +118,7 @@ class PostgresCoord:
                 key: None if version is None else Versioned(key, value, version, session)
                 for _, key, version, _, value, session in rows
             }
-            self._ears.read([record for record in current.values() if record is not None])
+            self._changes.read([record for record in current.values() if record is not None])
             return Conflict(current)
         if len(self._places) > _MOST_PLACES:
             self._places.clear()

@@ -23,7 +23,7 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.stores.api import Watch, validate_batch
-from pxrs.stores.postgres.change_listener import Ears
+from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
 from pxrs.stores.rows import first_kept, storable, up_to_a_hole
@@ -62,9 +62,9 @@ _FETCH_MANY = f"""SELECT u.n, p.start, {_END}, f.base, f.next, f.data, p.id
 class PostgresLog:
     """See `pxrs.stores.api.LogStore`."""
 
-    def __init__(self, database: Database, ears: Ears) -> None:
+    def __init__(self, database: Database, changes: ChangeListener) -> None:
         self._database = database
-        self._ears = ears
+        self._changes = changes
         self._append = database.sql(_APPEND)
         self._fetch = database.sql(_FETCH)
         self._fetch_many = database.sql(_FETCH_MANY)
@@ -98,14 +98,14 @@ class PostgresLog:
             ),
             (topic_id, _DELETED),
         )
-        self._ears.ring(partitions=[LogPartition(topic_id, row[0]) for row in rows])
+        self._changes.ring(partitions=[LogPartition(topic_id, row[0]) for row in rows])
         self._sweep_deleted()
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         sorted_out = _Order(appends)
         if sorted_out.good:
             sorted_out.answer(self._database.write(self._append, sorted_out.parameters()))
-            self._ears.ring(partitions=sorted_out.changed())
+            self._changes.ring(partitions=sorted_out.changed())
         return sorted_out.results
 
     def apply(self, connection: Pg, appends: Sequence[Append]) -> list[Appended | PxrsError]:
@@ -214,7 +214,7 @@ class PostgresLog:
         return self.trim(where, kept)
 
     def watch(self, *where: LogPartition) -> Watch:
-        return self._ears.watch_partitions(where)
+        return self._changes.watch_partitions(where)
 
     def close(self) -> None:
         pass

@@ -77,7 +77,7 @@ class News:
                 self.everything = True
 
 
-class Bell:
+class Notifier:
     """Sends news of this process. Thread-safe; starts its thread at the first ring."""
 
     def __init__(self, database: Database, channel: str) -> None:

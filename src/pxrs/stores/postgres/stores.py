@@ -7,7 +7,7 @@ from typing import Any
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.stores.findings import Finding
 from pxrs.stores.postgres.atomic import PostgresAtomic
-from pxrs.stores.postgres.change_listener import Ears
+from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.log import PostgresLog
@@ -34,11 +34,13 @@ class PostgresStores:
         self.database = Database(
             conninfo, schema, connections=connections, busy_timeout=busy_timeout
         )
-        self._ears = Ears(self.database, clock, channel)
-        self._sessions = Sessions(self.database, clock, self._ears.observation, self._ears.guard)
-        self.coord = PostgresCoord(self.database, self._sessions, self._ears)
-        self.log = PostgresLog(self.database, self._ears)
-        self.queues = PostgresQueues(self.database, self._ears, clock)
+        self._changes = ChangeListener(self.database, clock, channel)
+        self._sessions = Sessions(
+            self.database, clock, self._changes.observation, self._changes.guard
+        )
+        self.coord = PostgresCoord(self.database, self._sessions, self._changes)
+        self.log = PostgresLog(self.database, self._changes)
+        self.queues = PostgresQueues(self.database, self._changes, clock)
 
     def atomic(self, connection: Any = None) -> PostgresAtomic:
         self.database.check_open()
@@ -47,7 +49,7 @@ class PostgresStores:
             self.coord,
             self.log,
             self.queues,
-            self._ears,
+            self._changes,
             self._sessions,
             connection,
         )
@@ -60,6 +62,6 @@ class PostgresStores:
 
     def close(self) -> None:
         self.coord.close()
-        self._ears.close()
+        self._changes.close()
         self.log.close()
         self.database.close()

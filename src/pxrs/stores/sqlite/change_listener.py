@@ -45,8 +45,10 @@ _EVENT = struct.Struct("iIII")
 class SlotWatch:
     """A watch on slots of the bell. See `pxrs.stores.api.Watch`."""
 
-    def __init__(self, ears: Ears, control: Control, slots: frozenset[int], sessions: bool) -> None:
-        self._ears = ears
+    def __init__(
+        self, changes: ChangeListener, control: Control, slots: frozenset[int], sessions: bool
+    ) -> None:
+        self._changes = changes
         self._control = control
         self._slots = tuple(slots)
         self.sessions = sessions
@@ -80,7 +82,7 @@ class SlotWatch:
 
     def close(self) -> None:
         self._closed = True
-        self._ears.forget(self)
+        self._changes.forget(self)
         self.wake()
 
     def abandon(self) -> None:
@@ -89,7 +91,7 @@ class SlotWatch:
         self._change = threading.Condition()
 
 
-class Ears:
+class ChangeListener:
     """Listens while anybody watches."""
 
     def __init__(
@@ -171,7 +173,7 @@ class Ears:
             if bell is None or self._folder_watch is None:
                 os.close(self._inotify)
                 self._inotify = None
-        thread = threading.Thread(target=self._listen, name="pxrs-ears", daemon=True)
+        thread = threading.Thread(target=self._listen, name="pxrs-changes", daemon=True)
         try:
             self._note_sessions()
             thread.start()

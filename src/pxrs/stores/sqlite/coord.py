@@ -15,7 +15,7 @@ from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreBusy
 from pxrs.stores.api import refuse_session_check, validate_commit
 from pxrs.stores.sqlite.change_counters import key_slots, prefix_slot
-from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
+from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.sessions import FileSession, SessionFiles
 from pxrs.types import (
@@ -48,11 +48,11 @@ class SqliteCoord:
     limits = _LIMITS
 
     def __init__(
-        self, database: Database, sessions: SessionFiles, ears: Ears, clock: Clock
+        self, database: Database, sessions: SessionFiles, changes: ChangeListener, clock: Clock
     ) -> None:
         self._database = database
         self._sessions = sessions
-        self._ears = ears
+        self._changes = changes
         self._mine: dict[str, FileSession] = {}
         self._before_end: Callable[[], None] = lambda: None
         self._clock = clock
@@ -111,7 +111,7 @@ class SqliteCoord:
 
     def watch(self, *prefixes: str) -> SlotWatch:
         slots = frozenset(prefix_slot(prefix) for prefix in prefixes)
-        return self._ears.watch(slots, sessions=True)
+        return self._changes.watch(slots, sessions=True)
 
     def session(self, ttl: float) -> FileSession:
         self._database.check_open()

@@ -2,7 +2,7 @@
 
 Settings that are not a matter of taste (measured in `docs/design.md`):
 
-- `wal_autocheckpoint=0`, and every commit and checkpoint happens under the turnstile: SQLite
+- `wal_autocheckpoint=0`, and every commit and checkpoint happens under the writer lock: SQLite
   3.7.0 to 3.51.2 can damage the file when a checkpoint races with a commit that starts the
   log anew. No `mmap_size`.
 - Readers fetch all rows at once: a live cursor pins a snapshot and the log grows without end.
@@ -117,8 +117,8 @@ class Database:
             self.control = Control(self.folder, self.path)
             opened.callback(self.control.close)
             self._log = LogSize(self.control, self.busy_timeout)
-            self._turnstile = WriterLock(self.folder, self.path, self.control, self._clock)
-            opened.callback(self._turnstile.close)
+            self._writer_lock = WriterLock(self.folder, self.path, self.control, self._clock)
+            opened.callback(self._writer_lock.close)
         except OSError as error:
             raise translate_os(error, self.folder) from error
 
@@ -153,7 +153,7 @@ class Database:
         _open_databases.discard(self)
         self._close_readers()
         self._writer.close()
-        self._turnstile.close()
+        self._writer_lock.close()
         self.control.close()
 
     def _close_readers(self) -> None:
@@ -174,7 +174,7 @@ class Database:
         self._closed = "this store was opened before a fork; open it again in the child"
         self._running = None
         leave_to_parent(self._writer, *self._readers)
-        self._turnstile.close()
+        self._writer_lock.close()
         for release in self._in_fork:
             release()
 
@@ -338,7 +338,7 @@ class Database:
                 with suppress(PxrsError):
                     self._replace_writer()
         finally:
-            self._turnstile.leave()
+            self._writer_lock.leave()
             # No call between these lines, so no interrupt either.
             self._running = self._running_on = self._writing_thread = None
             self._turn.release()
@@ -360,13 +360,13 @@ class Database:
             raise StoreBusy(self._describe_thread())
         try:
             self.check_open()
-            if not self._turnstile.enter(timeout):
-                raise StoreBusy(self._turnstile.describe_holder(self.path))
+            if not self._writer_lock.enter(timeout):
+                raise StoreBusy(self._writer_lock.describe_holder(self.path))
             if self._whereabouts is not None:
                 self._whereabouts.refuse_change()
             self._running, self._running_on, self._writing_thread = running, turn.connection, me
         except BaseException:
-            self._turnstile.give_up()
+            self._writer_lock.give_up()
             self._turn.release()
             raise
 

@@ -28,7 +28,7 @@ from pxrs.stores.api import validate_batch
 from pxrs.stores.rows import first_kept, storable, up_to_a_hole
 from pxrs.stores.sqlite.age import DAY_MS, Age, note
 from pxrs.stores.sqlite.change_counters import slot
-from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
+from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
@@ -65,9 +65,9 @@ class _Place(NamedTuple):
 class SqliteLog:
     """See `pxrs.stores.api.LogStore`."""
 
-    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
+    def __init__(self, database: Database, changes: ChangeListener, clock: Clock) -> None:
         self._database = database
-        self._ears = ears
+        self._changes = changes
         self._clock = clock
         self._places: dict[LogPartition, _Place] = {}
 
@@ -195,7 +195,7 @@ class SqliteLog:
         return self.trim(where, before)
 
     def watch(self, *where: LogPartition) -> SlotWatch:
-        return self._ears.watch(frozenset(map(_slot_of, where)), sessions=False)
+        return self._changes.watch(frozenset(map(_slot_of, where)), sessions=False)
 
     def close(self) -> None:
         self._places.clear()

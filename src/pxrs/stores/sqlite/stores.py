@@ -7,7 +7,7 @@ from typing import Any
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.stores.findings import Finding
 from pxrs.stores.sqlite.atomic import SqliteAtomic
-from pxrs.stores.sqlite.change_listener import Ears
+from pxrs.stores.sqlite.change_listener import ChangeListener
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database
 from pxrs.stores.sqlite.log import SqliteLog
@@ -35,11 +35,11 @@ class SqliteStores:
         except BaseException:
             self.database.close()
             raise
-        self._ears = Ears(self.database, sessions, clock, use_inotify)
-        self.coord = SqliteCoord(self.database, sessions, self._ears, clock)
-        self.log = SqliteLog(self.database, self._ears, clock)
-        self.queues = SqliteQueues(self.database, self.coord, self._ears, clock)
-        self.database.on_fork(self._ears.abandon)
+        self._changes = ChangeListener(self.database, sessions, clock, use_inotify)
+        self.coord = SqliteCoord(self.database, sessions, self._changes, clock)
+        self.log = SqliteLog(self.database, self._changes, clock)
+        self.queues = SqliteQueues(self.database, self.coord, self._changes, clock)
+        self.database.on_fork(self._changes.abandon)
 
     def atomic(self, connection: Any = None) -> SqliteAtomic:
         return SqliteAtomic(self.database, self.coord, self.log, self.queues, connection)
@@ -51,7 +51,7 @@ class SqliteStores:
         return findings(self.database, durability=self._durability)
 
     def close(self) -> None:
-        self._ears.close()
+        self._changes.close()
         self.coord.close()
         self.log.close()
         self.queues.close()

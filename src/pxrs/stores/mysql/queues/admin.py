@@ -23,7 +23,7 @@ from pxrs.core.queue import (
     validate_restored,
 )
 from pxrs.errors import QueueNotFound
-from pxrs.stores.mysql.change_listener import Ears
+from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues import admin_statements as kept
 from pxrs.stores.mysql.queues import statements as sql
@@ -58,9 +58,9 @@ _NUMBERS = 2**63
 class QueueUpkeep:
     """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
 
-    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
+    def __init__(self, database: Database, changes: ChangeListener, clock: Clock) -> None:
         self._database = database
-        self._ears = ears
+        self._changes = changes
         self._clock = clock
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
@@ -94,7 +94,7 @@ class QueueUpkeep:
         queue = self._database.write(unname)
         if queue is not None:
             self._delete_items(queue)
-            self._ears.ring_queues([name])
+            self._changes.ring_queues([name])
 
     def _delete_items(self, queue: int) -> None:
         """Remove the items of a queue that is not there any more."""
@@ -137,7 +137,7 @@ class QueueUpkeep:
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         states = (*LOOSE, ItemState.DEAD)
         gone = self._database.write(lambda connection: _discard(connection, queue, ids, states))
-        self._ears.ring_queues([queue])
+        self._changes.ring_queues([queue])
         return gone
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
@@ -147,7 +147,7 @@ class QueueUpkeep:
         while ids:
             total += self._database.write(partial(_discard, name=queue, ids=ids, states=wanted))
             ids = self._latest(queue, wanted, ids[-1])
-        self._ears.ring_queues([queue])
+        self._changes.ring_queues([queue])
         return total
 
     def _latest(self, queue: str, states: Sequence[ItemState], before: int) -> list[int]:
@@ -159,14 +159,14 @@ class QueueUpkeep:
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         total = self._database.write(lambda connection: _redrive(connection, queue, ids))
-        self._ears.ring_queues([queue])
+        self._changes.ring_queues([queue])
         return total
 
     def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
         """See `pxrs.stores.api.ItemRestorer`."""
         validate_restored(items, LIMITS)
         total = self._database.write(lambda connection: _restore(connection, queue, items))
-        self._ears.ring_queues([queue])
+        self._changes.ring_queues([queue])
         return total
 
     # What was applied, and what is left over

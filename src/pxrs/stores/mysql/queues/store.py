@@ -25,7 +25,7 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import Fenced, PxrsError
-from pxrs.stores.mysql.change_listener import Ears
+from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues import admin_statements as kept
 from pxrs.stores.mysql.queues import statements as sql
@@ -56,8 +56,8 @@ class SqlQueues(QueueUpkeep):
 
     limits = LIMITS
 
-    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
-        super().__init__(database, ears, clock)
+    def __init__(self, database: Database, changes: ChangeListener, clock: Clock) -> None:
+        super().__init__(database, changes, clock)
         self._next_free: dict[str, float] = {}
         self._next_tidy = 0.0
         # Takes that were given up. None of them can be on its way: a take is counted and held
@@ -90,7 +90,7 @@ class SqlQueues(QueueUpkeep):
             self._free_named(queue)
         taken = self._take(wanted)
         if not taken.items:
-            self._ears.observation.look_if_due()
+            self._changes.observation.look_if_due()
             if self._free_named(queue):
                 taken = self._take(wanted)
         return taken
@@ -103,7 +103,7 @@ class SqlQueues(QueueUpkeep):
             except QueueNeeded:
                 continue
             if taking.moved:
-                self._ears.ring_queues([wanted.queue])
+                self._changes.ring_queues([wanted.queue])
             return taken
         raise AssertionError("unreachable")
 
@@ -125,7 +125,7 @@ class SqlQueues(QueueUpkeep):
                 connection.execute(kept.STIR, {"ids": [queues[name].id]})
             return sooner
 
-        self._ears.ring_queues(self._database.write(work))
+        self._changes.ring_queues(self._database.write(work))
 
     # Committing
 
@@ -143,7 +143,7 @@ class SqlQueues(QueueUpkeep):
 
     def committed(self, change: QueueChange, applied: Applied) -> None:
         """Tell who waits of a change that is committed."""
-        self._ears.ring_queues(applied.stirred)
+        self._changes.ring_queues(applied.stirred)
         if change.forget:
             with suppress(PxrsError):
                 # They go with the session, then.
@@ -189,12 +189,12 @@ class SqlQueues(QueueUpkeep):
                 return set()
             return _release(connection, holder, releases)
 
-        self._ears.ring_queues(self._database.write(work))
+        self._changes.ring_queues(self._database.write(work))
 
     # What the dead leave behind
 
     def reap(self) -> float | None:
-        self._ears.observation.look_if_due()
+        self._changes.observation.look_if_due()
         found = self._database.read(sql.DUE)
         overdue = [
             (queue, name)
@@ -219,12 +219,12 @@ class SqlQueues(QueueUpkeep):
     def _free(self, queue: int, name: str) -> bool:
         freed = self._database.write(lambda connection: _free(connection, queue, name))
         if freed:
-            self._ears.ring_queues([name])
+            self._changes.ring_queues([name])
         return freed
 
     def watch(self, *queues: str) -> LocalWatch:
         self._database.check_open()
-        return self._ears.watch_queues(queues)
+        return self._changes.watch_queues(queues)
 
     def close(self) -> None:
         """The connections are the database's."""

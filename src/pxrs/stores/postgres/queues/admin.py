@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pxrs.core.queue import LIVE, LOOSE, page_size, require_same, states_or, validate_name
-from pxrs.stores.postgres.change_listener import Ears
+from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, possible, stored
 from pxrs.types import Holder, ItemState, Queue, QueueStats, StoredItem
@@ -51,9 +51,9 @@ _BEYOND = 2**63 - 1
 class QueueUpkeep:
     """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
 
-    def __init__(self, database: Database, ears: Ears) -> None:
+    def __init__(self, database: Database, changes: ChangeListener) -> None:
         self._database = database
-        self._ears = ears
+        self._changes = changes
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
         validate_name(name)
@@ -73,7 +73,7 @@ class QueueUpkeep:
     def delete(self, name: str) -> None:
         # Nobody finds it any more; its items go a piece at a time, the rest when it is tidied.
         for (queue,) in self._database.write(self._database.sql(_UNNAME), (name,)):
-            self._ears.ring(queues=[name])
+            self._changes.ring(queues=[name])
             statement = self._database.sql(_EMPTY)
             while len(self._database.write(statement, (queue, queue, _CHUNK))) == _CHUNK:
                 pass
@@ -122,7 +122,7 @@ class QueueUpkeep:
             self._database.sql("SELECT @.pxrs_queue_discard(%s::text, %s::int8[], %s::int8[])"),
             (queue, sorted(possible(ids)), numbers_of(states)),
         )
-        self._ears.ring(queues=[queue])
+        self._changes.ring(queues=[queue])
         return int(gone)
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
@@ -130,7 +130,7 @@ class QueueUpkeep:
             self._database.sql("SELECT @.pxrs_queue_redrive(%s::text, %s::int8[])"),
             (queue, possible(ids)),
         )
-        self._ears.ring(queues=[queue])
+        self._changes.ring(queues=[queue])
         return int(again)
 
 

@@ -26,7 +26,7 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import QueueNotFound
-from pxrs.stores.postgres.change_listener import Ears
+from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.queues.admin import QueueUpkeep
 from pxrs.stores.postgres.queues.restore import RESTORE_ITEMS, as_columns
@@ -98,8 +98,8 @@ class PostgresQueues(QueueUpkeep):
 
     limits = LIMITS
 
-    def __init__(self, database: Database, ears: Ears, clock: Clock) -> None:
-        super().__init__(database, ears)
+    def __init__(self, database: Database, changes: ChangeListener, clock: Clock) -> None:
+        super().__init__(database, changes)
         self._clock = clock
         self._lock = threading.Lock()
         self._scouts: dict[str, Scout] = {}
@@ -129,7 +129,7 @@ class PostgresQueues(QueueUpkeep):
         number = min(count, LIMITS.items)
         wanted = Wanted(number, most, lock_for, suspects)
         taken = self._take(queue, holder, unit, wanted)
-        if not taken.items and self._ears.observation.look_if_due():
+        if not taken.items and self._changes.observation.look_if_due():
             taken = self._take(queue, holder, unit, wanted)
         return taken
 
@@ -173,7 +173,7 @@ class PostgresQueues(QueueUpkeep):
             rest = scout.rest(now)
             due = rest if due is None else min(due, rest)
         if moved:
-            self._ears.ring(queues=[queue])
+            self._changes.ring(queues=[queue])
         return Taken(items, due if due is None else max(due, _LOCKED), bool(told[8]))
 
     def _note(self, mark: tuple[str, str], queue: int) -> None:
@@ -188,7 +188,7 @@ class PostgresQueues(QueueUpkeep):
             self._database.sql(_EXTEND),
             (*holder, names, places, ids, deliveries, delay_ms(lock_for)),
         )
-        self._ears.ring(queues=[name for (name,) in sooner])
+        self._changes.ring(queues=[name for (name,) in sooner])
 
     # Committing
 
@@ -234,7 +234,7 @@ class PostgresQueues(QueueUpkeep):
         news = applied.put_to | applied.shown.keys()
         if news:
             # Else the thread that tells others would wake for nothing, and take its turn.
-            self._ears.ring(queues=news)
+            self._changes.ring(queues=news)
 
     def outcome(self, session: str, unit: str) -> Outcome:
         ((found,),) = self._database.write(self._database.sql(_OUTCOME), (session, unit))
@@ -276,19 +276,19 @@ class PostgresQueues(QueueUpkeep):
         return int(added)
 
     def reap(self) -> float | None:
-        self._ears.observation.look_if_due()
+        self._changes.observation.look_if_due()
         now = self._clock.monotonic()
         ((freed, due),) = self._database.write(
             self._database.sql("SELECT r_freed, r_due FROM @.pxrs_queue_sweep()")
         )
-        self._ears.ring(queues=freed)
+        self._changes.ring(queues=freed)
         if now >= self._next_tidy:
             self._next_tidy = now + _TIDY_EVERY
             self._database.write(self._database.sql("SELECT @.pxrs_queue_tidy()"))
         return None if due is None else float(due)
 
     def watch(self, *queues: str) -> LocalWatch:
-        return self._ears.watch_queues(queues)
+        return self._changes.watch_queues(queues)
 
     def close(self) -> None:
         """The connections are the database's."""

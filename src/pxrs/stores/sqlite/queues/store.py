@@ -26,7 +26,7 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import Fenced, SessionLost
-from pxrs.stores.sqlite.change_listener import Ears, SlotWatch
+from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.queues import ahead, holds, rows, units
@@ -67,7 +67,7 @@ class SqliteQueues(QueueUpkeep):
         self,
         database: Database,
         coord: SqliteCoord,
-        ears: Ears,
+        changes: ChangeListener,
         clock: Clock,
         *,
         set_aside: bool = True,
@@ -82,7 +82,7 @@ class SqliteQueues(QueueUpkeep):
         self._reaper = Reaper(database, coord, clock, ahead.verdicts)
         # Takes that were given up. None of them can be on its way, as there is no network.
         self._given_up: set[tuple[str, str]] = set()
-        self._ears = ears
+        self._changes = changes
         # Queues that had nothing for whoever took last: the next one looks before it writes.
         self._found_empty: set[str] = set()
 
@@ -437,7 +437,7 @@ class SqliteQueues(QueueUpkeep):
             raise SessionLost(f"session {session} is over, and what it held is free")
 
     def watch(self, *queues: str) -> SlotWatch:
-        return self._ears.watch(frozenset(map(slot_of, queues)), sessions=True)
+        return self._changes.watch(frozenset(map(slot_of, queues)), sessions=True)
 
     def close(self) -> None:
         self._found_empty.clear()

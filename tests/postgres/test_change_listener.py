@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from pxrs.errors import StoreUnavailable
-from pxrs.stores.postgres import change_listener as ears_module
+from pxrs.stores.postgres import change_listener as listener_module
 from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.looks import Looks
 from pxrs.stores.postgres.notifier import channel_of
@@ -42,7 +42,7 @@ def test_who_opens_a_watch_while_the_server_is_away_does_not_make_it_knock_witho
     def away(self: Database) -> Any:
         raise StoreUnavailable("it is away")
 
-    monkeypatch.setattr(ears_module, "select", Select())
+    monkeypatch.setattr(listener_module, "select", Select())
     monkeypatch.setattr(Database, "connect", away)
     watch = stores.coord.watch("k")
     interrupted = [pauses.get(timeout=PATIENCE) for _ in range(3)]
@@ -64,9 +64,9 @@ def test_no_error_makes_anybody_mute(
         other.execute(f"LISTEN {channel_of('pxrs')}".encode())
         with monkeypatch.context() as trouble:
             trouble.setattr(Database, "write", fail)
-            stores._ears.ring(keys=["lost"])
+            stores._changes.ring(keys=["lost"])
             assert failed.wait(PATIENCE)
-        stores._ears.ring(keys=["k"])
+        stores._changes.ring(keys=["k"])
         heard = [each.payload for each in other.notifies(timeout=PATIENCE, stop_after=1)]
     assert heard == ["kk"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pxrs.errors import Closed
-from pxrs.stores.sqlite import change_listener as ears_module
+from pxrs.stores.sqlite import change_listener as listener_module
 from pxrs.stores.sqlite import posix
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.change_listener import SlotWatch
@@ -136,7 +136,7 @@ def test_nothing_listens_on_a_store_that_closes(
     monkeypatch.setattr(stores.coord, "close", watch_late)
     stores.close()
     assert len(refused) == 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "pxrs-ears"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "pxrs-changes"]
 
 
 def _break_folder(folder: Path) -> None:
@@ -154,8 +154,8 @@ def test_trouble_in_the_folder_makes_nobody_deaf(
     watch = stores.coord.watch("k")
     trouble(tmp_path / "s.db-pxrs")
     for _ in range(3):
-        watch.wait(2 * ears_module.TICK)
-    assert [thread for thread in threading.enumerate() if thread.name == "pxrs-ears"]
+        watch.wait(2 * listener_module.TICK)
+    assert [thread for thread in threading.enumerate() if thread.name == "pxrs-changes"]
     other = SqliteStores(str(tmp_path / "s.db"))
     _put(other, "k")
     assert watch.wait(PATIENCE)
@@ -164,7 +164,7 @@ def test_trouble_in_the_folder_makes_nobody_deaf(
 
 def _let_it_be_quiet(watch: SlotWatch) -> None:
     """Until nothing is left that would wake it by itself, as the first looks at the file do."""
-    while watch.wait(6 * ears_module.TICK):
+    while watch.wait(6 * listener_module.TICK):
         pass
 
 
@@ -201,7 +201,7 @@ def test_a_death_is_noticed_when_events_were_lost(
         child.read()
         watch = stores.coord.watch("members/")
         _let_it_be_quiet(watch)
-        monkeypatch.setattr(ears_module, "drain", lambda fd: overflow if drain(fd) else b"")
+        monkeypatch.setattr(listener_module, "drain", lambda fd: overflow if drain(fd) else b"")
         child.kill()
         assert watch.wait(30.0)
     assert stores.coord.get("members/child") is None
@@ -232,7 +232,7 @@ def test_a_lock_that_is_released_long_after_the_event_is_noticed(
 
 def test_a_forked_child_neither_waits_nor_hangs(stores: SqliteStores) -> None:
     watch = stores.coord.watch("k")
-    with stores._ears._lock:
+    with stores._changes._lock:
         pid = os.fork()
         if pid == 0:
             woken = watch.wait(None)

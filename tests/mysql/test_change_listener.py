@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from pxrs.stores.mysql.change_listener import Ears
+from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.queues import taking as queue_take
 from pxrs.stores.rows import READY
 from pxrs.testing.conformance.queue_tools import Worker
@@ -26,12 +26,12 @@ def test_no_trouble_makes_anybody_deaf(place: SqlPlace, monkeypatch: pytest.Monk
     here, there = place.open(), place.open()
     failed = threading.Event()
 
-    def no_room(self: Ears) -> Any:
+    def no_room(self: ChangeListener) -> Any:
         failed.set()
         raise sqlalchemy.exc.TimeoutError("QueuePool limit reached")
 
     watch, items = here.coord.watch("k"), here.queues.watch("q")
-    monkeypatch.setattr(Ears, "_look_at_queues", no_room)
+    monkeypatch.setattr(ChangeListener, "_look_at_queues", no_room)
     assert failed.wait(PATIENCE)
     monkeypatch.undo()
     # Whoever waits looks once: anything may have happened.
@@ -46,7 +46,7 @@ def test_no_trouble_makes_anybody_deaf(place: SqlPlace, monkeypatch: pytest.Monk
 def test_a_forked_child_neither_waits_nor_hangs(place: SqlPlace) -> None:
     stores = place.open()
     watch = stores.queues.watch("q")
-    with stores.coord.ears._lock:
+    with stores.coord.changes._lock:
         pid = os.fork()
         if pid == 0:
             # The first may be from before.
