@@ -134,7 +134,9 @@ class ChangeListener:
                 raise Closed("the store was closed")
             if self._thread is None:
                 self._stirred, self._stir_it = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                self._thread = threading.Thread(target=self._listen, name="pxrs-changes", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._listen, name="pxrs-changes", daemon=True
+                )
                 self._thread.start()
 
     def _stir(self) -> None:
