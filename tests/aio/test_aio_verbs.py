@@ -16,7 +16,7 @@ from support.loops import run
 ONLY_BLOCKING = {
     "Consumer": {
         "alive", "attempts", "came_back", "committing", "has_left", "settled", "take", "take_away",
-        "wait", "wake", "wake_steward", "member_steps",
+        "wait", "wake", "wake_background", "member_steps",
     },
     "Pxrs": {"is_around_here", "new_run"},
     "Producer": {"deliver", "hurry", "refuse_closed", "sending"},

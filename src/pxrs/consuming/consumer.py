@@ -338,7 +338,7 @@ class Consumer:
         if self.table.came_back(owned):
             self._log_watch.wake()
 
-    def wake_steward(self) -> None:
+    def wake_background(self) -> None:
         """Let the group be looked at now."""
         self._background.wake()
 

@@ -247,7 +247,7 @@ class Runner:
                 self.handled += 1
             leaving = owned.state == "leaving"
         if leaving:
-            self._consumer.wake_steward()
+            self._consumer.wake_background()
 
     def _failed(self, task: Task, error: Exception) -> float | None:
         """Count the failure: the delay until the next attempt, None when there is none."""
