@@ -125,7 +125,7 @@ class Actor:
         self.frozen = False
         self.thaw_at = 0.0
         # What its threads are at right now, further down the stack.
-        self.stewarding = self.calling = self._renewing = False
+        self.in_background = self.calling = self._renewing = False
         self._watch: Watch | None = None
         self._watched: frozenset[str] | None = None
         self._joined = False

@@ -107,7 +107,7 @@ class World(Stage):
                 self._background: 30,
                 partial(self._call, Actor.work): 60,
                 partial(self._call, Actor.attend): 6,
-                partial(self._call, Actor.commit, "stewarding"): 8,
+                partial(self._call, Actor.commit, "in_background"): 8,
                 partial(self._call, Actor.commit_seen): 3,
                 self.topics.produce: 8,
                 self._pass_time: 12,
@@ -130,9 +130,9 @@ class World(Stage):
         )
 
     def _background(self) -> None:
-        actor = self._pick(lambda each: not each.stewarding)
+        actor = self._pick(lambda each: not each.in_background)
         if actor is not None and (actor.due or self.rng.random() < 0.5):
-            with self._at(actor, "stewarding"):
+            with self._at(actor, "in_background"):
                 self.say(f"{actor.who} looks")
                 actor.background()
 
@@ -180,7 +180,7 @@ class World(Stage):
     # Trouble
 
     def _freeze(self) -> None:
-        actor = self._pick(lambda each: not each.stewarding and not each.calling)
+        actor = self._pick(lambda each: not each.in_background and not each.calling)
         if actor is not None:
             self._freeze_for(actor, (0.5, 1.0, 1.5, 3.0))
 
@@ -207,9 +207,9 @@ class World(Stage):
             self.start(f"n{self._starts}", static=False)
 
     def _leave(self) -> None:
-        actor = self._pick(lambda each: not each.stewarding and not each.calling)
+        actor = self._pick(lambda each: not each.in_background and not each.calling)
         if actor is not None and len(self.living) > 1:
-            with self._at(actor, "stewarding"), self._at(actor, "calling"):
+            with self._at(actor, "in_background"), self._at(actor, "calling"):
                 actor.leave()
 
     def _cut_off(self) -> None:
@@ -251,7 +251,7 @@ class World(Stage):
             return
         if actor is None:
             self._let_others_go_first(who, what, 6)
-        elif actor.stewarding or actor.calling:
+        elif actor.in_background or actor.calling:
             self._let_wait(actor, what)
 
     def _let_wait(self, actor: Actor, what: str) -> None:

@@ -54,7 +54,7 @@ class QueueVerbs:
         self._clock = clock
         self._session_ttl = session_ttl
         self._queues: Queues | None = None
-        self._work_desk: Context | None = None
+        self._work_context: Context | None = None
         self._making = threading.Lock()
         self._turns: Turns | None = None
         self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
@@ -212,15 +212,15 @@ class QueueVerbs:
 
     def _context(self) -> Context:
         with self._making:
-            if self._work_desk is None:
+            if self._work_context is None:
                 from pxrs.queues.held_items import Context
                 from pxrs.queues.hold_session import HoldSession
 
                 hold_session = HoldSession(self.stores, self._clock, self._session_ttl)
-                self._work_desk = Context(
+                self._work_context = Context(
                     self.stores, self._topics, self._clock, hold_session, random.Random()
                 )
-            return self._work_desk
+            return self._work_context
 
     def stop(self) -> None:
         """End every listener: they finish what is in hand. Does not wait."""
@@ -234,5 +234,5 @@ class QueueVerbs:
 
     def _end_session(self) -> None:
         """What is still held is free."""
-        if self._work_desk is not None:
-            self._work_desk.hold_session.close()
+        if self._work_context is not None:
+            self._work_context.hold_session.close()

@@ -173,7 +173,6 @@ def assert_all_is_back(px: Pxrs, url: str, point: int) -> None:
     while found := query(url, OPEN):
         # A sweep of its own, or one that was closed this moment.
         assert time.monotonic() < deadline, (point, found)
-        time.sleep(0.01)
     with px.transaction() as tx:
         tx.execute("SELECT 1")
     assert not database._in_blocks, point

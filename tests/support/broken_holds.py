@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from pxrs.core import queue as queue_rules
 from pxrs.core.queue import Picked, QueueItem, WorkQueue
@@ -141,18 +142,8 @@ class DeadSessionsKeepLocks(MemoryQueues):
 class HoldersAreKnownByTheQueuesName(MemoryQueues):
     """Notes a holder in the queue that was there at its first take from one of that name."""
 
-    def take(
-        self,
-        queue: str,
-        holder: Holder,
-        count: int,
-        *,
-        most: int | None = None,
-        lock_for: float | None = None,
-        unit: str = "",
-        suspects: bool = True,
-    ) -> Taken:
-        taken = super().take(queue, holder, count, most=most, lock_for=lock_for, suspects=suspects)
+    def take(self, queue: str, holder: Holder, *args: Any, **options: Any) -> Taken:
+        taken = super().take(queue, holder, *args, **options)
         if taken.items:
             self._noted.setdefault((queue, holder.session), self._queues[queue])
         return taken
@@ -183,23 +174,11 @@ class HandsOutWhatItRemembers(MemoryQueues):
             self._aside = super().take(change.remove[0].queue, change.holder, 1)
         return numbers
 
-    def take(
-        self,
-        queue: str,
-        holder: Holder,
-        count: int,
-        *,
-        most: int | None = None,
-        lock_for: float | None = None,
-        unit: str = "",
-        suspects: bool = True,
-    ) -> Taken:
+    def take(self, queue: str, holder: Holder, *args: Any, **options: Any) -> Taken:
         aside, self._aside = self._aside, Taken([], None)
         if aside.items:
             return aside
-        return super().take(
-            queue, holder, count, most=most, lock_for=lock_for, unit=unit, suspects=suspects
-        )
+        return super().take(queue, holder, *args, **options)
 
 
 class LateHoldersKeepLocks(MemoryQueues):
@@ -326,18 +305,8 @@ class CountsAtTheEnd(MemoryQueues):
 
 
 class IgnoresMost(MemoryQueues):
-    def take(
-        self,
-        queue: str,
-        holder: Holder,
-        count: int,
-        *,
-        most: int | None = None,
-        lock_for: float | None = None,
-        unit: str = "",
-        suspects: bool = True,
-    ) -> Taken:
-        return super().take(queue, holder, count, lock_for=lock_for, suspects=suspects)
+    def take(self, queue: str, holder: Holder, *args: Any, **options: Any) -> Taken:
+        return super().take(queue, holder, *args, **{**options, "most": None})
 
 
 class KeepsTheFirstMost(MemoryQueues):

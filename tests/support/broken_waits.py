@@ -126,20 +126,10 @@ class CreatesOverTheOld(MemoryQueues):
 
 
 class TakesMakeQueues(MemoryQueues):
-    def take(
-        self,
-        queue: str,
-        holder: Holder,
-        count: int,
-        *,
-        most: int | None = None,
-        lock_for: float | None = None,
-        unit: str = "",
-        suspects: bool = True,
-    ) -> Taken:
+    def take(self, queue: str, holder: Holder, *args: Any, **options: Any) -> Taken:
         if self.find(queue) is None:
             self.create(queue)
-        return super().take(queue, holder, count, most=most, lock_for=lock_for, suspects=suspects)
+        return super().take(queue, holder, *args, **options)
 
 
 class PutsInSilence(MemoryQueues):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -14,9 +13,6 @@ from pxrs.testing.conformance import FailingAppend
 from pxrs.types import Append, Appended
 from support.child import PATIENCE
 from support.proxy import Proxy
-
-# So long a server gets to do what it was asked for, when nobody hears the answer.
-_A_MOMENT = 0.1
 
 
 class Fate(Enum):
@@ -53,8 +49,9 @@ class CutAppends:
             with ThreadPoolExecutor(1) as pool:
                 outcomes = pool.submit(log.append, appends)
                 proxy.await_request()
+                if fate is Fate.ARRIVES:
+                    proxy.await_answer()
                 if fate in (Fate.ARRIVES, Fate.LOST):
-                    time.sleep(_A_MOMENT)
                     proxy.refuse()
                 return outcomes.result(PATIENCE)
         finally:

@@ -27,6 +27,9 @@ class Proxy:
         self._requests_flow.set()
         self._answers_flow.set()
         self._asked = threading.Event()
+        # The request with the awaited words was passed on; the server said something since.
+        self._passed = threading.Event()
+        self._answered = threading.Event()
         # How often somebody has asked for something: a request is one piece, unless it is large.
         self.requests = 0
         self._hold_at = 0
@@ -68,7 +71,8 @@ class Proxy:
 
     def hold_answers_from(self, words: bytes) -> None:
         """Answers pass until a request has these words in it; its own and later ones do not."""
-        self._asked.clear()
+        for each in (self._asked, self._passed, self._answered):
+            each.clear()
         self._at_needle = self.hold_answers
         self._needle = words
 
@@ -80,6 +84,11 @@ class Proxy:
     def await_request(self, patience: float = 20.0) -> None:
         """Block until something was asked since answers no longer pass."""
         assert self._asked.wait(patience), "nothing was asked"
+
+    def await_answer(self, patience: float = 20.0) -> None:
+        """Block until the server has the request of `hold_answers_from`, and has answered."""
+        assert self._passed.wait(patience), "nothing was passed on"
+        assert self._answered.wait(patience), "nothing was answered"
 
     def heal(self) -> None:
         """Everything passes, also what was kept."""
@@ -149,6 +158,7 @@ class Proxy:
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
+                struck = False
                 if flow is self._requests_flow:
                     with self._lock:
                         self.requests += 1
@@ -158,12 +168,16 @@ class Proxy:
                     if self._lost and self._lost in data:
                         self._asked.set()
                         continue
-                    if self._needle and self._needle in data:
+                    if struck := bool(self._needle) and self._needle in data:
                         self._at_needle()
+                elif not flow.is_set():
+                    self._answered.set()
                 if flow is self._requests_flow and not self._answers_flow.is_set():
                     self._asked.set()
                 flow.wait()
                 goal.sendall(data)
+                if struck:
+                    self._passed.set()
         _end(source)
         _end(goal)
 

@@ -305,15 +305,8 @@ class GroupLab:
         headers: list[Header] | None = None,
     ) -> Position:
         """Append a message; where it went."""
-        key_serde, serde = self._serdes
-        outgoing = Outgoing(self._topics, self.clock)
-        outgoing.send(
-            self.topic,
-            value if serde is None or value is None else serde.encode(value),
-            key if key_serde is None or key is None else key_serde.encode(key),
-            partition,
-            headers,
-        )
+        outgoing = Outgoing(self._topics, self.clock, *self._serdes)
+        outgoing.send(self.topic, value, key, partition, headers)
         (append,) = outgoing.appends()
         (appended,) = self._stores.log.append([append])
         if isinstance(appended, PxrsError):
