@@ -272,7 +272,7 @@ class Consumer:
         `on_revoked` is told of what is owned first; it can still commit what was handled. One
         that was interrupted can be called again.
         """
-        if self._hold_session.is_forked:
+        if self._hold_session.origin.is_parent:
             return
         self._steps.owned_claims.refuse_inside_transaction()
         refuse_interrupted(self._steps.owned_claims.lock, self.table.lock)
@@ -438,7 +438,7 @@ class Consumer:
             raise self._background.fatal
 
     def _require_open(self) -> None:
-        self._hold_session.refuse_after_fork()
+        self._hold_session.origin.refuse_child()
         if self._closed:
             raise Closed("the consumer was closed")
         # Nobody knows yet what was handled: its end would undo a seek, or a commit not be undone.

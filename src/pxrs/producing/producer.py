@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import threading
 import warnings
 import weakref
@@ -28,6 +27,7 @@ from pxrs.errors import (
     StoreError,
     TopicNotFound,
 )
+from pxrs.forks import Origin
 from pxrs.producing.buffer import (
     RECORD_BYTES,
     REPORT_BYTES,
@@ -102,7 +102,8 @@ class Producer:
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
         self._stopped = False
-        self._forked = False
+        self._origin = Origin("producer")
+        self._origin.on_fork(self._abandon)
         self._broken = False
         self._closing = threading.RLock()
         self._awake = False
@@ -112,7 +113,7 @@ class Producer:
         self._retention = Retention(topics, clock)
         self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
         self._thread.start()
-        look_after(self)
+        _open.add(self)
 
     def send(
         self,
@@ -266,20 +267,20 @@ class Producer:
             raise error
 
     def _settle_all(self, timeout: float | None = None) -> None:
-        self._refuse_after_fork()
+        self._origin.refuse_child()
         now = self._clock.monotonic()
         if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
             raise TimeoutError(f"not everything was appended within {timeout:g} s")
 
     def deliver(self, pending: PendingBatch, timeout: float | None) -> None:
         """See `pxrs.producing.handles.Driver`. The calling thread becomes the committer."""
-        self._refuse_after_fork()
+        self._origin.refuse_child()
         if not self._committer.drive(lambda: pending.settled, timeout):
             raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
 
     def hurry(self) -> None:
         """See `pxrs.producing.handles.Driver`. The background thread does not wait for company."""
-        if self._broken or self._forked:
+        if self._broken or self._origin.is_parent:
             self.refuse_closed()
         if not self._due.is_set():
             self._due.set()
@@ -295,7 +296,7 @@ class Producer:
 
     def _end(self, reason: BaseException | None) -> None:
         """Close because of an error that is on its way: what was lost is a note on it then."""
-        if self._forked:
+        if self._origin.is_parent:
             return
         self._stop()
         if (error := self._undelivered.error()) is not None:
@@ -384,23 +385,19 @@ class Producer:
 
     def refuse_closed(self) -> None:
         """Raise if nothing can be sent any more."""
-        self._refuse_after_fork()
+        self._origin.refuse_child()
         if self._broken:
             raise Closed("the producer's thread was ended by an error; flush it and make another")
         if self._closed:
             raise Closed("the producer was closed")
 
-    def _refuse_after_fork(self) -> None:
-        if self._forked:
-            raise Closed("this producer was made before a fork; make another in the child")
-
     def _abandon(self) -> None:
         """In a forked child: its thread is not here, and what it holds is the parent's to send."""
-        self._forked = self._closed = True
+        self._closed = True
 
     def _leftovers(self) -> list[PendingBatch]:
         """At exit: what is on its way. The background thread does not wait for company."""
-        if self._forked or self._stopped or self._broken:
+        if self._origin.is_parent or self._stopped or self._broken:
             return []
         self._due.set()
         return self._outbox.unsettled()
@@ -478,16 +475,6 @@ PATIENCE = 10.0
 _open: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-def look_after(producer: Producer) -> None:
-    """From here on, until it is gone."""
-    _open.add(producer)
-
-
-def _after_fork_in_child() -> None:
-    for producer in list(_open):
-        producer._abandon()
-
-
 def _at_exit() -> None:
     began = monotonic()
     left = [(producer, producer._leftovers()) for producer in list(_open)]
@@ -522,5 +509,3 @@ def _await(batches: Sequence[PendingBatch], deadline: float) -> None:
 
 
 atexit.register(_at_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

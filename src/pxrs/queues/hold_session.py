@@ -14,7 +14,6 @@ back what a caller's own transaction has rolled back).
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import secrets
 import threading
@@ -25,6 +24,7 @@ from typing import NamedTuple
 from pxrs.clock import Clock
 from pxrs.core.retry import Backoff
 from pxrs.errors import Closed, InsideTransaction, OutcomeUnknown, PxrsError, SessionLost
+from pxrs.forks import Origin
 from pxrs.loop import Loop
 from pxrs.stores.api import Session, Stores
 from pxrs.types import Holder, QueueChange, Release
@@ -35,9 +35,6 @@ _RETRY = Backoff(first=0.01, longest=1.0)
 _LONG = 3600.0
 # So many units whose outcome is known are forgotten at once.
 _FORGET_AT_ONCE = 64
-# How many forks lie between the first process and this one: asking for its id costs a system call,
-# and every put would make one.
-_forks = 0
 
 
 class Asked(NamedTuple):
@@ -74,7 +71,7 @@ class HoldSession:
         self._failures = 0
         self._random = random.Random()
         self._closing = threading.Event()
-        self._made_after = _forks
+        self.origin = Origin()
         self._renewing = Loop("pxrs-hold-session", self.renew)
         self._tidying = Loop("pxrs-sweeper", self.tidy)
         self._settling = Loop("pxrs-release", self.settle)
@@ -84,7 +81,7 @@ class HoldSession:
 
     def session(self) -> Session:
         """The session that lives now, a new one if need be."""
-        self.refuse_after_fork()
+        self.origin.refuse_child()
         with self._lock:
             if self._closing.is_set():
                 raise Closed("the store was closed")
@@ -148,16 +145,6 @@ class HoldSession:
             self._known.pop(self._session.id, None)
             self._given_up.append(self._session)
             self._session = None
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is a child of the process that opened this."""
-        return _forks != self._made_after
-
-    def refuse_after_fork(self) -> None:
-        """Raise in a child of the process that opened this: its locks are the parent's."""
-        if self.is_forked:
-            raise Closed("this store was opened before a fork; open it again in the child")
 
     def pause(self, failures: int) -> None:
         """Wait a moment for a store that is away, the longer the more often it was."""
@@ -277,7 +264,7 @@ class HoldSession:
 
     def close(self) -> None:
         """End the session; whatever it still holds is free."""
-        if _forks != self._made_after:
+        if self.origin.is_parent:
             return
         with self._lock:
             if self._closing.is_set():
@@ -291,12 +278,3 @@ class HoldSession:
         with self._lock:
             self._give_up()
         self._end_each()
-
-
-def _after_fork_in_child() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

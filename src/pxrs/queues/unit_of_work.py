@@ -496,7 +496,7 @@ class UnitOfWork:
 
     def _locked(self) -> threading.RLock:
         # A forked child would wait for a thread that it does not have.
-        self._context.hold_session.refuse_after_fork()
+        self._context.hold_session.origin.refuse_child()
         return self._lock
 
     def _require_open(self) -> None:

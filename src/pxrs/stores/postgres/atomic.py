@@ -130,7 +130,7 @@ class PostgresAtomic(Block[Pg]):
         if self._is_over(error):
             return
         connection = self._running()
-        self._database.check_not_forked()
+        self._database.origin.refuse_child()
         try:
             if error is None:
                 self._finish(connection)

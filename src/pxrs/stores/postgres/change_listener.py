@@ -53,7 +53,7 @@ class ChangeListener:
         self._thread: threading.Thread | None = None
         self._stirred, self._stir_it = -1, -1
         self._closed = False
-        database.on_fork(self._abandon)
+        database.origin.on_fork(self._abandon)
 
     # What stores call
 

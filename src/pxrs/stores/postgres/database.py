@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ from psycopg.rows import tuple_row
 
 from pxrs.chance import CHANCE
 from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
+from pxrs.forks import Origin
 from pxrs.stores.connections import Awaited
 from pxrs.stores.postgres import schema as schemas
 from pxrs.stores.postgres.failures import (
@@ -64,8 +65,6 @@ _SET_BOTH = f"""{_SET_ISOLATION}, CASE current_setting('synchronous_commit') WHE
 _WHO = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')"
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
-
 
 class Database:
     """Connections to one schema of one database. Thread-safe."""
@@ -100,8 +99,7 @@ class Database:
         self._all: set[Pg] = set()
         self._lock = threading.Lock()
         self._closed = ""
-        self._forked = False
-        self._in_fork: list[Callable[[], None]] = []
+        self.origin = Origin()
         self.pooled = False
         # Whether transactions begin at another level than READ COMMITTED, unless they say so. Only
         # behind a pooler: on a connection of our own that is set.
@@ -109,7 +107,7 @@ class Database:
         self.store_id = ""
         # The versions of the schema before and after it was opened.
         self.versions = self._open()
-        _open_databases.add(self)
+        self.origin.on_fork(self._abandon)
 
     # Opening and closing
 
@@ -187,7 +185,7 @@ class Database:
         """Close all connections; those in use when they come back."""
         if not self._closed:
             self._closed = "the store was closed"
-            _open_databases.discard(self)
+            self.origin.close()
         self._close_idle()
 
     def _close_idle(self) -> None:
@@ -199,23 +197,13 @@ class Database:
         if self._closed:
             raise Closed(self._closed)
 
-    def check_not_forked(self) -> None:
-        """Raise in a forked child, whose connections are the parent's."""
-        if self._forked:
-            raise Closed(self._closed)
-
-    def on_fork(self, release: Callable[[], None]) -> None:
-        """Call `release` in a forked child, to let go of what only the parent may hold."""
-        self._in_fork.append(release)
-
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: let go of the sockets, and say nothing to the server.
 
         A child that kept them open would keep the parent's sessions alive beyond its death. Their
         numbers stay taken: whatever still writes to one must not hit a file of the child's.
         """
-        self._forked = True
-        self._closed = "this store was opened before a fork; open it again in the child"
+        self._closed = self.origin.message
         self._lock = threading.Lock()
         nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for connection in self._all:
@@ -224,8 +212,6 @@ class Database:
             _abandoned.append(connection)
         os.close(nowhere)
         self._idle = deque()
-        for release in self._in_fork:
-            release()
 
     # Statements
 
@@ -436,11 +422,3 @@ def _describe(wanted: dict[str, Any]) -> str:
 
 
 _abandoned: list[Pg] = []
-
-
-def _after_fork_in_child() -> None:
-    for database in list(_open_databases):
-        database.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

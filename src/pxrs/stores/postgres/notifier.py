@@ -89,7 +89,7 @@ class Notifier:
         self._closed = False
         # Apart from the condition: who rings must not wake a thread that pauses.
         self._closing = threading.Event()
-        database.on_fork(self._abandon)
+        database.origin.on_fork(self._abandon)
 
     def ring(
         self, keys: Iterable[str], partitions: Collection[LogPartition], queues: Iterable[str]

@@ -144,7 +144,7 @@ class Sessions:
         self._anchor: Anchor | None = None
         self._held: set[PgSession] = set()
         self._owner = this_process()
-        database.on_fork(self._abandon)
+        database.origin.on_fork(self._abandon)
 
     @property
     def shortest_ttl(self) -> float | None:

@@ -57,7 +57,7 @@ class SqliteCoord:
         self._before_end: Callable[[], None] = lambda: None
         self._clock = clock
         self._next_sweep = 0.0
-        database.on_fork(self._forget_sessions)
+        database.origin.on_fork(self._forget_sessions)
 
     def get(self, key: str) -> Versioned | None:
         with self._database.reading() as connection:

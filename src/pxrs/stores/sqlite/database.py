@@ -35,6 +35,7 @@ from pxrs.errors import (
     StoreError,
     StoreUnavailable,
 )
+from pxrs.forks import Origin
 from pxrs.stores.sqlite import schema
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.failures import (
@@ -53,8 +54,6 @@ T = TypeVar("T")
 _UNSYNCED = "NORMAL"
 _CHUNK = 5000
 _WRITE_SOMETHING = "UPDATE pxrs_meta SET value = value WHERE name = 'schema'"
-
-_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class Turn:
@@ -97,7 +96,7 @@ class Database:
         # had never been, until a crash. Only the next commit that writes takes their place.
         self._in_doubt = False
         self._closed = ""
-        self._in_fork: list[Callable[[], None]] = []
+        self.origin = Origin()
         self._whereabouts: Whereabouts | None = None
         with ExitStack() as opened:
             check_place(self.path)
@@ -107,7 +106,7 @@ class Database:
             self._prepare()
             self._whereabouts = Whereabouts((self.path, self.control.path), clock)
             opened.pop_all()
-        _open_databases.add(self)
+        self.origin.on_fork(self._abandon)
 
     # Opening and closing
 
@@ -150,7 +149,7 @@ class Database:
             self._turn.release()
 
     def _let_go(self) -> None:
-        _open_databases.discard(self)
+        self.origin.close()
         self._close_readers()
         self._writer.close()
         self._writer_lock.close()
@@ -165,18 +164,12 @@ class Database:
         if self._closed:
             raise Closed(self._closed)
 
-    def on_fork(self, release: Callable[[], None]) -> None:
-        """Call `release` in a forked child, to let go of what only the parent may hold."""
-        self._in_fork.append(release)
-
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: SQLite's connections must not cross a fork, not even to be closed."""
-        self._closed = "this store was opened before a fork; open it again in the child"
+        self._closed = self.origin.message
         self._running = None
         leave_to_parent(self._writer, *self._readers)
         self._writer_lock.close()
-        for release in self._in_fork:
-            release()
 
     # Reading
 
@@ -407,15 +400,6 @@ _abandoned: list[sqlite3.Connection] = []
 def leave_to_parent(*connections: sqlite3.Connection) -> None:
     """In a forked child: keep them from being closed by the garbage collector."""
     _abandoned.extend(connections)
-
-
-def _after_fork_in_child() -> None:
-    for database in list(_open_databases):
-        database.abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}

@@ -39,7 +39,7 @@ class SqliteStores:
         self.coord = SqliteCoord(self.database, sessions, self._changes, clock)
         self.log = SqliteLog(self.database, self._changes, clock)
         self.queues = SqliteQueues(self.database, self.coord, self._changes, clock)
-        self.database.on_fork(self._changes.abandon)
+        self.database.origin.on_fork(self._changes.abandon)
 
     def atomic(self, connection: Any = None) -> SqliteAtomic:
         return SqliteAtomic(self.database, self.coord, self.log, self.queues, connection)

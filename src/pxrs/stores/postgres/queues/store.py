@@ -110,7 +110,7 @@ class PostgresQueues(QueueUpkeep):
         self._next_tidy = 0.0
         # Queues that were put into: false where it was found to be fifo, or gone.
         self._plain: dict[str, bool] = {}
-        database.on_fork(self._abandon)
+        database.origin.on_fork(self._abandon)
 
     # Taking
 

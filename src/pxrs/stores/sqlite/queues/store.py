@@ -76,7 +76,7 @@ class SqliteQueues(QueueUpkeep):
             database.folder, database.path, clock.monotonic, self._give_back, enabled=set_aside
         )
         super().__init__(database, clock, ahead)
-        database.on_fork(ahead.abandon)
+        database.origin.on_fork(ahead.abandon)
         coord.before_a_session_ends(ahead.give_back)
         self._coord = coord
         self._reaper = Reaper(database, coord, clock, ahead.verdicts)
