@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import secrets
 import socket
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from pxrs.arguments import check_handler
+from pxrs.callers import check_connection, given_connection
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
     MOST_BYTES,
@@ -26,6 +29,7 @@ from pxrs.consuming.reader import Reader
 from pxrs.decoding import Decoder
 from pxrs.options import (
     ConsumerOptions,
+    ListenOptions,
     MemberOptions,
     ProducerOptions,
     RunOptions,
@@ -34,17 +38,16 @@ from pxrs.options import (
     takes,
 )
 from pxrs.producing.producer import Producer
-from pxrs.queue_verbs import SESSION_TTL, QueueVerbs, all_of
 from pxrs.running.dead_letters import DeadLetters
 from pxrs.running.inside import employer
-from pxrs.running.job import Begun, Job, Running, job_of
+from pxrs.running.job import DEFAULT_POLICY, Begun, Job, ListenerSettings, Running, job_of
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import Topics
-from pxrs.types import Message
+from pxrs.types import Header, Message
 
-# What only consumers need is loaded when the first one is made: a program that sends starts sooner.
+# What consumers and queues need is loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
     from pxrs.consuming.callbacks import Callbacks
     from pxrs.consuming.consumer import Consumer
@@ -52,7 +55,16 @@ if TYPE_CHECKING:
     from pxrs.consuming.in_hand import Elsewhere
     from pxrs.consuming.subscription import Subscription
     from pxrs.groups.admin import Groups
+    from pxrs.queues.admin import Queues
+    from pxrs.queues.held_items import Context
+    from pxrs.queues.unit_of_work import UnitOfWork
+    from pxrs.running.listener import Handler, Listener
+    from pxrs.running.listener_processes import ProcessListener
+    from pxrs.running.listener_turns import Turns
     from pxrs.running.runner import Runner
+
+SESSION_TTL = 10.0
+T = TypeVar("T")
 
 
 def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Pxrs:
@@ -68,7 +80,7 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
     return Pxrs(open_stores(url, coord=coord, log=log))
 
 
-class Pxrs(QueueVerbs):
+class Pxrs:
     """An open store. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(
@@ -78,9 +90,17 @@ class Pxrs(QueueVerbs):
         *,
         session_ttl: float = SESSION_TTL,
     ) -> None:
-        topics = Topics(stores.coord, stores.log, clock)
-        super().__init__(stores, topics, clock, session_ttl)
+        self.stores = stores
+        self._clock = clock
+        self._session_ttl = session_ttl
+        self._topics = Topics(stores.coord, stores.log, clock)
         self._groups: Groups | None = None
+        self._queues: Queues | None = None
+        # One session holds the items of all transactions.
+        self._work_context: Context | None = None
+        self._making = threading.Lock()
+        self._turns: Turns | None = None
+        self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._running: weakref.WeakSet[Begun] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -154,9 +174,9 @@ class Pxrs(QueueVerbs):
         threads and a member of its own; the handler has to be importable, not a closure.
         """
         check_handler(handler, "message", instead="pxrs.aio's run")
-        self.new_run(job_of(handler, topic, group, options)).run()
+        self._new_run(job_of(handler, topic, group, options)).run()
 
-    def new_run(self, job: Job) -> Running:
+    def _new_run(self, job: Job) -> Running:
         """What `run` runs; `stop` knows it from here on."""
         running: Running
         if job.processes:
@@ -194,6 +214,149 @@ class Pxrs(QueueVerbs):
 
         return Runner(job, self._clock, letters, join)
 
+    def transaction(
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
+    ) -> UnitOfWork:
+        """A unit of work for a `with` block: take and put items, send messages, run SQL.
+
+        Leaving the block commits all of it at once, an exception rolls back: on a connection of
+        pxrs, or on one of the caller's that pxrs `commits`, with whatever is done on it. With
+        `join` pxrs neither begins nor commits nor rolls back: what the block did is written when
+        it is left, and lands when, and only if, the caller commits. `strict`: taking from a queue
+        that does not exist is an error.
+        """
+        from pxrs.queues.unit_of_work import UnitOfWork
+
+        given = given_connection("px.transaction", connection, commits, join)
+        return UnitOfWork(self._context(), connection=given, serde=serde, strict=strict)
+
+    def begin(
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde | None = None,
+        strict: bool = False,
+    ) -> UnitOfWork:
+        """As `transaction`, but `commit()` has to be called: leaving the block rolls back."""
+        from pxrs.queues.unit_of_work import UnitOfWork
+
+        given = given_connection("px.begin", connection, commits, join)
+        return UnitOfWork(
+            self._context(), connection=given, serde=serde, strict=strict, commit_on_exit=False
+        )
+
+    def put(
+        self,
+        queue: str,
+        value: Any,
+        *,
+        priority: int = 0,
+        delay: float = 0.0,
+        key: str | None = None,
+        headers: Sequence[Header] | None = None,
+        dedupe: str | None = None,
+        dedupe_window: float = 300.0,
+        serde: Serde | None = None,
+        connection: Any = None,
+    ) -> None:
+        """Put one item, durably. See `UnitOfWork.put`.
+
+        With a `connection` of the caller's it is put when, and only if, the caller commits.
+        """
+        with self.transaction(join=connection, serde=serde) as work:
+            work.put(
+                queue,
+                value,
+                priority=priority,
+                delay=delay,
+                key=key,
+                headers=headers,
+                dedupe=dedupe,
+                dedupe_window=dedupe_window,
+            )
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        connection: Any,
+        partition: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> None:
+        """Send one message when, and only if, the caller commits what it does on `connection`.
+
+        All other messages are sent by a `producer`.
+        """
+        check_connection(connection)
+        with self.transaction(join=connection) as work:
+            work.send(topic, value, key, partition=partition, headers=headers)
+
+    @takes(ListenOptions, defaults=[ListenerSettings])
+    def listen(
+        self, queue: str, handler: Handler, **options: Unpack[ListenOptions]
+    ) -> Listener | ProcessListener:
+        """Call `handler(item, tx)` for the queue's items, with several workers; starts at once.
+
+        When the handler returns its transaction commits: the item is done and what it put is
+        there. What it raises rolls back, and the policy decides what comes next: by default
+        five deliveries with growing delays, then the item is dead. `stop()` lets the workers
+        finish, `join()` waits for them; while the main thread is in there SIGTERM and SIGINT do
+        what `Pxrs.stop` does.
+
+        With a `deadline` an item is lost after so many seconds unless it is being handled: then
+        it is extended, for `max_handler_time` seconds at most. With `processes` so many
+        processes have `workers` threads each; the handler has to be importable. An item whose
+        last holder died is handled while no other worker of the process has one in hand.
+        """
+        from pxrs.running.listener import Listener
+
+        refuse_unknown("listen", options, ListenOptions)
+        check_handler(handler, "item", "tx", instead="pxrs.aio's listen")
+        policy, serde = options.get("policy"), options.get("serde")
+        policy = DEFAULT_POLICY if policy is None else policy
+        settings = filled(ListenerSettings, options, queue=queue, policy=policy)
+        listener: Listener | ProcessListener
+        if settings.processes:
+            from pxrs.running.listener_processes import ListenerJob, ProcessListener
+
+            job = ListenerJob(url=self.stores.url, queue=queue, handler=handler, options=options)
+            listener = ProcessListener(job, settings.processes, self.stop)
+        else:
+            from pxrs.running.listener_turns import Turns
+
+            with self._making:
+                self._turns = self._turns or Turns(self._clock)
+            listener = Listener(
+                handler,
+                settings,
+                self.stores.queues,
+                lambda: self.begin(serde=serde),
+                self._turns,
+                self._clock,
+                self.stop,
+            )
+        self._listeners.add(listener)
+        return listener.start()
+
+    @property
+    def queues(self) -> Queues:
+        """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
+        if self._queues is None:
+            from pxrs.queues.admin import Queues
+
+            self._queues = Queues(self.stores.queues, self._clock)
+        return self._queues
+
     def redrive(self, topic: str, *, to: str | None = None) -> dict[str, int]:
         """Send the dead letters of `topic` back to where they came from, or all to topic `to`.
 
@@ -220,9 +383,22 @@ class Pxrs(QueueVerbs):
 
         Does not wait. From any thread, and from handlers.
         """
-        super().stop()
-        for running in all_of(self._running):
+        for listener in _all_of(self._listeners):
+            listener.stop()
+        for running in _all_of(self._running):
             running.stop()
+
+    def _context(self) -> Context:
+        with self._making:
+            if self._work_context is None:
+                from pxrs.queues.held_items import Context
+                from pxrs.queues.hold_session import HoldSession
+
+                hold_session = HoldSession(self.stores, self._clock, self._session_ttl)
+                self._work_context = Context(
+                    self.stores, self._topics, self._clock, hold_session, random.Random()
+                )
+            return self._work_context
 
     def _new_consumer(
         self,
@@ -245,11 +421,11 @@ class Pxrs(QueueVerbs):
         member's, and so is a run's; worker processes are `run:<group>/worker-0` and on, as this
         process knows them; a listener is `listen:<queue>`, with its processes as above.
         """
-        here = [consumer for consumer in all_of(self._consumers) if not consumer.has_left]
+        here = [consumer for consumer in _all_of(self._consumers) if not consumer.has_left]
         found = [(each.member, each.health()) for each in here]
-        for running in all_of(self._running):
+        for running in _all_of(self._running):
             found += running.health().items()
-        for listener in all_of(self._listeners):
+        for listener in _all_of(self._listeners):
             found += listener._health().items()
         return _named(found)
 
@@ -282,17 +458,27 @@ class Pxrs(QueueVerbs):
                 closing.callback(producer._end, reason)
             for consumer in list(self._consumers):
                 closing.callback(consumer.close)
-            if not self.is_around_here:
+            if not self._is_around_here:
                 closing.callback(self._join_listeners)
-                for running in all_of(self._running):
+                for running in _all_of(self._running):
                     closing.callback(running.join)
 
     @property
-    def is_around_here(self) -> bool:
+    def _is_around_here(self) -> bool:
         """Whether this is code that one of its runs or listeners calls: a handler."""
         return employer() in self._listeners or any(
-            running.is_around_here for running in all_of(self._running)
+            running.is_around_here for running in _all_of(self._running)
         )
+
+    def _join_listeners(self) -> None:
+        with ExitStack() as joining:
+            for listener in _all_of(self._listeners):
+                joining.callback(listener.join)
+
+    def _end_session(self) -> None:
+        """What is still held is free."""
+        if self._work_context is not None:
+            self._work_context.hold_session.close()
 
     def __enter__(self) -> Pxrs:
         return self
@@ -304,6 +490,16 @@ class Pxrs(QueueVerbs):
         trace: TracebackType | None,
     ) -> None:
         self._end(error)
+
+
+def _all_of(some: weakref.WeakSet[T]) -> list[T]:
+    """Those that are there now, while another thread may add to them."""
+    while True:
+        try:
+            return list(some)
+        except RuntimeError:
+            # One was added meanwhile.
+            continue
 
 
 def _named(found: list[tuple[str, Health]]) -> dict[str, Health]:

@@ -111,7 +111,7 @@ class QueueNotFound(InvalidRequest):
     def __init__(self, queue: str) -> None:
         super().__init__(
             f"queue {queue!r} does not exist; it begins with its first item, "
-            f"or with create_queue({queue!r})"
+            f"or with px.queues.create({queue!r})"
         )
         self.queue = queue
 

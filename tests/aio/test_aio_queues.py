@@ -55,7 +55,7 @@ def rows(folder: Path) -> list[str]:
 def require_free(folder: Path) -> None:
     """Whoever writes now, from elsewhere, does not have to wait."""
     with pxrs.connect(f"sqlite:///{folder}/store.db?busy_timeout=0") as other:
-        other.create_queue("free")
+        other.queues.create("free")
         other.queues.delete("free")
 
 
@@ -427,7 +427,7 @@ def test_a_transaction_nobody_ended_gives_back(tmp_path: Path) -> None:
 def test_looking_after_queues(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path, "one", "two") as px:
-            assert (await px.create_queue("strict", fifo=True)).fifo
+            assert (await px.queues.create("strict", fifo=True)).fifo
             assert [queue.name for queue in await px.queues.list()] == ["inbox", "strict"]
             async with px.begin() as tx:
                 assert await tx.take("inbox", policy=pxrs.ConsumeOnce())

@@ -18,7 +18,6 @@ ONLY_BLOCKING = {
         "alive", "attempts", "came_back", "committing", "has_left", "settled", "take", "take_away",
         "wait", "wake", "wake_background", "member_steps",
     },
-    "Pxrs": {"is_around_here", "new_run"},
     "Producer": {"deliver", "hurry", "refuse_closed", "sending"},
     "Sent": {"when_done"},
     "UnitOfWork": {"has_connection", "holder", "keep_hold", "is_lost", "unread"},

@@ -118,7 +118,7 @@ def test_a_connection_that_is_lost_lands_neither(site: Site, idiom: Idiom, when:
 def test_who_has_not_committed_yet_holds_up_no_other_queue(site: Site) -> None:
     """Not even what the same process does next: what it notes of its own commits is apart."""
     beside = f"{site.name}-beside"
-    site.px.create_queue(beside)
+    site.px.queues.create(beside)
     site.px.put(beside, "0")
     for ends in (True, False):
         with suppress(ChangedMindError), engine_begin(site) as caller:

@@ -84,7 +84,7 @@ class World:
         self.url = f"sqlite:///{folder}/chaos.db"
         self.diary = folder / "diary"
         self.px = pxrs.connect(self.url)
-        self.px.create_queue(QUEUE)
+        self.px.queues.create(QUEUE)
         self.table = sqlite3.connect(folder / "chaos.db", isolation_level=None, timeout=PATIENCE)
         self.table.execute("CREATE TABLE handled (number INTEGER)")
         self.workers: list[Child] = []

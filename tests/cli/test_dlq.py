@@ -31,7 +31,7 @@ def left(px: pxrs.Pxrs) -> list[int]:
 
 
 def test_list(run: Run, px: pxrs.Pxrs) -> None:
-    px.create_queue("quiet")
+    px.queues.create("quiet")
     assert [line.split() for line in run("dlq", "list").stdout.splitlines()] == [
         ["queue", "dead"],
         ["mail", "3"],

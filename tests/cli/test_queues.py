@@ -67,7 +67,7 @@ def test_json(run: Run) -> None:
 
 
 def test_rates(run: Run, px: pxrs.Pxrs) -> None:
-    px.create_queue("inbox")
+    px.queues.create("inbox")
     shown = run("queues", "describe", "inbox", "--rates", "--seconds", "0.01").stdout
     assert shown.splitlines()[-1] == "0.0/s put, 0.0/s done"
 
@@ -95,7 +95,7 @@ def test_stdin_lines(shell: Shell, px: pxrs.Pxrs) -> None:
 def test_a_file(run: Run, px: pxrs.Pxrs, tmp_path: Path) -> None:
     lines = [f"{number} {'x' * (number % 300)}" for number in range(5000)]
     (tmp_path / "lines").write_text("\n".join(lines) + "\n")
-    px.create_queue("inbox", fifo=True)
+    px.queues.create("inbox", fifo=True)
     result = run("queues", "put", "inbox", "--file", str(tmp_path / "lines"))
     assert result.stdout.startswith("5,000 items to inbox in ")
     assert values(px) == lines
@@ -219,7 +219,7 @@ def test_mistakes_change_nothing(
     run: Run, px: pxrs.Pxrs, code: int, arguments: tuple[str, ...]
 ) -> None:
     px.put("inbox", "one")
-    px.create_queue("strict", fifo=True)
+    px.queues.create("strict", fifo=True)
     result = run("queues", *arguments, stdin=b"y\n")
     assert (result.exit_code, result.stdout) == (code, "")
     assert [(queue.name, queue.depth) for queue in px.queues.list()] == [

@@ -51,7 +51,7 @@ def test_such_a_role_has_queues_too(postgres_url: str, humble_url: str) -> None:
     role = psycopg.conninfo.conninfo_to_dict(humble_url)["user"]
     query(postgres_url, f"CREATE SCHEMA app AUTHORIZATION {role}")
     with pxrs.connect(f"{humble_url}?schema=app") as px:
-        px.create_queue("strict", fifo=True)
+        px.queues.create("strict", fifo=True)
         for number in range(3):
             px.put("inbox", str(number), key="k", dedupe=str(number))
         with px.transaction() as tx:

@@ -42,7 +42,7 @@ def test_what_pxrs_acknowledged_is_there(server: Engine) -> None:
         px.topics.create("orders", partitions=1)
         with px.producer() as producer:
             sent = producer.send("orders", "message").result()
-        px.create_queue("strict", fifo=True)
+        px.queues.create("strict", fifo=True)
         px.put("strict", "item")
         with px.begin() as tx:
             assert tx.take("strict") is not None

@@ -101,7 +101,7 @@ def test_policy_that_is_none_is_refused(px: Pxrs) -> None:
 
 
 def test_fifo_refuses_priority_and_delay_when_it_commits(px: Pxrs) -> None:
-    px.create_queue("f", fifo=True)
+    px.queues.create("f", fifo=True)
     px.put("in", "item")
     tx = px.begin()
     assert tx.take("in", 0) is not None

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def px(path: str) -> Iterator[pxrs.Pxrs]:
     with pxrs.connect(f"sqlite:///{path}") as px:
-        px.create_queue("q")
+        px.queues.create("q")
         yield px
 
 

@@ -197,7 +197,7 @@ def test_other_queues_of_the_process_wait_too(px: Pxrs) -> None:
 
 
 def test_suspects_are_handled_one_by_one_and_then_all_at_once(px: Pxrs) -> None:
-    px.create_queue("q")
+    px.queues.create("q")
     handler = Handler("a", "b")
     mortal = Worker(px.stores)
     for number in range(6):

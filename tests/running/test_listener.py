@@ -115,7 +115,7 @@ def test_errors_that_are_hard_to_store_end_no_listener(px: Pxrs, error: Exceptio
 
 def test_commit_that_the_store_refuses_is_the_items_failure(px: Pxrs) -> None:
     """It comes up only when the handler is through: still it is this item's, and others go on."""
-    px.create_queue("strict", fifo=True)
+    px.queues.create("strict", fifo=True)
     handler = Handler(
         lambda item, tx: tx.put("strict", item.value, priority=1 if item.value == "bad" else 0)
     )

@@ -88,7 +88,7 @@ def test_a_unit_that_was_not_done_does_not_come_to_light(tmp_path: Path, by: str
         folder = tmp_path / str(nth)
         folder.mkdir()
         with pxrs.connect(f"sqlite:///{folder / 's.db'}") as px:
-            px.create_queue("q")
+            px.queues.create("q")
         told = attacked(folder, by, nth)
         with pxrs.connect(f"sqlite:///{folder / 's.db'}") as px:
             there = {item.value for item in px.queues.peek("q", limit=100)}

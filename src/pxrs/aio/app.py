@@ -170,7 +170,7 @@ class Pxrs:
         check_handler(handler, "message")
         on_loop = MessagesOnThisLoop(handler, asyncio.get_running_loop())
         called = MessagesOnOwnLoop(handler) if options.get("processes") else on_loop
-        running = self._blocking.new_run(job_of(called, topic, group, options))
+        running = self._blocking._new_run(job_of(called, topic, group, options))
 
         def give_up() -> None:
             running.stop()
@@ -247,8 +247,6 @@ class Pxrs:
         on_loop.stop = listener.stop
         return Listener(listener, self._threads, on_loop.abandon, self._blocking.stop)
 
-    create_queue = awaiting(blocking.Pxrs.create_queue)
-
     @property
     def queues(self) -> Queues:
         """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
@@ -285,7 +283,7 @@ class Pxrs:
             self._threads.close()
             self._waiters.close()
             await outcome(self._closing)
-        elif not self._blocking.is_around_here:  # else who closes it waits for this very handler
+        elif not self._blocking._is_around_here:  # else who closes it waits for this very handler
             with suppress(DeliveryFailed, OutcomeUnknown):  # the first one is told
                 await outcome(self._closing)
 

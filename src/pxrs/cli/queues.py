@@ -54,7 +54,7 @@ def create(settings: Settings, name: str, fifo: bool) -> None:
     `queues put` creates a queue, too; only a strictly fifo queue must be created first.
     """
     with settings.create() as px:
-        queue = px.create_queue(name, fifo=fifo)
+        queue = px.queues.create(name, fifo=fifo)
     settings.print(queue, f"{queue.name}: {_order(queue.fifo)}")
 
 
