@@ -16,14 +16,14 @@ from pxrs.testing.conformance import (
     restore_checks,
     wake_checks,
 )
-from support.postgres import PostgresLab, a_schema
+from support.postgres import EmptiedLab
 
 pytestmark = pytest.mark.engine("postgres")
 
 
 @pytest.fixture
-def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[PostgresLab]:
-    lab = PostgresLab(postgres_of_many, a_schema(), channel=getattr(request, "param", None))
+def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[EmptiedLab]:
+    lab = EmptiedLab(postgres_of_many, channel=getattr(request, "param", None))
     yield lab
     lab.close()
 
@@ -38,11 +38,11 @@ def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[Postg
     + atomic_checks(),
     ids=lambda check: check.__name__,
 )
-def test_conforms(check: Rule, lab: PostgresLab) -> None:
+def test_conforms(check: Rule, lab: EmptiedLab) -> None:
     check(lab)
 
 
 @pytest.mark.parametrize("lab", ["nobody_hears_this"], indirect=True, ids=["deaf"])
 @pytest.mark.parametrize("check", wake_checks(), ids=lambda check: check.__name__)
-def test_conforms_when_all_notifications_are_lost(check: Rule, lab: PostgresLab) -> None:
+def test_conforms_when_all_notifications_are_lost(check: Rule, lab: EmptiedLab) -> None:
     check(lab)

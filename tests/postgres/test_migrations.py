@@ -14,6 +14,12 @@ from support.postgres import query
 
 pytestmark = pytest.mark.engine("postgres")
 
+
+@pytest.fixture
+def postgres_url(bare_postgres_url: str) -> str:
+    return bare_postgres_url
+
+
 FIRST, BEFORE_LAST = 1, schema.VERSION - 1
 
 # As the second version had them: a front, one behind it, one that is free, one that is dead.

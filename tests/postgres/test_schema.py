@@ -19,6 +19,11 @@ pytestmark = pytest.mark.engine("postgres")
 
 
 @pytest.fixture
+def postgres_url(bare_postgres_url: str) -> str:
+    return bare_postgres_url
+
+
+@pytest.fixture
 def humble_url(postgres_url: str) -> str:
     """A role that may do nothing in the database but own the schema `app`."""
     name = f"humble_{postgres_url.rpartition('_')[2]}"

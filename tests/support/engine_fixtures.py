@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -75,33 +76,60 @@ def new_engine() -> Iterator[NewEngine]:
 
 @pytest.fixture
 def postgres_url() -> Iterator[str]:
-    """An empty database of the shared PostgreSQL."""
+    """A database of its own in the shared PostgreSQL, with pxrs' schema and nothing in it.
+
+    It is a copy: to make the schema takes longer than most tests.
+    """
+    import psycopg
+
+    with postgres_database(_postgres_template()) as url:
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE pxrs.pxrs_meta SET value = %s WHERE name = 'id'", (url,))
+        yield url
+
+
+@pytest.fixture
+def bare_postgres_url() -> Iterator[str]:
+    """A database of its own in the shared PostgreSQL, without pxrs' schema."""
     with postgres_database() as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def postgres_of_many() -> Iterator[str]:
-    """A database of the shared PostgreSQL for all tests of a worker that keep to their schema.
-
-    To make a database takes longer than most checks.
-    """
+    """A database of the shared PostgreSQL for all tests of a worker that leave it empty."""
     with postgres_database() as url:
         yield url
 
 
 @contextmanager
-def postgres_database() -> Iterator[str]:
+def postgres_database(template: str = "template1") -> Iterator[str]:
     """A new database, gone with the block."""
     import psycopg
 
     server = server_url("postgres")
     name = f"t_{secrets.token_hex(6)}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
     yield server.rpartition("/")[0] + f"/{name}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@cache
+def _postgres_template() -> str:
+    """The database that others are copies of; the first of all workers makes it."""
+    import psycopg
+
+    from pxrs.stores.postgres.stores import PostgresStores
+
+    server, name = server_url("postgres"), "pxrs_template"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(1)")
+        if not connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).rowcount:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+            PostgresStores(server.rpartition("/")[0] + f"/{name}").close()
+    return name
 
 
 @pytest.fixture
