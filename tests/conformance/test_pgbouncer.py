@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import engines
-from pxrs.testing.conformance import Rule, atomic_checks, coord_checks, log_checks, queue_checks
+from pxrs.testing.conformance import Rule, atomic_checks, wake_checks
 from support.engine_fixtures import server_url, unavailable
-from support.postgres import PostgresLab, a_schema
+from support.postgres import EmptiedLab
 
 pytestmark = pytest.mark.engine("postgres")
 
@@ -27,23 +27,19 @@ def pgbouncer() -> Iterator[engines.Engine]:
 
 
 @pytest.fixture
-def lab(postgres_of_many: str, pgbouncer: engines.Engine) -> Iterator[PostgresLab]:
-    lab = PostgresLab(f"{pgbouncer.url}/{postgres_of_many.rpartition('/')[2]}", a_schema())
+def lab(postgres_of_many: str, pgbouncer: engines.Engine) -> Iterator[EmptiedLab]:
+    lab = EmptiedLab(f"{pgbouncer.url}/{postgres_of_many.rpartition('/')[2]}")
     yield lab
     lab.close()
 
 
-@pytest.mark.parametrize(
-    "check",
-    coord_checks() + log_checks() + queue_checks() + atomic_checks(),
-    ids=lambda check: check.__name__,
-)
-def test_conforms_behind_pgbouncer(check: Rule, lab: PostgresLab) -> None:
+@pytest.mark.parametrize("check", wake_checks() + atomic_checks(), ids=lambda check: check.__name__)
+def test_conforms_behind_pgbouncer(check: Rule, lab: EmptiedLab) -> None:
     check(lab)
 
 
-def test_a_pooler_is_recognised(lab: PostgresLab, postgres_of_many: str) -> None:
+def test_a_pooler_is_recognised(lab: EmptiedLab, postgres_of_many: str) -> None:
     assert lab.open().database.pooled
-    direct = PostgresLab(postgres_of_many, a_schema())
+    direct = EmptiedLab(postgres_of_many)
     assert not direct.open().database.pooled
     direct.close()

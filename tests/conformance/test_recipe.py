@@ -1,4 +1,8 @@
-"""Queues by the recipe pass the suite on every coordination store they can be kept in."""
+"""Queues by the recipe pass the suite on the coordination stores they can be kept in.
+
+The recipe is the same code on all of them: ZooKeeper runs what depends on the engine, which is
+who holds what, who is woken, who wins a race, and names.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,18 @@ from pxrs.stores.memory.stores import MemoryStores
 from pxrs.stores.open import open_stores
 from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.testing.clock import VirtualClock
-from pxrs.testing.conformance import Lab, MemoryLab, Rule, await_end, queue_checks, restore_checks
+from pxrs.testing.conformance import (
+    Lab,
+    MemoryLab,
+    Rule,
+    await_end,
+    queue_checks,
+    queue_locks,
+    queue_races,
+    queue_wakes,
+    queues,
+    restore_checks,
+)
 from support.engine_fixtures import place_in
 
 
@@ -46,13 +61,7 @@ class EngineLab:
             stores.close()
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        pytest.param("etcd", marks=pytest.mark.engine("etcd")),
-        pytest.param("zookeeper", marks=pytest.mark.engine("zookeeper")),
-    ]
-)
+@pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     lab: Lab
     if request.param == "memory":
@@ -63,8 +72,29 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     lab.close()
 
 
+ALL = queue_checks() + restore_checks()
+OF_THE_ENGINE = (
+    *queue_locks.suite.checks(),
+    *queue_wakes.suite.checks(),
+    *queue_races.suite.checks(),
+    queues.check_names_are_exact,
+)
+_CHECKS = {"memory": ALL, "etcd": ALL, "zookeeper": OF_THE_ENGINE}
+
+
 @pytest.mark.parametrize(
-    "check", queue_checks() + restore_checks(), ids=lambda check: check.__name__
+    ("lab", "check"),
+    [
+        pytest.param(
+            name,
+            check,
+            marks=[] if name == "memory" else pytest.mark.engine(name),
+            id=f"{name}-{check.__name__}",
+        )
+        for name, checks in _CHECKS.items()
+        for check in checks
+    ],
+    indirect=["lab"],
 )
 def test_conforms(check: Rule, lab: Lab) -> None:
     check(lab)
