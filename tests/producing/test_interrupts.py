@@ -62,10 +62,14 @@ def result(producer: Producer, taken: Taken) -> None:
     taken[-1][1].result()
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("batch_bytes", [1, 100, 2**18], ids=["single", "few", "large"])
+@pytest.mark.parametrize(
+    ("batch_bytes", "compression"),
+    [(1, "none"), (100, "none"), (100, "gzip"), (2**18, "none"), (2**18, "gzip")],
+    ids=["single", "few", "few-gzip", "large", "large-gzip"],
+)
 @pytest.mark.parametrize("work", [single, keyless, many, flush, result])
 @pytest.mark.engine("memory")
+@pytest.mark.long
 def test_an_interrupt_loses_nothing_wherever_it_comes(
     work: Callable[[Producer, Taken], None], batch_bytes: int, compression: str
 ) -> None:

@@ -11,31 +11,23 @@ import pytest
 
 from simulator import failures, producers, queues, simulate
 
+# Thousands of them belong to `./run sim`.
 CHUNK = 50
-
-
-@pytest.mark.engine("memory")
-@pytest.mark.parametrize("start", range(0, 500, CHUNK))
-def test_seeds(start: int) -> None:
-    assert failures(range(start, start + CHUNK)) == []
-
-
-@pytest.mark.engine("memory")
-@pytest.mark.parametrize("start", range(0, 500, 5 * CHUNK))
-def test_seeds_of_queues(start: int) -> None:
-    assert failures(range(start, start + 5 * CHUNK), queues.simulate) == []
-
-
-@pytest.mark.engine("memory")
-def test_seeds_of_producers() -> None:
-    assert failures(range(500), producers.simulate) == []
-
-
-@pytest.mark.parametrize(
+SIMULATIONS = pytest.mark.parametrize(
     "simulation",
     [simulate, queues.simulate, producers.simulate],
     ids=["groups", "queues", "producers"],
 )
+
+
+@pytest.mark.engine("memory")
+@pytest.mark.parametrize("start", range(0, 150, CHUNK))
+@SIMULATIONS
+def test_seeds(simulation: Callable[..., None], start: int) -> None:
+    assert failures(range(start, start + CHUNK), simulation) == []
+
+
+@SIMULATIONS
 def test_same_seed_is_the_same_run(simulation: Callable[..., None]) -> None:
     first: list[str] = []
     second: list[str] = []
