@@ -16,6 +16,7 @@ _PROPERTY = "engine"
 _SERVERS = {
     "new_engine",
     "postgres_url",
+    "bare_postgres_url",
     "mariadb_url",
     "etcd_url",
     "zookeeper_url",
@@ -32,7 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--fast", action="store_true", help="memory and SQLite only: no servers, no long chaos"
+        "--fast", action="store_true", help="memory and SQLite only: no servers, nothing long"
     )
 
 
@@ -50,8 +51,8 @@ def _is_fast(item: pytest.Item) -> bool:
     """Whether it needs no server and is not one of those that attack for long."""
     engines = {mark.args[0] for mark in item.iter_markers("engine")}
     fixtures = set(getattr(item, "fixturenames", ()))
-    folder = item.path.parent.name
-    return engines <= {"memory", "sqlite"} and not fixtures & _SERVERS and folder not in _LONG
+    long = item.path.parent.name in _LONG or item.get_closest_marker("long") is not None
+    return engines <= {"memory", "sqlite"} and not fixtures & _SERVERS and not long
 
 
 def pytest_collection_finish() -> None:

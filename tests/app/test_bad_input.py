@@ -29,6 +29,12 @@ TOPIC = "orders"
 Call = Callable[[Any], object]
 
 
+@pytest.fixture(params=[pytest.param("memory://", marks=pytest.mark.engine("memory"))])
+def url(request: pytest.FixtureRequest) -> str:
+    """Bad input is refused before a store sees it: one engine shows it."""
+    return str(request.param)
+
+
 @pytest.fixture
 def topic(px: Pxrs) -> Pxrs:
     px.topics.create(TOPIC, partitions=3)

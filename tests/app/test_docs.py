@@ -11,6 +11,8 @@ import pytest
 
 from support.child import PATIENCE
 
+pytestmark = pytest.mark.long
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -20,7 +20,7 @@ from pxrs.cli.demo.screen import PlainView
 from support.child import PATIENCE
 from support.command import Run, Shell
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 QUICK = ("--pace", "0", "--burst", "3000")
 PROOFS = ("shares", "killed", "joined", "fenced", "burst", "left", "complete", "ordered", "forward")

@@ -12,6 +12,8 @@ import pytest
 
 from support.child import PATIENCE
 
+pytestmark = pytest.mark.long
+
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 EXAMPLES = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), re.DOTALL)
 

@@ -14,6 +14,8 @@ import pxrs
 from support.child import PATIENCE
 from support.interrupts import interrupted_at
 
+pytestmark = pytest.mark.long
+
 COUNT = 4
 
 

@@ -12,7 +12,7 @@ import pxrs
 from support.child import PATIENCE
 from support.reading import read_all
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 BLOCKING = """
 import pxrs

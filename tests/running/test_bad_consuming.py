@@ -14,6 +14,12 @@ from pxrs.testing import GroupLab
 from support.child import PATIENCE
 
 
+@pytest.fixture(params=[pytest.param("memory://", marks=pytest.mark.engine("memory"))])
+def url(request: pytest.FixtureRequest) -> str:
+    """Bad input is refused before a store sees it: one engine shows it."""
+    return str(request.param)
+
+
 @pytest.fixture
 def orders(px: Pxrs) -> Pxrs:
     px.topics.create("orders", partitions=1)

@@ -24,6 +24,8 @@ from pxrs.stores.open import open_stores
 from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent, wait_until_heard
 
+pytestmark = pytest.mark.long
+
 # The shortest that etcd grants under load.
 TTL = 2.0
 LONG = 2 * TTL

@@ -14,7 +14,7 @@ import pxrs
 from support.child import PATIENCE
 from support.running import Running, wait_for_checkpoints
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 # Long enough for a thread of the same process that is not held back.
 _A_MOMENT = 0.5

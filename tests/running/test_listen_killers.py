@@ -19,6 +19,8 @@ from support.child import PATIENCE, Child
 from support.handlers import A_MOMENT, kill_beside_the_innocent
 from support.inside import say, wait_until_heard
 
+pytestmark = pytest.mark.long
+
 TWICE = ConsumeTimes(2)
 
 

@@ -22,7 +22,7 @@ from pxrs.running.processes import Restarts, Workers
 from support.child import PATIENCE, Child
 from support.running import Running, wait_for_checkpoints
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 COUNT = 60
 _px: pxrs.Pxrs | None = None

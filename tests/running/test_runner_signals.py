@@ -18,7 +18,7 @@ import pxrs
 from support.child import Child
 from support.inside import say
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 
 def wait_for_the_drain() -> None:

@@ -23,6 +23,8 @@ from support.engine_fixtures import NewEngine
 from support.queueplace import Place
 from support.running import Running
 
+pytestmark = pytest.mark.long
+
 _LOOK = 0.01
 
 

@@ -19,7 +19,7 @@ from support.handlers import pass_on_at_once
 from support.inside import default, say, signal_when_heard
 from support.running import Running
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 
 @pytest.fixture

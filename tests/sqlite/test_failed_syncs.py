@@ -18,7 +18,7 @@ import pytest
 import pxrs
 from pxrs.errors import OutcomeUnknown, PxrsError
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 UNITS = 3
 _TESTS = Path(__file__).parents[1]
