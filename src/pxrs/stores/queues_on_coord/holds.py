@@ -1,21 +1,31 @@
-"""What this process holds: so that a commit need not read first, and for how long it lasts."""
+"""What is held: by this process, for how long, and the freeing of what nobody holds any more."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from typing import NamedTuple
 
+from pxrs.core.queue import DIED_HOLDING
 from pxrs.errors import PxrsError, SessionLost
 from pxrs.stores.api import CoordStore, Session
+from pxrs.stores.queues_on_coord.drafts import Context
 from pxrs.stores.queues_on_coord.layout import Entry, Layout, entry_of
-from pxrs.types import Held, Holder
+from pxrs.types import Committed, Held, Holder
 
 _HOLDERS_KNOWN = 10_000
 _SPARE_SESSIONS = 8
+# Whoever takes from a queue that is never empty looks so often for what can be freed.
+_REAP_EVERY = 1.0
+# An engine may end a session a little late; its end wakes who waits, too.
+_OVERDUE = 0.25
 
 
 class Holds:
-    """Items in this process's hands, as they were handed out. The store's checks decide."""
+    """Items that this process holds, as they were handed out: a commit need not read them first.
+
+    They may be out of date. The store's checks decide.
+    """
 
     def __init__(self, coord: CoordStore) -> None:
         self._coord = coord
@@ -50,13 +60,13 @@ class Holds:
                 if not mine:
                     del self._held[holder]
 
-    def lanes(self, holder: Holder, queue: str) -> dict[str, list[Entry]]:
-        """What the holder has of each lane of the queue."""
+    def by_key_order(self, holder: Holder, queue: str) -> dict[str, list[Entry]]:
+        """What the holder has of each key order of the queue."""
         found: dict[str, list[Entry]] = {}
         with self._lock:
             for (name, _), entry in self._held.get(holder, {}).items():
-                if name == queue and entry.standing.lane is not None:
-                    found.setdefault(entry.standing.lane, []).append(entry)
+                if name == queue and entry.standing.key_order is not None:
+                    found.setdefault(entry.standing.key_order, []).append(entry)
         return found
 
     def ending_with(self, session: str) -> bool:
@@ -84,27 +94,26 @@ class Deadlines:
         self._spare: list[Session] = []
 
     def open(self, seconds: float) -> Session:
-        """A session that ends so long from now."""
-        while True:
-            with self._lock:
-                fitting = [each for each in self._spare if each.ttl == seconds]
-                if fitting:
-                    self._spare.remove(fitting[0])
-            if not fitting:
-                session = self._coord.session(seconds)
-                break
-            session = fitting[0]
-            try:
-                session.renew()
-                break
-            except SessionLost:
-                continue
+        """A session that ends `seconds` from now."""
+        session = self._spare_one(seconds) or self._coord.session(seconds)
         with self._lock:
             self._used[session.id] = session
         return session
 
+    def _spare_one(self, seconds: float) -> Session | None:
+        """A spare session of this length that is still alive, renewed."""
+        while True:
+            with self._lock:
+                session = next((each for each in self._spare if each.ttl == seconds), None)
+                if session is None:
+                    return None
+                self._spare.remove(session)
+            with suppress(SessionLost):
+                session.renew()
+                return session
+
     def release(self, *sessions: str | None) -> None:
-        """Put those aside by which nothing is counted any more."""
+        """Keep sessions for later by which nothing is counted any more."""
         over: list[Session] = []
         for name in set(sessions):
             if name is None or self._holds.ending_with(name):
@@ -120,7 +129,7 @@ class Deadlines:
                 session.close()
 
     def abandon(self, session: str) -> None:
-        """Let it end by itself."""
+        """Leave a session to end by itself: nobody renews it any more."""
         with self._lock:
             self._used.pop(session, None)
 
@@ -132,3 +141,62 @@ class Deadlines:
         for session in every:
             with suppress(PxrsError):
                 session.close()
+
+
+class Reaped(NamedTuple):
+    """How many were freed, and in how many seconds the holds end that have an end."""
+
+    freed: int
+    waits: list[float]
+
+
+class Reaper:
+    """Frees items whose lock is gone while the record of who held them is not. In any process.
+
+    Time is the engine's: a lock is there or it is not.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last: dict[str, float] = {}
+
+    def now_and_then(self, at: Layout) -> None:
+        now = self._context.clock.monotonic()
+        if now - self._last.get(at.queue, now - _REAP_EVERY) >= _REAP_EVERY:
+            self.reap(at)
+
+    def reap(self, at: Layout) -> Reaped:
+        """The held ones first, then the locks: one that was given up in between was moved."""
+        coord = self._context.coord
+        self._last[at.queue] = self._context.clock.monotonic()
+        held = [entry_of(record) for record in coord.list(at.metas)]
+        if not held:
+            return Reaped(0, [])
+        locks = {record.key for record in coord.list(at.locks)}
+        now_ms = self._context.clock.wall_ms()
+        freed, waits = 0, []
+        for entry in held:
+            if not _is_locked(at, entry, locks):
+                freed += self._free(at, entry)
+            elif entry.standing.until_ms is not None:
+                left = (entry.standing.until_ms - now_ms) / 1000
+                waits.append(left if left > 0 else _OVERDUE)
+        return Reaped(freed, waits)
+
+    def _free(self, at: Layout, entry: Entry) -> bool:
+        """False if another process, or its holder, was faster."""
+        standing = entry.standing
+        draft = self._context.draft()
+        if standing.most is not None and standing.deliveries >= standing.most:
+            if not draft.bury(at, entry, DIED_HOLDING):
+                return False
+        else:
+            draft.give_back(at, entry, draft.now_ms, suspect=True, error=DIED_HOLDING)
+        return isinstance(draft.commit(), Committed)
+
+
+def _is_locked(at: Layout, entry: Entry, locks: set[str]) -> bool:
+    number = entry.standing.number
+    if at.lock(number) not in locks:
+        return False
+    return entry.standing.until is None or at.until(number) in locks

@@ -8,11 +8,11 @@ queues/<queue>/tail                     the next item's number, how many were pu
 queues/<queue>/items/item-<number>      an item: a line of JSON, then its body
 queues/<queue>/ready/<rank>.<number>    where an item stands that may be taken,
 queues/<queue>/delayed/<ms>.<number>    or is delayed (until its time has come),
-queues/<queue>/waiting/<lane>/<number>  or is behind another of its key,
+queues/<queue>/waiting/<order>/<number> or is behind another of its key,
 queues/<queue>/meta/meta-<number>       or is held: by whom, for which time
 queues/<queue>/locks/lock-<number>      there as long as the holder's session is
 queues/<queue>/locks/until-<number>     there as long as the hold may last, if it has an end
-queues/<queue>/lanes/<lane>             who holds items of a key, and which of it shows
+queues/<queue>/lanes/<order>            who holds items of a key, and which of it shows
 queues/<queue>/dlq/item-<number>        a dead item
 queues/<queue>/seen/<hash>              a dedupe key, and until when it counts
 ```
@@ -29,8 +29,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from pxrs.core.queue import FIFO_LANE
-from pxrs.types import Holder, ItemState, Versioned
+from pxrs.types import Holder, ItemState, Queue, Versioned
 
 LIST = "queue-list/"
 HOLDERS = "queue-holders/"
@@ -43,7 +42,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A queue. One that is being deleted is there for nobody."""
+    """A queue. One that is `deleting` does not exist any more: its records are being removed."""
 
     fifo: bool
     created_ms: int
@@ -73,7 +72,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where an item stands and what has become of it so far."""
 
     number: int
-    lane: str | None = None
+    key_order: str | None = msgspec.field(default=None, name="lane")
     priority: int = 0
     visible_ms: int = 0
     deliveries: int = 0
@@ -87,12 +86,18 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     until_ms: int | None = None
 
 
-class LaneRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class KeyOrderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A key of a queue. `front` is the record of the item that shows: none while some are held."""
 
     held: tuple[int, ...] = ()
     holder: Holder | None = None
     front: str | None = None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A dedupe key, by its record's name."""
+
+    until_ms: int
 
 
 class Entry(NamedTuple):
@@ -130,7 +135,7 @@ class Layout:
         self.all_waiting = f"{self.folder}waiting/"
         self.metas = f"{self.folder}meta/"
         self.locks = f"{self.folder}locks/"
-        self.lanes = f"{self.folder}lanes/"
+        self.key_orders = f"{self.folder}lanes/"
         self.dlq = f"{self.folder}dlq/"
         self.all_seen = f"{self.folder}seen/"
 
@@ -149,14 +154,14 @@ class Layout:
     def dead(self, number: int) -> str:
         return f"{self.dlq}item-{number:012d}"
 
-    def lane(self, lane: str) -> str:
-        return f"{self.lanes}{lane}"
+    def key_order(self, name: str) -> str:
+        return f"{self.key_orders}{name}"
 
-    def waiting_in(self, lane: str) -> str:
-        return f"{self.all_waiting}{lane}/"
+    def waiting_in(self, order: str) -> str:
+        return f"{self.all_waiting}{order}/"
 
-    def waiting(self, lane: str, number: int) -> str:
-        return f"{self.waiting_in(lane)}{number:012d}"
+    def waiting(self, order: str, number: int) -> str:
+        return f"{self.waiting_in(order)}{number:012d}"
 
     def seen(self, dedupe: str) -> str:
         return self.all_seen + hashlib.sha256(dedupe.encode()).hexdigest()[:40]
@@ -178,13 +183,11 @@ class Layout:
         return ItemState.DELAYED if late else ItemState.READY
 
 
-def lane_name(lane: str | None) -> str | None:
-    """A key as a part of a record's name: readable if it is short."""
-    if lane is None:
-        return None
-    if lane == FIFO_LANE:
+def order_name(queue: Queue, key: str | None) -> str | None:
+    """The name of what an item stays in order with: its key, or the whole of a fifo queue."""
+    if queue.fifo:
         return "fifo"
-    return f"key-{part_name(lane)}"
+    return None if key is None else f"key-{part_name(key)}"
 
 
 def part_name(text: str) -> str:
@@ -201,6 +204,11 @@ def holder_key(session: str) -> str:
 
 def entry_of(record: Versioned) -> Entry:
     return Entry(record.key, record.version, decode(record.value, Standing))
+
+
+def number_of(record: Versioned) -> int:
+    """The number of an item, by its record's name."""
+    return int(record.key.rpartition("-")[2])
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -1,4 +1,4 @@
-"""What became of units: asked by those whose commit was not answered.
+"""Evidence of units: answers what became of one whose commit was not answered.
 
 Each unit makes a record of its own, under its name, so a unit that is still on its way can be
 told to stay away: by making that record first. The record goes with a later commit of the same
@@ -8,20 +8,19 @@ whoever has known that for an hour of its own monotonic clock: no two hosts' clo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
 
-from pxrs.core.queue import REMEMBERED_FOR
+from pxrs.core.queue import REMEMBERED_FOR, given_up
 from pxrs.errors import PxrsError
-from pxrs.stores.queues_on_coord.draft import Draft, attempts
+from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft
 from pxrs.stores.queues_on_coord.layout import COMMITS, decode, encode, part_name
-from pxrs.stores.queues_on_coord.shared import Tools
 from pxrs.types import Check, Committed, Delete, Outcome, Put, QueueChange
 
 _KEPT = 6 * REMEMBERED_FOR
-_SWEPT_AT_ONCE = 50
 _SESSIONS_KNOWN = 10_000
 
 
@@ -36,29 +35,31 @@ class Receipt(msgspec.Struct, frozen=True):
 class Receipts:
     """The units of one handle."""
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._coord = tools.coord
-        self._clock = tools.clock
-        self._swept = ""
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._coord = context.coord
+        self._clock = context.clock
         # When each ended session was first seen to have ended.
         self._ended: dict[str, float] = {}
 
-    def write(self, draft: Draft, change: QueueChange) -> str | None:
-        """Add the unit's record, which nobody may have made; its key. None if it has no name."""
+    def write(self, draft: Draft, change: QueueChange) -> None:
+        """Add the unit's record, if it has a name. Raises `Fenced` if the unit was given up."""
         if not change.unit:
-            return None
+            return
         key = _key(change.holder.session, change.unit)
+        if draft.refused is not None and key in draft.refused.current:
+            raise given_up(change.unit)
         draft.require(key, 0)
         draft.put(key, encode(Receipt(change.unit, draft.now_ms, change.holder.session)))
-        return key
 
     def outcome(self, session: str, unit: str) -> Outcome:
         """Read the record, or make it, and with that keep the unit from ever making it."""
         key = _key(session, unit)
         void = encode(Receipt(None, self._clock.wall_ms(), session))
-        alive = self._tools.has_session(session)
-        for _ in attempts("what became of a transaction could not be found out"):
+        alive = self._context.has_session(session)
+        attempts = Attempts("what became of a transaction could not be found out")
+        while True:
+            attempts.begin()
             found = self._coord.get(key)
             if found is not None:
                 known = decode(found.value, Receipt).transaction is not None
@@ -67,10 +68,9 @@ class Receipts:
                 return Outcome.UNKNOWN
             if isinstance(self._coord.commit([Check(key, 0)], [Put(key, void)]), Committed):
                 return Outcome.NEVER
-        raise AssertionError("attempts raise in the end")
 
     def forget(self, session: str, units: Sequence[str]) -> None:
-        """Their committer knows what became of them."""
+        """Remove the records of units whose committer knows what became of them."""
         room = self._coord.limits.operations
         with suppress(PxrsError):
             # What stays is swept with the session's others.
@@ -79,25 +79,18 @@ class Receipts:
                 self._coord.commit([], [Delete(_key(session, unit)) for unit in some])
 
     def sweep(self) -> None:
-        """Remove some whose session ended long ago, round and round."""
-        found = self._coord.list(COMMITS, after=self._swept or None, limit=_SWEPT_AT_ONCE)
-        self._swept = found[-1].key if len(found) == _SWEPT_AT_ONCE else ""
-        sessions = {each.key: decode(each.value, Receipt).session for each in found}
-        long_over = set(filter(self._ended_long_ago, set(sessions.values())))
-        old = [each for each in found if sessions[each.key] in long_over]
-        room = self._coord.limits.operations // 2
-        if old:
-            self._coord.commit(
-                [Check(each.key, each.version) for each in old[:room]],
-                [Delete(each.key) for each in old[:room]],
-            )
+        """Remove some whose session ended long ago."""
+        ended_long_ago = functools.cache(self._ended_long_ago)
+        self._context.sweep(
+            COMMITS, lambda record: ended_long_ago(decode(record.value, Receipt).session)
+        )
 
     def _ended_long_ago(self, session: str) -> bool:
-        """Whether we have known for so long that it has ended. One that has never comes back."""
+        """Whether we have known it to be over for so long. One that is never comes back."""
         now = self._clock.monotonic()
         since = self._ended.get(session)
         if since is None:
-            if session and self._tools.has_session(session):
+            if session and self._context.has_session(session):
                 return False
             if len(self._ended) >= _SESSIONS_KNOWN:
                 # They are seen again, and their hour begins anew.

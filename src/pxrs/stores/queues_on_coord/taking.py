@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -12,17 +13,23 @@ from pxrs.chance import CHANCE
 from pxrs.core.queue import USED_UP, delay_ms, given_up, pick
 from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
 from pxrs.stores.api import Session
-from pxrs.stores.queues_on_coord.draft import Draft, attempts, bury, hold
-from pxrs.stores.queues_on_coord.layout import Entry, Layout, Standing, decode_item, entry_of
-from pxrs.stores.queues_on_coord.reaping import Reaper
-from pxrs.stores.queues_on_coord.shared import Tools, cost
-from pxrs.types import Check, Committed, Conflict, Delivery, Held, Holder, Put, Taken
+from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost, lots
+from pxrs.stores.queues_on_coord.holds import Deadlines, Holds, Reaper
+from pxrs.stores.queues_on_coord.layout import (
+    Entry,
+    Layout,
+    Standing,
+    decode_item,
+    entry_of,
+    number_of,
+)
+from pxrs.types import Check, Committed, Conflict, Delivery, Held, Holder, Put, Taken, Versioned
 
 # Who met a rival looks at so many more, and begins anywhere among them.
 _ELBOW_ROOM = 16
 
 
-class Wish(NamedTuple):
+class TakeRequest(NamedTuple):
     """What a `take` asks for."""
 
     at: Layout
@@ -49,8 +56,12 @@ class Sight(NamedTuple):
 class Taker:
     """Hands out items."""
 
-    def __init__(self, tools: Tools, reaper: Reaper) -> None:
-        self._tools = tools
+    def __init__(
+        self, context: Context, holds: Holds, deadlines: Deadlines, reaper: Reaper
+    ) -> None:
+        self._context = context
+        self._holds = holds
+        self._deadlines = deadlines
         self._reaper = reaper
         self._lock = threading.Lock()
         # What takes are about to hold, until their outcome is known; and takes that were given up.
@@ -81,56 +92,59 @@ class Taker:
         with self._lock:
             self._sent.pop(name, None)
 
-    def take(self, wish: Wish) -> Taken:
+    def take(self, request: TakeRequest) -> Taken:
         """As many as one commit can hold, and can remove later."""
-        if (wish.holder, wish.unit) in self._given_up:
-            raise given_up(wish.unit)
-        known = self._tools.directory.known(wish.at.queue)
+        if (request.holder, request.unit) in self._given_up:
+            raise given_up(request.unit)
+        known = self._context.directory.known(request.at.queue)
         if known is None:
-            self._tools.require_session(wish.holder.session)
+            self._context.require_session(request.holder.session)
             return Taken([], None)
-        self._reaper.now_and_then(wish.at)
-        crowded = 0
-        for _ in attempts(f"nothing could be taken from queue {wish.at.queue!r}"):
-            sight = self._look(wish, crowded)
+        self._reaper.now_and_then(request.at)
+        crowded = False
+        attempts = Attempts(f"nothing could be taken from queue {request.at.queue!r}")
+        while True:
+            attempts.begin()
+            sight = self._look(request, crowded)
             chosen, used_up, suspect = pick(
-                sight.entries, wish.wanted, wish.most, suspects=wish.suspects
+                sight.entries, request.wanted, request.most, suspects=request.suspects
             )
             if used_up:
-                self._bury(wish.at, used_up)
+                self._bury(request.at, used_up)
                 continue
             if not chosen:
-                reaped = self._reaper.reap(wish.at)
+                reaped = self._reaper.reap(request.at)
                 if reaped.freed:
                     continue
-                self._tools.require_session(wish.holder.session)
-                waits = [*self._waits(sight, wish), *reaped.waits]
+                self._context.require_session(request.holder.session)
+                waits = [*self._waits(sight, request), *reaped.waits]
                 return Taken([], min(waits, default=None), suspect)
             try:
-                held = self._hold_in_time(wish, self._fitting(chosen))
+                # So many that the transaction which removes them fits into a commit.
+                fitting = next(lots(chosen, _weigh, (self._context.room,)))
+                held = self._hold_in_time(request, fitting)
             except SessionLost:
                 # A hold of ours that gave us a right to what is behind it may have ended, too.
-                if not self._tools.has_session(wish.holder.session):
+                if not self._context.has_session(request.holder.session):
                     raise
-                self._reaper.reap(wish.at)
+                self._reaper.reap(request.at)
                 continue
             if held:
                 try:
-                    items = self._deliver(wish, held)
-                    waits = self._waits(sight, wish)
+                    items = self._deliver(request, held)
+                    waits = self._waits(sight, request)
                 except (SessionLost, OutcomeUnknown):
                     raise
                 except PxrsError as error:
                     raise _held_all_the_same(error) from error
                 if items:
                     return Taken(items, min(waits, default=None))
-            crowded += 1
-        raise AssertionError("attempts raise in the end")
+            crowded = True
 
-    def _look(self, wish: Wish, crowded: int) -> Sight:
+    def _look(self, request: TakeRequest, crowded: bool) -> Sight:
         """Fronts by rank; then what is behind those, or behind what the holder has."""
-        coord, at, now_ms = self._tools.coord, wish.at, self._tools.clock.wall_ms()
-        wanted = min(wish.wanted, self._tools.room)
+        coord, at, now_ms = self._context.coord, request.at, self._context.clock.wall_ms()
+        wanted = min(request.wanted, self._context.room)
         window = wanted + (_ELBOW_ROOM if crowded else 0)
         ready = [entry_of(record) for record in coord.list(at.ready, limit=window)]
         delayed = [entry_of(record) for record in coord.list(at.delayed, limit=window)]
@@ -140,79 +154,68 @@ class Taker:
         if crowded:
             fronts = fronts[CHANCE.randint(0, max(0, len(fronts) - wanted)) :]
         fronts = fronts[:wanted]
-        behind = self._behind(wish, fronts, wanted - len(fronts), now_ms)
+        behind = self._behind(request, fronts, wanted - len(fronts), now_ms)
         return Sight(fronts + behind, min(later, default=None))
 
-    def _behind(self, wish: Wish, fronts: Sequence[Entry], wanted: int, now_ms: int) -> list[Entry]:
-        lanes = [each.standing.lane for each in fronts if each.standing.lane is not None]
-        lanes += sorted(self._tools.holds.lanes(wish.holder, wish.at.queue))
+    def _behind(
+        self, request: TakeRequest, fronts: Sequence[Entry], wanted: int, now_ms: int
+    ) -> list[Entry]:
+        orders = [each.standing.key_order for each in fronts if each.standing.key_order is not None]
+        orders += sorted(self._holds.by_key_order(request.holder, request.at.queue))
         found: list[Entry] = []
-        for lane in lanes:
+        for order in orders:
             if len(found) >= wanted:
                 break
-            prefix = wish.at.waiting_in(lane)
-            for record in self._tools.coord.list(prefix, limit=wanted - len(found)):
+            prefix = request.at.waiting_in(order)
+            for record in self._context.coord.list(prefix, limit=wanted - len(found)):
                 entry = entry_of(record)
                 if entry.standing.visible_ms > now_ms:
                     break
                 found.append(entry)
         return found
 
-    def _fitting(self, chosen: Sequence[Entry]) -> list[Entry]:
-        """So many that the transaction which removes them fits into a commit."""
-        room, fitting = self._tools.room, []
-        for entry in chosen:
-            room -= cost(entry.standing)
-            if room < 0:
-                break
-            fitting.append(entry)
-        return fitting
-
-    def _hold_in_time(self, wish: Wish, entries: Sequence[Entry]) -> list[Entry]:
+    def _hold_in_time(self, request: TakeRequest, entries: Sequence[Entry]) -> list[Entry]:
         """With a session that ends the hold, if it is to have an end."""
-        if wish.lock_for is None:
-            return self._hold(wish, entries, None)
-        deadline = self._tools.deadlines.open(wish.lock_for)
+        if request.lock_for is None:
+            return self._hold(request, entries, None)
+        deadline = self._deadlines.open(request.lock_for)
         try:
-            held = self._hold(wish, entries, deadline)
+            held = self._hold(request, entries, deadline)
         except (SessionLost, Fenced):
-            self._tools.deadlines.release(deadline.id)
+            self._deadlines.release(deadline.id)
             raise
         except BaseException:
             # Something may be held by it, for all we know: it has to end.
-            self._tools.deadlines.abandon(deadline.id)
+            self._deadlines.abandon(deadline.id)
             raise
         if not held:
-            self._tools.deadlines.release(deadline.id)
+            self._deadlines.release(deadline.id)
         return held
 
-    def _hold(self, wish: Wish, entries: Sequence[Entry], deadline: Session | None) -> list[Entry]:
+    def _hold(
+        self, request: TakeRequest, entries: Sequence[Entry], deadline: Session | None
+    ) -> list[Entry]:
         """Those that were in fact held: all of them, or none if somebody was faster."""
-        tools, at = self._tools, wish.at
-        known = tools.directory.known(at.queue)
-        if known is None:
+        at, draft = request.at, self._context.draft()
+        if not draft.require_queue(at):
             return []
-        draft = tools.draft()
-        draft.require(at.head, known.head_version)
         held: list[tuple[Entry, Standing]] = []
         for entry in entries:
-            standing = self._standing(entry.standing, wish, deadline, draft.now_ms)
-            if hold(draft, at, entry, standing, wish.holder):
+            standing = self._standing(entry.standing, request, deadline, draft.now_ms)
+            if draft.hold(at, entry, standing, request.holder):
                 held.append((entry, standing))
         if not held:
             return []
-        for session in self._leaned_on(draft, wish, [standing for _, standing in held]):
-            draft.vouch(session)
-        versions = self._commit(draft, (wish.holder, wish.unit), (at, held))
+        draft.vouch(*self._leaned_on(draft, request, [standing for _, standing in held]))
+        versions = self._commit(draft, (request.holder, request.unit), (at, held))
         if not versions:
-            tools.directory.forget(at.queue)
             return []
         taken = [
             Entry(at.meta(standing.number), versions[at.meta(standing.number)], standing)
             for _, standing in held
         ]
         for entry in taken:
-            tools.holds.add(wish.holder, at.queue, entry)
+            self._holds.add(request.holder, at.queue, entry)
         return taken
 
     def _commit(self, draft: Draft, name: _Name, sent: _Sent) -> Mapping[str, int]:
@@ -233,47 +236,47 @@ class Taker:
         return versions
 
     def _standing(
-        self, standing: Standing, wish: Wish, deadline: Session | None, now_ms: int
+        self, standing: Standing, request: TakeRequest, deadline: Session | None, now_ms: int
     ) -> Standing:
         return replace(
             standing,
             deliveries=standing.deliveries + 1,
             taken_ms=now_ms,
-            holder=wish.holder,
-            most=wish.most,
+            holder=request.holder,
+            most=request.most,
             until=None if deadline is None else deadline.id,
-            until_ms=None if wish.lock_for is None else now_ms + delay_ms(wish.lock_for),
+            until_ms=None if request.lock_for is None else now_ms + delay_ms(request.lock_for),
         )
 
-    def _leaned_on(self, draft: Draft, wish: Wish, taken: Sequence[Standing]) -> set[str]:
+    def _leaned_on(self, draft: Draft, request: TakeRequest, taken: Sequence[Standing]) -> set[str]:
         """Sessions by which the holds end that give the right to what is behind them."""
-        lanes = self._tools.holds.lanes(wish.holder, wish.at.queue)
+        mine = self._holds.by_key_order(request.holder, request.at.queue)
         return {
             entry.standing.until
             for standing in taken
-            if standing.lane is not None
-            for entry in lanes.get(standing.lane, ())
+            if standing.key_order is not None
+            for entry in mine.get(standing.key_order, ())
             if entry.standing.until is not None
-            and entry.standing.number in draft.lane(wish.at, standing.lane).held_before
+            and entry.standing.number in draft.order(request.at, standing.key_order).held_before
         }
 
     def _find_out(self, at: Layout, held: Sequence[tuple[Entry, Standing]]) -> dict[str, int]:
         """Whether a commit that was not answered was done; if not, that it never will be."""
         entry, standing = held[0]
-        record = self._tools.coord.get(entry.key)
+        record = self._context.coord.get(entry.key)
         if record is not None and record.version == entry.version:
             again = Put(entry.key, record.value)
-            outcome = self._tools.coord.commit([Check(entry.key, entry.version)], [again])
+            outcome = self._context.coord.commit([Check(entry.key, entry.version)], [again])
             if not isinstance(outcome, Conflict):
                 return {}
-        metas = [self._tools.coord.get(at.meta(each.number)) for _, each in held]
+        metas = [self._context.coord.get(at.meta(each.number)) for _, each in held]
         found = [meta for meta in metas if meta is not None]
         mine = found and entry_of(found[0]).standing == standing
         return {meta.key: meta.version for meta in found} if mine else {}
 
-    def _deliver(self, wish: Wish, taken: Sequence[Entry]) -> list[Delivery]:
+    def _deliver(self, request: TakeRequest, taken: Sequence[Entry]) -> list[Delivery]:
         """The items with their bodies; one that was purged in between is not among them."""
-        bodies = self._bodies(wish.at, [entry.standing.number for entry in taken])
+        bodies = self._bodies(request.at, [entry.standing.number for entry in taken])
         deliveries = []
         for entry in taken:
             standing, value = entry.standing, bodies.get(entry.standing.number)
@@ -282,7 +285,7 @@ class Taker:
             item, body = decode_item(value)
             deliveries.append(
                 Delivery(
-                    held=Held(wish.at.queue, standing.number, standing.deliveries),
+                    held=Held(request.at.queue, standing.number, standing.deliveries),
                     body=body,
                     key=item.key,
                     priority=item.priority,
@@ -293,46 +296,35 @@ class Taker:
         return deliveries
 
     def _bodies(self, at: Layout, numbers: Sequence[int]) -> dict[int, bytes]:
-        """One read for each run of neighbours."""
-        coord = self._tools.coord
-        found: dict[int, bytes] = {}
-        for first, last in _runs(sorted(numbers)):
-            if first == last:
-                record = coord.get(at.item(first))
-                records = [] if record is None else [record]
+        """Items as they are stored. One read for each run of neighbours."""
+        coord = self._context.coord
+        found: list[Versioned | None] = []
+        for _, run in groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0]):
+            first, *others = (number for _, number in run)
+            if others:
+                found += coord.list(at.items, after=at.item(first - 1), limit=1 + len(others))
             else:
-                records = coord.list(at.items, after=at.item(first - 1), limit=last - first + 1)
-            by_key = {record.key: record.value for record in records}
-            for number in range(first, last + 1):
-                if at.item(number) in by_key:
-                    found[number] = by_key[at.item(number)]
-        return found
+                found.append(coord.get(at.item(first)))
+        return {number_of(record): record.value for record in found if record is not None}
 
     def _bury(self, at: Layout, used_up: Sequence[Entry]) -> None:
         for entry in used_up:
-            draft = self._tools.draft()
-            if bury(draft, at, entry, entry.standing.error or USED_UP):
+            draft = self._context.draft()
+            if draft.bury(at, entry, entry.standing.error or USED_UP):
                 draft.commit()
 
-    def _waits(self, sight: Sight, wish: Wish) -> list[float]:
+    def _waits(self, sight: Sight, request: TakeRequest) -> list[float]:
         """Seconds until a delayed item shows, also behind what the holder has."""
-        now_ms = self._tools.clock.wall_ms()
+        now_ms = self._context.clock.wall_ms()
         shows = [] if sight.next_ms is None else [sight.next_ms]
-        for lane in self._tools.holds.lanes(wish.holder, wish.at.queue):
-            first = self._tools.coord.list(wish.at.waiting_in(lane), limit=1)
+        for order in self._holds.by_key_order(request.holder, request.at.queue):
+            first = self._context.coord.list(request.at.waiting_in(order), limit=1)
             shows += [entry_of(record).standing.visible_ms for record in first]
         return [max(0.0, (show - now_ms) / 1000) for show in shows]
 
 
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each run of neighbours."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    return runs
+def _weigh(entry: Entry) -> tuple[int]:
+    return (cost(entry.standing),)
 
 
 def _held_all_the_same(error: PxrsError) -> OutcomeUnknown:

@@ -1,0 +1,496 @@
+"""Commits: how one is drafted, and the one loop in which drafts are committed.
+
+A `Draft` collects what a commit expects and what it writes. It moves items between the records
+that say where they stand, keeps each key's items in order, and moves the ends of queues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from pxrs.chance import CHANCE
+from pxrs.clock import Clock
+from pxrs.core.queue import tidy
+from pxrs.errors import InvalidRequest, SessionLost, TransactionConflict
+from pxrs.stores.api import CoordStore
+from pxrs.stores.queues_on_coord.directory import Directory, Known
+from pxrs.stores.queues_on_coord.layout import (
+    Entry,
+    Head,
+    Item,
+    KeyOrderRecord,
+    Layout,
+    Standing,
+    Tail,
+    decode,
+    decode_item,
+    encode,
+    encode_item,
+    entry_of,
+    holder_key,
+)
+from pxrs.types import (
+    Check,
+    Committed,
+    Conflict,
+    Delete,
+    Holder,
+    Put,
+    Queue,
+    QueueLimits,
+    Versioned,
+    Write,
+)
+
+T = TypeVar("T")
+
+_MOST_ATTEMPTS = 500
+_LONGEST_PAUSE = 0.05
+
+# Records that have a part in a commit: of the transaction itself and of one queue, ...
+_OVERHEAD = 9
+# ... of an item that is removed (meta twice, item, two locks), ...
+_PER_ITEM = 5
+# ... and of its key (its order twice, and the one that shows next twice).
+_PER_KEY = 4
+# For everything about an item but its body.
+_HEADER_BYTES = 32 * 1024
+# Errors of all items of a transaction have to fit into one commit.
+_LONGEST_ERROR = 2_000
+_SWEPT_AT_ONCE = 50
+
+
+class Attempts:
+    """Counts the attempts at something that others may keep from succeeding."""
+
+    def __init__(self, failure: str) -> None:
+        self._failure = failure
+        self._made = 0
+
+    def begin(self) -> None:
+        """Pause before every attempt but the first, at random, so that rivals come apart.
+
+        Raises `TransactionConflict` after too many.
+        """
+        if self._made == _MOST_ATTEMPTS:
+            raise TransactionConflict(
+                f"{self._failure}: the records changed faster than they were read; try again"
+            )
+        if self._made:
+            time.sleep(CHANCE.random() * min(0.0005 * 2 ** min(self._made, 10), _LONGEST_PAUSE))
+        self._made += 1
+
+
+class Context:
+    """What the parts of one handle share: the store, the clock, and the queues it knows."""
+
+    def __init__(self, coord: CoordStore, clock: Clock) -> None:
+        self.coord = coord
+        self.clock = clock
+        self.directory = Directory(coord)
+        # Up to which record each folder has been swept.
+        self._swept: dict[str, str] = {}
+
+    @property
+    def limits(self) -> QueueLimits:
+        """What surely fits into one commit of the store, for items without a key, in one queue."""
+        return QueueLimits(
+            items=self.room // _PER_ITEM,
+            body_bytes=self.coord.limits.value_bytes - _HEADER_BYTES,
+        )
+
+    @property
+    def room(self) -> int:
+        """How many records of items can have a part in one commit."""
+        return self.coord.limits.operations - _OVERHEAD
+
+    def draft(self, refused: Conflict | None = None) -> Draft:
+        return Draft(self.coord, self.directory, self.clock.wall_ms(), refused)
+
+    def commit(self, failure: str, build: Callable[[Draft], T]) -> T:
+        """Commit what `build` drafts; what it returned.
+
+        It is built anew, from fresh reads, as often as something that it builds on has changed:
+        then `Draft.refused` says what. A draft in which it wrote nothing is not sent.
+        """
+        attempts = Attempts(failure)
+        refused: Conflict | None = None
+        while True:
+            attempts.begin()
+            draft = self.draft(refused)
+            result = build(draft)
+            if draft.is_empty:
+                return result
+            outcome = draft.commit()
+            if isinstance(outcome, Committed):
+                return result
+            refused = outcome
+
+    def sweep(self, folder: str, is_old: Callable[[Versioned], bool]) -> None:
+        """Remove some of a folder's records that are old, round and round."""
+        found = self.coord.list(folder, after=self._swept.get(folder), limit=_SWEPT_AT_ONCE)
+        self._swept.pop(folder, None)
+        if len(found) == _SWEPT_AT_ONCE:
+            self._swept[folder] = found[-1].key
+        old = list(filter(is_old, found))[: self.coord.limits.operations // 2]
+        if old:
+            self.coord.commit(
+                [Check(record.key, record.version) for record in old],
+                [Delete(record.key) for record in old],
+            )
+
+    def has_session(self, session: str) -> bool:
+        """Whether it lives. Writes only where nothing was written with it yet."""
+        try:
+            self.require_session(session)
+        except SessionLost:
+            return False
+        return True
+
+    def require_session(self, session: str) -> None:
+        """Raise `SessionLost` if it is over: a record that was put with it would be gone."""
+        if self.coord.get(holder_key(session)) is None:
+            draft = self.draft()
+            draft.vouch(session)
+            draft.commit()
+
+
+class Draft:
+    """Collects checks and writes. Nothing is done until `commit`.
+
+    `refused`: what the attempt before this one found changed; None if this is the first.
+    `versions`: of what was put, once it is committed.
+    """
+
+    def __init__(
+        self,
+        coord: CoordStore,
+        directory: Directory,
+        now_ms: int,
+        refused: Conflict | None,
+    ) -> None:
+        self.coord = coord
+        self.now_ms = now_ms
+        self.refused = refused
+        self.versions: dict[str, int] = {}
+        self._directory = directory
+        self._checks: dict[str, int] = {}
+        self._writes: dict[str, Write] = {}
+        self._orders: dict[str, KeyOrder] = {}
+        self._queues: dict[str, Known | None] = {}
+        self._tails: dict[str, Tail] = {}
+
+    def require(self, key: str, version: int) -> None:
+        """Only if the record still has this version; 0: only if there is none, and it is put."""
+        self._checks[key] = version
+
+    def put(self, key: str, value: bytes, session: str | None = None) -> None:
+        self._writes[key] = Put(key, value, session)
+
+    def delete(self, key: str) -> None:
+        self._writes[key] = Delete(key)
+
+    def vouch(self, *sessions: str) -> None:
+        """Only if the sessions live: a record is put with each."""
+        for session in sessions:
+            self.put(holder_key(session), b"", session)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._checks or self._writes or self._orders or self._tails)
+
+    def commit(self) -> Committed | Conflict:
+        self._write_tails()
+        for order in self._orders.values():
+            order.settle(self)
+        self._orders.clear()
+        self._refuse_too_much()
+        outcome = self.coord.commit(
+            [Check(key, version) for key, version in self._checks.items()],
+            list(self._writes.values()),
+        )
+        if isinstance(outcome, Conflict):
+            for name in self._queues:
+                self._directory.forget(name)
+            return outcome
+        for name, tail in self._tails.items():
+            self._directory.learn(name, tail, outcome, self.now_ms)
+        self.versions = dict(outcome.versions)
+        return outcome
+
+    def _refuse_too_much(self) -> None:
+        limits = self.coord.limits
+        operations = len(self._checks) + len(self._writes)
+        if operations > limits.operations:
+            raise InvalidRequest(
+                f"{operations} records have a part in this transaction; this store takes "
+                f"{limits.operations}: take or put fewer items, of fewer keys and queues"
+            )
+        size = sum(len(write.value) for write in self._writes.values() if isinstance(write, Put))
+        if size > limits.value_bytes:
+            raise InvalidRequest(
+                f"{size} bytes in one transaction; this store takes {limits.value_bytes} in all: "
+                "put fewer items at once, or keep their bodies elsewhere"
+            )
+
+    # Queues and their ends
+
+    def queue(self, name: str) -> Queue | None:
+        known = self._known(name)
+        return None if known is None else known.queue
+
+    def require_queue(self, at: Layout) -> bool:
+        """Only if the queue is not deleted meanwhile; false if there is none now."""
+        known = self._known(at.queue)
+        if known is not None:
+            self.require(at.head, known.head_version)
+        return known is not None
+
+    def make_queue(self, name: str, fifo: bool, tail: Tail | None = None) -> None:
+        """Make the queue. What is left of a deleted one of the name goes first."""
+        at = Layout(name)
+        if self.coord.get(at.head) is not None:
+            self._directory.finish_deletion(at)
+        self.require(at.head, 0)
+        self.put(at.head, encode(Head(fifo, self.now_ms)))
+        self.require(at.tail, 0)
+        self.put(at.tail, encode(tail or Tail()))
+
+    def end(self, name: str) -> int:
+        """The first number that no item of the queue can have yet."""
+        return self._tail(name).next
+
+    def next_number(self, name: str, *, put: int = 1) -> int:
+        """A number for an item at the end of the queue, which is made if need be."""
+        tail = self._tail(name)
+        self._tails[name] = Tail(tail.next + 1, tail.put + put, tail.dropped)
+        return tail.next
+
+    def admit(self, name: str, number: int) -> None:
+        """Count an item that comes with a number of its own; later ones come after it."""
+        tail = self._tail(name)
+        self._tails[name] = Tail(max(tail.next, number + 1), tail.put + 1, tail.dropped)
+
+    def count_dropped(self, name: str, count: int) -> None:
+        tail = self._tail(name)
+        self._tails[name] = replace(tail, dropped=tail.dropped + count)
+
+    def _known(self, name: str) -> Known | None:
+        if name not in self._queues:
+            self._queues[name] = self._directory.known(name)
+        return self._queues[name]
+
+    def _tail(self, name: str) -> Tail:
+        known = self._known(name)
+        return self._tails.get(name) or (Tail() if known is None else known.tail)
+
+    def _write_tails(self) -> None:
+        for name, tail in self._tails.items():
+            known, at = self._queues[name], Layout(name)
+            if known is None:
+                self.make_queue(name, False, tail)
+            else:
+                self.require(at.tail, known.tail_version)
+                self.put(at.tail, encode(tail))
+
+    # Items
+
+    def order(self, at: Layout, name: str) -> KeyOrder:
+        key = at.key_order(name)
+        if key not in self._orders:
+            self._orders[key] = KeyOrder(self.coord, at, name)
+        return self._orders[key]
+
+    def add(self, at: Layout, standing: Standing, item: Item, body: bytes) -> None:
+        """Add a new item, or a dead one that begins again."""
+        self.put(at.item(standing.number), encode_item(item, body))
+        self.attach(at, standing)
+
+    def attach(self, at: Layout, standing: Standing) -> None:
+        """Let it be handed out when its time and its turn have come."""
+        if standing.key_order is None:
+            self.put(at.shown(standing, self.now_ms), encode(standing))
+        else:
+            self.order(at, standing.key_order).add(standing)
+
+    def detach(self, at: Layout, entry: Entry) -> None:
+        """Take it from where it stands, if it still stands there at the commit."""
+        standing = entry.standing
+        self.require(entry.key, entry.version)
+        self.delete(entry.key)
+        order = None if standing.key_order is None else self.order(at, standing.key_order)
+        if standing.holder is None:
+            if order is not None:
+                order.leave(entry)
+            return
+        self.delete(at.lock(standing.number))
+        if standing.until is not None:
+            self.delete(at.until(standing.number))
+        if order is not None:
+            order.held.discard(standing.number)
+
+    def hold(self, at: Layout, entry: Entry, held: Standing, holder: Holder) -> bool:
+        """Hand it out: counted and locked in the same commit. False if it is not its turn."""
+        order = None if held.key_order is None else self.order(at, held.key_order)
+        if order is not None and not order.yields(entry, holder):
+            return False
+        self.detach(at, entry)
+        self.put(at.meta(held.number), encode(held))
+        self.put(at.lock(held.number), b"", holder.session)
+        if held.until is not None:
+            self.put(at.until(held.number), b"", held.until)
+        if order is not None:
+            order.hold(held.number, holder)
+        return True
+
+    def give_back(
+        self, at: Layout, entry: Entry, visible_ms: int, *, suspect: bool, error: str
+    ) -> None:
+        """Let an item be handed out again from `visible_ms` on."""
+        self.detach(at, entry)
+        self.attach(at, _freed(entry.standing, visible_ms, suspect=suspect, error=error))
+
+    def remove(self, at: Layout, entry: Entry) -> None:
+        self.detach(at, entry)
+        self.delete(at.item(entry.standing.number))
+
+    def bury(self, at: Layout, entry: Entry, error: str) -> bool:
+        """Make it a dead item; false if it is not there any more."""
+        number = entry.standing.number
+        found = self.coord.get(at.item(number))
+        if found is None:
+            return False
+        item, body = decode_item(found.value)
+        self.remove(at, entry)
+        standing = _freed(entry.standing, 0, suspect=False, error=error)
+        dead = replace(item, standing=standing, dead_ms=self.now_ms)
+        self.put(at.dead(number), encode_item(dead, body))
+        return True
+
+
+class KeyOrder:
+    """A key's items, in order: of all that nobody holds the first shows, if none is held.
+
+    Every change of it writes the order's record under a check: one at a time.
+    """
+
+    def __init__(self, coord: CoordStore, at: Layout, name: str) -> None:
+        self._coord = coord
+        self._at = at
+        self._name = name
+        found = coord.get(at.key_order(name))
+        record = KeyOrderRecord() if found is None else decode(found.value, KeyOrderRecord)
+        self._version = 0 if found is None else found.version
+        self.held_before = frozenset(record.held)
+        self.held = set(record.held)
+        self._holder = record.holder
+        self._front = record.front
+        self._added: dict[int, Standing] = {}
+        self._gone: set[int] = set()
+
+    def add(self, standing: Standing) -> None:
+        """Add an item at the place of its number."""
+        self._added[standing.number] = standing
+
+    def leave(self, entry: Entry) -> None:
+        """Take out an item that nobody held."""
+        if self._front == entry.key:
+            self._front = None
+        else:
+            self._gone.add(entry.standing.number)
+
+    def yields(self, entry: Entry, holder: Holder) -> bool:
+        """Whether the holder may have it: as the front, or behind what it holds."""
+        if self.held:
+            return self._holder == holder
+        return self._front == entry.key
+
+    def hold(self, number: int, holder: Holder) -> None:
+        self.held.add(number)
+        self._holder = holder
+
+    def settle(self, draft: Draft) -> None:
+        """Show the first item, unless some are held; write what has become of the order."""
+        if not self.held:
+            self._holder = None
+            self._hide_front(draft)
+            if self._front is None:
+                self._show_first(draft)
+        for number, standing in self._added.items():
+            draft.put(self._at.waiting(self._name, number), encode(standing))
+        key = self._at.key_order(self._name)
+        if self.held or self._front is not None:
+            record = KeyOrderRecord(tuple(sorted(self.held)), self._holder, self._front)
+            draft.require(key, self._version)
+            draft.put(key, encode(record))
+        elif self._version:
+            draft.require(key, self._version)
+            draft.delete(key)
+
+    def _hide_front(self, draft: Draft) -> None:
+        """Put what shows back among the waiting ones if one with a lower number has come."""
+        if self._front is None or not self._added:
+            return
+        if int(self._front.rpartition(".")[2]) < min(self._added):
+            return
+        found = self._coord.get(self._front)
+        if found is not None:
+            entry = entry_of(found)
+            draft.require(entry.key, entry.version)
+            draft.delete(entry.key)
+            self._added[entry.standing.number] = entry.standing
+            self._front = None
+
+    def _show_first(self, draft: Draft) -> None:
+        stored: list[Standing] = []
+        if self._version:
+            prefix = self._at.waiting_in(self._name)
+            waiting = map(entry_of, self._coord.list(prefix, limit=len(self._gone) + 1))
+            stored = [each.standing for each in waiting if each.standing.number not in self._gone]
+        first = min([*stored, *self._added.values()], key=lambda each: each.number, default=None)
+        if first is None:
+            return
+        if self._added.pop(first.number, None) is None:
+            draft.delete(self._at.waiting(self._name, first.number))
+        self._front = self._at.shown(first, draft.now_ms)
+        draft.put(self._front, encode(first))
+
+
+def _freed(standing: Standing, visible_ms: int, *, suspect: bool, error: str) -> Standing:
+    """How an item stands when nobody holds it any more."""
+    return replace(
+        standing,
+        visible_ms=visible_ms,
+        suspect=suspect,
+        error=tidy(error[:_LONGEST_ERROR]),
+        holder=None,
+        most=None,
+        until=None,
+        until_ms=None,
+    )
+
+
+def cost(standing: Standing) -> int:
+    """How many records have a part in removing it."""
+    return _PER_ITEM + (0 if standing.key_order is None else _PER_KEY)
+
+
+def lots(
+    items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], room: tuple[int, ...]
+) -> Iterator[list[T]]:
+    """Split items, in their order, into lots that fit into a commit: each weight into its room."""
+    lot: list[T] = []
+    left = room
+    for item in items:
+        weights = weigh(item)
+        if lot and any(weight > rest for weight, rest in zip(weights, left, strict=True)):
+            yield lot
+            lot, left = [], room
+        lot.append(item)
+        left = tuple(rest - weight for weight, rest in zip(weights, left, strict=True))
+    if lot:
+        yield lot

@@ -1,0 +1,137 @@
+"""Reads whole queues: which items there are and how they stand.
+
+By listing: fine for some thousands of items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
+
+from pxrs.core.queue import LIVE
+from pxrs.stores.api import CoordStore
+from pxrs.stores.queues_on_coord.layout import (
+    NUMBERS_END,
+    Entry,
+    Item,
+    Layout,
+    Standing,
+    decode_item,
+    entry_of,
+    number_of,
+)
+from pxrs.types import ItemState, StoredItem
+
+
+class Stored(NamedTuple):
+    """An item as it lies in the queue, and how it stands; None if it just moves."""
+
+    number: int
+    item: Item
+    body: bytes
+    entry: Entry | None = None
+
+    def state(self, at: Layout, now_ms: int) -> ItemState:
+        if self.item.dead_ms is not None:
+            return ItemState.DEAD
+        return ItemState.READY if self.entry is None else at.state(self.entry, now_ms)
+
+    def shown(self, at: Layout, now_ms: int) -> StoredItem:
+        standing = self.item.standing or (self.entry.standing if self.entry else None)
+        standing = standing or Standing(number=self.number)
+        state = self.state(at, now_ms)
+        # The time of one that is not due, also of one that waits behind another of its key.
+        is_late = state in (ItemState.DELAYED, ItemState.WAITING) and standing.visible_ms > now_ms
+        return StoredItem(
+            id=self.number,
+            state=state,
+            body=self.body,
+            key=self.item.key,
+            priority=self.item.priority,
+            deliveries=standing.deliveries,
+            put_ms=self.item.put_ms,
+            taken_ms=standing.taken_ms,
+            visible_ms=standing.visible_ms if is_late else None,
+            dead_ms=self.item.dead_ms,
+            error=standing.error,
+            holder=standing.holder,
+        )
+
+
+class Survey:
+    """How the live items of a queue stand. One that moves meanwhile may be missed: look again."""
+
+    def __init__(self, coord: CoordStore, at: Layout) -> None:
+        self._coord = coord
+        self._at = at
+        self.entries: dict[int, Entry] = {}
+        self._look(at.ready, at.delayed, at.all_waiting, at.metas)
+
+    def look_again(self) -> None:
+        """What was anywhere else before its turn is ready now, or held: by and by all is seen."""
+        self._look(self._at.metas, self._at.ready)
+
+    def _look(self, *folders: str) -> None:
+        for folder in folders:
+            found = map(entry_of, self._coord.list(folder))
+            self.entries |= {entry.standing.number: entry for entry in found}
+
+
+def live_items(
+    coord: CoordStore,
+    at: Layout,
+    after: int | None = None,
+    limit: int | None = None,
+    survey: Survey | None = None,
+) -> list[Stored]:
+    """Items that are not dead, by number."""
+    last = None if after is None else at.item(after)
+    records = coord.list(at.items, after=last, limit=limit)
+    if not records:
+        return []
+    survey = survey or Survey(coord, at)
+    if any(number_of(record) not in survey.entries for record in records):
+        survey.look_again()
+    return [
+        Stored(number, *decode_item(record.value), survey.entries.get(number))
+        for number, record in zip(map(number_of, records), records, strict=True)
+    ]
+
+
+def shown_items(
+    coord: CoordStore, at: Layout, wanted: Sequence[ItemState], after: int, page: int, now_ms: int
+) -> Iterator[StoredItem]:
+    """Items in the wanted states, by number. Read page by page, the live beside the dead."""
+    survey = Survey(coord, at) if any(state in LIVE for state in wanted) else None
+    while True:
+        live = [] if survey is None else live_items(coord, at, after, page, survey)
+        dead = []
+        if ItemState.DEAD in wanted:
+            records = coord.list(at.dlq, after=at.dead(after), limit=page)
+            dead = [Stored(number_of(each), *decode_item(each.value)) for each in records]
+        # Beyond the end of a full page there may be more of the one than of the other.
+        ends = [each[-1].number for each in (live, dead) if len(each) == page]
+        end = min(ends, default=NUMBERS_END)
+        for each in sorted([*live, *dead], key=lambda each: each.number):
+            if each.number <= end and each.state(at, now_ms) in wanted:
+                yield each.shown(at, now_ms)
+        if end == NUMBERS_END:
+            return
+        after = end
+
+
+def standing_in(
+    coord: CoordStore,
+    at: Layout,
+    ids: Container[int] | None,
+    states: Container[ItemState],
+    now_ms: int,
+) -> list[Entry]:
+    """How live items in these states stand, all or those of these numbers; the last first."""
+    survey = Survey(coord, at)
+    survey.look_again()
+    return [
+        entry
+        for number, entry in sorted(survey.entries.items(), reverse=True)
+        if (ids is None or number in ids) and at.state(entry, now_ms) in states
+    ]
