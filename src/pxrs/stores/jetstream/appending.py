@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from pxrs.chance import CHANCE
 from pxrs.clock import Clock
@@ -23,7 +23,6 @@ from pxrs.errors import (
     PxrsError,
     StoreError,
     StoreUnavailable,
-    TopicNotFound,
 )
 from pxrs.stores.api import validate_batch
 from pxrs.stores.jetstream.entries import (
@@ -62,6 +61,9 @@ _SOON = 0.004
 _COMPANY = 1.0
 
 
+_Append = Callable[[Topic, Part, Batch], Awaitable[Appended | PxrsError]]
+
+
 class Appending:
     """Appends to the partitions of streams."""
 
@@ -80,7 +82,7 @@ class Appending:
         for number, append in enumerate(appends):
             numbers.setdefault(append.where, []).append(number)
         works = [
-            _Work(self, where, [appends[number].batch for number in those])
+            _Work(self._topics, where, [appends[number].batch for number in those], self._one)
             for where, those in numbers.items()
         ]
         await self._carry_out(works)
@@ -125,18 +127,12 @@ class Appending:
         task.add_done_callback(self._left.discard)
         return True
 
-    async def find(self, where: LogPartition) -> tuple[Topic, Part]:
-        topic = await self._topics.find(where.topic_id)
-        return topic, topic.part(where.partition)
-
-    def forget(self, topic: Topic) -> None:
-        self._topics.forget(topic)
-
-    async def one(self, topic: Topic, part: Part, batch: Batch) -> Appended | PxrsError:
+    async def _one(self, topic: Topic, part: Part, batch: Batch) -> Appended | PxrsError:
         """Append one batch, or say why not. Raises `Stale` only."""
+        attempt = _Attempt(self._streams, self._reading, self._clock, topic, part, batch)
         try:
             validate_batch(batch)
-            return await _Attempt(self, topic, part, batch).run()
+            return await attempt.run()
         except Stale:
             raise
         except PxrsError as error:
@@ -146,108 +142,15 @@ class Appending:
             unknown.__cause__ = error
             return unknown
 
-    # What an attempt needs
-
-    async def tail(self, topic: Topic, part: Part, *, fresh: bool) -> Entry:
-        """The last batch; what is known of it unless it has to be fresh."""
-        if part.tail is not None and not fresh:
-            return part.tail
-        part.tail = None if fresh else part.tail
-        floor, tail = await self._reading.ends(topic, part)
-        if tail.next < floor.start:
-            # Somebody purged the stream by hand: offsets are not given again.
-            tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
-        return tail
-
-    async def put_aside(self, part: Part, producer: int, known: Known) -> None:
-        """Keep the state of a producer that no longer travels with the batches.
-
-        Others may have done so before: for a batch that then came too late, or for this very
-        state. The newer state stays; where its last batch lies tells which that is.
-        """
-        expected = known.aside_seq
-        while True:
-            headers = {
-                EXPECTED: str(expected),
-                ROLLUP: "sub",
-                TTL: f"{PRODUCER_MEMORY_MS // 1000}s",
-            }
-            data = known_to_bytes(producer, known)
-            try:
-                await self._streams.publish(f"{part.aside}.{producer}", data, headers, TRY)
-            except ApiError as error:
-                if error.err_code not in WRONG_SEQUENCE:
-                    raise
-            else:
-                return
-            there = await self.from_aside(part, producer)
-            if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
-                return
-            expected = 0 if there is None else there.aside_seq
-
-    async def from_aside(self, part: Part, producer: int) -> Known | None:
-        """The state of a producer that was put aside."""
-        stored = await self._streams.last(part.stream, f"{part.aside}.{producer}")
-        if stored is None:
-            return None
-        _, known, _ = known_from_bytes(stored.data)
-        return known._replace(aside_seq=stored.seq)
-
-    async def find_writer(self, part: Part, writer: str, after: Entry, upto: Entry) -> Entry | None:
-        """The batch of this writer among those between two others.
-
-        Raises `OutcomeUnknown` if some of those were trimmed meanwhile.
-        """
-        before = after
-        while before.seq < upto.seq:
-            stored = await self._streams.next(part.stream, part.batches, before.seq + 1)
-            if stored is None or (entry := from_headers(stored.headers, stored.seq)).base != (
-                before.next
-            ):
-                raise OutcomeUnknown(
-                    "a batch was sent, no answer came, and where it would stand was trimmed"
-                )
-            if entry.writer == writer:
-                return entry
-            before = entry
-        return None
-
-    async def publish(self, part: Part, batch: Batch, entry: Entry, expected: int) -> int:
-        data = entry.base.to_bytes(8, "big") + batch.data[8:]
-        headers = to_headers(entry)
-        headers[EXPECTED] = str(expected)
-        return await self._streams.publish(part.batches, data, headers, _PUBLISH)
-
-    def too_large(self, batch: Batch) -> bool:
-        return len(batch.data) + _HEADER_ROOM > self._streams.wire.max_payload
-
-    @property
-    def max_payload(self) -> int:
-        return self._streams.wire.max_payload
-
-    async def pause(self, tries: int, deadline: float, why: Exception) -> None:
-        """Wait before the next try. Who was overtaken comes back soon, but not all at once."""
-        if isinstance(why, _Overtaken):
-            await self._streams.pause(tries, deadline, why, CHANCE.uniform(0, _SOON))
-        else:
-            await self._streams.pause(tries, deadline, why)
-
-    def deadline(self) -> float:
-        return self._streams.deadline()
-
-    async def require(self, part: Part) -> None:
-        await self._streams.require(part.stream)
-
-    def now(self, topic: Topic) -> int:
-        """The server's time, by which producers are forgotten."""
-        return topic.time.now(self._clock)
-
 
 class _Work:
     """The batches of one call for one partition, one after the other."""
 
-    def __init__(self, desk: Appending, where: LogPartition, batches: Sequence[Batch]) -> None:
-        self._desk = desk
+    def __init__(
+        self, topics: Topics, where: LogPartition, batches: Sequence[Batch], append: _Append
+    ) -> None:
+        self._topics = topics
+        self._append = append
         self.where = where
         self.batches = batches
         self.outcomes: list[Appended | PxrsError] = []
@@ -258,33 +161,24 @@ class _Work:
 
     async def run(self) -> None:
         try:
-            await self._run()
+            await self._topics.using(self.where.topic_id, self._append_all)
         except PxrsError as error:
             # The topic can't be found, or nobody can tell. Nothing of the rest was sent.
-            self._answer_rest(error)
+            self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
 
-    async def _run(self) -> None:
-        for _ in range(2):
-            topic, part = await self._desk.find(self.where)
-            try:
-                async with part.lock:
-                    await self._append_all(topic, part)
-                return
-            except Stale:
-                self._desk.forget(topic)
-        raise TopicNotFound(self.where.topic_id)
-
-    async def _append_all(self, topic: Topic, part: Part) -> None:
-        while not self.is_left and len(self.outcomes) < len(self.batches):
-            self.under_way = True
-            try:
-                outcome = await self._desk.one(topic, part, self.batches[len(self.outcomes)])
-            finally:
-                self.under_way = False
-            self.outcomes.append(outcome)
-            if _comes_again(outcome):
-                # What follows it must not come first.
-                return
+    async def _append_all(self, topic: Topic) -> None:
+        part = topic.part(self.where.partition)
+        async with part.lock:
+            while not self.is_left and len(self.outcomes) < len(self.batches):
+                self.under_way = True
+                try:
+                    outcome = await self._append(topic, part, self.batches[len(self.outcomes)])
+                finally:
+                    self.under_way = False
+                self.outcomes.append(outcome)
+                if _comes_again(outcome):
+                    # What follows it must not come first.
+                    return
 
     @property
     def finished(self) -> bool:
@@ -299,9 +193,6 @@ class _Work:
         not_sent = StoreUnavailable("not sent: what comes before it waits for its partition")
         return known + [not_sent] * (len(self.batches) - len(known))
 
-    def _answer_rest(self, error: PxrsError) -> None:
-        self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
-
 
 def _comes_again(outcome: Appended | PxrsError) -> bool:
     """Whether the same batch should be sent again, before those that follow it."""
@@ -315,8 +206,18 @@ class _Overtaken(Exception):  # noqa: N818 - it is tried again
 class _Attempt:
     """One batch on its way: read the end, judge, publish for that end; again until it is known."""
 
-    def __init__(self, desk: Appending, topic: Topic, part: Part, batch: Batch) -> None:
-        self._desk = desk
+    def __init__(
+        self,
+        streams: Streams,
+        reading: Reading,
+        clock: Clock,
+        topic: Topic,
+        part: Part,
+        batch: Batch,
+    ) -> None:
+        self._streams = streams
+        self._reading = reading
+        self._clock = clock
         self._topic = topic
         self._part = part
         self._batch = batch
@@ -325,10 +226,11 @@ class _Attempt:
         self._unanswered: Entry | None = None
 
     async def run(self) -> Appended | PxrsError:
-        if self._desk.too_large(self._batch):
+        size, most = len(self._batch.data), self._streams.wire.max_payload
+        if size + _HEADER_ROOM > most:
             return MessageTooLarge(
-                f"a batch of {len(self._batch.data)} bytes; this NATS server takes messages up to "
-                f"{self._desk.max_payload} with headers: raise its max_payload, or lower the "
+                f"a batch of {size} bytes; this NATS server takes messages up to "
+                f"{most} with headers: raise its max_payload, or lower the "
                 "producer's batch_bytes and max_message_bytes"
             )
         try:
@@ -340,20 +242,21 @@ class _Attempt:
 
     async def _until_known(self) -> Appended | PxrsError:
         """Try until there is an answer; `StoreError` if that can't be had."""
-        deadline = self._desk.deadline()
-        tries = 0
+        patience = self._streams.patience()
         fresh = False
         while True:
-            why: Exception
+            delay: float | None = None
             try:
-                last = await self._desk.tail(self._topic, self._part, fresh=fresh)
+                last = await self._last(fresh=fresh)
                 outcome = await self._find_mine(last) or await self._publish(last)
                 if isinstance(outcome, Appended) or (outcome is not None and fresh):
                     return outcome
                 # Overtaken; or to be refused, which has to be said by what is there now.
-                why = _Overtaken("others append to this partition all the time")
+                why: Exception = _Overtaken("others append to this partition all the time")
+                # Who was overtaken comes back soon, but not all at once.
+                delay = CHANCE.uniform(0, _SOON)
             except NotSent as error:
-                await self._desk.require(self._part)
+                await self._streams.require(self._part.stream)
                 why = error
             except NoAnswer as error:
                 why = error
@@ -362,8 +265,19 @@ class _Attempt:
                     raise translated(error) from error
                 why = error
             fresh = True
-            await self._desk.pause(tries, deadline, why)
-            tries += 1
+            await patience.pause(why, delay)
+
+    async def _last(self, *, fresh: bool) -> Entry:
+        """The last batch; what is known of it unless it has to be fresh."""
+        part = self._part
+        if part.tail is not None and not fresh:
+            return part.tail
+        part.tail = None if fresh else part.tail
+        floor, tail = await self._reading.ends(self._topic, part)
+        if tail.next < floor.start:
+            # Somebody purged the stream by hand: offsets are not given again.
+            tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
+        return tail
 
     async def _publish(self, last: Entry) -> Appended | PxrsError | None:
         """Judge and publish; None if somebody else was faster."""
@@ -377,8 +291,10 @@ class _Attempt:
         entry = follow(
             last, self._writer, batch.count, len(batch.data), batch.max_timestamp, producers
         )
+        data = entry.base.to_bytes(8, "big") + batch.data[8:]
+        headers = {**to_headers(entry), EXPECTED: str(last.seq)}
         try:
-            seq = await self._desk.publish(self._part, batch, entry, last.seq)
+            seq = await self._streams.publish(self._part.batches, data, headers, _PUBLISH)
         except ApiError as error:
             if error.err_code in WRONG_SEQUENCE:
                 return None
@@ -398,8 +314,8 @@ class _Attempt:
         producers = Producers.of(last)
         known = producers.get(batch.producer_id)
         if known is None and producers.aside:
-            known = await self._desk.from_aside(self._part, batch.producer_id)
-        now = self._desk.now(self._topic)
+            known = await self._from_aside(batch.producer_id)
+        now = self._topic.time.now(self._clock)
         if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
             known = None
         verdict = judge(known.state if known else None, batch, last.next)
@@ -410,9 +326,40 @@ class _Attempt:
         aside_seq = known.aside_seq if known else 0
         producers = producers.appended(batch.producer_id, Known(verdict.state, now, aside_seq))
         while (surplus := producers.surplus()) is not None:
-            await self._desk.put_aside(self._part, *surplus)
+            await self._put_aside(*surplus)
             producers = producers.without(surplus[0])
         return producers
+
+    async def _put_aside(self, producer: int, known: Known) -> None:
+        """Keep the state of a producer that no longer travels with the batches.
+
+        Others may have done so before: for a batch that then came too late, or for this very
+        state. The newer state stays; where its last batch lies tells which that is.
+        """
+        subject, data = f"{self._part.aside}.{producer}", known_to_bytes(producer, known)
+        lifetime = {ROLLUP: "sub", TTL: f"{PRODUCER_MEMORY_MS // 1000}s"}
+        expected = known.aside_seq
+        while True:
+            try:
+                headers = {EXPECTED: str(expected), **lifetime}
+                await self._streams.publish(subject, data, headers, TRY)
+            except ApiError as error:
+                if error.err_code not in WRONG_SEQUENCE:
+                    raise
+            else:
+                return
+            there = await self._from_aside(producer)
+            if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
+                return
+            expected = 0 if there is None else there.aside_seq
+
+    async def _from_aside(self, producer: int) -> Known | None:
+        """The state of a producer that was put aside."""
+        stored = await self._streams.last(self._part.stream, f"{self._part.aside}.{producer}")
+        if stored is None:
+            return None
+        _, known, _ = known_from_bytes(stored.data)
+        return known._replace(aside_seq=stored.seq)
 
     async def _find_mine(self, last: Entry) -> Appended | None:
         """Whether a try without an answer was stored after all."""
@@ -420,9 +367,17 @@ class _Attempt:
             return None
         if self._batch.producer_id >= 0 and last.writer != self._writer:
             return None  # The producer's state will tell.
-        mine = await self._desk.find_writer(self._part, self._writer, self._unanswered, last)
-        if mine is None:
-            # Somebody else's message stands where it would have had to go: it never will.
-            self._unanswered = None
-            return None
-        return Appended(mine.base)
+        before = self._unanswered
+        while before.seq < last.seq:
+            stored = await self._streams.next(self._part.stream, self._part.batches, before.seq + 1)
+            entry = None if stored is None else from_headers(stored.headers, stored.seq)
+            if entry is None or entry.base != before.next:
+                raise OutcomeUnknown(
+                    "a batch was sent, no answer came, and where it would stand was trimmed"
+                )
+            if entry.writer == self._writer:
+                return Appended(entry.base)
+            before = entry
+        # Somebody else's message stands where it would have had to go: it never will.
+        self._unanswered = None
+        return None

@@ -1,4 +1,4 @@
-"""What stands in the headers of a stored batch, and what a partition remembers of its producers.
+"""What is stored beside the batches: their headers, the producers' states, and floors.
 
 Pure: text and numbers in, values out. The header of the last message of a subject is all that
 is needed to append the next one.
@@ -10,6 +10,8 @@ import struct
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from pxrs.core.sequences import ProducerState, pack, unpack
 
@@ -184,3 +186,41 @@ class Producers:
     def text(self) -> str:
         """As it stands in a header."""
         return b64encode(b"".join(map(known_to_bytes, self._known, self._known.values()))).decode()
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """Where a partition begins: with offset `start`, in the first batch at or after `seq`.
+
+    `total`: the bytes of all batches before it. `at` is the floor's own place in the stream.
+
+    The last batch's message always stays, because it holds the end of the partition and the
+    producers' states. So what was trimmed is told by the floor, a small message of its own, and the
+    batches below it are purged after it was raised. Floors only rise.
+    """
+
+    start: int
+    seq: int
+    total: int
+    at: int = 0
+
+
+GENESIS = Floor(0, 1, 0)
+
+
+def below(entry: Entry) -> Floor:
+    """The floor with which the partition begins with this batch."""
+    return Floor(entry.base, entry.seq, entry.total_before)
+
+
+def above(entry: Entry) -> Floor:
+    """The floor with which the partition holds nothing up to and including this batch."""
+    return Floor(entry.next, entry.seq + 1, entry.total)
+
+
+def floor_from_bytes(data: bytes, at: int) -> Floor:
+    """A stored floor."""
+    return msgspec.structs.replace(msgspec.json.decode(data, type=Floor), at=at)
+
+
+def floor_to_bytes(floor: Floor) -> bytes:
+    return msgspec.json.encode({"start": floor.start, "seq": floor.seq, "total": floor.total})

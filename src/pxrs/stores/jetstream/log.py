@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import NatsSettings
-from pxrs.errors import OutcomeUnknown, PxrsError, TopicNotFound
+from pxrs.errors import OutcomeUnknown, PxrsError
 from pxrs.stores.findings import Finding
 from pxrs.stores.jetstream.appending import Appending
 from pxrs.stores.jetstream.loop import ClosedMeanwhile, LoopThread
 from pxrs.stores.jetstream.reading import Reading
-from pxrs.stores.jetstream.streams import Stale, Streams
+from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Part, Topic, Topics
 from pxrs.stores.jetstream.watches import Bells, BellWatch
 from pxrs.stores.jetstream.wire import Wire
@@ -60,7 +60,7 @@ class JetStreamLog:
         )
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        return self._run(self._in_topic(topic_id, self._reading.bounds))
+        return self._run(self._topics.using(topic_id, self._reading.bounds))
 
     def size(self, where: LogPartition) -> int:
         return self._in_part(where, self._reading.size)
@@ -102,15 +102,7 @@ class JetStreamLog:
 
     def _in_part(self, where: LogPartition, use: Callable[[Topic, Part], Awaitable[T]]) -> T:
         return self._run(
-            self._in_topic(where.topic_id, lambda topic: use(topic, topic.part(where.partition)))
+            self._topics.using(
+                where.topic_id, lambda topic: use(topic, topic.part(where.partition))
+            )
         )
-
-    async def _in_topic(self, topic_id: str, use: Callable[[Topic], Awaitable[T]]) -> T:
-        """Use the topic as it is known; once more if it turns out to be another one by now."""
-        for _ in range(2):
-            topic = await self._topics.find(topic_id)
-            try:
-                return await use(topic)
-            except Stale:
-                self._topics.forget(topic)
-        raise TopicNotFound(topic_id)

@@ -12,10 +12,16 @@ from collections.abc import Callable
 import msgspec
 
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
-from pxrs.stores.jetstream.entries import Entry
-from pxrs.stores.jetstream.floors import Floor, above, below, decode, publish_floor
+from pxrs.stores.jetstream.entries import (
+    NOTHING,
+    Entry,
+    Floor,
+    above,
+    below,
+    floor_from_bytes,
+)
 from pxrs.stores.jetstream.streams import WRONG_SEQUENCE, Stored, Streams, passing, translated
-from pxrs.stores.jetstream.topics import AT_ONCE, Part, Topic, Topics, last_or_nothing
+from pxrs.stores.jetstream.topics import AT_ONCE, Part, Topic, Topics, publish_floor
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Bounds, Fetched, StoredBatch
 
@@ -38,7 +44,7 @@ class Reading:
         if stored is None:
             await self._topics.require_same(topic)
         elif stored.seq > part.known_floor.at:
-            part.known_floor = decode(stored.data, stored.seq)
+            part.known_floor = floor_from_bytes(stored.data, stored.seq)
         return part.known_floor
 
     async def tail(self, part: Part) -> Entry:
@@ -49,7 +55,8 @@ class Reading:
             if newer is None:
                 return known
             part.noted(newer)
-        return last_or_nothing(part, await self._streams.last(part.stream, part.batches))
+        last = await self._streams.last(part.stream, part.batches)
+        return NOTHING if last is None else part.noted(last)
 
     async def ends(self, topic: Topic, part: Part) -> tuple[Floor, Entry]:
         floor, tail = await asyncio.gather(self.floor(topic, part), self.tail(part))
@@ -79,7 +86,7 @@ class Reading:
                 self.floor(topic, part), self._run(part, seq, max_bytes)
             )
             if offset < floor.start:
-                await self._refuse(topic, part, offset)
+                raise _out_of_range(topic, part, offset, *await self.ends(topic, part))
             if not run or run[0][0].base == offset:
                 return await self._fetched(part, floor, offset, run, pending)
             part.forget()
@@ -89,14 +96,16 @@ class Reading:
         floor, tail = await self.ends(topic, part)
         end = max(floor.start, tail.next)
         if not floor.start <= offset <= end:
-            raise OffsetOutOfRange(topic.id, part.number, offset, floor.start, end)
+            raise _out_of_range(topic, part, offset, floor, tail)
         if offset == end:
             return Fetched([], floor.start, end)
         seq = await self._locate(part, floor, tail, offset)
         run, pending = await self._run(part, seq, max_bytes)
         if not run or run[0][0].base > offset:
             # Purged since the floor was read, or really not there.
-            await self._refuse_trimmed(topic, part, offset)
+            floor, tail = await self.ends(topic, part)
+            if offset < floor.start:
+                raise _out_of_range(topic, part, offset, floor, tail)
             following = run[0][0].base if run else end
             raise DamagedBatch(topic.id, part.number, offset, following, "it is not there")
         return await self._fetched(part, floor, offset, run, pending)
@@ -114,17 +123,6 @@ class Reading:
             end = max(end, part.tail.next if part.tail else 0)
         return Fetched(batches, floor.start, end)
 
-    async def _refuse(self, topic: Topic, part: Part, offset: int) -> None:
-        floor, tail = await self.ends(topic, part)
-        end = max(floor.start, tail.next)
-        raise OffsetOutOfRange(topic.id, part.number, offset, floor.start, end)
-
-    async def _refuse_trimmed(self, topic: Topic, part: Part, offset: int) -> None:
-        floor, tail = await self.ends(topic, part)
-        if offset < floor.start:
-            end = max(floor.start, tail.next)
-            raise OffsetOutOfRange(topic.id, part.number, offset, floor.start, end)
-
     async def _run(
         self, part: Part, seq: int, max_bytes: int
     ) -> tuple[list[tuple[Entry, bytes]], int]:
@@ -132,12 +130,7 @@ class Reading:
         run: list[tuple[Entry, bytes]] = []
         room = max_bytes
         while True:
-            found, pending = await self._streams.read(
-                part.stream, part.batches, seq, 1 if room <= 0 else _MANY, room
-            )
-            if not found and not run and part.replicated:
-                newest = await self._streams.next(part.stream, part.batches, seq)
-                found = [] if newest is None else [newest]
+            found, pending = await self._read(part, seq, 1 if room <= 0 else _MANY, room)
             for stored in found:
                 entry = part.noted(stored)
                 if run and entry.size > room:
@@ -175,15 +168,18 @@ class Reading:
         return low
 
     async def _next(self, part: Part, seq: int) -> Entry | None:
-        stored: Stored | None
-        found, _ = await self._streams.read(part.stream, part.batches, seq, 1, 1)
-        if found:
-            stored = found[0]
-        elif part.replicated:
-            stored = await self._streams.next(part.stream, part.batches, seq)
-        else:
-            stored = None
-        return None if stored is None else part.noted(stored)
+        found, _ = await self._read(part, seq, 1, 1)
+        return part.noted(found[0]) if found else None
+
+    async def _read(
+        self, part: Part, seq: int, count: int, max_bytes: int
+    ) -> tuple[list[Stored], int]:
+        """From any replica; "there is nothing" counts when the leader says so."""
+        found, pending = await self._streams.read(part.stream, part.batches, seq, count, max_bytes)
+        if not found and part.replicated:
+            newest = await self._streams.next(part.stream, part.batches, seq)
+            found = [] if newest is None else [newest]
+        return found, pending
 
     async def batch_at(self, topic: Topic, part: Part, timestamp: int) -> int | None:
         floor, tail = await self.ends(topic, part)
@@ -247,8 +243,7 @@ class Reading:
         """Floors only rise: where somebody else's is higher it stays."""
         if wanted.start <= floor.start:
             return floor.start
-        deadline = self._streams.deadline()
-        tries = 0
+        patience = self._streams.patience()
         while wanted.start > floor.start:
             try:
                 at = await publish_floor(self._streams, part, wanted, floor.at)
@@ -260,8 +255,7 @@ class Reading:
                 why: Exception = error
             except (NotSent, NoAnswer) as error:
                 why = error
-            await self._streams.pause(tries, deadline, why)
-            tries += 1
+            await patience.pause(why)
             floor = await self.floor(topic, part)
         # The last message stays, whatever the floor: it holds the end.
         await self._streams.purge(part.stream, part.batches, min(wanted.seq, tail.seq))
@@ -269,6 +263,13 @@ class Reading:
 
 
 _MANY = 256
+
+
+def _out_of_range(
+    topic: Topic, part: Part, offset: int, floor: Floor, tail: Entry
+) -> OffsetOutOfRange:
+    end = max(floor.start, tail.next)
+    return OffsetOutOfRange(topic.id, part.number, offset, floor.start, end)
 
 
 def _up_to_a_hole(run: list[tuple[Entry, bytes]]) -> list[StoredBatch]:

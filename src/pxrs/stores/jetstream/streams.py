@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
+from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -124,9 +125,8 @@ class Streams:
         say that there is none. Then nobody must answer for the stream itself, either, and
         that twice: who answers for what gets around a little later than it is so.
         """
-        deadline = self.deadline()
+        patience = self.patience()
         doubts = 1 if self._clustered else 0
-        tries = 0
         while True:
             try:
                 info: Info = await self._ask("INFO", name, {}, _info)
@@ -138,8 +138,7 @@ class Streams:
                     if not doubts:
                         return None
                     doubts -= 1
-                await self.pause(tries, deadline, error, _GETS_AROUND)
-            tries += 1
+                await patience.pause(error, _GETS_AROUND)
 
     async def _is_served(self, name: str) -> bool:
         """Whether any server keeps the stream: those answer without asking who leads."""
@@ -159,8 +158,7 @@ class Streams:
 
     async def delete(self, name: str) -> None:
         """Remove the stream, if it is there."""
-        deadline = self.deadline()
-        tries = 0
+        patience = self.patience()
         while True:
             try:
                 await self._ask("DELETE", name, {}, _reply)
@@ -170,8 +168,7 @@ class Streams:
                     raise translated(error) from error
                 if not await self._is_served(name):
                     return
-                await self.pause(tries, deadline, error)
-            tries += 1
+                await patience.pause(error)
 
     async def purge(self, name: str, subject: str, before: int) -> None:
         """Remove the messages of a subject with sequences below `before`."""
@@ -270,8 +267,7 @@ class Streams:
 
         With a stream's name: `Stale` if the reason is that it is gone.
         """
-        deadline = self.deadline()
-        tries = 0
+        patience = self.patience()
         while True:
             try:
                 return await attempt()
@@ -285,28 +281,31 @@ class Streams:
                 elif not passing(error):
                     raise
                 why = error
-            await self.pause(tries, deadline, why)
-            tries += 1
+            await patience.pause(why)
 
     async def require(self, name: str) -> None:
         """Raise `Stale` unless there is such a stream."""
         if await self.info(name) is None:
             raise Stale(name)
 
-    def deadline(self) -> float:
-        """When an operation that begins now has taken too long."""
-        return asyncio.get_running_loop().time() + self.settings.timeout
+    def patience(self) -> Patience:
+        return Patience(self.settings.timeout)
 
-    async def pause(
-        self, tries: int, deadline: float, why: Exception, delay: float | None = None
-    ) -> None:
-        """Wait before the next try, or raise if there is no time for it."""
-        if delay is None:
-            delay = _PAUSES[min(tries, len(_PAUSES) - 1)]
-        if asyncio.get_running_loop().time() + delay >= deadline:
-            raise StoreUnavailable(
-                f"NATS did not do it within {self.settings.timeout:g} s: {why}"
-            ) from why
+
+class Patience:
+    """How long one operation goes on trying, counted from now."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._deadline = asyncio.get_running_loop().time() + timeout
+        self._pauses = chain(_PAUSES, repeat(_PAUSES[-1]))
+
+    async def pause(self, why: Exception, delay: float | None = None) -> None:
+        """Wait before the next try, or raise `StoreUnavailable` if there is no time for it."""
+        usual = next(self._pauses)
+        delay = usual if delay is None else delay
+        if asyncio.get_running_loop().time() + delay >= self._deadline:
+            raise StoreUnavailable(f"NATS did not do it within {self._timeout:g} s: {why}") from why
         await asyncio.sleep(delay)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from bisect import bisect_left, insort
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.config import NatsSettings
@@ -22,11 +23,18 @@ from pxrs.errors import (
     TopicExists,
     TopicNotFound,
 )
-from pxrs.stores.jetstream.entries import NOTHING, Entry, from_headers
-from pxrs.stores.jetstream.floors import GENESIS, publish_floor
-from pxrs.stores.jetstream.streams import Info, Stale, Stored, Streams
+from pxrs.stores.jetstream.entries import (
+    GENESIS,
+    Entry,
+    Floor,
+    floor_to_bytes,
+    from_headers,
+)
+from pxrs.stores.jetstream.streams import EXPECTED, ROLLUP, TRY, Info, Stale, Stored, Streams
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import LogPartition
+
+T = TypeVar("T")
 
 _SCHEMA = "1"
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -142,6 +150,16 @@ class Topics:
                 found = self._found[topic_id] = looked_up
         return found
 
+    async def using(self, topic_id: str, use: Callable[[Topic], Awaitable[T]]) -> T:
+        """Use the topic as it is known; once more if it turns out to be another one by now."""
+        for _ in range(2):
+            topic = await self.find(topic_id)
+            try:
+                return await use(topic)
+            except Stale:
+                self.forget(topic)
+        raise TopicNotFound(topic_id)
+
     async def require_same(self, topic: Topic) -> None:
         """Raise `Stale` unless the stream is still the one it was."""
         now = await self._look_up(topic.id)
@@ -236,9 +254,13 @@ class Topics:
         await asyncio.gather(*map(lay, topic.parts))
 
 
-def last_or_nothing(part: Part, stored: Stored | None) -> Entry:
-    """The last batch, or what stands before the first."""
-    return NOTHING if stored is None else part.noted(stored)
+async def publish_floor(streams: Streams, part: Part, floor: Floor, expected: int) -> int:
+    """Lay the floor if the one before it is still at `expected`; where it lies now.
+
+    Raises what `Streams.publish` does.
+    """
+    headers = {EXPECTED: str(expected), ROLLUP: "sub"}
+    return await streams.publish(part.floor, floor_to_bytes(floor), headers, TRY)
 
 
 def token(text: str) -> str:
