@@ -34,10 +34,10 @@ class Loop:
         """Do the step soon. From anywhere, destructors too."""
         self._alarm.put(None)
 
-    def join(self) -> None:
-        """Wait for the thread's end."""
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread's end, for so many seconds at most."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout)
 
 
 def _run(step: weakref.WeakMethod[Callable[[], float | None]], alarm: SimpleQueue[None]) -> None:

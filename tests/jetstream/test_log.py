@@ -24,6 +24,7 @@ from pxrs.errors import (
     StoreUnavailable,
 )
 from pxrs.stores.jetstream import streams
+from pxrs.stores.jetstream.appending import put_aside
 from pxrs.stores.jetstream.entries import INLINE, Producers
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.stores.open import open_stores
@@ -149,14 +150,14 @@ def test_a_state_put_aside_too_early_is_replaced(log: JetStreamLog) -> None:
     assert part.tail is not None
     known = Producers.of(part.tail).get(99)
     assert known is not None
-    log._run(log._appending.put_aside(part, 99, known))
+    log._run(put_aside(log._appending._streams, part, 99, known))
     append(log, HERE, batch(b"y", producer=(99, 0, 1)))
     for producer in range(INLINE):
         append(log, HERE, batch(b"z", producer=(producer, 0, 0)))
     assert part.tail is not None
     assert Producers.of(part.tail).get(99) is None
     # And the other way round: the older one does not come back over the newer.
-    log._run(log._appending.put_aside(part, 99, known))
+    log._run(put_aside(log._appending._streams, part, 99, known))
     repeat = Append(HERE, batch(b"y", producer=(99, 0, 1)))
     following = Append(HERE, batch(b"w", producer=(99, 0, 2)))
     assert log.append([repeat, following]) == [Appended(1, duplicate=True), Appended(2 + INLINE)]

@@ -16,12 +16,11 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.errors import OutcomeUnknown, PxrsError, SessionLost, StoreFull
-from pxrs.stores.etcd.failures import Remedy, remedy
-from pxrs.stores.etcd.nodes import Node, Nodes
+from pxrs.stores.etcd.nodes import Node, Nodes, Remedy, remedy
 from pxrs.stores.etcd.wire import first_kv, get_op, grpc, put_op, rpc, txn, unchanged
 
 _LEASE_TTL = 3600
@@ -39,12 +38,11 @@ class Slot:
         self.revision = 0
 
 
-class Outcome:
+class Outcome(NamedTuple):
     """What a transaction did: the revision of its writes, or what its reads found instead."""
 
-    def __init__(self, revision: int | None, reads: Sequence[Any] = ()) -> None:
-        self.revision = revision
-        self.reads = reads
+    revision: int | None
+    reads: Sequence[Any] = ()
 
 
 class SlotGone(Exception):  # noqa: N818 - what happened
@@ -96,12 +94,7 @@ class Commits:
         """Let the slots vanish."""
         if self._lease is not None:
             request = rpc.LeaseRevokeRequest(ID=self._lease[0])
-            self._nodes.call(
-                lambda node, left, words: node.leases.LeaseRevoke(
-                    request, timeout=left, metadata=words
-                ),
-                timeout=1.0,
-            )
+            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request, timeout=1.0)
 
     def _forget(self, lease: int) -> None:
         """Use no slot of this lease again."""
@@ -124,9 +117,7 @@ class Commits:
 
     def _new_lease(self, now: float) -> tuple[int, float]:
         request = rpc.LeaseGrantRequest(TTL=_LEASE_TTL)
-        granted = self._nodes.call(
-            lambda node, left, words: node.leases.LeaseGrant(request, timeout=left, metadata=words)
-        )
+        granted = self._nodes.ask(lambda node: node.leases.LeaseGrant, request)
         with self._lock:
             self._lease = (granted.ID, now)
             return self._lease
@@ -208,9 +199,7 @@ class _Transaction:
         """
         request = rpc.RangeRequest(key=self._slot.key)
         try:
-            answer = self._nodes.call(
-                lambda node, left, words: node.kv.Range(request, timeout=left, metadata=words)
-            )
+            answer = self._nodes.ask(lambda node: node.kv.Range, request)
         except PxrsError as error:
             raise _unknown(error) from error
         happened = self._judge(answer.kvs[0] if answer.kvs else None)
@@ -230,11 +219,9 @@ class _Transaction:
 
         try:
             return self._nodes.call(send)
-        except SessionLost:
-            # Leases do not come back: copies fail as well.
-            raise
-        except StoreFull:
-            # It may be done all the same: the caller has to look.
+        except (SessionLost, StoreFull):
+            # Leases do not come back: copies fail as well. One for which there was no space may
+            # be done all the same: the caller has to look.
             raise
         except PxrsError as error:
             if not self._doubtful:

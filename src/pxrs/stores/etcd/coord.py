@@ -126,17 +126,13 @@ class EtcdCoord:
     def _look(self, checks: Sequence[Check]) -> Committed | Conflict:
         """A commit without writes: one read, which may be repeated."""
         request = txn([], [get_op(self._stored(check.key)) for check in checks], [])
-        answer = self._nodes.call(
-            lambda node, left, words: node.kv.Txn(request, timeout=left, metadata=words)
-        )
+        answer = self._nodes.ask(lambda node: node.kv.Txn, request)
         conflict = self._conflict(checks, answer.responses)
         return conflict if conflict.current else Committed({})
 
     def _range(self, request: Any) -> Any:
         """Linearizable: etcd asks a quorum unless told otherwise."""
-        return self._nodes.call(
-            lambda node, left, words: node.kv.Range(request, timeout=left, metadata=words)
-        )
+        return self._nodes.ask(lambda node: node.kv.Range, request)
 
     def _compares(self, checks: Sequence[Check]) -> Sequence[Any]:
         """The versions; and, as far as there is room, that none belongs to a session.

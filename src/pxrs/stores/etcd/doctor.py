@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pxrs.errors import PxrsError
 from pxrs.stores.etcd.nodes import Nodes
 from pxrs.stores.etcd.wire import rpc
@@ -16,9 +14,13 @@ _LARGE = 1_500_000_000
 def findings(nodes: Nodes) -> list[Finding]:
     """Size of the cluster, version, alarms and how full it is."""
     try:
-        members = _ask(nodes, lambda n: rpc.ClusterStub(n).MemberList, rpc.MemberListRequest())
-        status = _ask(nodes, lambda n: rpc.MaintenanceStub(n).Status, rpc.StatusRequest())
-        alarms = _ask(nodes, lambda n: rpc.MaintenanceStub(n).Alarm, rpc.AlarmRequest())
+        members = nodes.ask(
+            lambda node: rpc.ClusterStub(node.channel).MemberList, rpc.MemberListRequest()
+        )
+        status = nodes.ask(
+            lambda node: rpc.MaintenanceStub(node.channel).Status, rpc.StatusRequest()
+        )
+        alarms = nodes.ask(lambda node: rpc.MaintenanceStub(node.channel).Alarm, rpc.AlarmRequest())
     except PxrsError as error:
         return [
             note(
@@ -34,14 +36,6 @@ def findings(nodes: Nodes) -> list[Finding]:
         _alarms(len(alarms.alarms)),
         _size(status.dbSize),
     ]
-
-
-def _ask(nodes: Nodes, method: Any, request: Any) -> Any:
-    return nodes.call(
-        lambda node, timeout, metadata: method(node.channel)(
-            request, timeout=timeout, metadata=metadata
-        )
-    )
 
 
 def _version(version: str) -> Finding:

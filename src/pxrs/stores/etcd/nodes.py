@@ -1,4 +1,4 @@
-"""The nodes of an etcd cluster, asked one after the other until one answers.
+"""The nodes of an etcd cluster, asked one after the other until one answers; what errors mean.
 
 A request is sent only over a connection that stands. So a request that was never handed to a
 node is known not to have happened, and every other failure leaves it open.
@@ -6,16 +6,26 @@ node is known not to have happened, and every other failure leaves it open.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.config import EtcdSettings, TlsFiles
-from pxrs.errors import Closed, ConfigError, StoreUnavailable
-from pxrs.stores.etcd.failures import Remedy, remedy, told
+from pxrs.errors import (
+    Closed,
+    ConfigError,
+    InvalidRequest,
+    PxrsError,
+    SessionLost,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from pxrs.forks import Origin
 from pxrs.stores.etcd.wire import grpc, rpc
 
 T = TypeVar("T")
@@ -77,10 +87,11 @@ class Nodes:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._nodes = _connections(settings)
+        credentials = None if settings.tls is None else _credentials(settings.tls)
+        self._nodes = [Node(host, credentials) for host in settings.hosts]
         self._current = 0
         self._token: str | None = None
-        self._process = os.getpid()
+        self._origin = Origin()
         self._closed = threading.Event()
 
     @property
@@ -92,8 +103,13 @@ class Nodes:
         """Raise `Closed` if it is, or if this is another process than the one that opened it."""
         if self._closed.is_set():
             raise Closed("the store was closed")
-        if os.getpid() != self._process:
-            raise Closed("the store was opened before a fork; open it again in the child")
+        self._origin.refuse_child()
+
+    def ask(self, method: Callable[[Node], Any], request: Any, timeout: float | None = None) -> Any:
+        """The answer to a request, sent as `call` does it."""
+        return self.call(
+            lambda node, left, words: method(node)(request, timeout=left, metadata=words), timeout
+        )
 
     def call(
         self, send: Callable[[Node, float, list[tuple[str, str]]], T], timeout: float | None = None
@@ -169,7 +185,7 @@ class Nodes:
             node.channel.close()
 
     def _after(self, node: Node, error: Any, deadline: float) -> None:
-        """Prepare the next try, or raise what the caller has to know."""
+        """Prepare the next try, or raise the error that the caller gets."""
         self.check_open()
         kind = remedy(error)
         if kind is Remedy.NEW_TOKEN:
@@ -178,12 +194,7 @@ class Nodes:
             self.leave(node)
             self._closed.wait(_PAUSE)
         if kind is Remedy.NONE or self._clock.monotonic() >= deadline:
-            raise told(error) from error
-
-
-def _connections(settings: EtcdSettings) -> list[Node]:
-    credentials = None if settings.tls is None else _credentials(settings.tls)
-    return [Node(host, credentials) for host in settings.hosts]
+            raise _translated(error) from error
 
 
 def _credentials(files: TlsFiles) -> Any:
@@ -194,3 +205,50 @@ def _credentials(files: TlsFiles) -> Any:
             raise ConfigError(f"{name!r} can't be read: {error.strerror}") from error
 
     return grpc.ssl_channel_credentials(read(files.ca), read(files.key), read(files.cert))
+
+
+class Remedy(Enum):
+    """Whether a failed request may have happened, and what may help."""
+
+    ANOTHER_NODE = "it may have happened; ask another node"
+    NEW_TOKEN = "nothing happened; log in again"
+    NONE = "nothing happened; it will not help to try again"
+
+
+def remedy(error: Any) -> Remedy:
+    """Judge an `RpcError`."""
+    code, text = error.code(), error.details() or ""
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return Remedy.ANOTHER_NODE
+    if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
+        # A broken connection, seen from within gRPC.
+        return Remedy.ANOTHER_NODE
+    if "invalid auth token" in text or "auth store is old" in text:
+        return Remedy.NEW_TOKEN
+    return Remedy.NONE
+
+
+def _translated(error: Any) -> PxrsError:
+    """The error that a caller gets for an `RpcError`."""
+    code, text = error.code(), error.details() or "no details"
+    if code == grpc.StatusCode.NOT_FOUND and "lease" in text:
+        return SessionLost("the session is over; open a new one and start again")
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if "space" in text:
+            return StoreFull(
+                f"etcd: {text}; compact and defragment it, or raise --quota-backend-bytes, "
+                "then disarm the alarm"
+            )
+        return StoreBusy(f"etcd: {text}")
+    if "too large" in text:
+        return InvalidRequest(f"etcd: {text}; it takes 1.5 MB in one commit (--max-request-bytes)")
+    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) or (
+        "user name is empty" in text or "authentication failed" in text
+    ):
+        return ConfigError(
+            f"etcd: {text}; the URL names the user: etcd://user:password@host:2379/prefix, "
+            "who needs a role that may read and write the prefix"
+        )
+    if remedy(error) is Remedy.ANOTHER_NODE:
+        return StoreUnavailable(f"etcd can't be reached: {text}")
+    return StoreError(f"etcd: {code.name}: {text}")

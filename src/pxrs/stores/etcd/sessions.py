@@ -68,11 +68,7 @@ class EtcdSession:
         self._ended(self)
         request = rpc.LeaseRevokeRequest(ID=self._lease)
         try:
-            self._nodes.call(
-                lambda node, left, words: node.leases.LeaseRevoke(
-                    request, timeout=left, metadata=words
-                )
-            )
+            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request)
         except SessionLost:
             # It has expired, or an earlier try was applied.
             return

@@ -16,6 +16,7 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.errors import PxrsError, StoreUnavailable
+from pxrs.loop import Loop
 from pxrs.stores.etcd.nodes import Nodes
 from pxrs.stores.etcd.wire import after_prefix, grpc, rpc
 from pxrs.stores.wakeups import LocalWatch
@@ -69,7 +70,7 @@ class Stream:
 
 
 class Watches:
-    """The watches of one handle. A thread of its own listens while there is one."""
+    """The watches of one handle. A thread listens for them from the first one on."""
 
     def __init__(self, nodes: Nodes, clock: Clock) -> None:
         self._nodes = nodes
@@ -78,7 +79,7 @@ class Watches:
         self._numbers = count(1)
         self._watchers: dict[int, Watcher] = {}
         self._stream: Stream | None = None
-        self._thread: threading.Thread | None = None
+        self._loop = Loop("pxrs-etcd-watch", self._listen)
         self._closed = threading.Event()
 
     def watch(self, prefixes: list[bytes]) -> LocalWatch:
@@ -90,11 +91,7 @@ class Watches:
                 self._watchers[watcher.number] = watcher
                 if self._stream is not None:
                     self._stream.send(watcher.request())
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._listen, name="pxrs-etcd-watch", daemon=True
-                )
-                self._thread.start()
+            self._loop.start()
         self._await(added, watch)
         return watch
 
@@ -106,9 +103,8 @@ class Watches:
                 watch.close()
             if self._stream is not None:
                 self._stream.end()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_CONNECT)
+        self._loop.wake()
+        self._loop.join(_CONNECT)
 
     def _await(self, added: list[Watcher], watch: LocalWatch) -> None:
         deadline = self._clock.monotonic() + self._nodes.timeout
@@ -130,19 +126,20 @@ class Watches:
                     rpc.WatchRequest(cancel_request=rpc.WatchCancelRequest(watch_id=number))
                 )
 
-    def _listen(self) -> None:
-        while not self._closed.is_set():
-            try:
-                node = self._nodes.stand(self._clock.monotonic() + _CONNECT)
-            except PxrsError:
-                self._closed.wait(_PAUSE)
-                continue
-            try:
-                self._follow(node)
-            except (grpc.RpcError, ValueError):
-                self._nodes.leave(node)
-                self._nodes.forget_token()
-            self._closed.wait(_PAUSE)
+    def _listen(self) -> float | None:
+        """Follow one stream, to whatever node; in how many seconds to begin another."""
+        if self._closed.is_set():
+            return None
+        try:
+            node = self._nodes.stand(self._clock.monotonic() + _CONNECT)
+        except PxrsError:
+            return _PAUSE
+        try:
+            self._follow(node)
+        except (grpc.RpcError, ValueError):
+            self._nodes.leave(node)
+            self._nodes.forget_token()
+        return _PAUSE
 
     def _follow(self, node: Any) -> None:
         """Read one stream to its end; it ends with an error, or when it is closed."""

@@ -314,7 +314,7 @@ class _Attempt:
         producers = Producers.of(last)
         known = producers.get(batch.producer_id)
         if known is None and producers.aside:
-            known = await self._from_aside(batch.producer_id)
+            known = await from_aside(self._streams, self._part, batch.producer_id)
         now = self._topic.time.now(self._clock)
         if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
             known = None
@@ -326,40 +326,9 @@ class _Attempt:
         aside_seq = known.aside_seq if known else 0
         producers = producers.appended(batch.producer_id, Known(verdict.state, now, aside_seq))
         while (surplus := producers.surplus()) is not None:
-            await self._put_aside(*surplus)
+            await put_aside(self._streams, self._part, *surplus)
             producers = producers.without(surplus[0])
         return producers
-
-    async def _put_aside(self, producer: int, known: Known) -> None:
-        """Keep the state of a producer that no longer travels with the batches.
-
-        Others may have done so before: for a batch that then came too late, or for this very
-        state. The newer state stays; where its last batch lies tells which that is.
-        """
-        subject, data = f"{self._part.aside}.{producer}", known_to_bytes(producer, known)
-        lifetime = {ROLLUP: "sub", TTL: f"{PRODUCER_MEMORY_MS // 1000}s"}
-        expected = known.aside_seq
-        while True:
-            try:
-                headers = {EXPECTED: str(expected), **lifetime}
-                await self._streams.publish(subject, data, headers, TRY)
-            except ApiError as error:
-                if error.err_code not in WRONG_SEQUENCE:
-                    raise
-            else:
-                return
-            there = await self._from_aside(producer)
-            if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
-                return
-            expected = 0 if there is None else there.aside_seq
-
-    async def _from_aside(self, producer: int) -> Known | None:
-        """The state of a producer that was put aside."""
-        stored = await self._streams.last(self._part.stream, f"{self._part.aside}.{producer}")
-        if stored is None:
-            return None
-        _, known, _ = known_from_bytes(stored.data)
-        return known._replace(aside_seq=stored.seq)
 
     async def _find_mine(self, last: Entry) -> Appended | None:
         """Whether a try without an answer was stored after all."""
@@ -381,3 +350,36 @@ class _Attempt:
         # Somebody else's message stands where it would have had to go: it never will.
         self._unanswered = None
         return None
+
+
+async def put_aside(streams: Streams, part: Part, producer: int, known: Known) -> None:
+    """Keep the state of a producer that no longer travels with the batches.
+
+    Others may have done so before: for a batch that then came too late, or for this very
+    state. The newer state stays; where its last batch lies tells which that is.
+    """
+    subject, data = f"{part.aside}.{producer}", known_to_bytes(producer, known)
+    lifetime = {ROLLUP: "sub", TTL: f"{PRODUCER_MEMORY_MS // 1000}s"}
+    expected = known.aside_seq
+    while True:
+        try:
+            headers = {EXPECTED: str(expected), **lifetime}
+            await streams.publish(subject, data, headers, TRY)
+        except ApiError as error:
+            if error.err_code not in WRONG_SEQUENCE:
+                raise
+        else:
+            return
+        there = await from_aside(streams, part, producer)
+        if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
+            return
+        expected = 0 if there is None else there.aside_seq
+
+
+async def from_aside(streams: Streams, part: Part, producer: int) -> Known | None:
+    """The state of a producer that was put aside."""
+    stored = await streams.last(part.stream, f"{part.aside}.{producer}")
+    if stored is None:
+        return None
+    _, known, _ = known_from_bytes(stored.data)
+    return known._replace(aside_seq=stored.seq)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from pxrs.errors import Closed
+from pxrs.forks import Origin
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class LoopThread:
     """Runs coroutines for whichever thread asks. After a fork only the parent can use it."""
 
     def __init__(self, name: str) -> None:
-        self._pid = os.getpid()
+        self._origin = Origin("log")
         self._lock = threading.Lock()
         self._closed = False
         self.loop = asyncio.new_event_loop()
@@ -32,7 +32,7 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result. An interrupt of the caller cancels it."""
         try:
-            self.refuse_unusable()
+            self._origin.refuse_child()
             with self._lock:
                 if self._closed:
                     raise Closed("the log was closed")
@@ -48,20 +48,13 @@ class LoopThread:
             future.cancel()
             raise
 
-    def refuse_unusable(self) -> None:
-        """Raise after a fork, and after close."""
-        if os.getpid() != self._pid:
-            raise Closed("this log was opened before a fork; open another in the child")
-        if self._closed:
-            raise Closed("the log was closed")
-
     @property
     def usable(self) -> bool:
-        return os.getpid() == self._pid and not self._closed
+        return not self._origin.is_parent and not self._closed
 
     def close(self) -> None:
         """Cancel what runs and end the thread."""
-        if os.getpid() != self._pid:
+        if self._origin.is_parent:
             return
         with self._lock:
             if self._closed:

@@ -63,9 +63,6 @@ class Bells:
             except Closed:
                 return
 
-    def refuse_unusable(self) -> None:
-        self._thread.refuse_unusable()
-
     def ring_all(self) -> None:
         """Something may have been missed."""
         self._wakeups.ring(list(self._heard))

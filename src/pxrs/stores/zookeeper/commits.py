@@ -88,15 +88,7 @@ class Commits:
             if self._free:
                 return self._free.pop()
         path = f"{self._folder}/{secrets.token_hex(8)}"
-
-        def create(client: Any) -> Any:
-            return client.create_async(path, b"", ephemeral=True)
-
-        try:
-            self._link.call(create, deadline)
-        except zk.NodeExistsError:
-            # An earlier try of ours that was not answered.
-            return _Slot(path)
+        self._link.make(path, deadline, ephemeral=True)
         return _Slot(path)
 
     def _try(

@@ -1,4 +1,4 @@
-"""CoordStore on ZooKeeper. See `names`, `known`, `sessions`, `watches` and `commits` for how."""
+"""CoordStore on ZooKeeper. See `names`, `reading`, `sessions`, `watches` and `commits` for how."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import builtins
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ZooKeeperSettings
@@ -14,10 +13,10 @@ from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailabl
 from pxrs.stores.api import Watch, validate_commit
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
-from pxrs.stores.zookeeper.link import Link, told, zk
-from pxrs.stores.zookeeper.names import GUARD, folder_of, path_of
+from pxrs.stores.zookeeper.link import Link, translated, zk
+from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
-from pxrs.stores.zookeeper.reading import Found, Knowledge, Reading
+from pxrs.stores.zookeeper.reading import Found, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
 from pxrs.stores.zookeeper.watches import Watches
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
@@ -40,13 +39,13 @@ class ZooKeeperCoord:
         self._root = f"{top}/records"
         self._link = Link(settings, clock, _SESSION_TIMEOUT)
         self._sessions = Sessions(settings, clock, f"{top}/sessions")
-        self._knowledge = Knowledge()
-        self._reading = Reading(self._link, self._root, self._sessions, self._knowledge)
-        self._planner = Planner(self._root, self._reading, self._knowledge, self._sessions)
+        self._reading = Reading(self._link, self._root, self._sessions)
+        self._planner = Planner(self._root, self._reading, self._sessions)
         self._commits = Commits(self._link, f"{top}/commits")
         self._watches = Watches(self._link, f"{top}/sessions")
         try:
-            self._make([f"{top}/sessions", f"{top}/commits", f"{self._root}/{GUARD}"])
+            for folder in (f"{top}/sessions", f"{top}/commits", f"{self._root}/{GUARD}"):
+                self._link.make_all(folder)
         except BaseException:
             self._link.stop()
             raise
@@ -78,7 +77,7 @@ class ZooKeeperCoord:
         deadline = self._link.deadline()
         fresh = False
         while True:
-            self._planner.know_folders(writes, self._make)
+            self._know_folders(writes)
             plan = self._planner.plan(checks, writes, fresh=fresh)
             if isinstance(plan, Conflict):
                 return plan
@@ -110,6 +109,19 @@ class ZooKeeperCoord:
         self._watches.close()
         self._link.stop()
 
+    def _know_folders(self, writes: Sequence[Write]) -> None:
+        """See to it that the folders are there and a version of their guards is known."""
+        folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
+        guard = self._reading.knowledge.guard
+        unknown = sorted(folder for folder in folders if guard(folder) is None)
+        there = self._reading.guards(unknown) if unknown else {}
+        missing = [folder for folder in unknown if folder not in there]
+        for folder in missing:
+            for part in folders_above(self._root, f"{folder}/x"):
+                self._link.make_all(f"{part}/{GUARD}")
+        if missing:
+            self._reading.guards(missing)
+
     def _sort_out(self, plan: Plan, refused: Refused) -> None:
         """Raise what can't be mended by reading again."""
         if refused.operation.path in plan.sessions:
@@ -123,7 +135,7 @@ class ZooKeeperCoord:
             and not isinstance(refused.error, (*expected, zk.ConnectionLoss))
             and not isinstance(refused.error, zk.SessionExpiredError | zk.OperationTimeoutError)
         ):
-            raise told(refused.error)
+            raise translated(refused.error)
 
     def _sweep(self, dead: Mapping[str, Found]) -> None:
         """Remove what ended sessions have left. Nobody sees it: it is not worth an error."""
@@ -145,24 +157,6 @@ class ZooKeeperCoord:
                     ],
                     self._link.deadline(),
                 )
-
-    def _make(self, paths: Sequence[str]) -> None:
-        """Make znodes and all above them, where they are not there."""
-        for path in paths:
-            parts = path.split("/")[1:]
-            for depth in range(1, len(parts) + 1):
-                self._make_one("/" + "/".join(parts[:depth]))
-
-    def _make_one(self, path: str) -> None:
-        def create(client: Any) -> Any:
-            return client.create_async(path, b"")
-
-        try:
-            self._link.call(create)
-        except zk.NodeExistsError:
-            return
-        except zk.KazooException as error:
-            raise told(error) from error
 
 
 def _refuse_too_large(writes: Sequence[Write]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from pxrs.errors import (
     StoreError,
     StoreUnavailable,
 )
+from pxrs.forks import Origin
 
 try:
     from kazoo import exceptions as zk
@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     raise MissingExtra("zookeeper://", "zookeeper") from error
 
-__all__ = ["Link", "maybe", "told", "zk"]
+__all__ = ["DOUBTFUL", "Link", "maybe", "translated", "zk"]
 
 # kazoo reports every lost connection; who uses it learns that from us.
 _LOGGER = logging.getLogger("pxrs.zookeeper")
@@ -58,7 +58,7 @@ class Link:
         self._settings = settings
         self._clock = clock
         self._closed = threading.Event()
-        self._process = os.getpid()
+        self._origin = Origin()
         self.client: Any = KazooClient(
             hosts=",".join(settings.hosts),
             timeout=session_timeout,
@@ -79,7 +79,7 @@ class Link:
             ) from None
         except zk.AuthFailedError as error:
             self.stop()
-            raise told(error) from error
+            raise translated(error) from error
 
     @property
     def timeout(self) -> float:
@@ -99,8 +99,41 @@ class Link:
                 return self.once(send, deadline)
             except DOUBTFUL as error:
                 if self._clock.monotonic() >= deadline:
-                    raise told(error) from error
+                    raise translated(error) from error
                 self._closed.wait(_PAUSE)
+
+    def ask(self, send: Callable[[Any], Any]) -> Any:
+        """`call` where ZooKeeper has no reason to refuse: its errors are translated."""
+        try:
+            return self.call(send)
+        except zk.KazooException as error:
+            raise translated(error) from error
+
+    def make(self, path: str, deadline: float | None = None, *, ephemeral: bool = False) -> float:
+        """Make a znode; when the request that was answered was sent.
+
+        One that is there is fine: an earlier try may not have been answered.
+        """
+        sent = 0.0
+
+        def create(client: Any) -> Any:
+            nonlocal sent
+            sent = self._clock.monotonic()
+            return client.create_async(path, b"", ephemeral=ephemeral)
+
+        try:
+            self.call(create, deadline)
+        except zk.NodeExistsError:
+            return sent
+        except zk.KazooException as error:
+            raise translated(error) from error
+        return sent
+
+    def make_all(self, path: str) -> None:
+        """Make a znode and all above it, where they are not there."""
+        parts = path.split("/")[1:]
+        for depth in range(1, len(parts) + 1):
+            self.make("/" + "/".join(parts[:depth]))
 
     def once(self, send: Callable[[Any], Any], deadline: float) -> Any:
         """Send once, over a connection that stands; `DOUBTFUL` errors leave it open.
@@ -123,8 +156,7 @@ class Link:
         """Raise `Closed` if it is, or if this is another process than the one that opened it."""
         if self._closed.is_set():
             raise Closed("the store was closed")
-        if os.getpid() != self._process:
-            raise Closed("the store was opened before a fork; open it again in the child")
+        self._origin.refuse_child()
 
     def _learn_what_is_negotiated(self) -> None:
         """Keep in `negotiated` after how many seconds of silence the server ends the session.
@@ -176,8 +208,8 @@ def maybe(answer: Any) -> Any:
     return _Maybe(answer)
 
 
-def told(error: Exception) -> PxrsError:
-    """The error that a caller gets."""
+def translated(error: Exception) -> PxrsError:
+    """The error that a caller gets for one of kazoo's."""
     if isinstance(error, zk.AuthFailedError | zk.NoAuthError):
         return ConfigError(
             "ZooKeeper refuses this user; the URL names it: "

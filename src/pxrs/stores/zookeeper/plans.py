@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pxrs.errors import InvalidRequest
 from pxrs.stores.api import refuse_session_check
 from pxrs.stores.zookeeper.commits import Done, Operation
 from pxrs.stores.zookeeper.names import GUARD, folders_above, path_of
-from pxrs.stores.zookeeper.reading import Found, Knowledge, Known, Reading
+from pxrs.stores.zookeeper.reading import Found, Known, Reading
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Check, Committed, Conflict, Put, Versioned, Write
 
@@ -37,24 +37,11 @@ class Plan:
 class Planner:
     """First by what is known, which is mostly right; then by what was read afresh."""
 
-    def __init__(
-        self, root: str, reading: Reading, knowledge: Knowledge, sessions: Sessions
-    ) -> None:
+    def __init__(self, root: str, reading: Reading, sessions: Sessions) -> None:
         self._root = root
         self._reading = reading
-        self._knowledge = knowledge
+        self._knowledge = reading.knowledge
         self._sessions = sessions
-
-    def know_folders(self, writes: Sequence[Write], make: Callable[[Sequence[str]], None]) -> None:
-        """See to it that the folders are there and a version of their guards is known."""
-        folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
-        unknown = sorted(each for each in folders if self._knowledge.guard(each) is None)
-        if unknown:
-            there = self._reading.guards(unknown)
-            missing = [folder for folder in unknown if folder not in there]
-            if missing:
-                make([f"{part}/{GUARD}" for folder in missing for part in self._above(folder)])
-                self._reading.guards(missing)
 
     def plan(
         self, checks: Sequence[Check], writes: Sequence[Write], *, fresh: bool
@@ -142,9 +129,6 @@ class Planner:
         folders = {folder for path in paths for folder in folders_above(self._root, path)}
         for folder in sorted(folders):
             plan.add(Operation("set_data", folder))
-
-    def _above(self, folder: str) -> list[str]:
-        return folders_above(self._root, f"{folder}/x")
 
 
 def bound_version(check: Check) -> InvalidRequest:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.stores.zookeeper.commits import Operation
-from pxrs.stores.zookeeper.link import Link, maybe, told, zk
+from pxrs.stores.zookeeper.link import Link, maybe
 from pxrs.stores.zookeeper.names import GUARD, is_record, key_of, key_prefix_of, leaf_of
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Versioned
@@ -79,11 +79,11 @@ class Found(NamedTuple):
 class Reading:
     """Reads for one handle. Every round begins with a sync: the server has to catch up first."""
 
-    def __init__(self, link: Link, root: str, sessions: Sessions, knowledge: Knowledge) -> None:
+    def __init__(self, link: Link, root: str, sessions: Sessions) -> None:
         self._link = link
         self._root = root
         self._sessions = sessions
-        self._knowledge = knowledge
+        self.knowledge = Knowledge()
         self.listings = Listings(link, root)
 
     def records(self, paths: Sequence[str]) -> dict[str, Found]:
@@ -124,14 +124,14 @@ class Reading:
     def guards(self, folders: Iterable[str]) -> dict[str, int]:
         """The versions of the folders' guards, where there is one."""
         wanted = list(folders)
-        stats = self._ask(lambda client: [client.exists_async(f"{f}/{GUARD}") for f in wanted])
+        stats = self._link.ask(lambda client: [client.exists_async(f"{f}/{GUARD}") for f in wanted])
         found = {
             folder: stat.version
             for folder, stat in zip(wanted, stats, strict=True)
             if stat is not None
         }
         for folder, version in found.items():
-            self._knowledge.learn_guard(folder, version)
+            self.knowledge.learn_guard(folder, version)
         return found
 
     def _some(self, paths: Sequence[str]) -> dict[str, Found]:
@@ -152,7 +152,7 @@ class Reading:
             key = key_of(self._root, path)
             record = None if ended else Versioned(key, value, known.version, known.session)
             found[path] = Found(known, record)
-            self._knowledge.learn(path, known)
+            self.knowledge.learn(path, known)
         return found
 
     def _raw(self, paths: Sequence[str]) -> dict[str, tuple[Known, bytes]]:
@@ -166,17 +166,17 @@ class Reading:
                 *(maybe(client.get_async(path)) for path in paths),
             ]
 
-        answers = self._ask(send)[1:]
+        answers = self._link.ask(send)[1:]
         guards: dict[str, int] = {}
         for folder, stat in zip(folders, answers, strict=False):
             if stat is not None:
                 guards[folder] = stat.version
-                self._knowledge.learn_guard(folder, stat.version)
+                self.knowledge.learn_guard(folder, stat.version)
         seen = {}
         for path, answer in zip(paths, answers[len(folders) :], strict=True):
             guard = guards.get(path.rpartition("/")[0])
             if answer is None or guard is None:
-                self._knowledge.learn(path, None)
+                self.knowledge.learn(path, None)
                 continue
             data, stat = answer
             session, _, value = data.partition(b"\n")
@@ -188,14 +188,8 @@ class Reading:
         if not names:
             return set()
         paths = [self._sessions.path(name) for name in names]
-        stats = self._ask(lambda client: [client.exists_async(path) for path in paths])
+        stats = self._link.ask(lambda client: [client.exists_async(path) for path in paths])
         return {name for name, stat in zip(names, stats, strict=True) if stat is not None}
-
-    def _ask(self, send: Any) -> Any:
-        try:
-            return self._link.call(send)
-        except zk.KazooException as error:
-            raise told(error) from error
 
 
 def _meet(folder: str, prefix: str) -> bool:
@@ -268,14 +262,14 @@ class Listings:
 
         found: dict[str, Listing] = {}
         stale: list[str] = []
-        for folder, answer in zip(folders, self._ask(look)[1 if sync else 0 :], strict=True):
+        for folder, answer in zip(folders, self._link.ask(look)[1 if sync else 0 :], strict=True):
             if folder not in known or answer is None:
                 found[folder] = self._learn(folder, answer)
             elif (answer.czxid, answer.cversion) == known[folder][:2]:
                 found[folder] = known[folder]
             else:
                 stale.append(folder)
-        answers = self._ask(lambda client: [self._children(client, each) for each in stale])
+        answers = self._link.ask(lambda client: [self._children(client, each) for each in stale])
         for folder, answer in zip(stale, answers, strict=True):
             found[folder] = self._learn(folder, answer)
         return [found[folder] for folder in folders]
@@ -329,12 +323,6 @@ class Listings:
         while self._names > _MOST_NAMES and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)
             self._names -= _size(oldest)
-
-    def _ask(self, send: Any) -> Any:
-        try:
-            return self._link.call(send)
-        except zk.KazooException as error:
-            raise told(error) from error
 
 
 def _folders(names: Iterable[str]) -> tuple[str, ...]:

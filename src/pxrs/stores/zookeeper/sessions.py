@@ -15,13 +15,12 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ZooKeeperSettings
-from pxrs.errors import InvalidRequest, PxrsError, SessionLost
-from pxrs.stores.zookeeper.link import Link, told, zk
+from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.stores.zookeeper.link import Link
 
 
 class ZooKeeperSession:
@@ -134,15 +133,8 @@ class Sessions:
             raise InvalidRequest(f"a session can't live {ttl} seconds")
         link = Link(self._settings, self._clock, ttl if ttl < 3600 else 3600)
         path = f"{self._folder}/{secrets.token_hex(10)}"
-        sent = 0.0
-
-        def create(client: Any) -> Any:
-            nonlocal sent
-            sent = self._clock.monotonic()
-            return client.create_async(path, b"", ephemeral=True)
-
         try:
-            _create(link, create)
+            sent = link.make(path, ephemeral=True)
         except BaseException:
             link.stop()
             raise
@@ -180,15 +172,3 @@ class Sessions:
                 held = list(self._held)
             soonest = min((session.tend() for session in held), default=math.inf)
             self._changed.wait(None if soonest == math.inf else max(0.001, soonest))
-
-
-def _create(link: Link, create: Callable[[Any], Any]) -> None:
-    try:
-        link.call(create)
-    except zk.NodeExistsError:
-        # An earlier try that was not answered: the name is ours alone.
-        return
-    except PxrsError:
-        raise
-    except zk.KazooException as error:
-        raise told(error) from error
