@@ -438,6 +438,12 @@ class Stores(Protocol):
     def close(self) -> None: ...
 
 
+def validate_limit(limit: int | None) -> None:
+    """Refuse a `CoordStore.list` that could return nothing."""
+    if limit is not None and limit < 1:
+        raise InvalidRequest(f"limit must be at least 1, got {limit}")
+
+
 def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Limits) -> None:
     """Refuse what some engine could not do, on every engine alike."""
     if len(checks) + len(writes) > limits.operations:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.errors import OutcomeUnknown, PxrsError, SessionLost, StoreFull
-from pxrs.stores.etcd.nodes import Node, Nodes, Remedy, remedy
+from pxrs.stores.etcd.failures import Remedy, remedy
+from pxrs.stores.etcd.nodes import Node, Nodes
 from pxrs.stores.etcd.wire import first_kv, get_op, grpc, put_op, rpc, txn, unchanged
 
 _LEASE_TTL = 3600
@@ -39,7 +40,7 @@ class Slot:
 
 
 class Outcome(NamedTuple):
-    """What a transaction did: the revision of its writes, or what its reads found instead."""
+    """The revision of a transaction's writes, or what its reads found instead."""
 
     revision: int | None
     reads: Sequence[Any] = ()
@@ -78,7 +79,7 @@ class Commits:
             try:
                 outcome = _Transaction(self._nodes, slot).run(compares, writes, reads)
             except SlotGone:
-                # Somebody removed it; nothing was sent that could still come.
+                # An operator removed it; nothing was sent that could still come.
                 self._forget(slot.lease)
             except SessionLost:
                 self._forget(slot.lease)
@@ -163,8 +164,8 @@ class _Transaction:
             if not self._doubtful:
                 raise SlotGone
             raise OutcomeUnknown(
-                "etcd: the record that tells whether this commit happened was removed by "
-                "somebody else; nothing but pxrs may write under its prefix"
+                "the outcome of this commit is unknown because the record that says so was removed "
+                "from etcd; nothing but pxrs may write under its prefix"
             )
         return None
 
@@ -180,7 +181,7 @@ class _Transaction:
             answer = self._send(request)
         except StoreFull as full:
             raise OutcomeUnknown(
-                f"no answer to a commit came, and now nobody can tell what became of it: {full}"
+                f"a commit was not answered, and its outcome can't be found out: {full}"
             ) from full
         if answer.succeeded:
             slot.revision = answer.header.revision
@@ -192,7 +193,7 @@ class _Transaction:
         return self._judge(found)
 
     def _look(self, full: StoreFull) -> Outcome:
-        """What became of a transaction for which etcd says that it has no space.
+        """Find out what became of a transaction for which etcd says that it has no space.
 
         It may have done it: the transaction that crosses the quota is applied and answered with
         that error. Refused or applied, this copy is not on its way any more. Reading needs no room.
@@ -231,6 +232,6 @@ class _Transaction:
 
 def _unknown(error: PxrsError) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"a commit was sent to etcd and nobody can tell what became of it ({error}); "
+        f"a commit was sent to etcd and not answered ({error}); "
         "it may have happened or may still happen"
     )

@@ -15,8 +15,8 @@ from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import EtcdSettings
-from pxrs.errors import InvalidRequest, PxrsError
-from pxrs.stores.api import Watch, refuse_session_check, validate_commit
+from pxrs.errors import PxrsError
+from pxrs.stores.api import Watch, refuse_session_check, validate_commit, validate_limit
 from pxrs.stores.etcd.commits import Commits
 from pxrs.stores.etcd.nodes import Nodes
 from pxrs.stores.etcd.sessions import EtcdSession, lease_of, open_session, session_id
@@ -67,8 +67,7 @@ class EtcdCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        if limit is not None and limit < 1:
-            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        validate_limit(limit)
         start, end = self._stored(prefix), after_prefix(self._stored(prefix))
         if after is not None:
             start = max(start, self._stored(after) + b"\0")
@@ -108,7 +107,7 @@ class EtcdCoord:
         return session
 
     def findings(self) -> builtins.list[Finding]:
-        """What an examination of the engine finds."""
+        """Examine the cluster for `pxrs doctor`."""
         from pxrs.stores.etcd.doctor import findings
 
         return findings(self._nodes)
@@ -131,7 +130,7 @@ class EtcdCoord:
         return conflict if conflict.current else Committed({})
 
     def _range(self, request: Any) -> Any:
-        """Linearizable: etcd asks a quorum unless told otherwise."""
+        """Read, linearizable: etcd asks a quorum by default."""
         return self._nodes.ask(lambda node: node.kv.Range, request)
 
     def _compares(self, checks: Sequence[Check]) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""What can be wrong with an etcd cluster."""
+"""Examines an etcd cluster for `pxrs doctor`."""
 
 from __future__ import annotations
 

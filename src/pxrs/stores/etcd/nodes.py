@@ -1,4 +1,4 @@
-"""The nodes of an etcd cluster, asked one after the other until one answers; what errors mean.
+"""The nodes of an etcd cluster, asked one after the other until one answers.
 
 A request is sent only over a connection that stands. So a request that was never handed to a
 node is known not to have happened, and every other failure leaves it open.
@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.config import EtcdSettings, TlsFiles
-from pxrs.errors import (
-    Closed,
-    ConfigError,
-    InvalidRequest,
-    PxrsError,
-    SessionLost,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-)
+from pxrs.errors import Closed, ConfigError, StoreUnavailable
 from pxrs.forks import Origin
+from pxrs.stores.etcd.failures import Remedy, remedy, translated
 from pxrs.stores.etcd.wire import grpc, rpc
 
 T = TypeVar("T")
@@ -157,7 +147,7 @@ class Nodes:
                 self._current = (self._current + 1) % len(self._nodes)
 
     def metadata(self, node: Node, timeout: float) -> list[tuple[str, str]]:
-        """What goes with every request: who we are, and that a node without a leader shall say so.
+        """Words for every request: who we are, and that a node without a leader shall say so.
 
         Logs in if need be.
         """
@@ -194,7 +184,7 @@ class Nodes:
             self.leave(node)
             self._closed.wait(_PAUSE)
         if kind is Remedy.NONE or self._clock.monotonic() >= deadline:
-            raise _translated(error) from error
+            raise translated(error) from error
 
 
 def _credentials(files: TlsFiles) -> Any:
@@ -202,53 +192,6 @@ def _credentials(files: TlsFiles) -> Any:
         try:
             return None if name is None else Path(name).read_bytes()
         except OSError as error:
-            raise ConfigError(f"{name!r} can't be read: {error.strerror}") from error
+            raise ConfigError(f"file {name!r} can't be read: {error.strerror}") from error
 
     return grpc.ssl_channel_credentials(read(files.ca), read(files.key), read(files.cert))
-
-
-class Remedy(Enum):
-    """Whether a failed request may have happened, and what may help."""
-
-    ANOTHER_NODE = "it may have happened; ask another node"
-    NEW_TOKEN = "nothing happened; log in again"
-    NONE = "nothing happened; it will not help to try again"
-
-
-def remedy(error: Any) -> Remedy:
-    """Judge an `RpcError`."""
-    code, text = error.code(), error.details() or ""
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return Remedy.ANOTHER_NODE
-    if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
-        # A broken connection, seen from within gRPC.
-        return Remedy.ANOTHER_NODE
-    if "invalid auth token" in text or "auth store is old" in text:
-        return Remedy.NEW_TOKEN
-    return Remedy.NONE
-
-
-def _translated(error: Any) -> PxrsError:
-    """The error that a caller gets for an `RpcError`."""
-    code, text = error.code(), error.details() or "no details"
-    if code == grpc.StatusCode.NOT_FOUND and "lease" in text:
-        return SessionLost("the session is over; open a new one and start again")
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        if "space" in text:
-            return StoreFull(
-                f"etcd: {text}; compact and defragment it, or raise --quota-backend-bytes, "
-                "then disarm the alarm"
-            )
-        return StoreBusy(f"etcd: {text}")
-    if "too large" in text:
-        return InvalidRequest(f"etcd: {text}; it takes 1.5 MB in one commit (--max-request-bytes)")
-    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) or (
-        "user name is empty" in text or "authentication failed" in text
-    ):
-        return ConfigError(
-            f"etcd: {text}; the URL names the user: etcd://user:password@host:2379/prefix, "
-            "who needs a role that may read and write the prefix"
-        )
-    if remedy(error) is Remedy.ANOTHER_NODE:
-        return StoreUnavailable(f"etcd can't be reached: {text}")
-    return StoreError(f"etcd: {code.name}: {text}")

@@ -79,7 +79,7 @@ def open_session(
 ) -> EtcdSession:
     """A new lease. etcd counts whole seconds: it lives a little longer than what we count on."""
     if not 0 < ttl < 9_000_000_000:
-        raise InvalidRequest(f"a session can't live {ttl} seconds")
+        raise InvalidRequest(f"ttl must be above 0 and below 9000000000 seconds, got {ttl}")
     sent = 0.0
 
     def send(node: Node, left: float, words: list[tuple[str, str]]) -> Any:

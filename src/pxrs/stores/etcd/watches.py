@@ -37,7 +37,7 @@ class Watcher:
         self.next_revision = 0
 
     def request(self) -> Any:
-        """What makes a node send what this watcher has not heard."""
+        """Asks a node for everything that this watcher has not heard."""
         return rpc.WatchRequest(
             create_request=rpc.WatchCreateRequest(
                 key=self.prefix,
@@ -179,7 +179,7 @@ class Watches:
                 watcher.next_revision = max(watcher.next_revision, response.header.revision + 1)
 
     def _start_over(self, stream: Stream, watcher: Watcher, compacted: int) -> None:
-        """What it had to hear is gone, or the node gave it up: listen from what is left."""
+        """Listen from what is left: what it had to hear is gone, or the node gave it up."""
         # Under another number: the node does not take one twice on a stream.
         del self._watchers[watcher.number]
         watcher.number = next(self._numbers)

@@ -5,7 +5,7 @@ one try of a batch is stored, whatever became of the answers: a sequence that wa
 comes back. What the last message says of the producers decides whether a batch is there already.
 
 A partition's error is given to its own batches only, and a partition that does not answer does not
-keep the others' answers back: who asked is told that the outcome is unknown, and asks again.
+keep the others' answers back: its outcome is said to be unknown, and the producer asks again.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class Appending:
         waiting = set(tasks)
         try:
             while waiting:
-                nobody_yet = len(waiting) == len(tasks)
+                none_yet = len(waiting) == len(tasks)
                 prompt = any(tasks[task].where not in self._late for task in waiting)
                 done, waiting = await asyncio.wait(
                     waiting,
-                    timeout=None if nobody_yet and prompt else _COMPANY,
+                    timeout=None if none_yet and prompt else _COMPANY,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if not done:
@@ -138,7 +138,7 @@ class Appending:
         except PxrsError as error:
             return error
         except Exception as error:  # noqa: BLE001 - one partition's trouble is not the others'
-            unknown = OutcomeUnknown(f"appending failed in a way nobody expected: {error!r}")
+            unknown = OutcomeUnknown(f"appending failed with an unexpected error: {error!r}")
             unknown.__cause__ = error
             return unknown
 
@@ -156,14 +156,14 @@ class _Work:
         self.outcomes: list[Appended | PxrsError] = []
         # Whether a batch is on its way, the one after those that have an outcome.
         self.under_way = False
-        # Nobody waits any more: the batch on its way is the last one.
+        # The caller does not wait any more: the batch on its way is the last one.
         self.is_left = False
 
     async def run(self) -> None:
         try:
             await self._topics.using(self.where.topic_id, self._append_all)
         except PxrsError as error:
-            # The topic can't be found, or nobody can tell. Nothing of the rest was sent.
+            # The topic can't be found, or not be asked for. Nothing of the rest was sent.
             self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
 
     async def _append_all(self, topic: Topic) -> None:
@@ -200,7 +200,7 @@ def _comes_again(outcome: Appended | PxrsError) -> bool:
 
 
 class _Overtaken(Exception):  # noqa: N818 - it is tried again
-    """Somebody else's batch came first."""
+    """Another writer's batch came first."""
 
 
 class _Attempt:
@@ -275,12 +275,12 @@ class _Attempt:
         part.tail = None if fresh else part.tail
         floor, tail = await self._reading.ends(self._topic, part)
         if tail.next < floor.start:
-            # Somebody purged the stream by hand: offsets are not given again.
+            # An operator purged the stream by hand: offsets are not given again.
             tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
         return tail
 
     async def _publish(self, last: Entry) -> Appended | PxrsError | None:
-        """Judge and publish; None if somebody else was faster."""
+        """Judge and publish; None if another writer was faster."""
         batch = self._batch
         producers: Producers | None = None
         if batch.producer_id >= 0:
@@ -347,7 +347,7 @@ class _Attempt:
             if entry.writer == self._writer:
                 return Appended(entry.base)
             before = entry
-        # Somebody else's message stands where it would have had to go: it never will.
+        # Another writer's message stands where it would have had to go: it never will.
         self._unanswered = None
         return None
 

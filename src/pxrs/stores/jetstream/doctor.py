@@ -1,4 +1,4 @@
-"""What can be wrong with NATS JetStream."""
+"""Examines NATS JetStream for `pxrs doctor`."""
 
 from __future__ import annotations
 

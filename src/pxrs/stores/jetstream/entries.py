@@ -1,4 +1,4 @@
-"""What is stored beside the batches: their headers, the producers' states, and floors.
+"""Values stored beside the batches: their headers, the producers' states, and floors.
 
 Pure: text and numbers in, values out. The header of the last message of a subject is all that
 is needed to append the next one.
@@ -74,7 +74,7 @@ def follow(
 
 
 def to_headers(entry: Entry) -> dict[str, str]:
-    """What is sent with the batch."""
+    """Write the headers that are sent with the batch."""
     fields = (
         entry.writer,
         entry.base,
@@ -92,7 +92,7 @@ def to_headers(entry: Entry) -> dict[str, str]:
 
 
 def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
-    """What `to_headers` was given, at its place in the stream."""
+    """Read what `to_headers` has written, at its place in the stream."""
     writer, base, following, size, total, max_timestamp, newest, aside = headers[BATCH].split(" ")
     return Entry(
         seq,
@@ -148,7 +148,7 @@ class Producers:
 
     @classmethod
     def of(cls, entry: Entry) -> Producers:
-        """As of this entry."""
+        """The producers as of this entry."""
         data = b64decode(entry.producers)
         known: dict[int, Known] = {}
         at = 0
@@ -184,7 +184,7 @@ class Producers:
         return Producers(kept, aside=True)
 
     def text(self) -> str:
-        """As it stands in a header."""
+        """The text of the header."""
         return b64encode(b"".join(map(known_to_bytes, self._known, self._known.values()))).decode()
 
 
@@ -194,7 +194,7 @@ class Floor(msgspec.Struct, frozen=True):
     `total`: the bytes of all batches before it. `at` is the floor's own place in the stream.
 
     The last batch's message always stays, because it holds the end of the partition and the
-    producers' states. So what was trimmed is told by the floor, a small message of its own, and the
+    producers' states. So the floor, a small message of its own, says what was trimmed, and the
     batches below it are purged after it was raised. Floors only rise.
     """
 

@@ -1,24 +1,92 @@
-"""The log as other rooms see it: plain calls, carried out in the loop's thread."""
+"""The log as other rooms see it: plain calls, carried out by an event loop in a thread of its own.
+
+The client knows asyncio only.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import NatsSettings
-from pxrs.errors import OutcomeUnknown, PxrsError
+from pxrs.errors import Closed, OutcomeUnknown, PxrsError
+from pxrs.forks import Origin
 from pxrs.stores.findings import Finding
 from pxrs.stores.jetstream.appending import Appending
-from pxrs.stores.jetstream.loop import ClosedMeanwhile, LoopThread
 from pxrs.stores.jetstream.reading import Reading
 from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Part, Topic, Topics
-from pxrs.stores.jetstream.watches import Bells, BellWatch
+from pxrs.stores.jetstream.watches import ChangeListener, LogWatch
 from pxrs.stores.jetstream.wire import Wire
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 T = TypeVar("T")
+
+
+class ClosedMeanwhile(Closed):
+    """The loop was closed under a coroutine: some of its work may be done."""
+
+
+class LoopThread:
+    """Runs coroutines for whichever thread asks. After a fork only the parent can use it."""
+
+    def __init__(self, name: str) -> None:
+        self._origin = Origin("log")
+        self._lock = threading.Lock()
+        self._closed = False
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. An interrupt of the caller cancels it."""
+        try:
+            self._origin.refuse_child()
+            with self._lock:
+                if self._closed:
+                    raise Closed("the log was closed")
+                future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return future.result()
+        except CancelledError:
+            raise ClosedMeanwhile("the log was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        return not self._origin.is_parent and not self._closed
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread."""
+        if self._origin.is_parent:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
 
 
 class JetStreamLog:
@@ -40,7 +108,7 @@ class JetStreamLog:
         self._topics = Topics(streams, settings, clock)
         self._reading = Reading(streams, self._topics)
         self._appending = Appending(streams, self._topics, self._reading, clock)
-        self._bells = Bells(self._thread, streams, self._topics)
+        self._listener = ChangeListener(self._run, streams, self._topics)
 
     def create(self, topic_id: str, partitions: int) -> None:
         self._run(self._topics.create(topic_id, partitions))
@@ -81,11 +149,11 @@ class JetStreamLog:
             lambda topic, part: self._reading.expire(topic, part, before_timestamp, max_bytes),
         )
 
-    def watch(self, *where: LogPartition) -> BellWatch:
-        return self._bells.watch(frozenset(where))
+    def watch(self, *where: LogPartition) -> LogWatch:
+        return self._listener.watch(frozenset(where))
 
     def findings(self) -> list[Finding]:
-        """What an examination of the engine finds."""
+        """Examine the servers for `pxrs doctor`."""
         from pxrs.stores.jetstream.doctor import examine
 
         return self._run(examine(self._wire, self._settings))
@@ -93,7 +161,7 @@ class JetStreamLog:
     def close(self) -> None:
         if not self._thread.usable:
             return
-        self._bells.close()
+        self._listener.close()
         self._thread.run(self._wire.close())
         self._thread.close()
 

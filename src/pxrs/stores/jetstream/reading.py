@@ -240,7 +240,7 @@ class Reading:
     async def _raise_floor(
         self, topic: Topic, part: Part, floor: Floor, wanted: Floor, tail: Entry
     ) -> int:
-        """Floors only rise: where somebody else's is higher it stays."""
+        """Raise the floor, unless another process has raised it higher; then purge below it."""
         if wanted.start <= floor.start:
             return floor.start
         patience = self._streams.patience()

@@ -1,4 +1,4 @@
-"""What pxrs asks of JetStream, one function per question.
+"""JetStream's API, one function per question that pxrs has.
 
 Two ways to read: from the leader, which knows everything that was acknowledged, one message at
 a time; or from any replica, which may be a moment behind but sends many messages at once.
@@ -82,7 +82,7 @@ class _Config(msgspec.Struct):
 
 
 class Info(Reply):
-    """What a stream says of itself."""
+    """A stream's description of itself."""
 
     config: _Config | None = None
     state: _State | None = None
@@ -111,29 +111,27 @@ class Streams:
     async def create(self, name: str, config: Mapping[str, Any]) -> Info | None:
         """Make the stream; None if there is one of this name and other settings."""
         try:
-            info: Info = await self._ask("CREATE", name, {"name": name, **config}, _info)
-        except ApiError as error:
-            if error.err_code == NAME_IN_USE:
-                return None
-            raise translated(error) from error
+            info: Info = await self._ask(
+                "CREATE", name, {"name": name, **config}, _info, refusal=NAME_IN_USE
+            )
+        except ApiError:
+            return None
         return info
 
     async def info(self, name: str) -> Info | None:
         """The stream, None if there is none.
 
         In a cluster a server that was just elected, or deposed and does not know it yet, may
-        say that there is none. Then nobody must answer for the stream itself, either, and
+        say that there is none. Then no server must answer for the stream itself, either, and
         that twice: who answers for what gets around a little later than it is so.
         """
         patience = self.patience()
         doubts = 1 if self._clustered else 0
         while True:
             try:
-                info: Info = await self._ask("INFO", name, {}, _info)
+                info: Info = await self._ask("INFO", name, {}, _info, refusal=NO_STREAM)
                 return info
             except ApiError as error:
-                if error.err_code != NO_STREAM:
-                    raise translated(error) from error
                 if not await self._is_served(name):
                     if not doubts:
                         return None
@@ -161,21 +159,16 @@ class Streams:
         patience = self.patience()
         while True:
             try:
-                await self._ask("DELETE", name, {}, _reply)
+                await self._ask("DELETE", name, {}, _reply, refusal=NO_STREAM)
                 return
             except ApiError as error:
-                if error.err_code != NO_STREAM:
-                    raise translated(error) from error
                 if not await self._is_served(name):
                     return
                 await patience.pause(error)
 
     async def purge(self, name: str, subject: str, before: int) -> None:
         """Remove the messages of a subject with sequences below `before`."""
-        try:
-            await self._ask("PURGE", name, {"filter": subject, "seq": before}, _reply, there=True)
-        except ApiError as error:
-            raise translated(error) from error
+        await self._ask("PURGE", name, {"filter": subject, "seq": before}, _reply, there=True)
 
     # From the leader
 
@@ -189,11 +182,9 @@ class Streams:
 
     async def _get(self, name: str, which: Mapping[str, Any]) -> Stored | None:
         try:
-            got = await self._ask("MSG.GET", name, which, _got, there=True)
-        except ApiError as error:
-            if error.err_code == NO_MESSAGE:
-                return None
-            raise translated(error) from error
+            got = await self._ask("MSG.GET", name, which, _got, there=True, refusal=NO_MESSAGE)
+        except ApiError:
+            return None
         message = got.message
         assert message is not None
         return Stored(message.seq, parse_headers(message.hdrs), message.data)
@@ -249,8 +240,12 @@ class Streams:
         decoder: Any,
         *,
         there: bool = False,
+        refusal: int | None = None,
     ) -> Any:
-        """`there`: of a stream that should be there; `Stale` if it is gone."""
+        """What JetStream answers. `there`: of a stream that should be; `Stale` if it is gone.
+
+        Raises `ApiError` for the one `refusal` that the caller expects, others translated.
+        """
         payload = msgspec.json.encode(what) if what else b""
         subject = f"{self._stream_api}.{verb}.{name}"
 
@@ -260,7 +255,12 @@ class Streams:
             reply.check()
             return reply
 
-        return await self.patiently(name if there else None, attempt)
+        try:
+            return await self.patiently(name if there else None, attempt)
+        except ApiError as error:
+            if error.err_code == refusal:
+                raise
+            raise translated(error) from error
 
     async def patiently(self, name: str | None, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again what may pass, until the time is over. Only for what can be done twice.

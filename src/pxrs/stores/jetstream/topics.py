@@ -54,7 +54,7 @@ class Part:
         self.floor = f"{root}.f.{number}"
         self.aside = f"{root}.p.{number}"
         self.marks = Marks()
-        # The last batch as far as is known; None if nobody has asked.
+        # The last batch as far as is known; None if it was not asked for.
         self.tail: Entry | None = None
         self.known_floor = GENESIS
         self.lock = asyncio.Lock()
@@ -73,13 +73,13 @@ class Part:
         return entry
 
     def forget(self) -> None:
-        """What is known turned out to be wrong."""
+        """Forget what is known: it turned out to be wrong."""
         self.marks.clear()
         self.tail = None
 
 
 class ServerTime(NamedTuple):
-    """What time it was by the server, in ms since 1970, and when by our own monotonic clock.
+    """The server's time, in ms since 1970, and when we heard it by our own monotonic clock.
 
     Hosts' clocks may be wrong by days, and each in its own way; the server's is the same for all.
     """
@@ -88,7 +88,7 @@ class ServerTime(NamedTuple):
     heard: float
 
     def now(self, clock: Clock) -> int:
-        """What time it is by the server; a little less for the way of its answer."""
+        """The server's time now; a little less for the way of its answer."""
         return self.told + int((clock.monotonic() - self.heard) * 1000)
 
 
@@ -119,15 +119,18 @@ class Topics:
         self._clock = clock
         self._found: dict[str, Topic] = {}
 
-    def bell(self, where: LogPartition) -> str:
-        """The subject on which the server tells of a partition's new batches."""
+    def hints(self, where: LogPartition) -> str:
+        """The subject on which the server announces a partition's new batches."""
         return f"{self._settings.prefix}-bell.{token(where.topic_id)}.{where.partition}"
 
     def stream(self, topic_id: str) -> str:
         """The name of a topic's stream."""
         name = f"{self._settings.prefix}_{token(topic_id)}"
         if len(name) > _LONGEST_NAME:
-            raise InvalidRequest(f"topic id {topic_id!r} is too long for a stream's name")
+            raise InvalidRequest(
+                f"topic id {topic_id!r} is too long: its stream's name is {len(name)} characters "
+                f"long; the limit is {_LONGEST_NAME}"
+            )
         return name
 
     def known(self, topic_id: str) -> Topic | None:
@@ -144,7 +147,7 @@ class Topics:
             looked_up = await self._look_up(topic_id)
             if looked_up is None:
                 raise TopicNotFound(topic_id)
-            # Somebody else may have found it meanwhile: locks have to be the same for all.
+            # Another task may have found it meanwhile: locks have to be the same for all.
             found = self._found.get(topic_id)
             if found is None or found.root != looked_up.root:
                 found = self._found[topic_id] = looked_up
@@ -168,7 +171,7 @@ class Topics:
 
     async def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
-            raise InvalidRequest(f"{partitions} partitions: a topic has at least one")
+            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
         root = f"{self._settings.prefix}.{token(topic_id)}.{secrets.token_hex(4)}"
         stream = self.stream(topic_id)
         made = await self._streams.create(stream, self._config(topic_id, root, partitions))
@@ -207,11 +210,11 @@ class Topics:
 
     def _time(self, info: Info) -> ServerTime:
         if info.ts is None:
-            raise StoreError("NATS said nothing of its time; pxrs needs NATS 2.11 or newer")
+            raise StoreError("NATS did not tell its time; pxrs needs NATS 2.11 or newer")
         return ServerTime(int(info.ts.timestamp() * 1000), self._clock.monotonic())
 
     def _config(self, topic_id: str, root: str, partitions: int) -> dict[str, Any]:
-        bell = f"{self._settings.prefix}-bell.{token(topic_id)}"
+        hints = f"{self._settings.prefix}-bell.{token(topic_id)}"
         return {
             "subjects": [f"{root}.>"],
             "storage": "file",
@@ -226,7 +229,7 @@ class Topics:
             "deny_delete": True,
             "republish": {
                 "src": f"{root}.b.*",
-                "dest": f"{bell}.{{{{wildcard(1)}}}}",
+                "dest": f"{hints}.{{{{wildcard(1)}}}}",
                 "headers_only": True,
             },
             "metadata": {

@@ -1,4 +1,4 @@
-"""Watches: the server tells of every batch it has stored, by its headers alone.
+"""Watches: the server announces every batch it has stored, by its headers alone.
 
 JetStream republishes each stored batch's headers on a subject of its own. They are hints, and
 carry where the batch is, so that a reader finds it without a search. A hint is lost when the
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pxrs.errors import Closed, PxrsError
 from pxrs.stores.jetstream.entries import SEQUENCE, from_headers
-from pxrs.stores.jetstream.loop import LoopThread
 from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Topics
 from pxrs.stores.wakeups import LocalWatch, Wakeups
@@ -30,11 +31,17 @@ _POLL = 1.0
 _FIRST_LOOK = 0.1
 
 
-class Bells:
+class ChangeListener:
     """All watches of one log."""
 
-    def __init__(self, thread: LoopThread, streams: Streams, topics: Topics) -> None:
-        self._thread = thread
+    def __init__(
+        self,
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        streams: Streams,
+        topics: Topics,
+    ) -> None:
+        # Runs a coroutine in the loop's thread; raises `Closed` if there is none.
+        self._run = run
         self._streams = streams
         self._topics = topics
         self._wakeups: Wakeups[LogPartition] = Wakeups(threading.RLock(), settle=lambda: None)
@@ -45,23 +52,20 @@ class Bells:
         self._poll: asyncio.Task[None] | None = None
         streams.wire.on_reconnect = self.ring_all
 
-    def watch(self, where: frozenset[LogPartition]) -> BellWatch:
+    def watch(self, where: frozenset[LogPartition]) -> LogWatch:
         """From any thread. Armed on return."""
         watch = self._wakeups.watch(where.__contains__)
         try:
-            self._thread.run(self._listen(where))
+            self._run(self._listen(where))
         except BaseException:
             watch.close()
             raise
-        return BellWatch(self, watch, where)
+        return LogWatch(watch, partial(self._release, where))
 
-    def release(self, where: frozenset[LogPartition]) -> None:
-        """A watch on these was closed. From any thread."""
-        if self._thread.usable:
-            try:
-                self._thread.run(self._ignore(where))
-            except Closed:
-                return
+    def _release(self, where: frozenset[LogPartition]) -> None:
+        """Forget a watch on these, which was closed. From any thread."""
+        with suppress(Closed):
+            self._run(self._ignore(where))
 
     def ring_all(self) -> None:
         """Something may have been missed."""
@@ -78,7 +82,7 @@ class Bells:
                 fresh = True
                 self._told.pop(each.topic_id, None)
                 await self._streams.wire.listen(
-                    self._topics.bell(each), partial(self._on_hint, each)
+                    self._topics.hints(each), partial(self._on_hint, each)
                 )
         if fresh:
             await self._streams.wire.settle()
@@ -91,7 +95,7 @@ class Bells:
             self._heard[each] -= 1
             if not self._heard[each]:
                 del self._heard[each]
-                await self._streams.wire.ignore(self._topics.bell(each))
+                await self._streams.wire.ignore(self._topics.hints(each))
 
     def _on_hint(self, where: LogPartition, message: Msg) -> None:
         headers = message.headers or {}
@@ -99,7 +103,7 @@ class Bells:
         if topic is not None and SEQUENCE in headers:
             seq = int(headers[SEQUENCE])
             part = topic.parts[where.partition]
-            # A topic made again rings the same bell; its batches are not the old one's.
+            # A topic that was made again has the same subject; its batches are not the old one's.
             if headers.get("Nats-Subject") == part.batches:
                 part.note(from_headers(headers, seq))
                 self._told[where.topic_id] = max(seq, self._told.get(where.topic_id, 0))
@@ -129,13 +133,12 @@ class Bells:
             self._wakeups.ring([each for each in self._heard if each.topic_id == topic_id])
 
 
-class BellWatch:
+class LogWatch:
     """See `pxrs.stores.api.Watch`."""
 
-    def __init__(self, bells: Bells, watch: LocalWatch, where: frozenset[LogPartition]) -> None:
-        self._bells = bells
+    def __init__(self, watch: LocalWatch, release: Callable[[], None]) -> None:
         self._watch = watch
-        self._where: frozenset[LogPartition] | None = where
+        self._release: Callable[[], None] | None = release
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._watch.wait(timeout)
@@ -145,6 +148,6 @@ class BellWatch:
 
     def close(self) -> None:
         self._watch.close()
-        where, self._where = self._where, None
-        if where is not None:
-            self._bells.release(where)
+        release, self._release = self._release, None
+        if release is not None:
+            release()

@@ -37,7 +37,7 @@ _PING_PATIENCE = 4
 
 
 class NotSent(Exception):  # noqa: N818 - not an error by itself: it is tried again
-    """The request reached nobody: no connection, or nobody there who answers such requests."""
+    """The request reached no server: no connection, or none that answers such requests."""
 
 
 class NoAnswer(Exception):  # noqa: N818
@@ -60,7 +60,7 @@ class _Failure(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """What every answer of JetStream may have."""
+    """Fields that every answer of JetStream may have."""
 
     error: _Failure | None = None
 
@@ -92,7 +92,7 @@ class _Call:
 
 
 def status_of(message: Msg) -> str | None:
-    """The status of a message that the server itself made, None for one of somebody's."""
+    """The status of a message that the server itself made, None for a client's."""
     return message.headers.get(_STATUS) if message.headers else None
 
 
@@ -139,7 +139,7 @@ class Wire:
     ) -> list[Msg]:
         """The answers; one, or with `many` all up to and including one that has a status.
 
-        Raises `NotSent` if nobody got it, `NoAnswer` if somebody may have.
+        Raises `NotSent` if no server got it, `NoAnswer` if one may have.
         """
         client = self._client
         if client is None or not self._up.is_set():
@@ -160,11 +160,11 @@ class Wire:
         finally:
             del self._calls[token]
         if status_of(answers[0]) == _NO_RESPONDERS:
-            raise NotSent("nobody answers: JetStream is off, or the stream has no leader now")
+            raise NotSent("no server answers: JetStream is off, or the stream has no leader now")
         return answers
 
     def server_info(self) -> dict[str, Any]:
-        """What the server said of itself when it was connected to."""
+        """The server's description of itself, from when it was connected to."""
         return dict(self._client._server_info) if self._client is not None else {}
 
     async def listen(self, subject: str, hint: Callable[[Msg], None]) -> None:
@@ -350,7 +350,7 @@ class Wire:
 
 
 def _security(settings: NatsSettings) -> dict[str, Any]:
-    """How to prove who we are, as nats-py wants it. Bad files are told now, not at a reconnect."""
+    """Credentials as nats-py wants them. Bad files are refused now, not at a reconnect."""
     options: dict[str, Any] = {}
     for option, file in (("user_credentials", settings.credentials), ("nkeys_seed", settings.nkey)):
         if file is not None:
@@ -375,7 +375,7 @@ def _tls(files: TlsFiles) -> ssl.SSLContext:
         if files.cert is not None:
             context.load_cert_chain(files.cert, files.key)
     except ssl.SSLError as error:
-        raise ConfigError(f"the files for TLS can't be used: {error}") from error
+        raise ConfigError(f"the TLS files can't be used: {error}") from error
     return context
 
 
@@ -384,7 +384,7 @@ def _require_file(path: str) -> None:
         with open(path, "rb"):
             return
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        raise ConfigError(f"file {path!r} can't be read: {error.strerror}") from error
 
 
 def _require_nkeys() -> None:

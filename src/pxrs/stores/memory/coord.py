@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import Closed, InvalidRequest, SessionLost
-from pxrs.stores.api import Watch, refuse_session_check, validate_commit
+from pxrs.stores.api import Watch, refuse_session_check, validate_commit, validate_limit
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
@@ -59,8 +59,7 @@ class MemoryCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        if limit is not None and limit < 1:
-            raise InvalidRequest(f"a limit of {limit}; at least 1 is needed")
+        validate_limit(limit)
         with self._lock:
             self._begin()
             first = bisect_left(self._keys, prefix)

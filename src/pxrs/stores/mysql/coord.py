@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import InvalidRequest, SessionLost
-from pxrs.stores.api import Watch, refuse_session_check, validate_commit
+from pxrs.stores.api import Watch, refuse_session_check, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
 from pxrs.stores.mysql import one_trip
 from pxrs.stores.mysql import statements as sql
@@ -49,8 +49,7 @@ class SqlCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        if limit is not None and limit < 1:
-            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        validate_limit(limit)
         beyond = after is not None and after >= prefix
         statement = sql.LIST_AFTER if beyond else sql.LIST_FROM
         if limit is not None:

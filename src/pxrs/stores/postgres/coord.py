@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pxrs.errors import InvalidRequest
-from pxrs.stores.api import Watch, validate_commit
+from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
@@ -50,8 +49,7 @@ class PostgresCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        if limit is not None and limit < 1:
-            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        validate_limit(limit)
         beyond = max(after or "", prefix)
         compare = ">" if after is not None and after >= prefix else ">="
         wanted = (beyond, prefix + _LAST, limit)

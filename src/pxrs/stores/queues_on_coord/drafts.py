@@ -86,7 +86,7 @@ class Attempts:
 
 
 class Context:
-    """What the parts of one handle share: the store, the clock, and the queues it knows."""
+    """Shared by the parts of one handle: the store, the clock, and the queues it knows."""
 
     def __init__(self, coord: CoordStore, clock: Clock) -> None:
         self.coord = coord
@@ -97,7 +97,7 @@ class Context:
 
     @property
     def limits(self) -> QueueLimits:
-        """What surely fits into one commit of the store, for items without a key, in one queue."""
+        """The limits within which one commit surely fits, for items without a key, in one queue."""
         return QueueLimits(
             items=self.room // _PER_ITEM,
             body_bytes=self.coord.limits.value_bytes - _HEADER_BYTES,
@@ -474,9 +474,9 @@ def _freed(standing: Standing, visible_ms: int, *, suspect: bool, error: str) ->
     )
 
 
-def cost(standing: Standing) -> int:
-    """How many records have a part in removing it."""
-    return _PER_ITEM + (0 if standing.key_order is None else _PER_KEY)
+def cost(entry: Entry) -> tuple[int]:
+    """How many records have a part in removing an item; see `lots`."""
+    return (_PER_ITEM + (0 if entry.standing.key_order is None else _PER_KEY),)
 
 
 def lots(

@@ -1,4 +1,4 @@
-"""What is held: by this process, for how long, and the freeing of what nobody holds any more."""
+"""Keeps what this process holds, ends holds in time, and frees what has no holder any more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pxrs.types import Committed, Held, Holder
 
 _HOLDERS_KNOWN = 10_000
 _SPARE_SESSIONS = 8
-# Whoever takes from a queue that is never empty looks so often for what can be freed.
+# How often a process that takes from a queue looks for items to free, if the queue is never empty.
 _REAP_EVERY = 1.0
 # An engine may end a session a little late; its end wakes who waits, too.
 _OVERDUE = 0.25
@@ -41,7 +41,7 @@ class Holds:
                 del self._held[next(iter(self._held))]
 
     def find(self, holder: Holder, held: Held, *, fresh: bool = False) -> Entry | None:
-        """How this very delivery stands; None if this holder does not have it."""
+        """Find how this very delivery stands; None if this holder does not have it."""
         with self._lock:
             entry = self._held.get(holder, {}).get((held.queue, held.id))
         if fresh or entry is None:
@@ -61,7 +61,7 @@ class Holds:
                     del self._held[holder]
 
     def by_key_order(self, holder: Holder, queue: str) -> dict[str, list[Entry]]:
-        """What the holder has of each key order of the queue."""
+        """Items of the holder in each key order of the queue."""
         found: dict[str, list[Entry]] = {}
         with self._lock:
             for (name, _), entry in self._held.get(holder, {}).items():

@@ -17,8 +17,8 @@ queues/<queue>/dlq/item-<number>        a dead item
 queues/<queue>/seen/<hash>              a dedupe key, and until when it counts
 ```
 
-Every live item has its `item` and exactly one record that says where it stands. Whoever moves it
-checks the version of that record and deletes it, so of two who want to move it one succeeds.
+Every live item has its `item` and exactly one record that says where it stands. A commit that
+moves it checks the version of that record and deletes it, so of two that move it one succeeds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Tail(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of an item besides its body, and does not change."""
+    """An item without its body. It does not change until the item is dead."""
 
     key: str | None = None
     priority: int = 0
@@ -117,7 +117,7 @@ class Entry(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int]:
-        """What it is handed out by: the smallest first."""
+        """Orders items for handing out: the smallest first."""
         return -self.standing.priority, self.standing.number
 
 
@@ -174,7 +174,7 @@ class Layout:
         return f"{self.ready}{2**31 - standing.priority:010d}.{number}"
 
     def state(self, entry: Entry, now_ms: int) -> ItemState:
-        """What people call where it stands."""
+        """The state that users see."""
         if entry.standing.holder is not None:
             return ItemState.HELD
         if entry.key.startswith(self.all_waiting):

@@ -59,7 +59,7 @@ class Stored(NamedTuple):
 
 
 class Survey:
-    """How the live items of a queue stand. One that moves meanwhile may be missed: look again."""
+    """Where the live items of a queue stand. It may miss one that moves meanwhile: look again."""
 
     def __init__(self, coord: CoordStore, at: Layout) -> None:
         self._coord = coord
@@ -68,7 +68,7 @@ class Survey:
         self._look(at.ready, at.delayed, at.all_waiting, at.metas)
 
     def look_again(self) -> None:
-        """What was anywhere else before its turn is ready now, or held: by and by all is seen."""
+        """Look where items go from everywhere else: in the end all are seen."""
         self._look(self._at.metas, self._at.ready)
 
     def _look(self, *folders: str) -> None:
@@ -127,7 +127,7 @@ def standing_in(
     states: Container[ItemState],
     now_ms: int,
 ) -> list[Entry]:
-    """How live items in these states stand, all or those of these numbers; the last first."""
+    """Where live items in these states stand, all or those of these numbers; the last first."""
     survey = Survey(coord, at)
     survey.look_again()
     return [

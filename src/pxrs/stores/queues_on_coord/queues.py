@@ -246,13 +246,13 @@ class RecipeQueues:
         self._begin()
         found = [(each, self._holds.find(holder, each.held)) for each in dict.fromkeys(releases)]
         known = [(release, entry) for release, entry in found if entry is not None]
-        room = self._context.room
+        room = (self._context.room,)
 
         def weigh(each: tuple[Release, Entry]) -> tuple[int]:
             release, entry = each
-            return (room if release.dead else cost(entry.standing),)
+            return room if release.dead else cost(entry)
 
-        for lot in lots(known, weigh, (room,)):
+        for lot in lots(known, weigh, room):
             self._release(holder, [release for release, _ in lot])
 
     def _release(self, holder: Holder, releases: Sequence[Release]) -> None:
@@ -316,7 +316,7 @@ class RecipeQueues:
             self._deadlines.release(deadline.id, *(entry.standing.until for entry in before))
 
     def _require_held(self, draft: Draft, holder: Holder, held: Sequence[Held]) -> list[Entry]:
-        """What the holder holds, for a draft that needs it held at the commit, too."""
+        """Find items that the holder holds, and require them to be held at the commit, too."""
         entries = []
         for each in held:
             entry = self._holds.find(holder, each, fresh=draft.refused is not None)
@@ -400,7 +400,7 @@ class RecipeQueues:
         self._begin()
         self._reaper.reap(at)
         picked = standing_in(self._coord, at, ids, states, self._clock.wall_ms())
-        by_cost = lots(picked, lambda entry: (cost(entry.standing),), (self._context.room,))
+        by_cost = lots(picked, cost, (self._context.room,))
         removed = sum(self._remove_lot(at, lot, states) for lot in by_cost)
         if ItemState.DEAD in states:
             dead: Iterable[Versioned | None] = (
@@ -479,7 +479,9 @@ class RecipeQueues:
         validate_restored(items, self.limits)
         for item in items:
             if item.id >= NUMBERS_END:
-                raise InvalidRequest(f"item {item.id}: numbers end at {NUMBERS_END - 1} here")
+                raise InvalidRequest(
+                    f"item id must be below {NUMBERS_END} in this store, got {item.id}"
+                )
         into = self._directory.find(queue)
         if into is None:
             raise QueueNotFound(queue)

@@ -2,8 +2,9 @@
 
 Each unit makes a record of its own, under its name, so a unit that is still on its way can be
 told to stay away: by making that record first. The record goes with a later commit of the same
-session, once the committer knows that it was done. Those of a session that has ended are swept by
-whoever has known that for an hour of its own monotonic clock: no two hosts' clocks are compared.
+session, once the committer knows that it was done. A process sweeps those of a
+session that it has known to be over for an hour of its own monotonic clock: no two hosts' clocks
+are compared.
 """
 
 from __future__ import annotations

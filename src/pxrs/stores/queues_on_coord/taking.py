@@ -30,7 +30,7 @@ _ELBOW_ROOM = 16
 
 
 class TakeRequest(NamedTuple):
-    """What a `take` asks for."""
+    """The arguments of a `take`."""
 
     at: Layout
     holder: Holder
@@ -81,19 +81,12 @@ class Taker:
             self._find_out(*sent)
             self._settle(name)
 
-    def _begin(self, name: _Name, sent: _Sent) -> None:
-        """Note it before it is sent: whatever interrupts it, it can be asked after."""
-        with self._lock:
-            if name in self._given_up:
-                raise given_up(name[1])
-            self._sent[name] = sent
-
     def _settle(self, name: _Name) -> None:
         with self._lock:
             self._sent.pop(name, None)
 
     def take(self, request: TakeRequest) -> Taken:
-        """As many as one commit can hold, and can remove later."""
+        """Hold as many as one commit can hold, and another can remove later."""
         if (request.holder, request.unit) in self._given_up:
             raise given_up(request.unit)
         known = self._context.directory.known(request.at.queue)
@@ -121,7 +114,7 @@ class Taker:
                 return Taken([], min(waits, default=None), suspect)
             try:
                 # So many that the transaction which removes them fits into a commit.
-                fitting = next(lots(chosen, _weigh, (self._context.room,)))
+                fitting = next(lots(chosen, cost, (self._context.room,)))
                 held = self._hold_in_time(request, fitting)
             except SessionLost:
                 # A hold of ours that gave us a right to what is behind it may have ended, too.
@@ -195,7 +188,7 @@ class Taker:
     def _hold(
         self, request: TakeRequest, entries: Sequence[Entry], deadline: Session | None
     ) -> list[Entry]:
-        """Those that were in fact held: all of them, or none if somebody was faster."""
+        """Hold the entries in one commit: all of them, or none if another holder was faster."""
         at, draft = request.at, self._context.draft()
         if not draft.require_queue(at):
             return []
@@ -219,8 +212,12 @@ class Taker:
         return taken
 
     def _commit(self, draft: Draft, name: _Name, sent: _Sent) -> Mapping[str, int]:
-        """The versions of what is held now; none if somebody was faster."""
-        self._begin(name, sent)
+        """Commit and find out; the versions of what is held, none if the commit was refused."""
+        with self._lock:
+            if name in self._given_up:
+                raise given_up(name[1])
+            # Noted before it is sent: whatever interrupts it, it can be asked after.
+            self._sent[name] = sent
         try:
             outcome = draft.commit()
             versions = outcome.versions if isinstance(outcome, Committed) else {}
@@ -323,10 +320,6 @@ class Taker:
         return [max(0.0, (show - now_ms) / 1000) for show in shows]
 
 
-def _weigh(entry: Entry) -> tuple[int]:
-    return (cost(entry.standing),)
-
-
 def _held_all_the_same(error: PxrsError) -> OutcomeUnknown:
-    """Something is held, or may be: whoever took it has to ask, whatever went wrong since."""
+    """The error for a take that may hold something but failed: `held` has to be asked."""
     return OutcomeUnknown(f"items may be held that could not be handed out: {error}")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreBusy
-from pxrs.stores.api import refuse_session_check, validate_commit
+from pxrs.errors import PxrsError, SessionLost, StoreBusy
+from pxrs.stores.api import refuse_session_check, validate_commit, validate_limit
 from pxrs.stores.sqlite.change_counters import key_slots, prefix_slot
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
@@ -67,8 +67,7 @@ class SqliteCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        if limit is not None and limit < 1:
-            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        validate_limit(limit)
         found: list[Versioned] = []
         with self._database.reading() as connection:
             while True:

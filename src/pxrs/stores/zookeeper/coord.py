@@ -10,10 +10,10 @@ from itertools import islice
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ZooKeeperSettings
 from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailable
-from pxrs.stores.api import Watch, validate_commit
+from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
-from pxrs.stores.zookeeper.link import Link, translated, zk
+from pxrs.stores.zookeeper.link import DOUBTFUL, Link, translated, zk
 from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading
@@ -58,8 +58,7 @@ class ZooKeeperCoord:
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        if limit is not None and limit < 1:
-            raise InvalidRequest(f"a limit of {limit} records; at least 1 is needed")
+        validate_limit(limit)
         paths = self._reading.walk(folder_of(self._root, prefix), prefix, after)
         records: list[Versioned] = []
         while page := [*islice(paths, limit)]:
@@ -98,7 +97,7 @@ class ZooKeeperCoord:
         return self._sessions.open(ttl)
 
     def findings(self) -> builtins.list[Finding]:
-        """What an examination of the engine finds."""
+        """Examine the ensemble for `pxrs doctor`."""
         from pxrs.stores.zookeeper.doctor import findings
 
         return findings(self._link)
@@ -129,12 +128,8 @@ class ZooKeeperCoord:
                 f"session {refused.operation.path.rpartition('/')[2]} is over; "
                 "open a new one and start again"
             )
-        expected = (zk.BadVersionError, zk.NoNodeError, zk.NodeExistsError)
-        if isinstance(refused.error, zk.NoAuthError) or (
-            isinstance(refused.error, zk.ZookeeperError)
-            and not isinstance(refused.error, (*expected, zk.ConnectionLoss))
-            and not isinstance(refused.error, zk.SessionExpiredError | zk.OperationTimeoutError)
-        ):
+        mendable = (zk.BadVersionError, zk.NoNodeError, zk.NodeExistsError, *DOUBTFUL)
+        if not isinstance(refused.error, mendable):
             raise translated(refused.error)
 
     def _sweep(self, dead: Mapping[str, Found]) -> None:

@@ -1,4 +1,4 @@
-"""What can be wrong with a ZooKeeper ensemble."""
+"""Examines a ZooKeeper ensemble for `pxrs doctor`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pxrs.stores.zookeeper.link import Link
 
 
 def findings(link: Link) -> list[Finding]:
-    """What a server says of itself, and what the session was granted."""
+    """Ask the server that this handle is connected to."""
     found = [ok("durability", "a write is synced on a majority, unless forceSync=no is set")]
     try:
-        told: str = link.client.command(b"srvr")
+        answer: str = link.client.command(b"srvr")
     except (PxrsError, OSError, EOFError) as error:
-        told = ""
+        answer = ""
         found.append(note("version", f"the server can't be asked: {error}"))
-    found += _server(told)
+    found += _server(answer)
     return found
 
 
-def _server(told: str) -> list[Finding]:
-    fields = dict(line.split(": ", 1) for line in told.splitlines() if ": " in line)
+def _server(answer: str) -> list[Finding]:
+    fields = dict(line.split(": ", 1) for line in answer.splitlines() if ": " in line)
     if "Mode" not in fields:
         return [
             note(

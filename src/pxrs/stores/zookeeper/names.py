@@ -21,7 +21,9 @@ def path_of(root: str, key: str) -> str:
     """The znode of a record."""
     *folders, leaf = key.split("/")
     if len(key) > _LONGEST:
-        raise InvalidRequest(f"a key of {len(key)} characters; ZooKeeper takes {_LONGEST}")
+        raise InvalidRequest(
+            f"key is {len(key)} characters long; the limit on ZooKeeper is {_LONGEST}"
+        )
     return "/".join([root, *map(_encode, folders), _MARK + _encode(leaf, first=False)])
 
 
@@ -54,7 +56,7 @@ def key_of(root: str, path: str) -> str:
 
 
 def key_prefix_of(root: str, folder: str) -> str:
-    """What the keys of all records in a folder start with."""
+    """The beginning of the keys of all records in a folder."""
     if folder == root:
         return ""
     return "/".join(map(_decode, folder[len(root) + 1 :].split("/"))) + "/"

@@ -46,7 +46,7 @@ class Planner:
     def plan(
         self, checks: Sequence[Check], writes: Sequence[Write], *, fresh: bool
     ) -> Plan | Conflict:
-        """What to send; or a conflict, if what was read afresh is not as expected."""
+        """Plan a multi; or a conflict, if what was read afresh is not as expected."""
         paths = {key: path_of(self._root, key) for key, *_ in (*checks, *writes)}
         known = {path: self._knowledge.record(path) for path in paths.values()}
         if fresh or not all(_fits(check, paths, known) for check in checks if check.version):

@@ -7,7 +7,7 @@ could do none of it.
 
 kazoo keeps the connection's ZooKeeper session alive by itself; that shows that the process
 lives, not that its owner renews. So a session that is not renewed in time is ended from here,
-by the keeper, and by the server when this process can't.
+by a thread of ours, and by the server when this process can't.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ZooKeeperSession:
             self._link.stop()
 
     def abandon(self) -> None:
-        """It is over; no need to tell anybody in time."""
+        """Count it as over; its connection is given up in the background."""
         if not self.over:
             self._over.set()
             threading.Thread(target=self._link.stop, daemon=True).start()
@@ -96,7 +96,7 @@ class ZooKeeperSession:
         return min(left, self._link.negotiated / 4)
 
     def _answered(self, answer: Any, sent: float) -> None:
-        """The server has heard of us, whoever asked."""
+        """Note that the server has heard of us."""
         if answer.successful() and answer.value is not None:
             self._heard = max(self._heard, sent)
 
@@ -118,7 +118,9 @@ class Sessions:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._held: set[ZooKeeperSession] = set()
-        self._keeper: threading.Thread | None = None
+        # Not a `Loop`: that ends with its object. kazoo keeps the sessions of a handle alive that
+        # was dropped without closing it, and those have to end, too.
+        self._thread: threading.Thread | None = None
         self._closed = False
 
     def path(self, session_id: str) -> str:
@@ -130,7 +132,7 @@ class Sessions:
     def open(self, ttl: float) -> ZooKeeperSession:
         """A session with a connection of its own."""
         if not 0 < ttl < math.inf:
-            raise InvalidRequest(f"a session can't live {ttl} seconds")
+            raise InvalidRequest(f"ttl must be a finite number of seconds above 0, got {ttl}")
         link = Link(self._settings, self._clock, ttl if ttl < 3600 else 3600)
         path = f"{self._folder}/{secrets.token_hex(10)}"
         try:
@@ -147,21 +149,21 @@ class Sessions:
         with self._lock:
             self._closed = True
             held = list(self._held)
-            keeper = self._keeper
+            thread = self._thread
         self._changed.set()
         for session in held:
             session.close()
-        if keeper is not None:
-            keeper.join()
+        if thread is not None:
+            thread.join()
 
     def _keep(self, session: ZooKeeperSession) -> None:
         with self._lock:
             self._held.add(session)
-            if self._keeper is None:
-                self._keeper = threading.Thread(
+            if self._thread is None:
+                self._thread = threading.Thread(
                     target=self._tend, name="pxrs-zookeeper-sessions", daemon=True
                 )
-                self._keeper.start()
+                self._thread.start()
         self._changed.set()
 
     def _tend(self) -> None:

@@ -1,4 +1,4 @@
-"""Watches: bells in folders.
+"""Watches: one znode for each prefix.
 
 A commit also writes every folder above the records it changes, so one watch on one znode, the
 deepest folder that holds a prefix, hears everything under it. ZooKeeper's watches fire once:
@@ -25,7 +25,7 @@ class Watches:
 
     def __init__(self, link: Link, sessions: str) -> None:
         self._link = link
-        # The end of a session takes records away: it rings for everybody.
+        # The end of a session takes records away: it wakes every watch.
         self._sessions = sessions
         self._lock = threading.RLock()
         self._watches: dict[LocalWatch, frozenset[str]] = {}
@@ -76,7 +76,7 @@ class Watches:
                 lambda client: client.get_children_async(folder, lambda _: self._rung.put(folder))
             )
         else:
-            # Also on a folder that is not there yet: its making rings.
+            # Also on a folder that is not there yet: the server tells of its making.
             self._link.call(
                 lambda client: client.exists_async(folder, lambda _: self._rung.put(folder))
             )
@@ -95,7 +95,7 @@ class Watches:
                 for each in again:
                     self._arm(each)
             except (PxrsError, zk.KazooException):
-                # The connection is gone; its return rings for everything.
+                # The connection is gone; when it is back, all are set again.
                 continue
             self._wake(folder)
 
