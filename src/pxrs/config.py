@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import msgspec
@@ -514,30 +514,63 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
     )
 
 
-class SqlSettings(msgspec.Struct, frozen=True):
-    """A URL as SQLAlchemy takes it, and one without a password for messages."""
+class SqlSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`options` are arguments of the driver's connect(). `shown` is the URL without a password."""
 
     url: str
     shown: str
+    dialect: Literal["mysql", "oracle"]
+    options: dict[str, Any]
 
 
 # A network that goes silent must not hold a member for ever; longer than a lock may be waited for.
-_PATIENCE = {"connect_timeout": "5", "read_timeout": "15", "write_timeout": "15"}
+_PATIENCE = {"connect_timeout": 5, "read_timeout": 15, "write_timeout": 15}
 _DRIVERS = {"mysql": "pymysql", "mariadb": "pymysql", "oracle": "oracledb"}
+_TLS_OPTIONS = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_cipher", "ssl_check_hostname")
 
 
 def sql_settings(url: StoreUrl) -> SqlSettings:
-    """`mysql://user:password@host/database`; options are the driver's own."""
-    dialect, plus, driver = url.scheme.partition("+")
-    driver = driver if plus else _DRIVERS[dialect]
-    options = {**(_PATIENCE if driver == "pymysql" else {}), **url.options}
-    query = f"?{urlencode(options)}" if options else ""
-    if not url.place.partition("/")[2]:
-        raise ConfigError(f"{dialect}:// names no database; try {dialect}://user@host/database")
+    """`mysql://user:password@host/database?read_timeout=15`; options are the driver's own."""
+    scheme, _, driver = url.scheme.partition("+")
+    if driver not in ("", _DRIVERS[scheme]):
+        raise ConfigError(
+            f"the driver of {scheme}:// must be {_DRIVERS[scheme]}, got {driver}; leave it out"
+        )
+    parts = urlsplit(f"//{url.place}")
+    database = parts.path[1:]
+    if not database:
+        raise ConfigError(f"{scheme}:// names no database; try {scheme}://user@host/database")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{scheme}://{parts.netloc.rpartition('@')[2]}: {error}") from None
+    is_oracle = scheme == "oracle"
+    options: dict[str, Any] = {} if is_oracle else dict(_PATIENCE)
+    options |= {name: _typed(value) for name, value in url.options.items()}
+    tls = {name[4:]: options.pop(name) for name in _TLS_OPTIONS if name in options}
+    if tls:
+        # Given so, PyMySQL checks the server's certificate and its name.
+        options["ssl"] = tls
+    if "service_name" not in options:
+        options["sid" if is_oracle else "database"] = unquote(database)
+    address = {"host": parts.hostname, "port": port}
+    address |= {"user": parts.username, "password": parts.password}
+    for name, value in address.items():
+        if value is not None:
+            options[name] = unquote(value) if isinstance(value, str) else value
     return SqlSettings(
-        url=f"{dialect}+{driver}://{url.place}{query}",
-        shown=f"{dialect}://{url.place.rpartition('@')[2]}",
+        url=f"{url.scheme}://{url.place}{f'?{urlencode(url.options)}' if url.options else ''}",
+        shown=f"{scheme}://{url.place.rpartition('@')[2]}",
+        dialect="oracle" if is_oracle else "mysql",
+        options=options,
     )
+
+
+def _typed(value: str) -> str | int | bool:
+    """An option as Python has it: a number, a truth value, or text."""
+    if value.isdecimal():
+        return int(value)
+    return {"true": True, "false": False}.get(value.lower(), value)
 
 
 def positive_seconds(options: Mapping[str, str], name: str, default: float) -> float:

@@ -1,4 +1,4 @@
-"""Coordination and queues through SQLAlchemy pass their suites on a real MariaDB."""
+"""Coordination and queues pass their suites on a real MariaDB."""
 
 from __future__ import annotations
 

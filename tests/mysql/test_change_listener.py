@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 import pytest
-import sqlalchemy
 
+from pxrs.errors import StoreBusy
 from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.queues import taking as queue_take
 from pxrs.stores.rows import READY
@@ -28,7 +28,7 @@ def test_no_trouble_makes_anybody_deaf(place: SqlPlace, monkeypatch: pytest.Monk
 
     def no_room(self: ChangeListener) -> Any:
         failed.set()
-        raise sqlalchemy.exc.TimeoutError("QueuePool limit reached")
+        raise StoreBusy("all connections of this process are in use")
 
     watch, items = here.coord.watch("k"), here.queues.watch("q")
     monkeypatch.setattr(ChangeListener, "_look_at_queues", no_room)

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.engine("mariadb")
 
 
 def opened(url: str) -> SqlCoord:
-    settings = sql_settings(parse_url(url))
-    return SqlCoord(settings.url, settings.shown)
+    return SqlCoord(sql_settings(parse_url(url)))
 
 
 def through(proxy: Proxy, url: str, options: str = "") -> SqlCoord:
@@ -130,8 +129,8 @@ def test_a_killed_process_is_gone_after_its_ttl(mariadb_url: str) -> None:
 def stop_inside(url: str) -> None:
     """Stop inside a transaction that holds a record's row."""
     coord = opened(url)
-    with coord.database._writing.begin() as connection:
-        connection.exec_driver_sql("SELECT * FROM pxrs_coord WHERE name = 'k' FOR UPDATE").all()
+    with coord.database._writers.lend() as driver, driver.cursor() as cursor:
+        cursor.execute("SELECT * FROM pxrs_coord WHERE name = 'k' FOR UPDATE")
         say("holding")
         wait_for_parent()
 

@@ -1,21 +1,21 @@
-"""What tests of databases through SQLAlchemy share."""
+"""What tests of MariaDB share."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import sqlalchemy
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import parse_url, sql_settings
-from pxrs.stores.mysql.schema import META, metadata
+from pxrs.stores.mysql.schema import TABLES
 from pxrs.stores.mysql.stores import SqlStores
 
 
 def open_sql(url: str, clock: Clock = SYSTEM_CLOCK) -> SqlStores:
     """Stores as another process would open them."""
-    settings = sql_settings(parse_url(url))
-    return SqlStores(settings.url, settings.shown, clock)
+    return SqlStores(sql_settings(parse_url(url)), clock)
 
 
 class SqlPlace:
@@ -43,6 +43,6 @@ class SqlPlace:
         for stores in self._opened:
             stores.close()
         with self.engine.begin() as connection:
-            for table in metadata.sorted_tables:
-                if table is not META:
-                    connection.execute(sqlalchemy.delete(table))
+            for name in re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", "".join(TABLES)):
+                if name != "pxrs_meta":
+                    connection.exec_driver_sql(f"DELETE FROM {name}")

@@ -219,7 +219,7 @@ def _sql(url: StoreUrl) -> Opened:
     settings = sql_settings(url)
     with _needing(f"{url.scheme}://", "sql"):
         from pxrs.stores.mysql.stores import SqlStores
-    stores = SqlStores(settings.url, settings.shown)
+    stores = SqlStores(settings)
     return Opened(
         stores.close,
         stores.coord,

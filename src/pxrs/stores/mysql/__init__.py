@@ -1,1 +1,5 @@
-"""Coordination in any SQL database, through SQLAlchemy: MariaDB and MySQL; Oracle as compiled."""
+"""Coordination and work queues in MariaDB or MySQL, in SQL text through PyMySQL.
+
+`oracle.py` renders the same statements for Oracle; nobody has executed them there. SQLAlchemy is
+for callers' own transactions only: `atomic.py`.
+"""

@@ -1,37 +1,48 @@
-"""One transaction across coordination, queues and the caller's own tables."""
+"""One transaction across coordination, queues and the caller's own tables.
+
+Callers work through SQLAlchemy: on a session or connection of their own, or on one of pxrs'. What
+pxrs sends goes through the same connection, so that SQLAlchemy learns when it is lost.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+import pymysql
 import sqlalchemy
-from sqlalchemy import Connection, exc
+from pymysql.cursors import Cursor
+from sqlalchemy import StaticPool, exc
 
 from pxrs.errors import (
     CommitConflict,
     NotAtomic,
     OutcomeUnknown,
     PxrsError,
+    StoreBusy,
+    StoreError,
     StoreUnavailable,
     TransactionConflict,
 )
 from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
-from pxrs.stores.connections import Loan, loan_of, no_transaction
-from pxrs.stores.mysql.coord import Commit, SqlCoord, validate
-from pxrs.stores.mysql.database import Raced
+from pxrs.stores.connections import Loan, borrow, loan_of, no_transaction
+from pxrs.stores.mysql.connection import Connection, Raced, translated
+from pxrs.stores.mysql.coord import SqlCoord, commit, validate
+from pxrs.stores.mysql.database import IDLE_IN_BLOCK, Database
 from pxrs.stores.mysql.queues.changes import Applied, Change
 from pxrs.stores.mysql.queues.store import SqlQueues
 from pxrs.types import Batch, Conflict, LogPartition
 
 # Which server, and which database of it, whatever name it was reached by.
-_WHERE = {
-    "mysql": "SELECT @@hostname, @@port, @@datadir, DATABASE()",
-    "oracle": "SELECT SYS_CONTEXT('USERENV', 'DB_UNIQUE_NAME'), "
-    "SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL",
-}
-
+_WHERE = "SELECT @@hostname, @@port, @@datadir, DATABASE()"
+_WHERE_ON_ORACLE = """SELECT SYS_CONTEXT('USERENV', 'DB_UNIQUE_NAME'),
+    SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL"""
+# Whether each statement is committed by itself, whether a transaction has begun, what it sees.
+_STATE_ON_MARIADB = "SELECT @@autocommit, @@in_transaction, @@tx_isolation"
+_STATE_ON_MYSQL = "SELECT @@autocommit, NULL, @@transaction_isolation"
 # A flag of every answer: SERVER_STATUS_IN_TRANS.
 _IN_TRANSACTION = 1
 _OR_THE_SERVER = (
@@ -40,10 +51,111 @@ _OR_THE_SERVER = (
 )
 
 
+class BlockConnections:
+    """SQLAlchemy's connections for blocks of callers, which may last.
+
+    They are none of those that `Database` uses: however many blocks there are, sessions are renewed
+    and items extended.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._engine = sqlalchemy.create_engine(
+            "oracle+oracledb://" if database.is_oracle else "mysql+pymysql://",
+            creator=partial(database.connect, IDLE_IN_BLOCK),
+            # A statement of the caller's can't be repeated on another connection.
+            pool_pre_ping=True,
+            # Every transaction is ended by its block: another rollback would be a round trip.
+            pool_reset_on_return=None,
+            skip_autocommit_rollback=True,
+        )
+
+    @contextmanager
+    def lend(self) -> Iterator[sqlalchemy.Connection]:
+        """A connection of pxrs' for one block."""
+        try:
+            connection = self._engine.connect()
+        except exc.TimeoutError as error:
+            raise StoreBusy(
+                f"all connections of this process to {self._database.place} are in use by "
+                "transactions; use shorter ones, or fewer at once"
+            ) from error
+        except exc.DBAPIError as error:
+            raise translated(error, self._database.place) or error from error
+        with connection:
+            yield connection
+
+    @contextmanager
+    def around(self, driver: Any) -> Iterator[sqlalchemy.Connection]:
+        """SQLAlchemy's connection around one of the caller's, which is neither ended nor closed.
+
+        Closing SQLAlchemy's own would roll back; what it got from its pool is given back instead.
+        """
+        pool = StaticPool(lambda: _PlainCursors(driver), reset_on_return=None)
+        proxied = pool.connect()
+        try:
+            yield sqlalchemy.Connection(self._engine, proxied)
+        finally:
+            proxied.close()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+class _PlainCursors:
+    """A connection of PyMySQL whose rows are tuples, whatever its owner has them made of."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def cursor(self) -> Any:
+        return self._driver.cursor(Cursor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+
+class _BlockConnection(Connection):
+    """Runs statements of pxrs on SQLAlchemy's connection."""
+
+    def __init__(self, alchemy: sqlalchemy.Connection, database: Database) -> None:
+        super().__init__(alchemy, database.place, database.prepare)
+
+    def _cursor(self) -> AbstractContextManager[Any]:
+        return _AlchemyCursor(self.driver)
+
+
+class _AlchemyCursor:
+    """What `Connection` needs of a cursor, by SQLAlchemy's result."""
+
+    def __init__(self, alchemy: sqlalchemy.Connection) -> None:
+        self._alchemy = alchemy
+        self._result: Any = None
+        self.description: Sequence[Any] = ()
+
+    def execute(self, text: str, values: Sequence[Any]) -> None:
+        self._result = self._alchemy.exec_driver_sql(text, tuple(values))
+        if self._result.returns_rows:
+            self.description = self._result.cursor.description
+
+    def executemany(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._alchemy.exec_driver_sql(text, [tuple(row) for row in rows])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._result, name)
+
+    def __enter__(self) -> _AlchemyCursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._result is not None:
+            self._result.close()
+
+
 class PlainConnection:
     """SQLAlchemy's connection, which takes plain text for a statement, too."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: sqlalchemy.Connection) -> None:
         self._connection = connection
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
@@ -56,7 +168,7 @@ class PlainConnection:
         return getattr(self._connection, name)
 
 
-class SqlAtomic(Block[Connection]):
+class SqlAtomic(Block[sqlalchemy.Connection]):
     """See `pxrs.stores.api.Atomic`.
 
     Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
@@ -67,12 +179,16 @@ class SqlAtomic(Block[Connection]):
     Messages are kept elsewhere, and can't be part of it.
     """
 
-    def __init__(self, coord: SqlCoord, queues: SqlQueues, connection: Any) -> None:
+    def __init__(
+        self, coord: SqlCoord, queues: SqlQueues, blocks: BlockConnections, connection: Any
+    ) -> None:
         super().__init__(coord.limits, queues.limits)
         self._coord = coord
         self._database = coord.database
         self._queues = queues
-        self._loan, self._lent = loan_of(connection)
+        self._blocks = blocks
+        self._loan, is_lent = loan_of(connection)
+        self.joined = self._loan is not None and not is_lent
         # Whether the transaction was begun outside.
         self._is_older = False
         self._mark = ""
@@ -80,10 +196,6 @@ class SqlAtomic(Block[Connection]):
         self._has_snapshot = False
         self._transaction: Any = None
         self._held = ExitStack()
-
-    @property
-    def joined(self) -> bool:
-        return self._loan is not None and not self._lent
 
     @property
     def connection(self) -> PlainConnection:
@@ -97,8 +209,8 @@ class SqlAtomic(Block[Connection]):
             return None
         if self._running().invalidated:
             return StoreUnavailable(f"{self._database.place}: the connection was lost: {error}")
-        translated = self._database.translated(error)
-        return translated if isinstance(translated, StoreUnavailable) else None
+        found = translated(error, self._database.place)
+        return found if isinstance(found, StoreUnavailable) else None
 
     def append(self, where: LogPartition, batch: Batch) -> None:
         raise NotAtomic(
@@ -109,41 +221,56 @@ class SqlAtomic(Block[Connection]):
     def __enter__(self) -> SqlAtomic:
         self._require_new()
         if self._loan is None:
-            connection = self._held.enter_context(self._database.lasting())
-            self._transaction = connection.begin()
+            connection = self._held.enter_context(self._blocks.lend())
+            self._loan = borrow(connection)
+            self._loan.open()
         else:
-            connection = self._lend(self._loan)
+            connection = self._borrow(self._loan)
+        self._transaction = connection.get_transaction()
         self._enter(connection)
         return self
 
-    def _lend(self, loan: Loan) -> Connection:
+    def _borrow(self, loan: Loan) -> sqlalchemy.Connection:
         try:
-            driver = loan.open() if self._lent else loan.join()
+            driver = loan.join() if self.joined else loan.open()
             connection = loan.alchemy or self._around(driver)
-            self._refuse_other_database(connection)
-            if self.joined and _commits_each_statement(connection):
-                raise no_transaction("with connection.begin()")
-            self._is_older = self.joined or _has_begun(connection, loan)
-            self._has_snapshot = connection.get_isolation_level() != "READ COMMITTED"
+            self._look_at(connection, loan)
             self._set_mark(connection)
         except BaseException as error:
             self._held.close()
             if loan.began:
                 loan.rollback()
-            if isinstance(error, exc.DBAPIError):
-                raise self._database.translated(error) from error
-            raise
-        self._transaction = connection.get_transaction()
+            raise (translated(error, self._database.place) or error) from error
         return connection
 
-    def _around(self, driver: Any) -> Connection:
+    def _around(self, driver: Any) -> sqlalchemy.Connection:
         """SQLAlchemy's connection around one of the driver, for statements of ours."""
-        if not self.joined or not self._database.is_drivers(driver):
+        if not self.joined or not isinstance(driver, pymysql.Connection):
             raise NotAtomic(
                 "this store commits on SQLAlchemy's sessions and connections, and joins those and "
                 f"PyMySQL's connections, not {type(driver).__name__}"
             )
-        return self._held.enter_context(self._database.around(driver))
+        return self._held.enter_context(self._blocks.around(driver))
+
+    def _look_at(self, connection: sqlalchemy.Connection, loan: Loan) -> None:
+        """Find out what state the caller's transaction is in. It has to be one in this database."""
+        database, ours = self._database, self._on(connection)
+        where = _WHERE_ON_ORACLE if database.is_oracle else _WHERE
+        names = ("oracle",) if database.is_oracle else ("mysql", "mariadb")
+        if connection.dialect.name not in names or ours.rows(where) != database.read(where):
+            raise NotAtomic(f"the connection is not one to {database.place}")
+        driver = connection.connection.dbapi_connection
+        if database.is_oracle:
+            autocommits, begun, level = getattr(driver, "autocommit", False), None, None
+        else:
+            state = _STATE_ON_MARIADB if database.is_mariadb else _STATE_ON_MYSQL
+            ((autocommits, begun, level),) = ours.rows(state)
+            self._has_snapshot = level != "READ-COMMITTED"
+        # MySQL tells with every answer whether something was begun.
+        is_begun = getattr(driver, "server_status", 0) & _IN_TRANSACTION if begun is None else begun
+        if self.joined and autocommits and not is_begun:
+            raise no_transaction("with connection.begin()")
+        self._is_older = self.joined or (not loan.began and (begun is None or bool(begun)))
 
     def __exit__(
         self,
@@ -158,9 +285,9 @@ class SqlAtomic(Block[Connection]):
             if error is None:
                 self._finish(connection)
             else:
-                self._undo(connection)
+                self._undo()
         except BaseException:
-            self._undo(connection)
+            self._undo()
             raise
         finally:
             try:
@@ -168,18 +295,16 @@ class SqlAtomic(Block[Connection]):
             finally:
                 self._leave()
 
-    def _finish(self, connection: Connection) -> None:
-        if self._loan is not None and self._lent:
-            self._loan.flush()
+    def _finish(self, connection: sqlalchemy.Connection) -> None:
+        if not self.joined:
+            self._given().flush()
         self._refuse_ended(connection)
         validate(self._checks, self._writes)
         try:
             apply = self._apply_in_savepoint if self._is_older else self._apply
-            versions, applied = apply(connection)
-        except (Raced, exc.IntegrityError) as error:
-            raise TransactionConflict(f"somebody else made the same just now: {error}") from error
-        except exc.DBAPIError as error:
-            raise self._database.translated(error) from error
+            versions, applied = apply(self._on(connection))
+        except Raced as error:
+            raise TransactionConflict(f"another process made the same just now: {error}") from error
         if not self.joined:
             self._commit()
             self._coord.changes.ring([write.key for write in self._writes])
@@ -196,95 +321,63 @@ class SqlAtomic(Block[Connection]):
             changing.require()
         versions: dict[str, int] = {}
         if self._checks or self._writes:
-            outcome = Commit(connection, self._checks, self._writes, latest=latest).run()
+            outcome = commit(connection, self._checks, self._writes, latest=latest)
             if isinstance(outcome, Conflict):
                 raise CommitConflict(outcome.current)
             versions = dict(outcome.versions)
         return versions, None if changing is None else changing.run()
 
     def _apply_in_savepoint(self, connection: Connection) -> tuple[dict[str, int], Applied | None]:
-        savepoint = connection.begin_nested()
+        name = new_mark()
+        connection.run(f"SAVEPOINT {name}")
         try:
             result = self._apply(connection)
-            savepoint.commit()
+            if not self._database.is_oracle:
+                connection.run(f"RELEASE SAVEPOINT {name}")
         except BaseException:
             # After a deadlock the database has rolled back the whole transaction, and that with it.
-            with suppress(exc.SQLAlchemyError):
-                savepoint.rollback()
+            with suppress(PxrsError):
+                connection.run(f"ROLLBACK TO SAVEPOINT {name}")
             raise
         return result
 
     def _commit(self) -> None:
         try:
-            if self._loan is not None:
-                commit_as_caller(self._loan.commit)
-            else:
-                self._transaction.commit()
-        except (exc.DBAPIError, self._database.driver_error) as error:
-            translated = self._database.translated(error)
-            if isinstance(translated, StoreUnavailable):
-                raise OutcomeUnknown(f"no answer to a commit: {translated}") from error
-            raise translated from error
+            commit_as_caller(self._given().commit)
+        except Exception as error:
+            found = translated(error, self._database.place)
+            if isinstance(found, StoreUnavailable):
+                raise OutcomeUnknown(f"no answer to a commit: {found}") from error
+            raise (found or error) from error
 
-    def _undo(self, connection: Connection) -> None:
+    def _undo(self) -> None:
         """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
-        with suppress(exc.SQLAlchemyError):
-            if self._loan is None:
-                connection.rollback()
-            elif self._lent:
-                self._loan.rollback()
+        if not self.joined:
+            with suppress(exc.SQLAlchemyError):
+                self._given().rollback()
 
-    def _refuse_ended(self, connection: Connection) -> None:
+    def _refuse_ended(self, connection: sqlalchemy.Connection) -> None:
         self._database.check_open()
         ended = connection.closed or connection.get_transaction() is not self._transaction
-        if ended or (self._loan is not None and self._loan.ended()):
+        if ended or self._given().ended():
             raise ended_inside()
-        if self._mark and _has_savepoints(connection):
+        # A savepoint that is gone can't be told from one that is there on Oracle.
+        if self._mark and not self._database.is_oracle:
             try:
-                connection.exec_driver_sql(f"RELEASE SAVEPOINT {self._mark}")
-            except exc.DBAPIError as error:
-                translated = self._database.translated(error)
-                if isinstance(translated, StoreUnavailable):
-                    raise translated from error
+                self._on(connection).run(f"RELEASE SAVEPOINT {self._mark}")
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
                 raise ended_inside(_OR_THE_SERVER) from error
 
-    def _set_mark(self, connection: Connection) -> None:
+    def _set_mark(self, connection: sqlalchemy.Connection) -> None:
         self._mark = new_mark()
-        if _has_savepoints(connection):
-            try:
-                connection.exec_driver_sql(f"SAVEPOINT {self._mark}")
-            except exc.DBAPIError as error:
-                raise self._database.translated(error) from error
+        if not self._database.is_oracle:
+            self._on(connection).run(f"SAVEPOINT {self._mark}")
 
-    def _refuse_other_database(self, connection: Connection) -> None:
-        dialect = connection.dialect.name
-        query = _WHERE.get("mysql" if dialect == "mariadb" else dialect)
-        own = self._database.read(sqlalchemy.text(query)) if query else ()
-        there = connection.exec_driver_sql(query).all() if query else None
-        if there is None or [tuple(row) for row in own] != [tuple(row) for row in there]:
-            raise NotAtomic(f"the connection is not one to {self._database.place}")
+    def _on(self, connection: sqlalchemy.Connection) -> Connection:
+        return _BlockConnection(connection, self._database)
 
-
-def _has_savepoints(connection: Connection) -> bool:
-    """Whether a savepoint that is gone can be told from one that is there; not on Oracle."""
-    return connection.dialect.name in ("mysql", "mariadb")
-
-
-def _commits_each_statement(connection: Connection) -> bool:
-    """Whether nothing is begun by what is sent next."""
-    if connection.dialect.name not in ("mysql", "mariadb"):
-        return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
-    if not connection.exec_driver_sql("SELECT @@autocommit").scalar():
-        return False
-    if getattr(connection.dialect, "is_mariadb", False):
-        return not connection.exec_driver_sql("SELECT @@in_transaction").scalar()
-    # MySQL tells it with every answer.
-    status = getattr(connection.connection.dbapi_connection, "server_status", 0)
-    return not status & _IN_TRANSACTION
-
-
-def _has_begun(connection: Connection, loan: Loan) -> bool:
-    """Whether the caller has done something in its transaction. Only MariaDB can be asked."""
-    if loan.began or not getattr(connection.dialect, "is_mariadb", False):
-        return not loan.began
-    return bool(connection.exec_driver_sql("SELECT @@in_transaction").scalar())
+    def _given(self) -> Loan:
+        assert self._loan is not None
+        return self._loan

@@ -14,16 +14,17 @@ import threading
 import weakref
 from collections.abc import Collection
 
+from pxrs.loop import Loop
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.database import Database
-from pxrs.stores.mysql.queues import admin_statements as kept
+from pxrs.stores.mysql.queues.statements import WATCHED
 from pxrs.stores.mysql.sessions import Observation
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 
 _SOON = 0.02
 _LATE = 0.25
 
-_open_ears: weakref.WeakSet[ChangeListener] = weakref.WeakSet()
+_open_listeners: weakref.WeakSet[ChangeListener] = weakref.WeakSet()
 
 
 class ChangeListener:
@@ -37,13 +38,14 @@ class ChangeListener:
         self._wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
         self._queue_wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
         self._stop = threading.Event()
-        self._hurry = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop = Loop("pxrs-sql", self._step)
+        self._is_looking = False
+        self._pause = _SOON
         self._seen: tuple[int, int] | None = None
         # Of each queue that somebody watches: which it is, and how often it has changed.
         self._seen_queues: dict[str, tuple[int, int] | None] = {}
         self._queue_lock = threading.Lock()
-        _open_ears.add(self)
+        _open_listeners.add(self)
 
     def watch(self, prefixes: tuple[str, ...]) -> LocalWatch:
         """Armed on return: what is committed from now on is after the revision seen here."""
@@ -66,38 +68,38 @@ class ChangeListener:
 
     def _arm(self, watch: LocalWatch) -> None:
         with self._lock:
-            if self._thread is not None or self._stop.is_set():
+            if self._is_looking or self._stop.is_set():
                 return
             try:
                 self._look()
             except BaseException:
                 watch.close()
                 raise
-            self._thread = threading.Thread(target=self._run, name="pxrs-sql", daemon=True)
-            self._thread.start()
+            self._loop.start()
+            self._is_looking = True
 
     def ring(self, keys: Collection[str]) -> None:
         """These were changed by this process."""
         self._wakeups.ring(keys)
-        self._hurry.set()
+        self._loop.wake()
 
     def ring_queues(self, names: Collection[str]) -> None:
         """There may be something to take from these."""
         if names:
             self._queue_wakeups.ring(names)
-            self._hurry.set()
+            self._loop.wake()
 
     def ring_all(self) -> None:
         """Anything may have changed."""
         self._wakeups.ring((None,))
         self._queue_wakeups.ring((None,))
-        self._hurry.set()
+        self._loop.wake()
 
     def close(self) -> None:
         self._stop.set()
-        self._hurry.set()
-        if self._thread is not None and self._database.usable:
-            self._thread.join()
+        self._loop.wake()
+        if self._database.usable:
+            self._loop.join()
         self._wakeups.close()
         self._queue_wakeups.close()
 
@@ -107,26 +109,23 @@ class ChangeListener:
         self._queue_lock = threading.Lock()
         self._wakeups.abandon(self._lock)
         self._queue_wakeups.abandon(self._lock)
-        self._stop, self._hurry = threading.Event(), threading.Event()
+        self._stop = threading.Event()
         self._stop.set()
-        self._thread = None
 
-    def _run(self) -> None:
-        wait = _SOON
-        while not self._stop.is_set():
-            self._hurry.wait(wait)
-            self._hurry.clear()
-            if self._stop.wait(_SOON):
-                return
-            try:
-                changed = self._look()
-                changed = self._look_at_queues() or changed
-                wait = _SOON if changed else min(2 * wait, _LATE)
-            except Exception:  # noqa: BLE001 - who waits would never learn that nobody looks
-                # What happens meanwhile is not known: everybody looks for themselves.
-                self._seen = None
-                self.observation.observer.out_of_touch()
-                wait = _LATE
+    def _step(self) -> float | None:
+        # What is committed one after the other is looked at together.
+        if self._stop.wait(_SOON):
+            return None
+        try:
+            changed = self._look()
+            changed = self._look_at_queues() or changed
+            self._pause = _SOON if changed else min(2 * self._pause, _LATE)
+        except Exception:  # noqa: BLE001 - who waits would never learn that nobody looks
+            # What happens meanwhile is not known: everybody looks for themselves.
+            self._seen = None
+            self.observation.observer.out_of_touch()
+            self._pause = _LATE
+        return self._pause
 
     def _look(self) -> bool:
         """Ring for what has changed since the last look; whether anything had."""
@@ -161,7 +160,7 @@ class ChangeListener:
         """How each of them stands; None where there is no such queue."""
         if not names:
             return {}
-        rows = self._database.read(kept.WATCHED, names=sorted(names))
+        rows = self._database.read(WATCHED, names=sorted(names))
         found: dict[str, tuple[int, int] | None] = dict.fromkeys(names)
         for name, number, changes in rows:
             found[name] = (number, changes)
@@ -179,7 +178,7 @@ class _Queues:
 
 
 def _after_fork_in_child() -> None:
-    for changes in list(_open_ears):
+    for changes in list(_open_listeners):
         changes.abandon()
 
 

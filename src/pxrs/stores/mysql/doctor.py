@@ -1,10 +1,8 @@
-"""What can be wrong with a database that is used through SQLAlchemy."""
+"""Examines a MariaDB or MySQL server: durability, clock, queues, long transactions."""
 
 from __future__ import annotations
 
 import time
-
-import sqlalchemy
 
 from pxrs.stores.findings import Finding, judge_clock, note, ok, warning
 from pxrs.stores.mysql.database import Database
@@ -18,16 +16,15 @@ _SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog
     @@read_only"""
 _LONG_ONES = """SELECT trx_mysql_thread_id, timestampdiff(SECOND, trx_started, now())
     FROM information_schema.innodb_trx
-    WHERE trx_started <= now() - INTERVAL :after SECOND
+    WHERE trx_started <= now() - INTERVAL %(after)s SECOND
     AND trx_mysql_thread_id <> connection_id() ORDER BY trx_started LIMIT 5"""
 
 
 def findings(database: Database, long_after: int = _LONG) -> list[Finding]:
-    """MariaDB and MySQL are asked; of others nothing is known."""
-    dialect = database.dialect
-    if dialect not in ("mysql", "mariadb"):
-        return [note("version", f"{dialect}: pxrs knows no checks for this database")]
-    ((version, flush, binlog, logs, read_only),) = database.read(sqlalchemy.text(_SETTINGS))
+    """Asks MariaDB or MySQL; for Oracle there are no checks."""
+    if database.is_oracle:
+        return [note("version", "pxrs has no checks for Oracle")]
+    ((version, flush, binlog, logs, read_only),) = database.read(_SETTINGS)
     found = [
         ok("version", str(version)),
         _durability(flush, binlog, logs),
@@ -65,7 +62,7 @@ def _queues(database: Database) -> Finding:
             "this server has no SKIP LOCKED: nothing can be taken from queues",
             "upgrade to MariaDB 10.6, or MySQL 8.0",
         )
-    ((packet,),) = database.read(sqlalchemy.text("SELECT @@max_allowed_packet"))
+    ((packet,),) = database.read("SELECT @@max_allowed_packet")
     if packet < 2 * LIMITS.body_bytes:
         return note(
             "queues",
@@ -77,13 +74,13 @@ def _queues(database: Database) -> Finding:
 
 def _clock(database: Database) -> Finding:
     before = time.time()
-    ((theirs,),) = database.read(sqlalchemy.text("SELECT unix_timestamp(sysdate(6))"))
+    ((theirs,),) = database.read("SELECT unix_timestamp(sysdate(6))")
     return judge_clock(float(theirs) - (before + time.time()) / 2)
 
 
 def _long_transactions(database: Database, after: int) -> list[Finding]:
     try:
-        rows = database.read(sqlalchemy.text(_LONG_ONES).bindparams(after=after))
+        rows = database.read(_LONG_ONES, after=after)
     except Exception as error:  # noqa: BLE001 - a role without PROCESS may not look
         return [note("long transactions", f"this user may not look: {error}")]
     return [

@@ -17,11 +17,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from sqlalchemy import Connection
-
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 from pxrs.stores.mysql import statements as sql
+from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.rows import next_step
@@ -66,11 +65,11 @@ class Sessions:
 
     def open(self, ttl: float) -> SqlSession:
         if not 0.05 <= ttl <= 86_400:
-            raise InvalidRequest(f"a session of {ttl} s; 0.05 s to a day can be had")
+            raise InvalidRequest(f"ttl must be from 0.05 to 86400 seconds, got {ttl}")
         name = secrets.token_hex(12)
         sent = self._clock.monotonic()
-        values = {"new_id": name, "seconds": ttl, "length": ttl, "new_holder": self._holder}
-        self._database.write(lambda connection: connection.execute(sql.OPEN, values))
+        values = {"id": name, "ttl": ttl, "holder": self._holder}
+        self._database.write(lambda connection: connection.run(sql.OPEN, **values))
         session = SqlSession(self, self._clock, name, ttl, sent)
         self._held.add(session)
         return session
@@ -79,8 +78,8 @@ class Sessions:
         """Whether it was renewed; false if it is over."""
 
         def work(connection: Connection) -> bool:
-            connection.execute(sql.LOCK_SESSION, {"one": name}).all()
-            return connection.execute(sql.RENEW, {"one": name}).rowcount == 1
+            connection.rows(sql.LOCK_SESSION, id=name)
+            return connection.run(sql.RENEW, id=name) == 1
 
         return self._database.write(work)
 
@@ -93,8 +92,8 @@ class Sessions:
         """End those of them that stand as suspects still; whether there were any."""
 
         def work(connection: Connection) -> bool:
-            over = connection.execute(sql.LOCK_SUSPECTS, {"ids": ids}).scalars().all()
-            return _end(connection, over) if over else False
+            over = connection.rows_in(sql.LOCK_SUSPECTS, ids=list(ids))
+            return bool(over) and _end(connection, [row[0] for row in over])
 
         ended = self._database.write(work)
         if ended:
@@ -107,13 +106,13 @@ class Sessions:
                 session.close()
 
 
-def _end(connection: Connection, ids: Sequence[str]) -> bool:
-    """Whether there was such a session."""
-    connection.execute(sql.LOCK_SESSIONS, {"ids": ids}).all()
-    if not connection.execute(sql.END, {"ids": ids}).rowcount:
+def _end(connection: Connection, ids: list[str]) -> bool:
+    """End the sessions, and delete what is bound to them; whether there was any."""
+    connection.rows_in(sql.LOCK_SESSIONS, ids=ids)
+    if not connection.run_in(sql.END, ids=ids):
         return False
-    connection.execute(sql.DELETE_BOUND, {"ids": ids})
-    connection.execute(sql.RAISE_BOTH, {"step": next_step()})
+    connection.run_in(sql.DELETE_BOUND, ids=ids)
+    connection.run(sql.RAISE_BOTH, step=next_step())
     return True
 
 

@@ -1,129 +1,60 @@
-"""Every statement that is sent, built once. The tests compile all of them for Oracle, too.
+"""What coordination and sessions send. The tests render all of it for Oracle, too.
 
-No statement locks rows and limits them at once: Oracle refuses that.
+Time is the database's: when the statement began.
 """
 
 from __future__ import annotations
 
-from typing import Any
+# In milliseconds since 1970.
+NOW_MS = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)"
 
-from sqlalchemy import (
-    BindParameter,
-    ClauseElement,
-    Table,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+_TTL_FROM_NOW = "(UTC_TIMESTAMP(6) + INTERVAL ROUND(1000000 * ttl) MICROSECOND)"
+ALIVE = "deadline > UTC_TIMESTAMP(6)"
+# Over, or further ahead than it can be, unless the server's clock was set back. See
+# `pxrs.stores.observer`.
+_SUSPECT = f"(deadline <= UTC_TIMESTAMP(6) OR deadline > {_TTL_FROM_NOW})"
 
-from pxrs.stores.mysql.schema import META, RECORDS, SESSIONS, later, utc_now
 
-_alive = SESSIONS.c.deadline > utc_now()
-# Further ahead than it can be, unless the server's clock was set back. See `pxrs.stores.observer`.
-_suspect = or_(~_alive, SESSIONS.c.deadline > later(SESSIONS.c.ttl))
-_joined = RECORDS.outerjoin(SESSIONS, RECORDS.c.session_id == SESSIONS.c.id)
-_columns = (RECORDS.c.name, RECORDS.c.body, RECORDS.c.version, RECORDS.c.session_id)
-# A session is over when its row is gone: who reads does not judge by the clock.
-_living = (
-    select(*_columns)
-    .select_from(_joined)
-    .where(or_(RECORDS.c.session_id.is_(None), SESSIONS.c.id.is_not(None)))
-    .order_by(RECORDS.c.name)
-)
-_keys: BindParameter[str] = bindparam("keys", expanding=True)
-_ids: BindParameter[str] = bindparam("ids", expanding=True)
+def latest(statement: str, *, locking: bool) -> str:
+    """A plain read, or one that sees the latest state in a transaction with an old snapshot."""
+    return f"{statement} LOCK IN SHARE MODE" if locking else statement
 
-# Reading
-GET = _living.where(RECORDS.c.name == bindparam("key"))
-_upto = RECORDS.c.name <= bindparam("last")
-LIST_FROM = _living.where(and_(RECORDS.c.name >= bindparam("first"), _upto))
-LIST_AFTER = _living.where(and_(RECORDS.c.name > bindparam("first"), _upto))
-LOOK = select(
-    META.c.revision,
-    META.c.removals,
-    select(func.count()).select_from(SESSIONS).where(_suspect).scalar_subquery(),
-)
-CHANGED = select(RECORDS.c.name).where(RECORDS.c.version > bindparam("since"))
+
+# Reading. A session is over when its row is gone: who reads does not judge by the clock.
+_RECORDS = """SELECT name, body, version, session_id FROM pxrs_coord
+    LEFT JOIN pxrs_sessions ON id = session_id WHERE (session_id IS NULL OR id IS NOT NULL)"""
+GET = f"{_RECORDS} AND name = %(key)s"
+LIST_FROM = f"{_RECORDS} AND name >= %(first)s AND name <= %(last)s ORDER BY name"
+LIST_AFTER = f"{_RECORDS} AND name > %(first)s AND name <= %(last)s ORDER BY name"
+PAGE_FROM = f"{LIST_FROM} LIMIT %(limit)s"
+PAGE_AFTER = f"{LIST_AFTER} LIMIT %(limit)s"
+LOOK = f"""SELECT revision, removals, (SELECT COUNT(*) FROM pxrs_sessions WHERE {_SUSPECT})
+    FROM pxrs_meta"""
+CHANGED = "SELECT name FROM pxrs_coord WHERE version > %(since)s"
 
 # Committing, in the order in which rows are locked: sessions, records, the revision.
-LOCK_SESSIONS = (
-    select(SESSIONS.c.id).where(SESSIONS.c.id.in_(_ids)).order_by(SESSIONS.c.id).with_for_update()
-)
-FOUND_SESSIONS = select(SESSIONS.c.id).where(SESSIONS.c.id.in_(_ids))
+FOUND_SESSIONS = "SELECT id FROM pxrs_sessions WHERE id IN %(ids)s"
+LOCK_SESSIONS = f"{FOUND_SESSIONS} ORDER BY id FOR UPDATE"
 # They are locked already; a locking read sees their latest state, whatever the snapshot.
-LIVING_SESSIONS = (
-    select(SESSIONS.c.id).where(and_(SESSIONS.c.id.in_(_ids), _alive)).with_for_update(read=True)
-)
-LOCK_RECORDS = (
-    select(*_columns).where(RECORDS.c.name.in_(_keys)).order_by(RECORDS.c.name).with_for_update()
-)
-_raised = META.c.revision + bindparam("step")
-RAISE_REVISION = update(META).values(revision=_raised)
-RAISE_BOTH = update(META).values(revision=_raised, removals=META.c.removals + 1)
-REVISION = select(META.c.revision)
-INSERT = insert(RECORDS)
-UPDATE = (
-    update(RECORDS)
-    .where(RECORDS.c.name == bindparam("key"))
-    .values(
-        body=bindparam("new_body"),
-        version=bindparam("new_version"),
-        session_id=bindparam("new_session"),
-    )
-)
-DELETE = delete(RECORDS).where(RECORDS.c.name.in_(_keys))
+LIVING_SESSIONS = f"{FOUND_SESSIONS} AND {ALIVE} LOCK IN SHARE MODE"
+LOCK_RECORDS = """SELECT name, body, version, session_id FROM pxrs_coord WHERE name IN %(keys)s
+    ORDER BY name FOR UPDATE"""
+RAISE_REVISION = "UPDATE pxrs_meta SET revision = revision + %(step)s"
+RAISE_BOTH = f"{RAISE_REVISION}, removals = removals + 1"
+REVISION = "SELECT revision FROM pxrs_meta"
+INSERT = """INSERT INTO pxrs_coord (name, body, version, session_id)
+    VALUES (%(name)s, %(body)s, %(version)s, %(session_id)s)"""
+UPDATE = """UPDATE pxrs_coord SET body = %(body)s, version = %(version)s,
+    session_id = %(session_id)s WHERE name = %(name)s"""
+DELETE = "DELETE FROM pxrs_coord WHERE name IN %(keys)s"
 
 # Sessions
-OPEN = insert(SESSIONS).values(
-    id=bindparam("new_id"),
-    ttl=bindparam("seconds"),
-    deadline=later(bindparam("length", type_=SESSIONS.c.ttl.type)),
-    holder=bindparam("new_holder"),
-)
-LOCK_SESSION = select(SESSIONS.c.id).where(SESSIONS.c.id == bindparam("one")).with_for_update()
-RENEW = (
-    update(SESSIONS)
-    .where(and_(SESSIONS.c.id == bindparam("one"), _alive))
-    .values(deadline=later(SESSIONS.c.ttl))
-)
-SUSPECTS = (
-    select(
-        SESSIONS.c.id,
-        SESSIONS.c.ttl,
-        SESSIONS.c.deadline,
-        case((_alive, 0), else_=1).label("is_late"),
-    )
-    .where(_suspect)
-    .order_by(SESSIONS.c.id)
-)
-LOCK_SUSPECTS = (
-    select(SESSIONS.c.id)
-    .where(and_(SESSIONS.c.id.in_(_ids), _suspect))
-    .order_by(SESSIONS.c.id)
-    .with_for_update()
-)
-END = delete(SESSIONS).where(SESSIONS.c.id.in_(_ids))
-DELETE_BOUND = delete(RECORDS).where(RECORDS.c.session_id.in_(_ids))
-
-# The schema's own row
-FIRST_META = insert(META).values(id=1, revision=0, removals=0)
-SCHEMA_VERSION = select(META.c.schema_version)
-SET_SCHEMA = update(META).values(schema_version=bindparam("new_version"))
-
-
-def named_statements(names: dict[str, Any]) -> dict[str, ClauseElement]:
-    """The statements among a module's names, to be compiled for every dialect."""
-    return {
-        name: value
-        for name, value in names.items()
-        if name.isupper() and isinstance(value, ClauseElement) and not isinstance(value, Table)
-    }
-
-
-ALL = named_statements(dict(globals()))
+OPEN = """INSERT INTO pxrs_sessions (id, ttl, deadline, holder) VALUES (%(id)s, %(ttl)s,
+    (UTC_TIMESTAMP(6) + INTERVAL ROUND(1000000 * %(ttl)s) MICROSECOND), %(holder)s)"""
+LOCK_SESSION = "SELECT id FROM pxrs_sessions WHERE id = %(id)s FOR UPDATE"
+RENEW = f"UPDATE pxrs_sessions SET deadline = {_TTL_FROM_NOW} WHERE id = %(id)s AND {ALIVE}"
+SUSPECTS = f"""SELECT id, ttl, deadline, CASE WHEN {ALIVE} THEN 0 ELSE 1 END FROM pxrs_sessions
+    WHERE {_SUSPECT} ORDER BY id"""
+LOCK_SUSPECTS = f"{FOUND_SESSIONS} AND {_SUSPECT} ORDER BY id FOR UPDATE"
+END = "DELETE FROM pxrs_sessions WHERE id IN %(ids)s"
+DELETE_BOUND = "DELETE FROM pxrs_coord WHERE session_id IN %(ids)s"

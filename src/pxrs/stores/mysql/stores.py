@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import threading
+from typing import TYPE_CHECKING, Any, cast
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.config import SqlSettings
 from pxrs.stores.api import LogStore
 from pxrs.stores.composite import NoLog
 from pxrs.stores.findings import Finding
-from pxrs.stores.mysql.atomic import SqlAtomic
 from pxrs.stores.mysql.coord import SqlCoord
 from pxrs.stores.mysql.queues.store import SqlQueues
+
+if TYPE_CHECKING:
+    from pxrs.stores.mysql.atomic import BlockConnections, SqlAtomic
 
 
 class SqlStores:
     """See `pxrs.stores.api.Stores`. Messages are kept elsewhere."""
 
-    def __init__(self, url: str, place: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.url = url
-        self.coord = SqlCoord(url, place, clock)
-        self.log = cast(LogStore, NoLog(place))
+    def __init__(self, settings: SqlSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.url = settings.url
+        self.coord = SqlCoord(settings, clock)
+        self.log = cast(LogStore, NoLog(settings.shown))
         self.queues = SqlQueues(self.coord.database, self.coord.changes, clock)
+        self._blocks: BlockConnections | None = None
+        self._lock = threading.Lock()
 
     def atomic(self, connection: Any = None) -> SqlAtomic:
+        # Only blocks of callers need SQLAlchemy: nobody else has to import it.
+        from pxrs.stores.mysql.atomic import BlockConnections, SqlAtomic
+
         self.coord.database.check_open()
-        return SqlAtomic(self.coord, self.queues, connection)
+        with self._lock:
+            if self._blocks is None:
+                self._blocks = BlockConnections(self.coord.database)
+        return SqlAtomic(self.coord, self.queues, self._blocks, connection)
 
     def findings(self) -> list[Finding]:
         """What an examination of the engine finds."""
@@ -32,4 +44,6 @@ class SqlStores:
 
     def close(self) -> None:
         self.queues.close()
+        if self._blocks is not None and self.coord.database.usable:
+            self._blocks.close()
         self.coord.close()

@@ -1,1 +1,1 @@
-"""Work queues on MariaDB and MySQL; Oracle as compiled."""
+"""Work queues on MariaDB and MySQL; for Oracle the statements are rendered, not executed."""

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, exc
-
 from pxrs.core.queue import delay_ms, given_up, indexed, validate_for
 from pxrs.errors import Fenced
-from pxrs.stores.mysql.database import Raced
-from pxrs.stores.mysql.queues import admin_statements as kept
+from pxrs.stores.mysql.connection import Connection, Raced
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.rows import (
     Locked,
@@ -25,18 +22,16 @@ from pxrs.stores.mysql.queues.rows import (
     by_queue,
     fence,
     find_queues,
-    in_chunks,
-    lane_text,
+    item_row,
     lanes_of,
     lock_queues,
     require_session,
     session_lost,
     settle,
 )
-from pxrs.stores.mysql.queues.tables import LANE_BYTES
-from pxrs.stores.mysql.schema import reading
-from pxrs.stores.rows import DELAYED, READY, WAITING
-from pxrs.types import Held, Holder, NewItem, Queue, QueueChange
+from pxrs.stores.mysql.schema import LONGEST_LANE
+from pxrs.stores.mysql.statements import latest as reading
+from pxrs.types import Held, Queue, QueueChange
 
 # A unit's records: how many there are is in their numbers' last bits.
 _PLACES = 2**14
@@ -83,13 +78,13 @@ class Change:
             self._now = require_session(self._connection, session)
             return
         ((name, held),) = self._removed.items()
-        values = {"session": session, "name": name, "ids": [each.id for each in held]}
-        row = self._connection.execute(sql.LOOK_TO_REMOVE, values).one_or_none()
-        if row is None:
+        ids = [each.id for each in held]
+        rows = self._connection.rows(sql.LOOK_TO_REMOVE, session=session, name=name, ids=ids)
+        if not rows:
             raise session_lost(session)
-        self._now, queue, in_lanes = row
+        self._now, queue, in_lanes = rows[0]
         if queue is None:
-            raise _deleted(name)
+            raise deleted(name)
         if not in_lanes:
             self._queues[name] = QueueRow(queue, Queue(name=name))
 
@@ -125,7 +120,7 @@ class Change:
     def _find_lanes(self, name: str) -> bool:
         """Whether any of what is removed is in a lane. An item stays in its lane."""
         if name not in self._queues:
-            raise _deleted(name)
+            raise deleted(name)
         ids = [each.id for each in self._removed[name]]
         lanes = lanes_of(self._connection, self._queues[name].id, ids, latest=self._latest)
         if lanes:
@@ -137,7 +132,7 @@ class Change:
         missing = sorted(names - set(found))
         for name in missing:
             if name in self._removed:
-                raise _deleted(name)
+                raise deleted(name)
             make_queue(self._connection, name, fifo=False)
         if missing:
             found |= lock_queues(self._connection, missing)
@@ -149,11 +144,8 @@ class Change:
             self._now = max(self._now, found[name].now)
 
     def _remove(self, name: str, held: Sequence[Held]) -> None:
-        holder = self._change.holder
-        gone = 0
-        for some in in_chunks(held):
-            values = {"queue": self._queues[name].id, **holding(holder), **fence(some)}
-            gone += self._connection.execute(sql.REMOVE, values).rowcount
+        these = fence(self._queues[name].id, self._change.holder, held)
+        gone = self._connection.run_in(sql.REMOVE, **these)
         if gone < len(held):
             raise Fenced(
                 f"{len(held) - gone} of {len(held)} items of queue {name!r} are not held any more; "
@@ -167,40 +159,31 @@ class Change:
             fresh = self._fresh(queue.id, places)
             first = self._locked[queue.id].next_item
             rows: list[dict[str, Any]] = []
-            for at in fresh:
-                numbers[at] = first + len(rows)
-                rows.append(self._row(queue, first + len(rows), self._change.put[at]))
-            counts = {"queue": queue.id, "numbers": len(rows), "fresh": len(rows)}
-            self._connection.execute(kept.NUMBER, counts)
-            if rows:
-                self._connection.execute(sql.INSERT, rows)
+            for number, at in enumerate(fresh, first):
+                item, numbers[at] = self._change.put[at], number
+                content = {"grade": -item.priority, "body": bytes(item.body)}
+                due = self._now + delay_ms(item.delay)
+                rows.append(item_row(queue, number, item.key, due, self._now, **content))
+            self._connection.run(sql.NUMBER, queue=queue.id, numbers=len(rows), fresh=len(rows))
+            self._connection.run_many(sql.INSERT, rows)
             lanes = {row["lane"] for row in rows if row["lane"] is not None}
             if lanes:
                 self._lanes.setdefault(name, set()).update(lanes)
         return numbers
 
-    def _row(self, queue: QueueRow, number: int, item: NewItem) -> dict[str, Any]:
-        lane = lane_text(queue.info, item.key)
-        delay = delay_ms(item.delay)
-        state = WAITING if lane is not None else DELAYED if delay else READY
-        return new_row(queue.id, number, item, lane, state, self._now + delay, self._now)
-
     def _fresh(self, queue: int, places: Sequence[int]) -> list[int]:
         """Without those that were put before. Nobody else puts here: the queue is locked."""
         keys = {
-            at: indexed(item.dedupe, LANE_BYTES)
+            at: indexed(item.dedupe, LONGEST_LANE)
             for at in places
             if (item := self._change.put[at]).dedupe is not None
         }
         if not keys:
             return list(places)
-        self._connection.execute(sql.FORGET_SEEN, {"queue": queue})
-        known: set[str] = set()
-        for some in in_chunks(sorted(set(keys.values()))):
-            rows = self._connection.execute(
-                reading(sql.SEEN_BEFORE, latest=self._latest), {"queue": queue, "keys": some}
-            )
-            known |= set(rows.scalars())
+        self._connection.run(sql.FORGET_SEEN, queue=queue)
+        statement = reading(sql.SEEN_BEFORE, locking=self._latest)
+        sought = sorted(set(keys.values()))
+        known = {row[0] for row in self._connection.rows_in(statement, queue=queue, keys=sought)}
         fresh, seen = [], []
         for at in places:
             key = keys.get(at)
@@ -210,16 +193,14 @@ class Change:
             if key is not None:
                 known.add(key)
                 until = self._now + delay_ms(self._change.put[at].dedupe_window)
-                seen.append({"queue_id": queue, "seen_key": key, "until_ms": until})
-        if seen:
-            self._connection.execute(sql.SEE, seen)
+                seen.append({"queue": queue, "seen_key": key, "until": until})
+        self._connection.run_many(sql.SEE, seen)
         return fresh
 
     def _stir(self) -> None:
         """Whoever waits has to look: what was put to is told with the numbers already."""
         moved = [self._queues[name].id for name in self._lanes if name not in self._puts]
-        if moved:
-            self._connection.execute(kept.STIR, {"ids": sorted(moved)})
+        self._connection.run_in(sql.STIR, ids=sorted(moved))
 
     def _remember(self) -> None:
         """That it was done, and how much: beside it, so that either both are there or none."""
@@ -234,8 +215,8 @@ class Change:
             for at, (queue, count) in enumerate(sorted(done.items()) or [(0, 0)])
         ]
         try:
-            self._connection.execute(kept.REMEMBER, rows)
-        except exc.IntegrityError:
+            self._connection.run_many(sql.REMEMBER, rows)
+        except Raced:
             raise given_up(unit) from None
 
 
@@ -243,43 +224,18 @@ def unit_row(session: str, unit: str, queue: int, done: int, at: int = 0) -> dic
     """One record of a unit. Its number comes of the unit's name: nobody else writes it."""
     digest = int.from_bytes(sha256(unit.encode()).digest()[:8]) >> 1
     return {
-        "session_id": session,
+        "session": session,
         "n": digest // _PLACES * _PLACES + at,
         "tx": unit,
-        "queue_id": queue,
+        "queue": queue,
         "done": done,
     }
 
 
-def _deleted(name: str) -> Fenced:
+def deleted(name: str) -> Fenced:
     return Fenced(f"queue {name!r} was deleted, and its items with it")
 
 
-def holding(holder: Holder) -> dict[str, str]:
-    return {"session": holder.session, "transaction": holder.transaction}
-
-
 def make_queue(connection: Connection, name: str, *, fifo: bool) -> None:
-    """Make a queue, unless somebody has."""
-    values = {"new_id": secrets.randbits(62), "new_name": name, "strict": int(fifo)}
-    connection.execute(kept.MAKE, values)
-
-
-def new_row(
-    queue: int, number: int, item: NewItem, lane: str | None, state: int, due: int, now: int
-) -> dict[str, Any]:
-    """A new item as a row."""
-    return {
-        "queue_id": queue,
-        "item_id": number,
-        "state": state,
-        "grade": -item.priority,
-        "lane": lane,
-        "item_key": item.key,
-        "due_ms": due,
-        "deliveries": 0,
-        "suspect": 0,
-        "put_ms": now,
-        "error_text": None,
-        "body": bytes(item.body),
-    }
+    """Make a queue, unless another transaction has."""
+    connection.run(sql.MAKE, id=secrets.randbits(62), name=name, fifo=int(fifo))

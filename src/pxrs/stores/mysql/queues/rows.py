@@ -1,24 +1,19 @@
-"""Queues and lanes as rows, inside somebody's transaction."""
+"""Queues and lanes as rows, inside a transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-from sqlalchemy import Connection
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from pxrs.core.queue import indexed, lane_of
 from pxrs.errors import SessionLost
-from pxrs.stores.mysql.queues import admin_statements as kept
+from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.queues import statements as sql
-from pxrs.stores.mysql.queues.tables import LANE_BYTES
-from pxrs.stores.mysql.schema import reading
-from pxrs.stores.rows import WAITING
-from pxrs.types import Held, Queue
+from pxrs.stores.mysql.schema import LONGEST_LANE
+from pxrs.stores.mysql.statements import latest as reading
+from pxrs.stores.rows import DELAYED, READY, WAITING
+from pxrs.types import Held, Holder, Queue
 
-T = TypeVar("T")
-# Oracle takes a thousand values in a list.
-_CHUNK = 1000
 _FIFO = "f"
 
 
@@ -29,9 +24,16 @@ class QueueRow(NamedTuple):
     info: Queue
 
 
-def in_chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]
+class Locked(NamedTuple):
+    """A queue whose row is locked: the next item's number, and the time."""
+
+    queue: QueueRow
+    next_item: int
+    now: int
+
+
+def queue_row(name: str, number: int, fifo: int, created: int) -> QueueRow:
+    return QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created))
 
 
 def lane_text(queue: Queue, key: str | None) -> str | None:
@@ -39,12 +41,12 @@ def lane_text(queue: Queue, key: str | None) -> str | None:
     lane = lane_of(queue, key)
     if lane is None:
         return None
-    return indexed(lane, LANE_BYTES) if lane else _FIFO
+    return indexed(lane, LONGEST_LANE) if lane else _FIFO
 
 
 def require_session(connection: Connection, session: str) -> int:
     """Keep the session from ending until this transaction does; the time in ms."""
-    now: int | None = connection.execute(sql.REQUIRE, {"session": session}).scalar_one_or_none()
+    now: int | None = connection.value(sql.REQUIRE, session=session)
     if now is None:
         raise session_lost(session)
     return now
@@ -55,45 +57,22 @@ def session_lost(session: str) -> SessionLost:
 
 
 def find_queues(connection: Connection, names: Collection[str]) -> dict[str, QueueRow]:
-    found: dict[str, QueueRow] = {}
-    for some in in_chunks(sorted(names)):
-        for row in connection.execute(kept.FIND, {"names": some}):
-            found[row[0]] = _queue_row(*row[:4])
-    return found
-
-
-def _queue_row(name: str, number: int, fifo: int, created: int) -> QueueRow:
-    return QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created))
-
-
-class Locked(NamedTuple):
-    """A queue whose row is locked: the next item's number, and the time."""
-
-    queue: QueueRow
-    next_item: int
-    now: int
+    rows = connection.rows_in(sql.FIND, names=sorted(names))
+    return {row[0]: queue_row(*row) for row in rows}
 
 
 def lock_queues(connection: Connection, names: Collection[str]) -> dict[str, Locked]:
     """Lock the queues' rows, in the order of their names. One that is not there is missing."""
-    found: dict[str, Locked] = {}
-    for some in in_chunks(sorted(names)):
-        for row in connection.execute(kept.LOCK_QUEUES, {"names": some}):
-            found[row[0]] = Locked(_queue_row(*row[:4]), *row[4:])
-    return found
+    rows = connection.rows_in(sql.LOCK_QUEUES, names=sorted(names))
+    return {row[0]: Locked(queue_row(*row[:4]), *row[4:]) for row in rows}
 
 
 def lanes_of(
     connection: Connection, queue: int, items: Iterable[int], *, latest: bool = False
 ) -> set[str]:
     """The lanes that the items are in. An item stays in its lane."""
-    lanes: set[str] = set()
-    for some in in_chunks(list(items)):
-        rows = connection.execute(
-            reading(sql.LANES_OF, latest=latest), {"queue": queue, "ids": some}
-        )
-        lanes |= {lane for _, lane in rows}
-    return lanes
+    statement = reading(sql.LANES_OF, locking=latest)
+    return {lane for _, lane in connection.rows_in(statement, queue=queue, ids=list(items))}
 
 
 def settle(
@@ -103,16 +82,12 @@ def settle(
 
     Under the lock of the queue's row: whoever else would change a front has to wait for it.
     """
-    for some in in_chunks(sorted(lanes)):
-        firsts: dict[str, dict[int, int]] = {}
-        rows = connection.execute(
-            reading(sql.LANES, latest=latest), {"queue": queue, "lanes": some}
-        )
-        for lane, state, first in rows:
-            firsts.setdefault(lane, {})[state] = first
-        shown = [found[WAITING] for found in firsts.values() if set(found) == {WAITING}]
-        if shown:
-            connection.execute(sql.SHOW, {"queue": queue, "ids": shown, "now": now})
+    statement = reading(sql.LANES, locking=latest)
+    firsts: dict[str, dict[int, int]] = {}
+    for lane, state, first in connection.rows_in(statement, queue=queue, lanes=sorted(lanes)):
+        firsts.setdefault(lane, {})[state] = first
+    shown = [found[WAITING] for found in firsts.values() if set(found) == {WAITING}]
+    connection.run_in(sql.SHOW, queue=queue, ids=shown, now=now)
 
 
 def by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
@@ -122,9 +97,34 @@ def by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
     return found
 
 
-def fence(held: Sequence[Held]) -> dict[str, Any]:
-    """The very deliveries, for a statement that only touches what is held so."""
+def fence(queue: int, holder: Holder, held: Sequence[Held]) -> dict[str, Any]:
+    """The very deliveries, for a statement that only touches what the holder holds so."""
     return {
+        "queue": queue,
+        "session": holder.session,
+        "tx": holder.transaction,
         "ids": [each.id for each in held],
         "pairs": [(each.id, each.delivery) for each in held],
+    }
+
+
+def item_row(
+    queue: QueueRow, number: int, key: str | None, due: int, now: int, **columns: Any
+) -> dict[str, Any]:
+    """An item as `sql.INSERT` takes it: a new one, but for what `columns` says."""
+    lane = lane_text(queue.info, key)
+    return {
+        "queue": queue.id,
+        "item": number,
+        "state": WAITING if lane is not None else DELAYED if due > now else READY,
+        "lane": lane,
+        "item_key": key,
+        "due_ms": due,
+        "deliveries": 0,
+        "suspect": 0,
+        "put_ms": now,
+        "taken_ms": None,
+        "dead_ms": None,
+        "error": None,
+        **columns,
     }

@@ -1,276 +1,208 @@
-"""What the queues send: every statement, built once.
+"""What queues send.
 
 Rows are locked in one order: sessions, queues, items, each sorted. Taking waits for nobody: it
 skips what is locked. MySQL computes an update's columns one after the other, so none is read here
 after it was set.
+
+FORCE INDEX: a plan for a short queue would lock all of a long one. For a short table MariaDB
+prefers to look at all of it, and waits for what others have locked; a statement that names rows by
+their key must look at those, and lock no others.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import (
-    BindParameter,
-    Select,
-    Table,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    literal,
-    null,
-    or_,
-    select,
-    tuple_,
-    update,
-)
-
 from pxrs.core.queue import DIED_HOLDING, USED_UP
-from pxrs.stores.mysql.queues.tables import ITEMS, QUEUES, SEEN
-from pxrs.stores.mysql.schema import SESSIONS, KeyedDelete, KeyedUpdate, now_ms, utc_now
-from pxrs.stores.mysql.statements import named_statements
+from pxrs.stores.mysql.statements import ALIVE, NOW_MS
 from pxrs.stores.rows import DEAD, DELAYED, HELD, READY, WAITING
 
-_i, _q = ITEMS.c, QUEUES.c
-_now: Any = now_ms()
-_queue: BindParameter[int] = bindparam("queue", type_=_q.id.type)
-_in_queue = _i.queue_id == _queue
-_ids: BindParameter[int] = bindparam("ids", expanding=True)
-_these = and_(_in_queue, _i.item_id.in_(_ids))
-_pairs: BindParameter[Any] = bindparam("pairs", expanding=True)
-_holder = and_(_i.session_id == bindparam("session"), _i.tx == bindparam("transaction"))
+_UPDATE = "UPDATE pxrs_queue_items FORCE INDEX (PRIMARY) SET"
+_DELETE = "DELETE pxrs_queue_items FROM pxrs_queue_items FORCE INDEX (PRIMARY)"
+_THESE = "queue_id = %(queue)s AND item_id IN %(ids)s"
+_HOLDER = "session_id = %(session)s AND tx = %(tx)s"
 # The fence. It stands in whatever statement changes the item. Each take raises `deliveries`.
-_same_delivery = and_(_these, tuple_(_i.item_id, _i.deliveries).in_(_pairs), _i.state == HELD)
-_mine = and_(_same_delivery, _holder, _i.due_ms > _now)
-
-
-def hinted(statement: Select[Any], index: str, table: Table = ITEMS) -> Select[Any]:
-    """With one index only: a plan for a short queue locks all of a long one."""
-    for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(table, f"FORCE INDEX ({index})", dialect)
-    return statement
-
+_SAME_DELIVERY = f"{_THESE} AND (item_id, deliveries) IN %(pairs)s AND state = {HELD}"
+_MINE = f"{_SAME_DELIVERY} AND {_HOLDER} AND due_ms > {NOW_MS}"
 
 # Sessions
-_alive = and_(SESSIONS.c.id == bindparam("session"), SESSIONS.c.deadline > utc_now())
-REQUIRE = select(_now).select_from(SESSIONS).where(_alive).with_for_update(read=True)
-
-NOW = select(_now)
+_OF_LIVING = f"FROM pxrs_sessions WHERE id = %(session)s AND {ALIVE} LOCK IN SHARE MODE"
+REQUIRE = f"SELECT {NOW_MS} {_OF_LIVING}"
+NOW = f"SELECT {NOW_MS} FROM DUAL"
 
 # Taking. What the first statement reads beside the session is not locked.
-_named = select(_q.id).where(_q.name == bindparam("name")).scalar_subquery()
-_of_named = _i.queue_id == _named
-
-
-def _first_due(state: int) -> Any:
-    query = select(func.min(_i.due_ms)).where(_of_named, _i.state == state)
-    return query.scalar_subquery()
-
-
-LOOK = (
-    select(
-        _now,
-        _named,
-        select(func.min(_i.grade)).where(_of_named, _i.state == READY).scalar_subquery(),
-        _first_due(DELAYED),
-        _first_due(HELD),
-        select(func.count())
-        .where(_of_named, _i.state == HELD, _holder, _i.lane.is_not(None))
-        .scalar_subquery(),
-    )
-    .select_from(SESSIONS)
-    .where(_alive)
-    .with_for_update(read=True)
-)
-LOOK_TO_REMOVE = (
-    select(
-        _now,
-        _named,
-        select(func.count())
-        .where(_of_named, _i.item_id.in_(_ids), _i.lane.is_not(None))
-        .scalar_subquery(),
-    )
-    .select_from(SESSIONS)
-    .where(_alive)
-    .with_for_update(read=True)
-)
-_candidate = (
-    _i.item_id,
-    _i.deliveries,
-    _i.suspect,
-    _i.grade,
-    _i.item_key,
-    _i.put_ms,
-    _i.error_text,
-    _i.body,
-    _i.lane,
-)
-FRONTS = hinted(
-    select(*_candidate)
-    .where(_in_queue, _i.state == READY)
-    .order_by(_i.grade, _i.item_id)
-    .with_for_update(skip_locked=True),
-    "pxrs_items_ready",
-)
-BEHIND = hinted(
-    select(*_candidate, _i.due_ms)
-    .where(_in_queue, _i.lane == bindparam("lane"), _i.state == WAITING)
-    .order_by(_i.item_id)
-    .with_for_update(),
-    "pxrs_items_lane",
-)
-LANES_HELD = (
-    select(_i.lane, _i.due_ms)
-    .where(_in_queue, _i.state == HELD, _holder, _i.lane.is_not(None))
-    .order_by(_i.item_id)
-    .with_for_update()
-)
-FIRST_BEHIND = (
-    select(_i.due_ms)
-    .where(_in_queue, _i.lane == bindparam("lane"), _i.state == WAITING)
-    .order_by(_i.item_id)
-    .limit(1)
-)
-HOLD = (
-    KeyedUpdate(ITEMS)
-    .where(_these)
-    .values(
-        state=HELD,
-        deliveries=_i.deliveries + 1,
-        session_id=bindparam("new_session"),
-        tx=bindparam("new_tx"),
-        most=bindparam("new_most"),
-        due_ms=bindparam("until"),
-        taken_ms=bindparam("now"),
-    )
-)
-PROMOTE = (
-    update(ITEMS)
-    .where(_in_queue, _i.state == DELAYED, _i.due_ms <= bindparam("now"))
-    .values(state=READY)
-)
-BURY = (
-    KeyedUpdate(ITEMS)
-    .where(_these)
-    .values(
-        state=DEAD,
-        dead_ms=bindparam("now"),
-        error_text=func.coalesce(_i.error_text, USED_UP),
-    )
-)
+_NAMED = "(SELECT id FROM pxrs_queues WHERE name = %(name)s)"
+_OF_NAMED = f"FROM pxrs_queue_items WHERE queue_id = {_NAMED}"
+LOOK = f"""SELECT {NOW_MS}, {_NAMED},
+    (SELECT MIN(grade) {_OF_NAMED} AND state = {READY}),
+    (SELECT MIN(due_ms) {_OF_NAMED} AND state = {DELAYED}),
+    (SELECT MIN(due_ms) {_OF_NAMED} AND state = {HELD}),
+    (SELECT COUNT(*) {_OF_NAMED} AND state = {HELD} AND {_HOLDER} AND lane IS NOT NULL)
+    {_OF_LIVING}"""
+LOOK_TO_REMOVE = f"""SELECT {NOW_MS}, {_NAMED},
+    (SELECT COUNT(*) {_OF_NAMED} AND item_id IN %(ids)s AND lane IS NOT NULL)
+    {_OF_LIVING}"""
+_CANDIDATE = "item_id, deliveries, suspect, grade, item_key, put_ms, error_text, body, lane"
+FRONTS = f"""SELECT {_CANDIDATE} FROM pxrs_queue_items FORCE INDEX (pxrs_items_ready)
+    WHERE queue_id = %(queue)s AND state = {READY}
+    ORDER BY grade, item_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED"""
+_BEHIND = f"WHERE queue_id = %(queue)s AND lane = %(lane)s AND state = {WAITING} ORDER BY item_id"
+BEHIND = f"""SELECT {_CANDIDATE}, due_ms FROM pxrs_queue_items FORCE INDEX (pxrs_items_lane)
+    {_BEHIND} LIMIT %(limit)s FOR UPDATE"""
+FIRST_BEHIND = f"SELECT due_ms FROM pxrs_queue_items {_BEHIND} LIMIT 1"
+LANES_HELD = f"""SELECT lane, due_ms FROM pxrs_queue_items
+    WHERE queue_id = %(queue)s AND state = {HELD} AND {_HOLDER} AND lane IS NOT NULL
+    ORDER BY item_id FOR UPDATE"""
+HOLD = f"""{_UPDATE} state = {HELD}, deliveries = deliveries + 1, session_id = %(session)s,
+    tx = %(tx)s, most = %(most)s, due_ms = %(until)s, taken_ms = %(now)s WHERE {_THESE}"""
+PROMOTE = f"""UPDATE pxrs_queue_items SET state = {READY}
+    WHERE queue_id = %(queue)s AND state = {DELAYED} AND due_ms <= %(now)s"""
+BURY = f"""{_UPDATE} state = {DEAD}, dead_ms = %(now)s,
+    error_text = COALESCE(error_text, '{USED_UP}') WHERE {_THESE}"""
 
 # Lanes: which states there are in each, and the first item of each state.
-LANES = hinted(
-    select(_i.lane, _i.state, func.min(_i.item_id))
-    .where(_in_queue, _i.lane.in_(bindparam("lanes", expanding=True)), _i.state < DEAD)
-    .group_by(_i.lane, _i.state),
-    "pxrs_items_lane",
-)
-_shown = case((_i.due_ms > bindparam("now"), DELAYED), else_=READY)
-SHOW = KeyedUpdate(ITEMS).where(_these, _i.state == WAITING).values(state=_shown)
-HIDE = (
-    update(ITEMS)
-    .where(
-        _in_queue,
-        _i.lane.in_(bindparam("lanes", expanding=True)),
-        _i.state.in_((READY, DELAYED)),
-    )
-    .values(state=WAITING)
-)
+LANES = f"""SELECT lane, state, MIN(item_id) FROM pxrs_queue_items FORCE INDEX (pxrs_items_lane)
+    WHERE queue_id = %(queue)s AND lane IN %(lanes)s AND state < {DEAD} GROUP BY lane, state"""
+LANES_OF = f"SELECT item_id, lane FROM pxrs_queue_items WHERE {_THESE} AND lane IS NOT NULL"
+SHOW = f"""{_UPDATE} state = CASE WHEN due_ms > %(now)s THEN {DELAYED} ELSE {READY} END
+    WHERE {_THESE} AND state = {WAITING}"""
+HIDE = f"""UPDATE pxrs_queue_items SET state = {WAITING}
+    WHERE queue_id = %(queue)s AND lane IN %(lanes)s AND state IN ({READY}, {DELAYED})"""
 
 # Holding on, giving back and removing
-MINE = hinted(select(_i.due_ms).where(_mine).with_for_update(), "PRIMARY")
-EXTEND = KeyedUpdate(ITEMS).where(_mine).values(due_ms=bindparam("until"))
-REMOVE = KeyedDelete(ITEMS).where(_mine)
-_back_at = bindparam("delay", type_=_i.due_ms.type) + _now
-_given_back: dict[str, Any] = {
-    "session_id": null(),
-    "tx": null(),
-    "error_text": func.coalesce(bindparam("error", type_=_i.error_text.type), _i.error_text),
-}
-GIVE_BACK = (
-    KeyedUpdate(ITEMS)
-    .where(_mine)
-    .values(
-        state=case(
-            (_i.lane.is_not(None), WAITING),
-            (bindparam("delay", type_=_i.due_ms.type) > 0, DELAYED),
-            else_=READY,
-        ),
-        due_ms=_back_at,
-        suspect=0,
-        **_given_back,
-    )
-)
-GIVE_UP = KeyedUpdate(ITEMS).where(_mine).values(state=DEAD, dead_ms=_now, **_given_back)
+MINE = f"SELECT due_ms FROM pxrs_queue_items FORCE INDEX (PRIMARY) WHERE {_MINE} FOR UPDATE"
+EXTEND = f"{_UPDATE} due_ms = %(until)s WHERE {_MINE}"
+REMOVE = f"{_DELETE} WHERE {_MINE}"
+_FREED = "session_id = NULL, tx = NULL"
+GIVE_BACK = f"""{_UPDATE}
+    state = CASE WHEN lane IS NOT NULL THEN {WAITING} WHEN %(delay)s > 0 THEN {DELAYED}
+        ELSE {READY} END,
+    due_ms = %(delay)s + {NOW_MS}, suspect = 0,
+    error_text = COALESCE(%(error)s, error_text), {_FREED} WHERE {_MINE}"""
+GIVE_UP = f"""{_UPDATE} state = {DEAD}, dead_ms = {NOW_MS},
+    error_text = COALESCE(%(error)s, error_text), {_FREED} WHERE {_MINE}"""
 
 # What the dead leave behind
-_used_up = and_(_i.most.is_not(None), _i.deliveries >= _i.most)
-_holds = ITEMS.outerjoin(SESSIONS, SESSIONS.c.id == _i.session_id)
-LOST = (
-    select(_i.item_id, _i.deliveries, _i.lane, _i.session_id, SESSIONS.c.id)
-    .select_from(_holds)
-    .where(_in_queue, _i.state == HELD, or_(SESSIONS.c.id.is_(None), _i.due_ms <= _now))
-    .order_by(_i.item_id)
-)
-LOST_NAMED = (
-    select(_q.id)
-    .select_from(_holds.join(QUEUES, _q.id == _i.queue_id))
-    .where(
-        _q.name == bindparam("name"),
-        _i.state == HELD,
-        or_(SESSIONS.c.id.is_(None), _i.due_ms <= _now),
-    )
-    .limit(1)
-)
+_HOLDS = "pxrs_queue_items LEFT JOIN pxrs_sessions ON pxrs_sessions.id = session_id"
+_LOST = f"state = {HELD} AND (pxrs_sessions.id IS NULL OR due_ms <= {NOW_MS})"
+LOST = f"""SELECT item_id, deliveries, lane, session_id, pxrs_sessions.id FROM {_HOLDS}
+    WHERE queue_id = %(queue)s AND {_LOST} ORDER BY item_id"""
+LOST_NAMED = f"""SELECT pxrs_queues.id FROM {_HOLDS} JOIN pxrs_queues ON pxrs_queues.id = queue_id
+    WHERE name = %(name)s AND {_LOST} LIMIT 1"""
 # A hold that was extended since it was looked at is left alone; a session does not come back.
-FREE = (
-    KeyedUpdate(ITEMS)
-    .where(
-        _same_delivery,
-        or_(_i.due_ms <= _now, _i.session_id.in_(bindparam("gone", expanding=True))),
-    )
-    .values(
-        state=case((_used_up, DEAD), (_i.lane.is_(None), READY), else_=WAITING),
-        dead_ms=case((_used_up, _now), else_=null()),
-        due_ms=_now,
-        suspect=1,
-        error_text=literal(DIED_HOLDING),
-        session_id=null(),
-        tx=null(),
-    )
-)
+_USED_UP = "most IS NOT NULL AND deliveries >= most"
+FREE = f"""{_UPDATE}
+    state = CASE WHEN {_USED_UP} THEN {DEAD} WHEN lane IS NULL THEN {READY} ELSE {WAITING} END,
+    dead_ms = CASE WHEN {_USED_UP} THEN {NOW_MS} ELSE NULL END,
+    due_ms = {NOW_MS}, suspect = 1, error_text = '{DIED_HOLDING}', {_FREED}
+    WHERE {_SAME_DELIVERY} AND (due_ms <= {NOW_MS} OR session_id IN %(gone)s)"""
 # Every queue: when something shows, and when a hold ends; whether a holder has gone.
-DUE = select(
-    _q.id,
-    _q.name,
-    _now,
-    select(func.min(_i.due_ms))
-    .where(_i.queue_id == _q.id, _i.state == DELAYED)
-    .correlate(QUEUES)
-    .scalar_subquery(),
-    select(func.min(_i.due_ms))
-    .where(_i.queue_id == _q.id, _i.state == HELD)
-    .correlate(QUEUES)
-    .scalar_subquery(),
-    select(func.count())
-    .select_from(_holds)
-    .where(_i.queue_id == _q.id, _i.state == HELD, SESSIONS.c.id.is_(None))
-    .correlate(QUEUES)
-    .scalar_subquery(),
-)
+_OF_QUEUE = "queue_id = pxrs_queues.id"
+DUE = f"""SELECT id, name, {NOW_MS},
+    (SELECT MIN(due_ms) FROM pxrs_queue_items WHERE {_OF_QUEUE} AND state = {DELAYED}),
+    (SELECT MIN(due_ms) FROM pxrs_queue_items WHERE {_OF_QUEUE} AND state = {HELD}),
+    (SELECT COUNT(*) FROM {_HOLDS}
+        WHERE {_OF_QUEUE} AND state = {HELD} AND pxrs_sessions.id IS NULL)
+    FROM pxrs_queues"""
 
 # Putting
-LANES_OF = select(_i.item_id, _i.lane).where(_these, _i.lane.is_not(None))
-INSERT = insert(ITEMS)
-PRESENT = select(_i.item_id).where(_these)
-FORGET_SEEN = delete(SEEN).where(SEEN.c.queue_id == _queue, SEEN.c.until_ms <= _now)
-SEEN_BEFORE = select(SEEN.c.seen_key).where(
-    SEEN.c.queue_id == _queue, SEEN.c.seen_key.in_(bindparam("keys", expanding=True))
-)
-SEE = insert(SEEN)
-DROP_SEEN = delete(SEEN).where(SEEN.c.queue_id == _queue)
+INSERT = """INSERT INTO pxrs_queue_items (queue_id, item_id, state, grade, lane, item_key, due_ms,
+        deliveries, suspect, put_ms, taken_ms, dead_ms, error_text, body)
+    VALUES (%(queue)s, %(item)s, %(state)s, %(grade)s, %(lane)s, %(item_key)s, %(due_ms)s,
+        %(deliveries)s, %(suspect)s, %(put_ms)s, %(taken_ms)s, %(dead_ms)s, %(error)s, %(body)s)"""
+PRESENT = f"SELECT item_id FROM pxrs_queue_items WHERE {_THESE}"
+FORGET_SEEN = f"DELETE FROM pxrs_queue_seen WHERE queue_id = %(queue)s AND until_ms <= {NOW_MS}"
+SEEN_BEFORE = """SELECT seen_key FROM pxrs_queue_seen
+    WHERE queue_id = %(queue)s AND seen_key IN %(keys)s"""
+SEE = """INSERT INTO pxrs_queue_seen (queue_id, seen_key, until_ms)
+    VALUES (%(queue)s, %(seen_key)s, %(until)s)"""
+DROP_SEEN = "DELETE FROM pxrs_queue_seen WHERE queue_id = %(queue)s"
 
-ALL = named_statements(dict(globals()))
+# Queues
+_QUEUE = "name, id, fifo, created_ms"
+FIND = f"SELECT {_QUEUE} FROM pxrs_queues WHERE name IN %(names)s"
+EVERY = f"SELECT {_QUEUE} FROM pxrs_queues ORDER BY name"
+LOCK_QUEUES = f"""SELECT {_QUEUE}, next_item, {NOW_MS}
+    FROM pxrs_queues FORCE INDEX (pxrs_queues_name)
+    WHERE name IN %(names)s ORDER BY name FOR UPDATE"""
+MAKE = f"""INSERT IGNORE INTO pxrs_queues
+        (id, name, fifo, created_ms, next_item, changes, put, done)
+    VALUES (%(id)s, %(name)s, %(fifo)s, {NOW_MS}, 1, 0, 0, 0)"""
+NUMBER = """UPDATE pxrs_queues SET next_item = next_item + %(numbers)s, put = put + %(fresh)s,
+    changes = changes + 1 WHERE id = %(queue)s"""
+NUMBER_ABOVE = """UPDATE pxrs_queues SET next_item = GREATEST(next_item, %(above)s),
+    put = put + %(fresh)s, changes = changes + 1 WHERE id = %(queue)s"""
+STIR = "UPDATE pxrs_queues SET changes = changes + 1 WHERE id IN %(ids)s"
+COUNT_DONE = "UPDATE pxrs_queues SET done = done + %(more)s WHERE id = %(queue)s"
+DROP_QUEUE = "DELETE FROM pxrs_queues WHERE id = %(queue)s"
+WATCHED = "SELECT name, id, changes FROM pxrs_queues WHERE name IN %(names)s"
+
+# What was applied, or given up
+REMEMBER = """INSERT INTO pxrs_queue_commits (session_id, n, tx, queue_id, done)
+    VALUES (%(session)s, %(n)s, %(tx)s, %(queue)s, %(done)s)"""
+# A record that another transaction is about to commit is waited for.
+BECAME = """SELECT done FROM pxrs_queue_commits WHERE session_id = %(session)s AND tx = %(tx)s
+    LOCK IN SHARE MODE"""
+# What the holder has. Who locks what it looks at waits for all that others are about to remove: so
+# it is read as it stands, committed or not, and then locked by its number.
+HELD_BY = f"""SELECT queue_id, item_id FROM pxrs_queue_items FORCE INDEX (pxrs_items_ready)
+    WHERE queue_id = {_NAMED} AND state = {HELD} AND {_HOLDER}"""
+LOCK_HELD_BY = f"{HELD_BY} FOR UPDATE"
+LOCK_ITEMS = f"""SELECT item_id FROM pxrs_queue_items FORCE INDEX (PRIMARY)
+    WHERE {_THESE} FOR UPDATE"""
+_NOTED = "SELECT n, queue_id, done FROM pxrs_queue_commits WHERE session_id = %(session)s"
+NOTED = f"{_NOTED} AND tx IN %(units)s"
+NOTED_IN = f"{_NOTED} LIMIT 1000"
+# Sessions that are over, when that was first seen, and what time it is. It is noted beside their
+# units, under a name that no unit has, with the server's time as its number.
+_ENDED = "(ended)"
+ORPHANED = f"""SELECT session_id, MIN(CASE WHEN tx = '{_ENDED}' THEN n END), {NOW_MS}
+    FROM pxrs_queue_commits LEFT JOIN pxrs_sessions ON id = session_id
+    WHERE id IS NULL GROUP BY session_id"""
+NOTE_ENDED = f"""INSERT INTO pxrs_queue_commits (session_id, n, tx, queue_id, done)
+    VALUES (%(session)s, {NOW_MS}, '{_ENDED}', 0, 0)"""
+FORGET = "DELETE FROM pxrs_queue_commits WHERE session_id = %(session)s AND n IN %(numbers)s"
+
+# Looking after
+_ITEM = f"""item_id, state, body, item_key, grade, deliveries, put_ms, taken_ms, due_ms, dead_ms,
+    error_text, session_id, tx, {NOW_MS}"""
+_COUNT = f"SELECT COUNT(*) FROM pxrs_queue_items WHERE {_OF_QUEUE} AND state ="
+_OVERDUE = f"state = {DELAYED} AND due_ms <= {NOW_MS}"
+# One statement: between two of them an item could move and be counted twice, or not at all.
+STATS = f"""SELECT ({_COUNT} {READY}), ({_COUNT} {DELAYED}), ({_COUNT} {HELD}),
+    ({_COUNT} {WAITING}), ({_COUNT} {DEAD}),
+    (SELECT COUNT(*) FROM pxrs_queue_items WHERE {_OF_QUEUE} AND {_OVERDUE}),
+    (SELECT put_ms FROM pxrs_queue_items WHERE {_OF_QUEUE} AND state < {DEAD}
+        ORDER BY item_id LIMIT 1),
+    put,
+    pxrs_queues.done + (SELECT COALESCE(SUM(c.done), 0) FROM pxrs_queue_commits c
+        WHERE c.queue_id = pxrs_queues.id)
+    FROM pxrs_queues WHERE name = %(name)s"""
+# Which items stand so. A delayed one whose time has come is ready.
+_STANDING = f"state IN %(states)s AND NOT ({_OVERDUE})"
+_STANDING_READY = f"(state IN %(states)s OR {_OVERDUE})"
+
+
+def standing(statement: str, states: list[int]) -> str:
+    """The statement for items in the states."""
+    return statement.replace("{standing}", _STANDING_READY if READY in states else _STANDING)
+
+
+PEEK = f"""SELECT {_ITEM} FROM pxrs_queue_items
+    WHERE queue_id = %(queue)s AND item_id > %(after)s AND {{standing}}
+    ORDER BY item_id LIMIT %(limit)s"""
+# From the end: a lane that goes from its front would show each of its items.
+LAST = """SELECT item_id FROM pxrs_queue_items
+    WHERE queue_id = %(queue)s AND item_id < %(before)s AND {standing}
+    ORDER BY item_id DESC LIMIT %(limit)s"""
+LOCK_STANDING = f"""SELECT item_id, lane FROM pxrs_queue_items FORCE INDEX (PRIMARY)
+    WHERE {_THESE} AND {{standing}} ORDER BY item_id FOR UPDATE"""
+DISCARD = f"{_DELETE} WHERE {_THESE}"
+PIECE = """SELECT item_id FROM pxrs_queue_items WHERE queue_id = %(queue)s
+    ORDER BY item_id LIMIT %(limit)s"""
+DISCARD_UPTO = "DELETE FROM pxrs_queue_items WHERE queue_id = %(queue)s AND item_id <= %(upto)s"
+STRAYS = """SELECT DISTINCT queue_id FROM pxrs_queue_items LEFT JOIN pxrs_queues ON id = queue_id
+    WHERE id IS NULL"""
+REVIVE = f"""{_UPDATE} item_id = %(new)s,
+    state = CASE WHEN lane IS NULL THEN {READY} ELSE {WAITING} END,
+    due_ms = %(now)s, put_ms = %(now)s, deliveries = 0, suspect = 0,
+    taken_ms = NULL, dead_ms = NULL, most = NULL
+    WHERE queue_id = %(queue)s AND item_id = %(old)s AND state = {DEAD}"""

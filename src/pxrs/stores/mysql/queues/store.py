@@ -8,10 +8,8 @@ deadline by the database's clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-
-from sqlalchemy import Connection, exc
 
 from pxrs.clock import Clock
 from pxrs.core.queue import (
@@ -26,16 +24,15 @@ from pxrs.core.queue import (
 )
 from pxrs.errors import Fenced, PxrsError
 from pxrs.stores.mysql.change_listener import ChangeListener
+from pxrs.stores.mysql.connection import Connection, Raced
 from pxrs.stores.mysql.database import Database
-from pxrs.stores.mysql.queues import admin_statements as kept
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.admin import LIMITS, QueueUpkeep
-from pxrs.stores.mysql.queues.changes import VOID, Applied, Change, holding, unit_row
+from pxrs.stores.mysql.queues.changes import VOID, Applied, Change, deleted, unit_row
 from pxrs.stores.mysql.queues.rows import (
     by_queue,
     fence,
     find_queues,
-    in_chunks,
     lanes_of,
     lock_queues,
     require_session,
@@ -47,7 +44,6 @@ from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Ta
 
 _FREE_EVERY = 0.1
 _TIDY_EVERY = 60.0
-_MOST_SESSIONS = 1000
 _MOST = 2**62
 
 
@@ -117,12 +113,17 @@ class SqlQueues(QueueUpkeep):
             sooner = set()
             for name, some in sorted(wanted.items()):
                 if name not in queues:
-                    raise Fenced(f"queue {name!r} was deleted, and its items with it")
-                if _extend(connection, queues[name].id, holder, some, until):
+                    raise deleted(name)
+                these = fence(queues[name].id, holder, some)
+                ends = connection.rows_in(sql.MINE, **these)
+                if len(ends) < len(some):
+                    raise Fenced(f"an item of queue {name!r} is not held any more")
+                if any(end > until for (end,) in ends):
                     sooner.add(name)
+                connection.run_in(sql.EXTEND, **these, until=until)
             # Whoever waits was told of a later time, or of none.
             for name in sorted(sooner):
-                connection.execute(kept.STIR, {"ids": [queues[name].id]})
+                connection.run(sql.STIR, ids=[queues[name].id])
             return sooner
 
         self._changes.ring_queues(self._database.write(work))
@@ -153,16 +154,15 @@ class SqlQueues(QueueUpkeep):
         """Whoever writes the unit's record first decides: its commit, or this."""
 
         def work(connection: Connection) -> Outcome | None:
-            values = {"session": session, "unit": unit}
-            found = connection.execute(kept.BECAME, values).scalars().first()
+            found = connection.value(sql.BECAME, session=session, tx=unit)
             if found is not None:
                 return Outcome.NEVER if found == VOID else Outcome.DONE
             try:
-                connection.execute(kept.REMEMBER, [unit_row(session, unit, 0, VOID)])
-            except exc.IntegrityError:
+                connection.run(sql.REMEMBER, **unit_row(session, unit, 0, VOID))
+            except Raced:
                 connection.rollback()
                 return None
-            if connection.execute(sql.REQUIRE, {"session": session}).scalar_one_or_none() is None:
+            if connection.value(sql.REQUIRE, session=session) is None:
                 # It may have been there, and be forgotten.
                 connection.rollback()
                 return Outcome.UNKNOWN
@@ -175,7 +175,8 @@ class SqlQueues(QueueUpkeep):
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         self._given_up.add((holder.session, unit))
-        self._database.write(lambda connection: _await_take(connection, queue, holder))
+        await_take = _await_take_on_oracle if self._database.is_oracle else _await_take
+        self._database.write(lambda connection: await_take(connection, queue, holder))
         return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
@@ -184,8 +185,7 @@ class SqlQueues(QueueUpkeep):
             return
 
         def work(connection: Connection) -> set[str]:
-            session = {"session": holder.session}
-            if connection.execute(sql.REQUIRE, session).scalar_one_or_none() is None:
+            if connection.value(sql.REQUIRE, session=holder.session) is None:
                 return set()
             return _release(connection, holder, releases)
 
@@ -232,61 +232,42 @@ class SqlQueues(QueueUpkeep):
 
 def _await_take(connection: Connection, queue: str, holder: Holder) -> None:
     """Who reads for a lock waits for the commit of what is being taken at this moment."""
-    values = {"name": queue, **holding(holder)}
-    if connection.dialect.name not in ("mysql", "mariadb"):
-        connection.execute(kept.LOCK_HELD_BY, values).all()
-        return
-    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-    found = connection.execute(kept.HELD_BY, values).all()
-    for some in in_chunks(found):
-        items = {"queue": some[0][0], "ids": [row[1] for row in some]}
-        connection.execute(kept.LOCK_ITEMS, items).all()
+    connection.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    session, tx = holder.session, holder.transaction
+    found = connection.rows(sql.HELD_BY, name=queue, session=session, tx=tx)
+    if found:
+        connection.rows_in(sql.LOCK_ITEMS, queue=found[0][0], ids=[row[1] for row in found])
 
 
-def _extend(
-    connection: Connection, queue: int, holder: Holder, held: Sequence[Held], until: int
-) -> bool:
-    """Hold on until then; whether that is sooner than it was for any of them."""
-    sooner = False
-    for some in in_chunks(held):
-        values = {"queue": queue, **holding(holder), **fence(some)}
-        ends = connection.execute(sql.MINE, values).scalars().all()
-        if len(ends) < len(some):
-            raise Fenced(f"an item of queue {some[0].queue!r} is not held any more")
-        sooner = sooner or any(end > until for end in ends)
-        connection.execute(sql.EXTEND, {**values, "until": until})
-    return sooner
+def _await_take_on_oracle(connection: Connection, queue: str, holder: Holder) -> None:
+    session, tx = holder.session, holder.transaction
+    connection.rows(sql.LOCK_HELD_BY, name=queue, session=session, tx=tx)
 
 
 def _release(connection: Connection, holder: Holder, releases: Sequence[Release]) -> set[str]:
     """Give back what is still held; the queues. They are locked first, and stirred with it."""
     locked = lock_queues(connection, {each.held.queue for each in releases})
-    queues = {name: each.queue for name, each in locked.items()}
+    queues = {name: each.queue.id for name, each in locked.items()}
     if not queues:
         return set()
-    connection.execute(kept.STIR, {"ids": [queue.id for queue in queues.values()]})
+    connection.run(sql.STIR, ids=list(queues.values()))
     alike: dict[tuple[str, float, str, bool], list[Held]] = {}
     for each in releases:
         what = (each.held.queue, each.delay, tidy(each.error), each.dead)
         alike.setdefault(what, []).append(each.held)
     for (name, delay, error, dead), held in alike.items():
-        if name not in queues:
-            continue
-        values = {"queue": queues[name].id, **holding(holder), "error": error or None}
-        if not dead:
-            values["delay"] = delay_ms(delay)
-        for some in in_chunks(held):
-            connection.execute(sql.GIVE_UP if dead else sql.GIVE_BACK, {**values, **fence(some)})
+        if name in queues:
+            these = {**fence(queues[name], holder, held), "error": error or None}
+            if dead:
+                connection.run_in(sql.GIVE_UP, **these)
+            else:
+                connection.run_in(sql.GIVE_BACK, **these, delay=delay_ms(delay))
     for name, held in by_queue(each.held for each in releases).items():
         if name in queues:
-            _settle_lanes_of(connection, queues[name].id, (each.id for each in held))
+            lanes = lanes_of(connection, queues[name], (each.id for each in held))
+            if lanes:
+                settle(connection, queues[name], lanes, connection.value(sql.NOW))
     return set(queues)
-
-
-def _settle_lanes_of(connection: Connection, queue: int, items: Iterable[int]) -> None:
-    lanes = lanes_of(connection, queue, items)
-    if lanes:
-        settle(connection, queue, lanes, connection.execute(sql.NOW).scalar_one())
 
 
 def _free(connection: Connection, queue: int, name: str) -> bool:
@@ -294,19 +275,17 @@ def _free(connection: Connection, queue: int, name: str) -> bool:
     locked = lock_queues(connection, [name]).get(name)
     if locked is None or locked.queue.id != queue:
         return False
-    now = locked.now
-    connection.execute(sql.PROMOTE, {"queue": queue, "now": now})
-    lost = connection.execute(sql.LOST, {"queue": queue}).all()
+    connection.run(sql.PROMOTE, queue=queue, now=locked.now)
+    lost = connection.rows(sql.LOST, queue=queue)
     if not lost:
         return False
-    for some in in_chunks(lost):
-        values = {
-            "queue": queue,
-            "ids": [row[0] for row in some],
-            "pairs": [(row[0], row[1]) for row in some],
-            "gone": sorted({row[3] for row in some if row[4] is None}),
-        }
-        connection.execute(sql.FREE, values)
-    settle(connection, queue, {row[2] for row in lost if row[2] is not None}, now)
-    connection.execute(kept.STIR, {"ids": [queue]})
+    connection.run_in(
+        sql.FREE,
+        queue=queue,
+        ids=[row[0] for row in lost],
+        pairs=[(row[0], row[1]) for row in lost],
+        gone=tuple({row[3] for row in lost if row[4] is None}) or ("",),
+    )
+    settle(connection, queue, {row[2] for row in lost if row[2] is not None}, locked.now)
+    connection.run(sql.STIR, ids=[queue])
     return True

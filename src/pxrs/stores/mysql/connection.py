@@ -1,0 +1,217 @@
+"""One connection: runs statements, gives rows, and says in pxrs' errors what went wrong.
+
+Statements are text as MariaDB and MySQL take it, with `%(name)s` for values. `oracle.py` says them
+in Oracle's words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any
+
+import pymysql
+from pymysql.constants import FIELD_TYPE
+from pymysql.cursors import Cursor
+
+from pxrs.errors import (
+    OutcomeUnknown,
+    PxrsError,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TransactionConflict,
+)
+
+Row = tuple[Any, ...]
+# Builds the text for a driver, and its values in order, from a statement and its values by name.
+Prepare = Callable[[str, Mapping[str, Any]], tuple[str, list[Any]]]
+
+_DEADLOCK = {1205, 1213}
+_FULL = {1021, 1114}
+_READ_ONLY = {1290, 1792, 1836}
+_GONE = {
+    0, 1040, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2006, 2013, 2014, 2045, 2055,
+    4031,
+}  # fmt: skip
+# Columns and values that are keys: bytes in the database (see `schema`), text here. They are sent
+# as bytes, whatever character set a caller's connection has.
+_KEYS = {
+    "key", "keys", "first", "last", "name", "names", "lane", "lanes", "item_key", "seen_key", "tx",
+    "units",
+}  # fmt: skip
+# Oracle takes a thousand values in a list.
+_PIECE = 1000
+_PLACE = re.compile(r"%\((\w+)\)s")
+
+
+class Raced(Exception):  # noqa: N818 - the transaction is run again
+    """The record is there already: another transaction made it just now."""
+
+
+class Connection:
+    """Runs statements on a driver's connection. Rows are tuples, keys are text.
+
+    Raises errors of pxrs; `Raced` where a record is there already.
+    """
+
+    def __init__(self, driver: Any, place: str, prepare: Prepare) -> None:
+        self.driver = driver
+        self._place = place
+        self._prepare = prepare
+
+    def rows(self, statement: str, **values: Any) -> list[Row]:
+        """Run a query; its rows."""
+        with self._translating(), self._cursor() as cursor:
+            cursor.execute(*self._prepare(statement, values))
+            # Oracle can't lock rows and limit them at once: there they are locked as fetched.
+            limit = values.get("limit")
+            found = cursor.fetchall() if limit is None else cursor.fetchmany(limit)
+            return _with_text_keys(cursor.description, found)
+
+    def value(self, statement: str, **values: Any) -> Any:
+        """Run a query; the first column of its first row, or None if there is none."""
+        found = self.rows(statement, **values)
+        return found[0][0] if found else None
+
+    def run(self, statement: str, **values: Any) -> int:
+        """Run a statement that changes something; how many rows it found."""
+        with self._translating(), self._cursor() as cursor:
+            cursor.execute(*self._prepare(statement, values))
+            return int(cursor.rowcount)
+
+    def rows_in(self, statement: str, **values: Any) -> list[Row]:
+        """As `rows`, a thousand values at a time of those that come as lists.
+
+        Nothing is sent where they are empty. Tuples are sent whole.
+        """
+        return [row for some in _in_pieces(values) for row in self.rows(statement, **some)]
+
+    def run_in(self, statement: str, **values: Any) -> int:
+        """As `run`, a thousand values at a time of those that come as lists."""
+        return sum(self.run(statement, **some) for some in _in_pieces(values))
+
+    def run_many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run it for each of the rows; PyMySQL inserts many at once."""
+        if rows:
+            prepared = [self._prepare(statement, row) for row in rows]
+            with self._translating(), self._cursor() as cursor:
+                cursor.executemany(prepared[0][0], [values for _, values in prepared])
+
+    def last_row(self, statements: str, values: Sequence[Any]) -> Row:
+        """Send several statements at once; the row of the last. One that fails ends them all."""
+        with self._translating(), self._cursor() as cursor:
+            cursor.execute(statements, values)
+            row = cursor.fetchone()
+            while cursor.nextset():
+                row = cursor.fetchone()
+            return tuple(row)
+
+    def commit(self) -> None:
+        """Raises `OutcomeUnknown` if no answer comes."""
+        try:
+            with self._translating():
+                self.driver.commit()
+        except StoreUnavailable as error:
+            raise OutcomeUnknown(f"no answer to a commit: {error}") from error
+
+    def rollback(self) -> None:
+        with self._translating():
+            self.driver.rollback()
+
+    def _cursor(self) -> AbstractContextManager[Any]:
+        """A cursor whose rows are tuples, whatever a caller's connection makes of them."""
+        is_pymysql = isinstance(self.driver, pymysql.Connection)
+        found: AbstractContextManager[Any] = self.driver.cursor(*[Cursor] if is_pymysql else [])
+        return found
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raised = translated(error, self._place)
+            if raised is None:
+                raise
+            raise raised from error
+
+
+def translated(error: BaseException, place: str) -> PxrsError | Raced | None:
+    """A driver's error, wrapped by SQLAlchemy or not, in the words of pxrs; None of any other."""
+    own = getattr(error, "orig", None) or error
+    # Every driver has classes of these names.
+    kinds = {kind.__name__ for kind in type(own).__mro__}
+    if "Error" not in kinds:
+        return None
+    code = own.args[0] if own.args else None
+    text = f"{place}: {own}"
+    if "IntegrityError" in kinds:
+        return Raced(text)
+    if code in _DEADLOCK:
+        return TransactionConflict(text)
+    if code in _FULL:
+        return StoreFull(text)
+    if code in _READ_ONLY:
+        return StoreReadOnly(text)
+    # python-oracledb has an object for a number.
+    if code in _GONE or getattr(code, "isrecoverable", False):
+        return StoreUnavailable(text)
+    return StoreError(text)
+
+
+def positional(mark: str, statement: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """The statement with a mark for each value, several for a list, and the values in order."""
+    text, *rest = _split(statement)
+    found: list[Any] = []
+
+    def placed(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return f"({', '.join(map(placed, value))})"
+        found.append(value)
+        return mark.format(len(found))
+
+    parts = [text]
+    for name, after in zip(rest[::2], rest[1::2], strict=True):
+        parts += (placed(values[name]), after)
+    return "".join(parts), found
+
+
+def prepared(statement: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """As MariaDB and MySQL take it."""
+    sent = {name: _as_bytes(each) if name in _KEYS else each for name, each in values.items()}
+    return positional("%s", statement, sent)
+
+
+def _in_pieces(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    lists = {name: each for name, each in values.items() if isinstance(each, list)}
+    for start in range(0, max(map(len, lists.values())), _PIECE):
+        some = {name: each[start : start + _PIECE] for name, each in lists.items()}
+        yield {**values, **some}
+
+
+@cache
+def _split(statement: str) -> list[str]:
+    return _PLACE.split(statement)
+
+
+def _as_bytes(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [each.encode() for each in value]
+    return value.encode() if isinstance(value, str) else value
+
+
+def _with_text_keys(columns: Sequence[Any], rows: Sequence[Row]) -> list[Row]:
+    """The rows with keys as text; bodies, whose columns are of another type, stay bytes."""
+    keys = {at for at, column in enumerate(columns) if column[1] == FIELD_TYPE.VAR_STRING}
+    if not keys:
+        return [tuple(row) for row in rows]
+    return [
+        tuple(
+            value.decode() if at in keys and isinstance(value, bytes) else value
+            for at, value in enumerate(row)
+        )
+        for row in rows
+    ]
