@@ -1,6 +1,6 @@
 """One SQLite file: its connections and its one writer.
 
-Settings that are not a matter of taste (measured in `docs/design.md`):
+Settings that are not a matter of taste (measured in `docs/decisions.md`):
 
 - `wal_autocheckpoint=0`, and every commit and checkpoint happens under the writer lock: SQLite
   3.7.0 to 3.51.2 can damage the file when a checkpoint races with a commit that starts the
