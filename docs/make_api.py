@@ -77,8 +77,11 @@ def _members(cls: type, twin: type | None) -> Iterator[str]:
     if issubclass(cls, msgspec.Struct):
         yield "".join(f"- `{each}`\n" for each in _fields(cls))
     alike = []
-    for name in dir(cls):
-        if name.startswith("_") or name in getattr(cls, "__struct_fields__", ()):
+    ours = {
+        name for each in cls.__mro__ if each.__module__.startswith("pxrs") for name in vars(each)
+    }
+    for name in sorted(ours - set(getattr(cls, "__struct_fields__", ()))):
+        if name.startswith("_"):
             continue
         value = inspect.getattr_static(cls, name)
         doc = _doc(value)
@@ -100,7 +103,7 @@ def _members(cls: type, twin: type | None) -> Iterator[str]:
 
 
 def _code(head: str) -> str:
-    return f"```python\n{head}\n```\n"
+    return f"```text\n{head}\n```\n"
 
 
 def _fields(cls: type[msgspec.Struct]) -> Iterator[str]:
