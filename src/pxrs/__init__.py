@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         Rebalance,
     )
     from pxrs.queues.admin import ItemInfo, QueueInfo, QueueRates, Queues
-    from pxrs.queues.item import Item
+    from pxrs.queues.item import Item, PutItem
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Listener
     from pxrs.running.listener_processes import ProcessListener
@@ -100,6 +100,7 @@ _LATER = {
     "Rebalance": "groups.info",
     "UnitOfWork": "queues.unit_of_work",
     "Item": "queues.item",
+    "PutItem": "queues.item",
     "Listener": "running.listener",
     "ProcessListener": "running.listener_processes",
     "Queues": "queues.admin",
@@ -169,6 +170,7 @@ __all__ = [
     # work queues
     "UnitOfWork",
     "Item",
+    "PutItem",
     "Listener",
     "ListenOptions",
     "ProcessListener",

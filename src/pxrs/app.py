@@ -10,7 +10,7 @@ import socket
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -32,6 +32,8 @@ from pxrs.options import (
     ListenOptions,
     MemberOptions,
     ProducerOptions,
+    PutManyOptions,
+    PutOptions,
     RunOptions,
     filled,
     refuse_unknown,
@@ -45,7 +47,7 @@ from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import Topics
-from pxrs.types import Header, Message
+from pxrs.types import Header, Message, NewItem
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
@@ -253,35 +255,39 @@ class Pxrs:
             self._context(), connection=given, serde=serde, strict=strict, commit_on_exit=False
         )
 
+    @takes(PutManyOptions, PutOptions, defaults=[NewItem])
     def put(
         self,
         queue: str,
         value: Any,
         *,
-        priority: int = 0,
-        delay: float = 0.0,
-        key: str | None = None,
-        headers: Sequence[Header] | None = None,
-        dedupe: str | None = None,
-        dedupe_window: float = 300.0,
         serde: Serde | None = None,
         connection: Any = None,
-    ) -> None:
-        """Put one item, durably. See `UnitOfWork.put`.
+        **options: Unpack[PutOptions],
+    ) -> int | None:
+        """Put one item, durably; its id, or None if it is a duplicate (`dedupe`).
 
+        None, too, if the store did not answer the commit and only said later that it was done.
         With a `connection` of the caller's it is put when, and only if, the caller commits.
         """
         with self.transaction(join=connection, serde=serde) as work:
-            work.put(
-                queue,
-                value,
-                priority=priority,
-                delay=delay,
-                key=key,
-                headers=headers,
-                dedupe=dedupe,
-                dedupe_window=dedupe_window,
-            )
+            item = work.put(queue, value, **options)
+        return item.id
+
+    @takes(PutManyOptions, defaults=[NewItem])
+    def put_many(
+        self,
+        queue: str,
+        values: Iterable[Any],
+        *,
+        serde: Serde | None = None,
+        connection: Any = None,
+        **options: Unpack[PutManyOptions],
+    ) -> list[int | None]:
+        """Put several items of one kind, all or none, in one commit; their ids. See `put`."""
+        with self.transaction(join=connection, serde=serde) as work:
+            items = work.put_many(queue, values, **options)
+        return [item.id for item in items]
 
     def send(
         self,

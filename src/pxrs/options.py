@@ -1,4 +1,4 @@
-"""The options of `producer`, `consumer`, `run` and `listen`, declared once for all who take them.
+"""The options of `producer`, `consumer`, `run`, `listen` and `put`, declared once for all of them.
 
 Functions take them as `**options: Unpack[ConsumerOptions]`, so type checkers know every name and
 type. Defaults and checks are those of the settings that are filled with them.
@@ -16,7 +16,7 @@ from pxrs.config import OnFailure, OnTrimmed, Parallel, Start, Strategy
 from pxrs.core.delivery import Policy
 from pxrs.core.retry import Backoff
 from pxrs.serde import Serde
-from pxrs.types import TopicPartition
+from pxrs.types import Header, TopicPartition
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=msgspec.Struct)
@@ -114,6 +114,32 @@ class RunOptions(MemberOptions, total=False):
     on_failure: OnFailure
     max_in_flight: int
     max_handler_time: float | None
+
+
+class PutManyOptions(TypedDict, total=False):
+    """What `put_many` takes, for each of its items.
+
+    priority: a higher one goes first.
+    delay: seconds before which the item is not handed out.
+    key: items of one key are handed out strictly in order.
+    headers: names and bytes that go with the item.
+    """
+
+    priority: int
+    delay: float
+    key: str | None
+    headers: Sequence[Header] | None
+
+
+class PutOptions(PutManyOptions, total=False):
+    """What `put` takes, besides `PutManyOptions`.
+
+    dedupe: of several items with one dedupe key within the window only the first is put.
+    dedupe_window: seconds from then on.
+    """
+
+    dedupe: str | None
+    dedupe_window: float
 
 
 class ListenOptions(TypedDict, total=False):

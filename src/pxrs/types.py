@@ -211,7 +211,8 @@ class Holder(NamedTuple):
 class NewItem(msgspec.Struct, frozen=True, kw_only=True):
     """An item to be put. Of several with one `dedupe` key within the window only the first is.
 
-    Items of one key are handed out strictly in order; `delay` and the window are in seconds.
+    Items of one key are handed out strictly in order; `delay` and the window are in seconds. The
+    window counts only where there is a dedupe key.
     """
 
     queue: str
@@ -220,7 +221,7 @@ class NewItem(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     delay: float = 0.0
     dedupe: str | None = None
-    dedupe_window: float = 0.0
+    dedupe_window: float = 300.0
 
 
 class Held(NamedTuple):

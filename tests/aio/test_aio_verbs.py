@@ -132,7 +132,8 @@ async def type_checkers_know_parameters_and_results(px: aio.Pxrs, consumer: aio.
     await px.topics.create("a", 1, retain=5)  # type: ignore[call-arg]
     assert_type(await px.redrive("a.dlq", to=None), dict[str, int])
     assert_type(px.health(), dict[str, pxrs.Health])
-    assert_type(await px.put("mail", "x", delay=1.0, connection=None), None)
+    assert_type(await px.put("mail", "x", delay=1.0, connection=None), int | None)
+    assert_type(await px.put_many("mail", ["x"], delay=1.0), list[int | None])
     await px.put("mail", "x", delay="soon")  # type: ignore[arg-type]
     await px.send("a", "x")  # type: ignore[call-arg]
 
@@ -159,6 +160,7 @@ async def type_checkers_know_parameters_and_results(px: aio.Pxrs, consumer: aio.
         assert_type(tx, aio.UnitOfWork)
         assert_type(await tx.take("mail", 1.0, lock_for=5.0), pxrs.Item | None)
         assert_type(await tx.take_many("mail", 10), list[pxrs.Item])
+        assert_type(await tx.put("mail", "x", priority=1), pxrs.PutItem)
         await tx.put("mail", "x", priority="high")  # type: ignore[arg-type]
         await tx.send("a", "x", "k", headers=[("a", b"x")])
         await tx.extend("long")  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ def test_json(run: Run) -> None:
     assert parsed(run("queues", "create", "strict", "--fifo", "--json"))["fifo"] is True
     put = parsed(run("queues", "put", "strict", "a", "b", "--json"))
     assert (put["queue"], put["items"]) == ("strict", 2)
+    assert put["last_id"] == parsed(run("queues", "peek", "strict", "--json"))[-1]["id"]
     (listed,) = parsed(run("queues", "list", "--json"))
     assert (listed["name"], listed["ready"], listed["waiting"], listed["depth"]) == (
         "strict", 1, 1, 2,

@@ -161,6 +161,8 @@ BROKEN: list[tuple[type[MemoryQueues], str]] = [
     *store(waits.DueIsTheLast, "check_due_is_when_a_delay_ends"),
     *store(waits.TakesOutsideTheLock, "check_no_item_is_in_two_hands"),
     *store(waits.DedupesOutsideTheLock, "check_one_of_many_puts_a_duplicate"),
+    *store(waits.TellsIdsByQueue, "check_a_change_spans_queues"),
+    *store(waits.TellsDuplicatesIds, "check_duplicates_are_left_out"),
 ]
 
 

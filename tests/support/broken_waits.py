@@ -264,3 +264,20 @@ class DedupesOutsideTheLock(MemoryQueues):
 
     def _has_seen(self, new: NewItem) -> bool:
         return new.queue in self._queues and new.dedupe in self._queues[new.queue].seen
+
+
+class TellsIdsByQueue(MemoryQueues):
+    """Groups what it puts by queue, and forgets in which order it was asked."""
+
+    def place(self, change: QueueChange) -> list[int | None]:
+        numbers = super().place(change)
+        queues = [item.queue for item in change.put]
+        order = sorted(range(len(numbers)), key=lambda at: queues[at])
+        return [numbers[at] for at in order]
+
+
+class TellsDuplicatesIds(MemoryQueues):
+    """An id for what was not put."""
+
+    def place(self, change: QueueChange) -> list[int | None]:
+        return [0 if number is None else number for number in super().place(change)]

@@ -211,14 +211,25 @@ class Pxrs:
         return UnitOfWork(begin, Surroundings(self._threads, self._waiters))
 
     @signed_as(blocking.Pxrs.put)
-    async def put(self, *args: Any, connection: Any = None, **options: Any) -> None:
+    async def put(self, *args: Any, connection: Any = None, **options: Any) -> int | None:
         """Put one item, durably, or when the caller commits `connection`. See `pxrs.Pxrs.put`."""
         if connection is None:
-            await self._call(partial(self._blocking.put, *args, **options))
-            return
+            return await self._call(partial(self._blocking.put, *args, **options))
         # A cancelled one is waited out: the caller's next statement must not overtake it.
         async with self.transaction(join=connection, serde=options.pop("serde", None)) as work:
-            await work.put(*args, **options)
+            item = await work.put(*args, **options)
+        return item.id
+
+    @signed_as(blocking.Pxrs.put_many)
+    async def put_many(
+        self, *args: Any, connection: Any = None, **options: Any
+    ) -> list[int | None]:
+        """Put several items, all or none, in one commit. See `pxrs.Pxrs.put_many`."""
+        if connection is None:
+            return await self._call(partial(self._blocking.put_many, *args, **options))
+        async with self.transaction(join=connection, serde=options.pop("serde", None)) as work:
+            items = await work.put_many(*args, **options)
+        return [item.id for item in items]
 
     @signed_as(blocking.Pxrs.send)
     async def send(self, *args: Any, connection: Any, **options: Any) -> None:

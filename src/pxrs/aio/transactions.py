@@ -18,7 +18,7 @@ from pxrs.core.delivery import Policy
 from pxrs.errors import Closed, InvalidRequest
 from pxrs.queues import unit_of_work as blocking
 from pxrs.queues.cancellable import Unseen
-from pxrs.queues.item import Item
+from pxrs.queues.item import Item, PutItem
 from pxrs.queues.unit_of_work import _FOREVER, CAREFUL_WAIT
 from pxrs.stores.connections import own_side
 
@@ -134,13 +134,19 @@ class UnitOfWork:
         return items, due
 
     @signed_as(blocking.UnitOfWork.put)
-    async def put(self, *args: Any, **kwargs: Any) -> None:
+    async def put(self, *args: Any, **kwargs: Any) -> PutItem:
         """Put an item when, and only if, this transaction commits. See `pxrs.UnitOfWork.put`."""
-        put = partial(self._blocking.put, *args, **kwargs)
+        return await self._note(partial(self._blocking.put, *args, **kwargs))
+
+    @signed_as(blocking.UnitOfWork.put_many)
+    async def put_many(self, *args: Any, **kwargs: Any) -> list[PutItem]:
+        """Put several items of one kind. See `pxrs.UnitOfWork.put_many`."""
+        return await self._note(partial(self._blocking.put_many, *args, **kwargs))
+
+    async def _note(self, put: Callable[[], T]) -> T:
         if self._calls or self._around.one_thread:
-            await self._call(put)
-        else:
-            put()  # only notes it: nobody else can have the transaction's lock
+            return await self._call(put)
+        return put()  # only notes it: nobody else can have the transaction's lock
 
     extend = awaiting(blocking.UnitOfWork.extend)
 

@@ -31,6 +31,7 @@ from pxrs.types import ItemState
 if TYPE_CHECKING:
     from pxrs.app import Pxrs
     from pxrs.queues.admin import QueueInfo, QueueRates
+    from pxrs.queues.item import PutItem
     from pxrs.queues.unit_of_work import UnitOfWork
 
 _STATES = [state.value for state in ItemState]
@@ -145,8 +146,8 @@ def put(
     text, anything else as bytes. The queue is created if it does not exist.
     """
 
-    def put_one(tx: UnitOfWork, value: str | bytes) -> None:
-        tx.put(
+    def put_one(tx: UnitOfWork, value: str | bytes) -> PutItem:
+        return tx.put(
             queue, value, priority=priority, delay=delay, key=key, headers=list(headers),
             dedupe=dedupe, dedupe_window=dedupe_window,
         )  # fmt: skip
@@ -170,6 +171,7 @@ def put(
                     {
                         "queue": queue,
                         "items": done,
+                        "last_id": putter.last_id,
                         "seconds": round(took, 6),
                         "items_per_second": show.per_second(done, took),
                     },
@@ -189,10 +191,11 @@ class Putter:
     """Puts blocks of lines, a thousand in each commit, and counts those that are durable."""
 
     px: Pxrs
-    put_one: Callable[[UnitOfWork, str | bytes], None]
+    put_one: Callable[[UnitOfWork, str | bytes], PutItem]
     unit: str
     longest: int
     done: int = 0
+    last_id: int | None = None
 
     def put(self, blocks: Iterable[list[bytes]]) -> None:
         """Puts all lines, or those before one that is too long: the error names it."""
@@ -209,13 +212,13 @@ class Putter:
     def _commit(self, lines: list[bytes]) -> None:
         try:
             with self.px.transaction() as tx:
-                for line in lines:
-                    self.put_one(tx, _text_or_bytes(line))
+                items = [self.put_one(tx, _text_or_bytes(line)) for line in lines]
         except Exception as error:
             if self.done:
                 error.add_note(self._before())
             raise
         self.done += len(lines)
+        self.last_id = items[-1].id
 
     def _before(self) -> str:
         return f"the {self.done:,} before it were put" if self.done else "nothing was put"

@@ -289,12 +289,11 @@ def _validate_content(item: NewItem, limits: QueueLimits) -> None:
     # Most items have none of these, and every item comes through here twice.
     if item.delay != 0.0:
         _validate_seconds("delay", item.delay)
-    if item.dedupe_window != 0.0:
-        _validate_seconds("window", item.dedupe_window)
     if item.key is not None:
         _validate_text("key", item.key)
     if item.dedupe is not None:
         _validate_text("dedupe key", item.dedupe)
+        _validate_seconds("window", item.dedupe_window)
         if item.dedupe_window <= 0:
             raise InvalidRequest(f"dedupe key {item.dedupe!r} needs a window of time")
 

@@ -36,6 +36,27 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+class PutItem(msgspec.Struct, frozen=True, gc=False):
+    """An item that a transaction puts, if it commits."""
+
+    # Shared with the other items of the transaction, which fills it when it commits.
+    _ids: list[int | None]
+    _index: int
+
+    @property
+    def id(self) -> int | None:
+        """The item's id, once its transaction has committed; `InvalidRequest` before that.
+
+        None if no item was put, because it is a duplicate (`dedupe=`). And None if the store did
+        not answer the commit and only said later that it was done: what it put is there then, but
+        nobody can say under which id. In a transaction of the caller's (`join=`) it is known when
+        the block is left, and counts if the caller commits.
+        """
+        if not self._ids:
+            raise InvalidRequest("the item has no id yet: its transaction has not committed")
+        return self._ids[self._index]
+
+
 def encode_body(value: Any, headers: Sequence[Header] | None, serde: Serde | None) -> bytes:
     """What an item is stored as."""
     if serde is not None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
 from pxrs.core.queue import validate_item, validate_name
@@ -28,9 +28,10 @@ from pxrs.errors import (
     SessionLost,
     TransactionConflict,
 )
+from pxrs.options import PutManyOptions, PutOptions, refuse_unknown, takes
 from pxrs.producing.records import Outgoing
 from pxrs.queues.held_items import Context, HeldItems
-from pxrs.queues.item import Item, as_item, encode_body
+from pxrs.queues.item import Item, PutItem, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
@@ -75,6 +76,8 @@ class UnitOfWork:
         self._lock = threading.RLock()
         self._held = HeldItems(context)
         self._put: list[NewItem] = []
+        # The ids of what was put, once it is committed: see `PutItem`.
+        self._ids: list[int | None] = []
         self._outgoing: Outgoing | None = None
         self._atomic: Atomic | None = None
         # Statements of the caller's can't be repeated here.
@@ -213,37 +216,36 @@ class UnitOfWork:
             error.add_note(f"item {delivery.held.id} of queue {delivery.held.queue!r}")
             raise
 
-    def put(
-        self,
-        queue: str,
-        value: Any,
-        *,
-        priority: int = 0,
-        delay: float = 0.0,
-        key: str | None = None,
-        headers: Sequence[Header] | None = None,
-        dedupe: str | None = None,
-        dedupe_window: float = 300.0,
-    ) -> None:
-        """Put an item when, and only if, this transaction commits.
+    @takes(PutManyOptions, PutOptions, defaults=[NewItem])
+    def put(self, queue: str, value: Any, **options: Unpack[PutOptions]) -> PutItem:
+        """Put an item when, and only if, this transaction commits. Then it has an `id`."""
+        refuse_unknown("put", options, PutOptions)
+        (item,) = self._put_each(queue, (value,), options)
+        return item
 
-        A higher `priority` goes first. `delay`: not before so many seconds have passed. Items of
-        one `key` are handed out strictly in order. Of several with one `dedupe` key within the
-        window only the first is put.
-        """
-        item = NewItem(
-            queue=queue,
-            body=encode_body(value, headers, self._serde),
-            key=key,
-            priority=priority,
-            delay=delay,
-            dedupe=dedupe,
-            dedupe_window=dedupe_window if dedupe is not None else 0.0,
-        )
-        validate_item(item, self._context.stores.queues.limits)
+    @takes(PutManyOptions, defaults=[NewItem])
+    def put_many(
+        self, queue: str, values: Iterable[Any], **options: Unpack[PutManyOptions]
+    ) -> list[PutItem]:
+        """Put several items of one kind, in this order. See `put`."""
+        refuse_unknown("put_many", options, PutManyOptions)
+        return self._put_each(queue, values, options)
+
+    def _put_each(
+        self, queue: str, values: Iterable[Any], options: PutOptions | PutManyOptions
+    ) -> list[PutItem]:
+        fields: dict[str, Any] = {"queue": queue, **options}
+        headers = fields.pop("headers", None)
+        bodies = [encode_body(value, headers, self._serde) for value in values]
+        items = [NewItem(body=body, **fields) for body in bodies]
+        limits = self._context.stores.queues.limits
+        for item in items:
+            validate_item(item, limits)
         with self._locked():
             self._require_open()
-            self._put.append(item)
+            first = len(self._put)
+            self._put += items
+            return [PutItem(self._ids, first + index) for index in range(len(items))]
 
     def extend(self, seconds: float) -> None:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
@@ -342,6 +344,10 @@ class UnitOfWork:
 
     def _end_as_committed(self) -> None:
         self._ended = "committed"
+        if not self._ids:
+            queued = [] if self._atomic is None else self._atomic.queued
+            # The store told no ids if its answer was lost.
+            self._ids += queued or [None] * len(self._put)
         self._atomic = None
         self._nothing_left = True
         self._keep_if_dropped()
@@ -357,7 +363,7 @@ class UnitOfWork:
         try:
             if self._atomic is None and self._given is None and self._outgoing is None:
                 if self._held.taken or self._put:
-                    self._context.stores.queues.apply(self._change())
+                    self._ids += self._context.stores.queues.apply(self._change())
             else:
                 self._commit_atomically()
         except OutcomeUnknown:
