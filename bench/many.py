@@ -67,7 +67,7 @@ class Bystander:
             Topics(coord, px.stores.log, SYSTEM_CLOCK),
             SYSTEM_CLOCK,
             self.owned_claims,
-            PartitionTable(in_hand=lambda owned: False, commits_handled=True),
+            PartitionTable(commits_handled=True),
         )
         self.membership.join()
 

@@ -14,9 +14,7 @@ from random import Random
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.in_hand import Elsewhere
 from pxrs.consuming.member_steps import MemberSteps
-from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.records import head_key, members_prefix
 from pxrs.decoding import Decoder
 from pxrs.errors import (
@@ -93,7 +91,6 @@ class Actor:
                 auto_commit=mode not in ("asks", "transactions"),
             ),
             Decoder(),
-            elsewhere=Elsewhere(self._working_on, lambda: None) if mode == "keys" else None,
             asks_before_release=rng.random() < 0.3,
             new_id=lambda: f"{who}-{next(numbers)}",
         )
@@ -288,9 +285,6 @@ class Actor:
         """An explicit commit."""
         with self._tolerating("commit()"):
             self._caller.commit()
-
-    def _working_on(self, owned: OwnedPartition) -> bool:
-        return self._caller.working_on(owned)
 
     # Its end
 

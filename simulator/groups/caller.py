@@ -11,7 +11,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.consuming.in_hand import Extent, Run
+from pxrs.consuming.in_hand import Extent, InFlight
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.transactions import Transaction, Transactions
@@ -129,23 +129,24 @@ class Caller:
         else:
             self._member.commit_up_to(self._member.extent())
 
-    def _next_runs(self) -> list[Run]:
-        runs = self._member.hand_out(self._rng.choice(self.sizes))
-        if not runs:
+    def _next(self) -> list[InFlight]:
+        to_workers = self._mode == "keys"
+        flights = self._member.hand_out(self._rng.choice(self.sizes), to_workers=to_workers)
+        if not flights:
             try:
                 self._member.fetch(lambda: None)
             except Interrupted as interrupted:
                 # As `Consumer.poll` does.
                 self._member.did_not_arrive(interrupted)
                 raise
-            runs = self._member.hand_out(self._rng.choice(self.sizes))
-        for run in runs:
-            topic_id = run.owned.where.topic_id
-            self._topic_ids[id(run.owned.fence)] = run.owned.fence, topic_id
-            self._refuse_if_paused(run.owned.part)
-            for message in run.messages:
+            flights = self._member.hand_out(self._rng.choice(self.sizes), to_workers=to_workers)
+        for flight in flights:
+            topic_id = flight.owned.where.topic_id
+            self._topic_ids[id(flight.owned.fence)] = flight.owned.fence, topic_id
+            self._refuse_if_paused(flight.owned.part)
+            for message in flight.messages:
                 self._ledger.handed(self._who, topic_id, message)
-        return runs
+        return flights
 
     def _each(self) -> None:
         """`for message in consumer`."""
@@ -176,9 +177,9 @@ class Caller:
 
     def _take_all(self) -> None:
         self._member.finish()
-        for run in self._next_runs():
-            run.seen = len(run.messages)
-            self._in_hand += [(message, self._began(message)) for message in run.messages]
+        for flight in self._next():
+            flight.seen = len(flight.messages)
+            self._in_hand += [(message, self._began(message)) for message in flight.messages]
 
     def _ask(self) -> None:
         """`consumer.commit()`, or `consumer.commit_async()`. One that fails is asked for again."""
@@ -220,10 +221,10 @@ class Caller:
 
     def _begin_loop(self) -> bool:
         """Whether there is something to loop over."""
-        runs = self._next_runs()
-        if runs:
-            self._loop = self._member.one_by_one(runs)
-        return bool(runs)
+        flights = self._next()
+        if flights:
+            self._loop = self._member.one_by_one(flights)
+        return bool(flights)
 
     def _turn(self) -> None:
         """The loop's next message, if there is one."""
@@ -251,6 +252,7 @@ class Caller:
         table = self._member.table
         if self._tasks and self._rng.random() < 0.5:
             lane, task, delivery = self._tasks.pop(self._rng.randrange(len(self._tasks)))
+            task.owned.working -= 1
             if self._rng.random() < 0.9:
                 self._ledger.handled(delivery, task.message)
                 if task.progress is not None:
@@ -274,19 +276,14 @@ class Caller:
                     self._schedule.done(lane)
                 else:
                     self._tasks.append((lane, task, self._began(task.message)))
+                    task.owned.working += 1
             return
-        runs = self._next_runs()
-        self._member.forget_runs()
-        for run in runs:
-            for message in run.messages:
+        for flight in self._next():
+            for message in flight.messages:
                 self._schedule.put(
                     (message.topic, message.partition, message.key),
-                    Task(run.owned, run.turn, run.progress, message),
+                    Task(flight.owned, flight.turn, flight.progress, message),
                 )
-
-    def working_on(self, owned: OwnedPartition) -> bool:
-        """Whether one of several workers has a message of it."""
-        return any(task.owned is owned for _, task, _ in self._tasks)
 
     def _began(self, message: Message) -> Delivery:
         _, topic_id = self._topic_ids[id(message.fence)]

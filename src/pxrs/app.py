@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pxrs.consuming.callbacks import Callbacks
     from pxrs.consuming.consumer import Consumer
     from pxrs.consuming.health import Health
-    from pxrs.consuming.in_hand import Elsewhere
+    from pxrs.consuming.member import Member
     from pxrs.consuming.subscription import Subscription
     from pxrs.groups.admin import Groups
     from pxrs.queues.admin import Queues
@@ -103,7 +103,7 @@ class Pxrs:
         self._making = threading.Lock()
         self._turns: Turns | None = None
         self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
-        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._running: weakref.WeakSet[Begun] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
@@ -145,6 +145,7 @@ class Pxrs:
         refuse_unknown("consumer", options, ConsumerOptions)
         settings = _member_settings(group, options)
         from pxrs.consuming.callbacks import Callbacks
+        from pxrs.consuming.consumer import Consumer
         from pxrs.consuming.subscription import Subscription
 
         callbacks = Callbacks(
@@ -152,7 +153,7 @@ class Pxrs:
         )
         decoder = Decoder(options.get("key_serde"), options.get("serde"))
         wanted = Subscription(topics, self._topics)
-        return self._new_consumer(wanted, settings, decoder, callbacks)
+        return Consumer(self._new_member(wanted, settings, decoder, callbacks))
 
     @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, Job])
     def run(
@@ -194,7 +195,6 @@ class Pxrs:
 
     def _new_runner(self, job: Job) -> Runner:
         from pxrs.consuming.callbacks import Callbacks
-        from pxrs.consuming.in_hand import Elsewhere
         from pxrs.consuming.subscription import Subscription
         from pxrs.running.runner import Runner
 
@@ -205,13 +205,13 @@ class Pxrs:
         settings = _member_settings(job.group, job.member)
         nothing = Callbacks(None, None, None)
 
-        def join(runner: Runner) -> Consumer:
-            return self._new_consumer(
+        def join() -> Member:
+            return self._new_member(
                 Subscription(job.topic, self._topics, job.on_failure),
                 settings,
                 Decoder(),
                 nothing,
-                Elsewhere(runner.in_hand, runner.since, job.max_in_flight),
+                job.max_in_flight,
             )
 
         return Runner(job, self._clock, letters, join)
@@ -406,19 +406,19 @@ class Pxrs:
                 )
             return self._work_context
 
-    def _new_consumer(
+    def _new_member(
         self,
         wanted: Subscription,
         settings: ConsumerSettings,
         decoder: Decoder,
         callbacks: Callbacks,
-        elsewhere: Elsewhere | None = None,
-    ) -> Consumer:
-        from pxrs.consuming.consumer import Consumer
+        most_out: int | None = None,
+    ) -> Member:
+        from pxrs.consuming.member import Member
 
-        consumer = Consumer(self._context(), wanted, settings, decoder, callbacks, elsewhere)
-        self._consumers.add(consumer)
-        return consumer
+        member = Member(self._context(), wanted, settings, decoder, callbacks, most_out)
+        self._members.add(member)
+        return member
 
     def health(self) -> dict[str, Health]:
         """How all that runs under this object is doing, by name. From any thread.
@@ -427,8 +427,8 @@ class Pxrs:
         member's, and so is a run's; worker processes are `run:<group>/worker-0` and on, as this
         process knows them; a listener is `listen:<queue>`, with its processes as above.
         """
-        here = [consumer for consumer in _all_of(self._consumers) if not consumer.has_left]
-        found = [(each.member, each.health()) for each in here]
+        here = [member for member in _all_of(self._members) if not member.has_left]
+        found = [(member.name, member.health()) for member in here]
         for running in _all_of(self._running):
             found += running.health().items()
         for listener in _all_of(self._listeners):
@@ -462,8 +462,8 @@ class Pxrs:
             closing.callback(self._end_session)
             for producer in list(self._producers):
                 closing.callback(producer._end, reason)
-            for consumer in list(self._consumers):
-                closing.callback(consumer.close)
+            for member in list(self._members):
+                closing.callback(member.close)
             if not self._is_around_here:
                 closing.callback(self._join_listeners)
                 for running in _all_of(self._running):

@@ -14,10 +14,7 @@ from support.loops import run
 
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
-    "Consumer": {
-        "alive", "attempts", "came_back", "committing", "has_left", "settled", "take", "take_away",
-        "wait", "wake", "wake_background", "member_steps",
-    },
+    "Consumer": {"wake"},
     "Producer": {"deliver", "hurry", "refuse_closed", "sending"},
     "Sent": {"when_done"},
     "UnitOfWork": {"has_connection", "holder", "keep_hold", "is_lost", "unread"},

@@ -54,8 +54,8 @@ def test_a_bug_in_a_callers_subscription_is_told(topic: pxrs.Pxrs) -> None:
         def look() -> None:
             raise SurpriseError
 
-        consumer._membership.look = look  # type: ignore[method-assign]
-        consumer._background.wake()
+        consumer._steps.membership.look = look  # type: ignore[method-assign]
+        consumer._member.background.wake()
         with pytest.raises(SurpriseError):
             while True:
                 consumer.poll(timeout=PATIENCE)
@@ -65,7 +65,7 @@ def test_a_store_that_is_away_is_left_alone_between_two_tries(topic: pxrs.Pxrs) 
     said: list[str] = []
     works_again = threading.Event()
     with topic.consumer("orders", "g") as consumer:
-        look, wait = consumer._membership.look, consumer._background._stop.wait
+        look, wait = consumer._steps.membership.look, consumer._member.background._stop.wait
 
         def fail_thrice() -> float | None:
             said.append("look")
@@ -79,9 +79,9 @@ def test_a_store_that_is_away_is_left_alone_between_two_tries(topic: pxrs.Pxrs) 
                 said.append("pause" if timeout else "no pause")
             return wait(timeout)
 
-        consumer._background._stop.wait = pause  # type: ignore[method-assign]
-        consumer._membership.look = fail_thrice  # type: ignore[method-assign]
-        consumer._background.wake()
+        consumer._member.background._stop.wait = pause  # type: ignore[method-assign]
+        consumer._steps.membership.look = fail_thrice  # type: ignore[method-assign]
+        consumer._member.background.wake()
         assert works_again.wait(PATIENCE)
     assert said[:7] == ["look", "pause"] * 3 + ["look"]
 
@@ -142,7 +142,7 @@ def test_a_surprise_does_not_end_the_renewals(
     topic: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.consumer("orders", "g", session_ttl=1.0) as consumer:
-        session, again = consumer._membership.session, threading.Event()
+        session, again = consumer._steps.membership.session, threading.Event()
         assert session is not None
         surprises = [OSError("no such luck")]
         renew = session.renew
@@ -155,7 +155,7 @@ def test_a_surprise_does_not_end_the_renewals(
 
         monkeypatch.setattr(session, "renew", surprised)
         assert again.wait(PATIENCE)
-        assert consumer._membership.session is session
+        assert consumer._steps.membership.session is session
 
 
 def test_who_can_not_go_on_does_not_keep_its_partitions(
@@ -169,7 +169,7 @@ def test_who_can_not_go_on_does_not_keep_its_partitions(
     def look() -> None:
         raise pxrs.SchemaMismatch("too new")
 
-    monkeypatch.setattr(dead._membership, "look", look)
+    monkeypatch.setattr(dead._steps.membership, "look", look)
     with pytest.raises(pxrs.SchemaMismatch):
         while True:
             dead.poll(1, timeout=PATIENCE)
@@ -187,9 +187,9 @@ def test_nothing_is_promised_once_the_lease_is_over(
         producer.send_many("orders", [("k", "a"), ("k", "b")])
     with topic.consumer("orders", "g") as consumer:
         assert len(consumer.poll(1, timeout=PATIENCE)) == 1
-        assert consumer.table.has_messages
+        assert consumer._steps.table.has_messages
         with monkeypatch.context() as over:
             over.setattr(MemberSteps, "alive", False)
-            assert consumer.wait(0) is False
+            assert consumer._member.wait(0) is False
             assert consumer.poll(timeout=0) == []
         assert len(consumer.poll(timeout=PATIENCE)) == 1

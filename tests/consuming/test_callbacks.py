@@ -53,9 +53,9 @@ def until(px: pxrs.Pxrs, true: Callable[[], bool]) -> None:
 
 def taken_away(px: pxrs.Pxrs, consumer: pxrs.Consumer) -> None:
     """Fence the consumer by a reset, and wait until its thread has claimed the partition anew."""
-    before = consumer.table.partitions[PART]
+    before = consumer._steps.table.partitions[PART]
     px.groups.reset("g", "orders", to=0, force=True)
-    until(px, lambda: consumer.table.partitions.get(PART) not in (before, None))
+    until(px, lambda: consumer._steps.table.partitions.get(PART) not in (before, None))
 
 
 def test_each_thing_once_and_in_order(topic: pxrs.Pxrs) -> None:

@@ -54,7 +54,7 @@ class TestInTheBackground:
     def test_what_later_polls_return_does_not_go_along(self, px: Pxrs) -> None:
         with join(px) as consumer:
             take(consumer)
-            with consumer.member_steps.owned_claims.lock:
+            with consumer._steps.owned_claims.lock:
                 # Its turn comes when this block is left.
                 committed = consumer.commit_async()
                 take(consumer)
@@ -67,7 +67,7 @@ class TestInTheBackground:
         with join(px) as consumer:
             messages = iter(consumer)
             next(messages)
-            with consumer.member_steps.owned_claims.lock:
+            with consumer._steps.owned_claims.lock:
                 committed = consumer.commit_async()
                 for _ in range(5):
                     next(messages)
@@ -77,7 +77,7 @@ class TestInTheBackground:
     def test_the_last_of_several_counts(self, px: Pxrs) -> None:
         with join(px) as consumer:
             take(consumer)
-            with consumer.member_steps.owned_claims.lock:
+            with consumer._steps.owned_claims.lock:
                 first = consumer.commit_async()
                 take(consumer)
                 second = consumer.commit_async()
@@ -89,7 +89,7 @@ class TestInTheBackground:
     def test_a_seek_after_it_stands(self, px: Pxrs) -> None:
         with join(px) as consumer:
             take(consumer)
-            with consumer.member_steps.owned_claims.lock:
+            with consumer._steps.owned_claims.lock:
                 committed = consumer.commit_async()
                 consumer.seek("t", 0, 3)
             committed.result(PATIENCE)
@@ -158,7 +158,7 @@ def test_for_asyncio_what_is_polled_before_it_is_awaited_does_not_go_along(
 @contextmanager
 def elsewhere(consumer: pxrs.Consumer, commit: Callable[[], None]) -> Iterator[None]:
     """Commit in another thread, whose turn comes when the block is left."""
-    owned_claims = consumer.member_steps.owned_claims
+    owned_claims = consumer._steps.owned_claims
     lock = owned_claims.lock = Announcing(owned_claims.lock)  # type: ignore[assignment]
     another = threading.Thread(target=commit)
     lock.awaited = another

@@ -318,7 +318,7 @@ class TestPrefetching:
         with join(px, prefetch_bytes=25_000) as consumer:
             for _ in range(24):
                 take(consumer, 1)
-                waiting = sum(owned.waiting for owned in consumer.table.partitions.values())
+                waiting = sum(owned.waiting for owned in consumer._steps.table.partitions.values())
                 assert waiting <= 3, "two of one partition, and the one that came over the limit"
 
     def test_is_bounded_over_what_is_paused_too(self, px: Pxrs) -> None:
@@ -329,7 +329,7 @@ class TestPrefetching:
             for _ in range(8):
                 (message,) = take(consumer, 1)
                 consumer.pause(pxrs.TopicPartition("t", message.partition))
-                waiting = sum(owned.waiting for owned in consumer.table.partitions.values())
+                waiting = sum(owned.waiting for owned in consumer._steps.table.partitions.values())
                 assert waiting <= 6, "what is ready, and as much of what is paused"
             consumer.resume(*consumer.assignment)
             rest = take(consumer, 16)

@@ -36,7 +36,7 @@ class Polling:
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
         # It is there once it has armed its watch, which the background wakes.
-        while consumer._log_watch._watch is None and self._thread.is_alive():
+        while consumer._member._log_watch._watch is None and self._thread.is_alive():
             self._thread.join(0.01)
 
     def _poll(self) -> None:
@@ -81,7 +81,7 @@ def test_closing_ends_a_poll_that_waits(topic: pxrs.Pxrs) -> None:
     consumer.close()
     waiting.join()
     assert isinstance(waiting.error, pxrs.Closed)
-    watch = consumer._log_watch._watch
+    watch = consumer._member._log_watch._watch
     assert watch is not None
     assert watch.wait(0), "a watch is open that nobody will close"
 
@@ -130,7 +130,7 @@ def test_closing_from_a_signal_handler_never_hangs(topic: pxrs.Pxrs, lock: str) 
         try:
             with (
                 pytest.raises(pxrs.InsideTransaction, match="signal"),
-                getattr(consumer.member_steps, lock).lock,
+                getattr(consumer._steps, lock).lock,
             ):
                 os.kill(os.getpid(), signal.SIGUSR1)
                 assert heard.wait(PATIENCE)
@@ -217,7 +217,7 @@ def test_a_fork_can_not_use_it(topic: pxrs.Pxrs) -> None:
     send(topic, 10)
     with topic.consumer("orders", "g") as consumer:
         assert len(consumer.poll(1, timeout=PATIENCE)) == 1
-        assert consumer.table.has_messages
+        assert consumer._steps.table.has_messages
         read_end, write_end = os.pipe()
         if (pid := os.fork()) == 0:
             refused = 0

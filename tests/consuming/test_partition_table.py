@@ -20,26 +20,24 @@ def test_one_that_stays_is_served_though_its_gaps_were_too_many() -> None:
     progress = Progress(0)
     while not progress.full:
         progress.finish(2 * len(progress.runs) + 1)
-    table = PartitionTable(in_hand=lambda owned: False, commits_handled=True, most_out=2)
+    table = PartitionTable(commits_handled=True, most_out=2)
     claim = Claim(owner="me", name="me", epoch=1, checkpoint=0, done=progress.runs)
     table.claimed([OwnedClaim(PART, "claims/g/id/0", 1, claim)], {"orders": GroupTopic("id", 1)})
     [owned] = table.hungry()
     table.start(owned, 0)
     assert table.fill(owned, owned.turn, [message(offset) for offset in (0, 2, 4)], 5)
-    [(_, out)] = table.hand_out(10)
-    assert [each.offset for each in out] == [0, 2]
+    [flight] = table.hand_out(10)
+    assert [each.offset for each in flight.messages] == [0, 2]
     assert table.hand_out(10) == []
     table.leaving(frozenset([PART]))
-    for _ in out:
+    for _ in flight.messages:
         table.came_back(owned)
     table.leaving(frozenset())
     assert table.hungry() == [owned]
 
 
 def test_of_one_that_was_to_go_and_stays_nothing_is_told() -> None:
-    table = PartitionTable(
-        in_hand=lambda owned: False, commits_handled=True, asks_before_release=True
-    )
+    table = PartitionTable(commits_handled=True, asks_before_release=True)
     claim = Claim(owner="me", name="me", epoch=1, checkpoint=0)
     table.claimed([OwnedClaim(PART, "claims/g/id/0", 1, claim)], {"orders": GroupTopic("id", 1)})
     assert table.next_change() == Change("assigned", {PART: 0})

@@ -31,7 +31,7 @@ def claim_of(px: pxrs.Pxrs) -> Claim:
 def lose_and_claim_again(px: pxrs.Pxrs, consumer: pxrs.Consumer) -> None:
     """End the consumer's session; return when it has joined and claimed anew, batch in hand."""
     before = claim_of(px)
-    session = consumer._membership.session
+    session = consumer._steps.membership.session
     assert session is not None
     watch = px.stores.coord.watch("claims/billing/")
     session.close()

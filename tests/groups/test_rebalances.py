@@ -211,7 +211,9 @@ def test_a_loop_hears_that_a_partition_goes_after_the_message_it_is_at(
     next(messages)
     b = team.join()
     team.members = [b]
-    team.until(lambda: any(owned.state == "leaving" for owned in a.table.partitions.values()))
+    team.until(
+        lambda: any(owned.state == "leaving" for owned in a._steps.table.partitions.values())
+    )
     assert told == []
     next(messages)
     assert len(told) == 1
@@ -228,13 +230,13 @@ def test_a_loop_lets_go_of_what_it_was_at_before_it_goes_on(
     a.seek_to_time(0)
     messages = loop(a)
     next(messages)
-    [at] = {run.owned for run in a.member_steps.runs if run.seen}
+    [at] = {each.owned for each in a._steps.table.in_flight if each.seen}
     first = at.part.partition < PARTITIONS // 2
     b = team.join(instance="a" if first else "c", strategy="fair")
     team.members = [b]
     team.until(lambda: at.state == "leaving")
     next(messages)
-    assert at.part not in a.table.partitions
+    assert at.part not in a._steps.table.partitions
 
 
 def test_committing_when_a_partition_goes(team: Team) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pxrs.consuming.in_hand import Run
+from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
@@ -131,22 +131,22 @@ def loop_counts_what_it_left(patch: Patch) -> None:
     """Leaving a loop counts everything that lies ready as handled."""
 
     def finish(self: MemberSteps) -> None:
-        for left in self.runs:
+        for left in self.table.in_flight:
             left.count(len(left.messages))
-        self.runs = []
+        self.table.in_flight = []
 
     patch.setattr(MemberSteps, "finish", finish)
-    patch.setattr(MemberSteps, "_end", lambda self, runs: None)
+    patch.setattr(MemberSteps, "_end", lambda self, flights: None)
 
 
 def seek_keeps_what_came_before(patch: Patch) -> None:
     """What was handed out before a seek counts as done after it."""
 
-    def count(self: Run, done: int) -> None:
+    def count(self: InFlight, done: int) -> None:
         if done:
             self.owned.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
-    patch.setattr(Run, "count", count)
+    patch.setattr(InFlight, "count", count)
 
 
 def pause_ends_with_a_rebalance(patch: Patch) -> None:

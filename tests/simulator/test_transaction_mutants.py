@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from pxrs.consuming.in_hand import Loose
+from pxrs.consuming.in_hand import Uncommitted
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Checkpoint, Handed, Transaction
 from pxrs.core import claims
@@ -82,7 +82,7 @@ def no_answer_means_committed(patch: Patch) -> None:
 
 def transaction_takes_the_next_epoch_for_its_own(patch: Patch) -> None:
     """What was handed out before a partition was lost is committed after it was claimed again."""
-    patch.setattr(MemberSteps, "drop_stale_runs", lambda self: frozenset())
+    patch.setattr(MemberSteps, "drop_stale", lambda self: frozenset())
 
 
 def transaction_undoes_a_seek(patch: Patch) -> None:
@@ -90,7 +90,8 @@ def transaction_undoes_a_seek(patch: Patch) -> None:
     properly = Handed.marks
 
     def marks(self: Handed) -> dict[TopicPartition, Mark]:
-        ends = {run.owned.part: run.messages[run.seen - 1].offset + 1 for run in self._member.runs}
+        in_flight = self._member.table.in_flight
+        ends = {each.owned.part: each.messages[each.seen - 1].offset + 1 for each in in_flight}
         marks = properly(self)
         return marks | {part: Mark(end) for part, end in ends.items() if part in marks}
 
@@ -99,7 +100,7 @@ def transaction_undoes_a_seek(patch: Patch) -> None:
 
 def loop_forgets_what_it_has_left(patch: Patch) -> None:
     """A transaction is about the partition that the loop is at, and no other."""
-    patch.setattr(Loose, "add", lambda self, owned: None)
+    patch.setattr(Uncommitted, "add", lambda self, owned: None)
 
 
 def claims_found_after_a_doubt_are_forgotten(patch: Patch) -> None:

@@ -50,14 +50,14 @@ def test_members_survive_and_are_told(px: pxrs.Pxrs, tmp_path: Path) -> None:
                 producer.send("orders", "x", partition=partition)
         assert len(a.poll(timeout=PATIENCE)) == len(b.poll(timeout=PATIENCE)) == 1
         before, generation = claims(px), px.groups.describe("g").generation
-        sessions = [consumer._membership.session for consumer in (a, b)]
+        sessions = [consumer._steps.membership.session for consumer in (a, b)]
         locking = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
         locking.execute("BEGIN IMMEDIATE")
         # Not to wait for something: that the time passes is what is tested.
         threading.Event().wait(4 * TTL)
         for consumer, session in zip((a, b), sessions, strict=True):
             assert session is not None
-            assert consumer._membership.session is session
+            assert consumer._steps.membership.session is session
             assert session.remaining() > 0
         assert len(px.stores.coord.list("members/g/")) == 2
         # Whoever commits is told, and can do it again.

@@ -17,8 +17,8 @@ from pxrs.aio.transactions import Transaction
 from pxrs.arguments import check_timeout, check_whole
 from pxrs.callers import refuse_unsaid
 from pxrs.consuming import consumer as blocking
-from pxrs.consuming.consumer import RUN
-from pxrs.consuming.in_hand import Run
+from pxrs.consuming.consumer import LOOP_MESSAGES
+from pxrs.consuming.in_hand import InFlight
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
 from pxrs.options import MemberOptions
 from pxrs.stores.connections import lend
@@ -81,6 +81,8 @@ class Consumer:
 
     def __init__(self, consumer: blocking.Consumer, threads: Threads, on_loop: OnLoop) -> None:
         self._blocking = consumer
+        self._member = consumer._member
+        self._steps = self._member.steps
         self._threads = threads
         self._on_loop = on_loop
         self._in_use = False
@@ -109,14 +111,14 @@ class Consumer:
         check_timeout(timeout)
         self._refuse_inside()
         self._refuse_another()
-        self._blocking.member_steps.finish()
-        return self._blocking.member_steps.all_at_once(await self._next(max_records, timeout))
+        self._steps.finish()
+        return self._steps.all_at_once(await self._next(max_records, timeout))
 
     def __aiter__(self) -> Arriving[Message]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self._refuse_inside()
         self._refuse_another()
-        self._blocking.member_steps.finish()
+        self._steps.finish()
         return Arriving(self._one_by_one)
 
     def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
@@ -124,7 +126,7 @@ class Consumer:
         check_whole("max_records", max_records, least=1)
         self._refuse_inside()
         self._refuse_another()
-        self._blocking.member_steps.finish()
+        self._steps.finish()
         return Arriving(partial(self._by_partition, max_records))
 
     def commit(self, message: Message | None = None) -> Coroutine[Any, Any, None]:
@@ -134,7 +136,7 @@ class Consumer:
         `pxrs.Consumer.commit`.
         """
         self._refuse_inside()
-        return self._threads.call(self._blocking.committing(message))
+        return self._threads.call(self._member.committing(message))
 
     def commit_async(self) -> Awaitable[None]:
         """Commit what was handed out so far in the background. It need not be awaited."""
@@ -167,7 +169,8 @@ class Consumer:
         """
         refuse_unsaid(connection, "consumer.run_transaction(work, commits=connection)")
         self._refuse_inside()
-        for begun in self._blocking.attempts(lend(commits), attempts):
+        self._member.require_open()
+        for begun in self._member.transactions.attempts(lend(commits), attempts):
             try:
                 async with Transaction(begun, self._transaction_changed) as tx:
                     result = work(tx)
@@ -203,10 +206,10 @@ class Consumer:
         await self.close()
 
     async def _one_by_one(self) -> Iterator[Message]:
-        return self._blocking.member_steps.one_by_one(await self._next(RUN, None))
+        return self._steps.one_by_one(await self._next(LOOP_MESSAGES, None))
 
     async def _by_partition(self, most: int) -> Iterator[list[Message]]:
-        return self._blocking.member_steps.by_partition(await self._next(most, None))
+        return self._steps.by_partition(await self._next(most, None))
 
     async def _call(self, work: Callable[[], T]) -> T:
         self._refuse_inside()
@@ -231,7 +234,7 @@ class Consumer:
                 "that called this callback; a consumer is for one task"
             )
 
-    async def _next(self, most: int, timeout: float | None) -> list[Run]:
+    async def _next(self, most: int, timeout: float | None) -> list[InFlight]:
         self._refuse_inside()
         self._refuse_another()
         self._in_use = True
@@ -240,25 +243,25 @@ class Consumer:
         finally:
             self._in_use = False
 
-    async def _arrived(self, most: int, timeout: float | None) -> list[Run]:
+    async def _arrived(self, most: int, timeout: float | None) -> list[InFlight]:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         await asyncio.sleep(0)  # full buffers must not keep other tasks from their turn
         await self._calm()
         while True:
-            if self._blocking.settled and (runs := self._blocking.take(most)):
-                return runs
+            if not self._member.has_news and (flights := self._steps.hand_out(most)):
+                return flights
             left = None if deadline is None else deadline - loop.time()
             # Woken, it comes back early: only the time decides.
             if not await self._wait(left) and deadline is not None and loop.time() >= deadline:
                 return []
 
     async def _wait(self, timeout: float | None) -> bool:
-        self._waiting = self._threads.start(partial(self._blocking.wait, timeout))
+        self._waiting = self._threads.start(partial(self._member.wait, timeout))
         try:
             found = await outcome(self._waiting)
         except asyncio.CancelledError:
-            self._blocking.wake()
+            self._member.wake()
             raise
         except BaseException:
             self._waiting = None
@@ -274,7 +277,7 @@ class Consumer:
         if self._waiting is None or _callback_of.get() is self._on_loop:
             return
         left = self._waiting
-        self._blocking.wake()
+        self._member.wake()
         try:
             await outcome(left)
         finally:

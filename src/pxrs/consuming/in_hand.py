@@ -1,4 +1,4 @@
-"""What is with a consumer's caller: messages in hand, and what its loop has left behind."""
+"""The messages that a consumer's caller has in hand, and those that its loop left uncommitted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pxrs.groups.owned_claims import Mark
 from pxrs.types import Message, TopicPartition
 
 
-class Run:
-    """Messages of one partition on their way to the caller: how many it has seen and handled.
+class InFlight:
+    """Messages of one partition that were handed out: how many the caller has seen and handled.
 
     The caller's loop counts up without a lock; whoever reads takes the table's. What it handles
     counts for the progress under which it was handed out: after a seek that is another one.
@@ -57,28 +57,26 @@ class Run:
                 # What it is at may have to be given back, too.
                 self.turn = owned.turn
 
+    def recall(self) -> None:
+        """A partition has to go: the caller's loop ends after the message that it is at.
+
+        It may be a message further already: that one is fetched again, and is handled by then.
+        """
+        if self.in_loop:
+            self.owned.shown = max(self.owned.shown, self.owned.handed)
+            self.hold_back()
+
     @property
-    def is_loose(self) -> bool:
-        """Whether somebody has yet to commit what was handled of its partition."""
+    def is_uncommitted(self) -> bool:
+        """Whether what was handled of its partition has yet to be committed."""
         return self.progress is not self.owned.progress or self.owned.has_moved
 
 
-def line_up(runs: list[Run], lock: threading.RLock) -> None:
+def line_up(flights: list[InFlight], lock: threading.RLock) -> None:
     """A loop is about to show them, one after the other."""
     with lock:
-        for run in runs:
-            run.in_loop, run.begun = True, False
-
-
-def recall(runs: list[Run]) -> None:
-    """A partition has to go: the caller's loop ends after the message that it is at.
-
-    It may be a message further already: that one is fetched again, and is handled by then.
-    """
-    for run in runs:
-        if run.in_loop:
-            run.owned.shown = max(run.owned.shown, run.owned.handed)
-            run.hold_back()
+        for flight in flights:
+            flight.in_loop, flight.begun = True, False
 
 
 class Reached:
@@ -119,19 +117,7 @@ class Extent(NamedTuple):
         }
 
 
-class Elsewhere(NamedTuple):
-    """Who handles what a consumer takes away, and keeps the account of it: `Runner`.
-
-    `in_hand`: whether somebody is at a message of this partition. `since`: since when somebody
-    has been at the same one. `most`: how many messages may be out.
-    """
-
-    in_hand: Callable[[OwnedPartition], bool]
-    since: Callable[[], float | None]
-    most: int | None = None
-
-
-class Loose:
+class Uncommitted:
     """Partitions of which a loop has handled messages that nobody has committed.
 
     A loop goes on to the next partition's messages by itself, so the one who commits after some

@@ -1,7 +1,7 @@
 """One member's work, step by step: fetch, hand out, count, commit, seek.
 
 Nothing in here waits and no thread is started, so the simulator drives the very code that the
-consumer's threads drive: the caller's thread takes steps of the table and its runs, the background
+consumer's threads drive: the caller's thread takes those about messages, the background
 thread those of the membership and the commits.
 """
 
@@ -13,7 +13,7 @@ from itertools import chain
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.fetcher import Fetcher
-from pxrs.consuming.in_hand import Elsewhere, Extent, Loose, Reached, Run, line_up, recall
+from pxrs.consuming.in_hand import Extent, InFlight, Reached, Uncommitted, line_up
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.core.assign import assignor
@@ -41,7 +41,10 @@ from pxrs.types import Message, TopicPartition
 
 
 class MemberSteps:
-    """A member of a group and what it works on. See `Consumer` for which thread does what."""
+    """A member of a group and what it works on. See `Consumer` for which thread does what.
+
+    `most_out`: how many messages may be out, where worker threads handle them.
+    """
 
     def __init__(
         self,
@@ -52,8 +55,8 @@ class MemberSteps:
         settings: ConsumerSettings,
         decoder: Decoder,
         *,
-        elsewhere: Elsewhere | None = None,
         asks_before_release: bool = False,
+        most_out: int | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._coord = stores.coord
@@ -62,22 +65,19 @@ class MemberSteps:
         self._clock = clock
         self._settings = settings
         self._new_id = new_id
-        self.runs: list[Run] = []
         # With auto-commit they are committed soon, and nobody has to mean them.
-        self.loose = Loose()
+        self.uncommitted = Uncommitted()
         # The caller may still have messages that a transaction gave back when it failed.
         self.given_back = False
         # When the caller was last given messages, None once it has asked for more; when it asked.
         self.handed_at: float | None = None
         self.asked_at = clock.monotonic()
-        handling = elsewhere or Elsewhere(self._in_hand, self._in_hand_since)
-        self.in_hand_since = handling.since
+        # Since when worker threads have been at the message that each is at, by thread.
+        self.working_since: dict[int, float] = {}
         self.table = PartitionTable(
-            in_hand=handling.in_hand,
             commits_handled=settings.auto_commit,
             asks_before_release=asks_before_release,
-            recall=lambda: recall(self.runs),
-            most_out=handling.most,
+            most_out=most_out,
         )
         self._fetcher = Fetcher(stores.log, self.table, settings, decoder, self._pin, self._seek)
         self.owned_claims = OwnedClaims(stores.coord, clock, new_id)
@@ -109,34 +109,38 @@ class MemberSteps:
         session = self.membership.session
         return session is not None and session.remaining() > 0
 
-    def hand_out(self, most: int) -> list[Run]:
-        """Fetched messages for the caller, at most so many; none once the lease may be over."""
+    def hand_out(self, most: int, *, to_workers: bool = False) -> list[InFlight]:
+        """Fetched messages for the caller, at most so many; none once the lease may be over.
+
+        `to_workers`: its worker threads handle them, in any order, and note at the partitions and
+        in `working_since` what they are at.
+        """
         with self.table.lock:
-            out = self.table.hand_out(most) if self.alive else []
-            self.runs = [Run(owned, messages) for owned, messages in out]
+            flights = self.table.hand_out(most) if self.alive else []
+            self.table.in_flight = [] if to_workers else list(flights)
             self.given_back = False
             self.asked_at = self._clock.monotonic()
-            self.handed_at = self.asked_at if self.runs else None
-            return list(self.runs)
+            self.handed_at = self.asked_at if flights else None
+            return flights
 
-    def all_at_once(self, runs: list[Run]) -> list[Message]:
-        """The runs' messages; they are handled when `finish` is called."""
-        for run in runs:
-            run.seen = len(run.messages)
-        # A list of the caller's own: it may sort it, or take from it, and the runs still count.
-        return list(chain.from_iterable(run.messages for run in runs))
+    def all_at_once(self, flights: list[InFlight]) -> list[Message]:
+        """The flights' messages; they are handled when `finish` is called."""
+        for flight in flights:
+            flight.seen = len(flight.messages)
+        # A list of the caller's own: it may sort it, or take from it, and the flights still count.
+        return list(chain.from_iterable(flight.messages for flight in flights))
 
-    def one_by_one(self, runs: list[Run]) -> Iterator[Message]:
-        """The messages of all runs; one is handled when the next one is asked for.
+    def one_by_one(self, flights: list[InFlight]) -> Iterator[Message]:
+        """The messages of all flights; one is handled when the next one is asked for.
 
         Whoever stops in the middle gets the rest again.
         """
         now, until = self._clock.monotonic, 0.0
         try:
-            line_up(runs, self.table.lock)
-            for run in runs:
-                owned, turn, number = run.owned, run.turn, 0
-                for message in run.messages if self._begin(run) else ():
+            line_up(flights, self.table.lock)
+            for flight in flights:
+                owned, turn, number = flight.owned, flight.turn, 0
+                for message in flight.messages if self._begin(flight) else ():
                     if owned.turn != turn:
                         break
                     # The lease has to be looked at for every message: a handler can take long,
@@ -145,58 +149,60 @@ class MemberSteps:
                         break
                     self.handed_at = at
                     number += 1  # noqa: SIM113 - enumerate() is slower
-                    run.seen = number
+                    flight.seen = number
                     yield message
-                    run.handled = number
-                self._end([run])
+                    flight.handled = number
+                self._end([flight])
         finally:
-            self._end(runs)
+            self._end(flights)
 
-    def by_partition(self, runs: list[Run]) -> Iterator[list[Message]]:
-        """Each run whole; one is handled when the next one is asked for."""
+    def by_partition(self, flights: list[InFlight]) -> Iterator[list[Message]]:
+        """Each flight whole; one is handled when the next one is asked for."""
         try:
-            line_up(runs, self.table.lock)
-            for run in runs:
-                if self._begin(run) and self.alive:
+            line_up(flights, self.table.lock)
+            for flight in flights:
+                if self._begin(flight) and self.alive:
                     self.handed_at = self._clock.monotonic()
-                    run.seen = len(run.messages)
-                    yield list(run.messages)
-                    run.handled = len(run.messages)
-                self._end([run])
+                    flight.seen = len(flight.messages)
+                    yield list(flight.messages)
+                    flight.handled = len(flight.messages)
+                self._end([flight])
         finally:
-            self._end(runs)
+            self._end(flights)
 
-    def _begin(self, run: Run) -> bool:
+    def _begin(self, flight: InFlight) -> bool:
         """Whether a loop may show it."""
-        begun = run.begin(self.table.lock)
+        begun = flight.begin(self.table.lock)
         self.given_back &= not begun
         return begun
 
     def finish(self) -> None:
         """All that the caller has seen is handled; what it has not seen will be handed out again.
 
-        A loop that was left has ended its runs itself: of those nothing is counted here.
+        A loop that was left has ended its flights itself: of those nothing is counted here.
         """
         with self.table.lock:
-            for run in self.runs:
-                run.handled = run.seen
-            self._end(self.runs)
-            self.loose.clear()
+            for flight in self.table.in_flight:
+                flight.handled = flight.seen
+            self._end(self.table.in_flight)
+            self.uncommitted.clear()
 
-    def _end(self, runs: list[Run]) -> None:
-        """Nobody works on the runs any more: count what was handled, give back the rest."""
+    def _end(self, flights: list[InFlight]) -> None:
+        """Nobody works on the flights any more: count what was handled, give back the rest."""
         with self.table.lock:
-            ended = [run for run in self.runs if run in runs]
-            for run in ended:
+            ended = [flight for flight in self.table.in_flight if flight in flights]
+            for flight in ended:
                 # An interrupt may come anywhere here: until they are forgotten, all of it can be
                 # done once more, and counts no more than this.
-                run.seen = run.handled
-                run.count(run.handled)
-                if run.handled and not self._settings.auto_commit and run.is_loose:
-                    self.loose.add(run.owned)
-                if run.handled < len(run.messages) and run.owned.turn == run.turn:
-                    self.table.give_back(run.owned, run.messages[run.handled].offset)
-            self.runs = [run for run in self.runs if run not in ended]
+                flight.seen = flight.handled
+                flight.count(flight.handled)
+                if flight.handled and not self._settings.auto_commit and flight.is_uncommitted:
+                    self.uncommitted.add(flight.owned)
+                if flight.handled < len(flight.messages) and flight.owned.turn == flight.turn:
+                    self.table.give_back(flight.owned, flight.messages[flight.handled].offset)
+            self.table.in_flight = [
+                flight for flight in self.table.in_flight if flight not in ended
+            ]
 
     def did_not_arrive(self, error: BaseException) -> None:
         """The caller gets this instead of messages: all that is not handled comes again.
@@ -206,39 +212,32 @@ class MemberSteps:
         if isinstance(error, PxrsError):
             return
         with self.table.lock:
-            self.runs = []
+            self.table.in_flight = []
             self.table.hand_out_again()
 
     def leave_loop(self) -> None:
         """The loop goes no further: the message that it shows is not handled."""
         with self.table.lock:
-            self._end([run for run in self.runs if run.in_loop])
+            self._end([flight for flight in self.table.in_flight if flight.in_loop])
 
     def pause(self, parts: Collection[TopicPartition]) -> None:
         """Hand out nothing of these; what a loop has not shown yet waits for `resume`, too."""
         with self.table.lock:
             self.table.pause(parts, paused=True)
-            for run in self.runs:
-                if run.owned.part in parts:
-                    run.hold_back()
-
-    def forget_runs(self) -> None:
-        """Somebody else keeps the account of what was handed out."""
-        with self.table.lock:
-            self.runs = []
+            for flight in self.table.in_flight:
+                if flight.owned.part in parts:
+                    flight.hold_back()
 
     def sync(self) -> None:
-        """Count what the caller's loop has handled of its current run."""
+        """Count what the caller's loop has handled of its current flight."""
         with self.table.lock:
-            for run in self.runs:
-                run.count(run.handled)
+            for flight in self.table.in_flight:
+                flight.count(flight.handled)
 
-    def _in_hand_since(self) -> float | None:
-        return self.handed_at if self.runs else None
-
-    def _in_hand(self, owned: OwnedPartition) -> bool:
-        """Whether the caller works on messages of this partition."""
-        return any(run.owned is owned and not run.is_void for run in self.runs)
+    def in_hand_since(self) -> float | None:
+        """Since when the caller, or a worker thread, has been at the same message."""
+        handed_at = self.handed_at if self.table.in_flight else None
+        return min(list(self.working_since.values()), default=handed_at)
 
     # Fetching
 
@@ -261,8 +260,8 @@ class MemberSteps:
             if current:
                 self._note(self.owned_claims.pin(current))
 
-    def owned_seat(self, topic: str, partition: int) -> OwnedPartition:
-        """The partition of a partition that is owned now, if only to be given away, or `Fenced`."""
+    def owned_partition(self, topic: str, partition: int) -> OwnedPartition:
+        """The partition if it is owned now, or is about to be given away; else raises `Fenced`."""
         part = TopicPartition(topic, partition)
         if (owned := self.table.partitions.get(part)) is None:
             raise not_owned(part, self._topics)
@@ -282,13 +281,14 @@ class MemberSteps:
     def extent(self) -> Extent:
         """What the caller has seen by now; from here on it counts as handled."""
         with self.table.lock:
-            for run in self.runs:
-                run.count(run.seen)
+            for flight in self.table.in_flight:
+                flight.count(flight.seen)
             marks = self.table.marks()
             return Extent(
-                self.loose.partitions + [run.owned for run in self.runs if run.seen],
+                self.uncommitted.partitions
+                + [flight.owned for flight in self.table.in_flight if flight.seen],
                 [Reached(self.table.partitions[part], mark) for part, mark in marks.items()],
-                self.loose.lost,
+                self.uncommitted.lost,
             )
 
     def commit_up_to(self, extent: Extent) -> frozenset[TopicPartition]:
@@ -296,23 +296,27 @@ class MemberSteps:
         with self.owned_claims.lock:
             gone = {owned for owned in extent.partitions if not self._holds(owned)}
             with self.table.lock:
-                self.runs = [run for run in self.runs if run.owned not in gone]
+                self.table.in_flight = [
+                    flight for flight in self.table.in_flight if flight.owned not in gone
+                ]
                 marks = extent.marks(self.table.partitions)
             lost = self.commit(marks)
             with self.table.lock:
-                self.loose.settle(extent, gone)
+                self.uncommitted.settle(extent, gone)
             return lost | {owned.part for owned in gone} | extent.lost
 
-    def drop_stale_runs(self) -> frozenset[TopicPartition]:
+    def drop_stale(self) -> frozenset[TopicPartition]:
         """Forget what is in hand of partitions that were lost, even if claimed again since.
 
         Under the claims' lock: what is lost and claimed in between is not what was handed out.
         """
         with self.table.lock:
-            stale = [run for run in self.runs if not self._holds(run.owned)]
-            self.runs = [run for run in self.runs if run not in stale]
-            loose = self.loose.drop(lambda owned: not self._holds(owned))
-            return frozenset(run.owned.part for run in stale if run.seen) | loose
+            stale = [flight for flight in self.table.in_flight if not self._holds(flight.owned)]
+            self.table.in_flight = [
+                flight for flight in self.table.in_flight if flight not in stale
+            ]
+            lost = self.uncommitted.drop(lambda owned: not self._holds(owned))
+            return frozenset(flight.owned.part for flight in stale if flight.seen) | lost
 
     def _is_current(self, owned: OwnedPartition) -> bool:
         """Whether what was found out is still about this partition. Under the claims' lock."""
@@ -350,7 +354,7 @@ class MemberSteps:
         with self.table.lock:
             extent = self.extent()
             self.table.ask(extent.marks(self.table.partitions))
-            self.loose.clear()
+            self.uncommitted.clear()
             return extent
 
     def commit_asked(self, extents: Iterable[Extent]) -> frozenset[TopicPartition]:
@@ -392,11 +396,11 @@ class MemberSteps:
 
     def offset_at(self, part: TopicPartition, timestamp: int) -> int:
         """Offset of the first message of that time (ms) or later, else the end."""
-        return self._fetcher.offset_at(self.owned_seat(*part), timestamp)
+        return self._fetcher.offset_at(self.owned_partition(*part), timestamp)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from this offset, and make it the checkpoint. Forward or back; it is recorded."""
-        self._seek(self.owned_seat(topic, partition), offset)
+        self._seek(self.owned_partition(topic, partition), offset)
 
     def _seek(self, owned: OwnedPartition, offset: int, why: str = "") -> None:
         with named(owned.part.topic):

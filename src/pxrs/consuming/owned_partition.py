@@ -43,6 +43,7 @@ class OwnedPartition:
         "state",
         "turn",
         "where",
+        "working",
     )  # fmt: skip
 
     def __init__(self, owned_claim: OwnedClaim, topic: GroupTopic) -> None:
@@ -82,6 +83,8 @@ class OwnedPartition:
         # How many messages are with others, where that is counted, and whether those are enough.
         self.out = 0
         self.full = False
+        # How many worker threads are at a message of it. Under the table's lock.
+        self.working = 0
 
     @property
     def lag(self) -> int:

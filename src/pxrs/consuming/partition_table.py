@@ -7,9 +7,10 @@ reading the log happens outside of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.claims import OwnedClaim
 from pxrs.core.group import move
@@ -31,22 +32,18 @@ class PartitionTable:
     def __init__(
         self,
         *,
-        in_hand: Callable[[OwnedPartition], bool],
         commits_handled: bool,
         asks_before_release: bool = False,
         most_out: int | None = None,
-        recall: Callable[[], None] = lambda: None,
     ) -> None:
-        # Whether somebody works on messages of the partition at this moment. Asked under the lock.
-        self._in_hand = in_hand
         self.lock = threading.RLock()
         self.partitions: dict[TopicPartition, OwnedPartition] = {}
+        # What the caller has in hand, or is about to get from its loop.
+        self.in_flight: list[InFlight] = []
         # Kept across rebalances: a partition that comes back is still paused.
         self.paused: set[TopicPartition] = set()
         self._commits_handled = commits_handled
         self._asks = asks_before_release
-        # Lets the caller come back soon. Called under the lock.
-        self._recall = recall
         # How many messages may be out at a time. Every partition has an equal share of it: one
         # whose messages do not come back must not keep the others from theirs.
         self._most_out = most_out
@@ -77,7 +74,8 @@ class PartitionTable:
                     owned.goodbye = not self._asks
                     owned.go_to(owned.handed)
                     changed = True
-                    self._recall()
+                    for flight in self.in_flight:
+                        flight.recall()
                 elif part not in parts and owned.state == "leaving":
                     owned.state = move(owned.state, "gained")
                     owned.stay()
@@ -92,6 +90,12 @@ class PartitionTable:
                 for part, owned in self.partitions.items()
                 if owned.state == "leaving" and owned.goodbye and not self._in_hand(owned)
             }
+
+    def _in_hand(self, owned: OwnedPartition) -> bool:
+        """Whether the caller, or one of its worker threads, works on messages of the partition."""
+        return owned.working > 0 or any(
+            flight.owned is owned and not flight.is_void for flight in self.in_flight
+        )
 
     def final_marks(self) -> dict[TopicPartition, Mark | None]:
         with self.lock:
@@ -258,7 +262,7 @@ class PartitionTable:
             return {part: owned.asked for part, owned in partitions if owned.asked is not None}
 
     def owned(self) -> list[OwnedPartition]:
-        """Seats that may be worked on, the one served last at the end."""
+        """Partitions that may be worked on, those served last at the end."""
         with self.lock:
             return [owned for owned in self._order if owned.state == "owned" and not owned.paused]
 
@@ -284,9 +288,9 @@ class PartitionTable:
         """Whether `hand_out` would give any."""
         return any(owned.waiting and not owned.full for owned in self.owned())
 
-    def hand_out(self, most: int) -> list[tuple[OwnedPartition, list[Message]]]:
+    def hand_out(self, most: int) -> list[InFlight]:
         """Messages from the buffers, at most so many, each partition's in order."""
-        out: list[tuple[OwnedPartition, list[Message]]] = []
+        out: list[InFlight] = []
         with self.lock:
             for owned in self.owned():
                 if most <= 0:
@@ -295,8 +299,8 @@ class PartitionTable:
                     messages = owned.hand_out(room)
                     most -= len(messages)
                     owned.out += len(messages)
-                    out.append((owned, messages))
-            served = {id(owned) for owned, _ in out}
+                    out.append(InFlight(owned, messages))
+            served = {id(flight.owned) for flight in out}
             self._order.sort(key=lambda owned: id(owned) in served)
         return out
 

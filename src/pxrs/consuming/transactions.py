@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from pxrs.consuming.in_hand import Run
+from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.claims import Behind, Happened, Lost, OwnedClaim, Step, judge
@@ -371,7 +371,7 @@ class Handed:
         self._member = member
         self._table = member.table
         self._on_lost = on_lost
-        self._runs: list[Run] = []
+        self._in_flight: list[InFlight] = []
         self._partitions: list[OwnedPartition] = []
 
     def marks(self) -> dict[TopicPartition, Mark]:
@@ -382,10 +382,13 @@ class Handed:
                     "is done about them now would be done again. Poll first, they come again; or "
                     "let consumer.run_transaction(work) try again over the same messages"
                 )
-            self._runs = [run for run in self._member.runs if run.seen]
-            partitions = (*self._member.loose.partitions, *(run.owned for run in self._runs))
+            self._in_flight = [flight for flight in self._table.in_flight if flight.seen]
+            partitions = (
+                *self._member.uncommitted.partitions,
+                *(flight.owned for flight in self._in_flight),
+            )
             self._partitions = list(dict.fromkeys(partitions))
-            stale = self._member.drop_stale_runs()
+            stale = self._member.drop_stale()
             if stale:
                 self.rolled_back()
                 raise fenced(stale)
@@ -398,24 +401,28 @@ class Handed:
         if before is None:
             return None
         progress = Progress(before.checkpoint, before.done)
-        for run in self._runs:
+        for flight in self._in_flight:
             # After a seek it goes on elsewhere, whatever was in hand before; but the claim is
             # written all the same, and fences what the caller does about those messages.
-            if run.owned is owned and run.progress is owned.progress:
-                progress.finish(run.messages[0].offset, run.messages[run.seen - 1].offset + 1)
+            if flight.owned is owned and flight.progress is owned.progress:
+                progress.finish(
+                    flight.messages[0].offset, flight.messages[flight.seen - 1].offset + 1
+                )
         return Mark(progress.checkpoint, progress.runs)
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
         with self._table.lock:
-            for run in self._runs:
-                run.count(run.seen)
-            self._member.loose.clear()
+            for flight in self._in_flight:
+                flight.count(flight.seen)
+            self._member.uncommitted.clear()
         self._table.committed(marks)
 
     def rolled_back(self) -> None:
         with self._table.lock:
-            self._member.runs = [run for run in self._member.runs if run not in self._runs]
-            self._member.loose.clear()
+            self._table.in_flight = [
+                flight for flight in self._table.in_flight if flight not in self._in_flight
+            ]
+            self._member.uncommitted.clear()
             self._member.given_back |= bool(self._partitions)
             self._table.rewind(self._partitions)
 

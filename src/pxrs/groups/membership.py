@@ -98,7 +98,7 @@ class Membership:
         self._owned_claims = owned_claims
         self._table = table
         self._new_id = new_id or (lambda: secrets.token_hex(6))
-        self._lookout = GroupReader(settings.group, coord, topics)
+        self._reader = GroupReader(settings.group, coord, topics)
         self._memory = Memory()
         # What the member's record says; None while nobody knows.
         self._subscribed: tuple[str, ...] | None = None
@@ -159,7 +159,7 @@ class Membership:
 
     def _say_goodbye(self, session: Session) -> None:
         while session.remaining() > 0:
-            seen = self._lookout.see(self.me.name, frozenset())
+            seen = self._reader.see(self.me.name, frozenset())
             mine = seen.view.members.get(self.me.name)
             if mine is None or mine.id != self.me.id:
                 return
@@ -252,7 +252,7 @@ class Membership:
             self.join()
         if self._settings.topics() != self._subscribed:
             self._announce()
-        seen = self._lookout.see(self.me.name, self._owned_claims.parts)
+        seen = self._reader.see(self.me.name, self._owned_claims.parts)
         mine = seen.view.members.get(self.me.name)
         if mine is None:
             self.join()

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable
 from typing import Literal, NamedTuple
 
 from pxrs.clock import Clock
-from pxrs.consuming.consumer import Consumer
 from pxrs.consuming.health import Health
-from pxrs.consuming.in_hand import Run
+from pxrs.consuming.in_hand import InFlight
+from pxrs.consuming.member import Member
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
@@ -56,7 +56,7 @@ class Runner:
         job: Job,
         clock: Clock,
         dead_letters: DeadLetters | None,
-        join: Callable[[Runner], Consumer],
+        join: Callable[[], Member],
     ) -> None:
         self._handler = job.handler
         self._job = job
@@ -68,42 +68,32 @@ class Runner:
         self._random = random.Random()
         self._schedule: Schedule[Task] = Schedule()
         self._turn = threading.Condition()
-        self._working: Counter[int] = Counter()
-        self._since: dict[int, float] = {}
         self._attempts: Counter[tuple[str, int, int]] = Counter()
         self._stopping = False
         self._failure: PxrsError | None = None
-        self._consumer: Consumer | None = None
+        self._member: Member | None = None
         self._seen_version = 0
         self.handled = 0
-
-    def in_hand(self, owned: OwnedPartition) -> bool:
-        """Whether a worker is at a message of this partition. For the consumer's table."""
-        return self._working[id(owned)] > 0
-
-    def since(self) -> float | None:
-        """Since when a worker has been at the same message. For the consumer's health."""
-        return min(list(self._since.values()), default=None)
 
     def stop(self) -> None:
         """Stop fetching, let the workers finish, commit and leave. From any thread or signal."""
         self._stopping = True
-        if self._consumer is not None:
+        if self._member is not None:
             # A signal handler must not wait for a lock that its own thread may hold.
-            threading.Thread(target=self._consumer.wake, daemon=True).start()
+            threading.Thread(target=self._member.wake, daemon=True).start()
 
     def health(self) -> dict[str, Health]:
         """What its consumer can't tell: that there is none yet, or what ends the run."""
         name = f"run:{self._job.group}"
         if self._failure is not None:
             return {name: Health("failed", words_of(self._failure))}
-        if self._consumer is None:
+        if self._member is None:
             return {name: Health("joining", "it has not joined its group yet")}
         return {}
 
     def run(self) -> None:
         """Work until stopped; raises what made it stop by itself."""
-        consumer = self._consumer = self._join(self)
+        member = self._member = self._join()
         workers = [
             threading.Thread(target=self._work, name=f"pxrs-worker-{number}", daemon=True)
             for number in range(self._job.workers)
@@ -111,17 +101,17 @@ class Runner:
         for worker in workers:
             worker.start()
         try:
-            self._dispatch(consumer)
+            self._dispatch(member)
         finally:
-            self._end_run(consumer, workers)
+            self._end_run(member, workers)
         if self._failure is not None:
             raise self._failure
 
-    def _dispatch(self, consumer: Consumer) -> None:
+    def _dispatch(self, member: Member) -> None:
         while not self._stopping:
             try:
-                for run in consumer.take_away(self._job.max_in_flight, _LOOK):
-                    self._put(run)
+                for flight in member.take(self._job.max_in_flight, _LOOK):
+                    self._put(flight)
             except Closed:
                 if self._stopping:
                     return  # a handler closed the store, and this run with it
@@ -131,14 +121,14 @@ class Runner:
                     raise
                 # A store that is away for a while is waited for; others may have taken over then.
                 self._pause()
-            self._hurry_what_is_void(consumer)
-            self._watch_the_clock()
+            self._hurry_what_is_void(member)
+            self._watch_the_clock(member)
 
-    def _hurry_what_is_void(self, consumer: Consumer) -> None:
+    def _hurry_what_is_void(self, member: Member) -> None:
         """What waits for another attempt at a message that is not ours any more is in the way."""
-        if consumer.table.version == self._seen_version:
+        if member.table.version == self._seen_version:
             return
-        self._seen_version = consumer.table.version
+        self._seen_version = member.table.version
         with self._turn:
             self._schedule.hurry(lambda task: task.owned.turn != task.turn)
             self._turn.notify_all()
@@ -147,12 +137,11 @@ class Runner:
         with self._turn:
             self._turn.wait(_LOOK)
 
-    def _put(self, run: Run) -> None:
+    def _put(self, flight: InFlight) -> None:
         with self._turn:
-            for message in run.messages:
-                self._schedule.put(
-                    self._lane(message), Task(run.owned, run.turn, run.progress, message)
-                )
+            for message in flight.messages:
+                task = Task(flight.owned, flight.turn, flight.progress, message)
+                self._schedule.put(self._lane(message), task)
             self._turn.notify_all()
 
     def _lane(self, message: Message) -> Hashable:
@@ -177,9 +166,9 @@ class Runner:
                     pause = delay if task.owned.turn == task.turn else 0.0
                     self._schedule.park(lane, self._clock.monotonic() + pause)
                 self._turn.notify_all()
-            if delay is None and self._consumer is not None:
+            if delay is None and self._member is not None:
                 self._attempts.pop(_place(task.message), None)
-                self._consumer.came_back(task.owned)
+                self._member.came_back(task.owned)
 
     def _next_task(self) -> tuple[Hashable, Task] | None:
         with self._turn:
@@ -193,9 +182,9 @@ class Runner:
 
     def _handle(self, task: Task) -> float | None:
         """Handle one message; the delay after which to try it again, None if it is finished."""
-        assert self._consumer is not None
+        assert self._member is not None
         message = task.message
-        if not self._consumer.alive:
+        if not self._member.steps.alive:
             # Renewed in time after all, or lost: then its turn is over too.
             return _LOOK
         if (first := self._begin(task)) != "begun":
@@ -223,31 +212,29 @@ class Runner:
         A claim has room for so many gaps: once they are too many, only the message that closes
         the first one is begun.
         """
-        assert self._consumer is not None
+        assert self._member is not None
         progress, offset = task.progress, task.message.offset
-        with self._consumer.table.lock:
+        with self._member.table.lock:
             if task.owned.turn != task.turn or progress is None or progress.is_done(offset):
                 return "void"
             if progress.full and offset > progress.checkpoint:
                 return "waits"
-            self._working[id(task.owned)] += 1
-            self._since[threading.get_ident()] = self._clock.monotonic()
+            task.owned.working += 1
+            self._member.steps.working_since[threading.get_ident()] = self._clock.monotonic()
             return "begun"
 
     def _end(self, task: Task, *, done: bool) -> None:
-        assert self._consumer is not None
+        assert self._member is not None
         owned = task.owned
-        with self._consumer.table.lock:
-            self._working[id(owned)] -= 1
-            self._since.pop(threading.get_ident(), None)
-            if not self._working[id(owned)]:
-                del self._working[id(owned)]
+        with self._member.table.lock:
+            owned.working -= 1
+            self._member.steps.working_since.pop(threading.get_ident(), None)
             if done and task.progress is not None:
                 task.progress.finish(task.message.offset)
                 self.handled += 1
             leaving = owned.state == "leaving"
         if leaving:
-            self._consumer.wake_background()
+            self._member.background.wake()
 
     def _failed(self, task: Task, error: Exception) -> float | None:
         """Count the failure: the delay until the next attempt, None when there is none."""
@@ -288,30 +275,30 @@ class Runner:
                 return _LOOK
             self._pause()
 
-    def _watch_the_clock(self) -> None:
+    def _watch_the_clock(self, member: Member) -> None:
         """A handler that takes longer than it may ends the run: a thread can't be killed."""
         limit = self._job.max_handler_time
         if limit is None:
             return
         now = self._clock.monotonic()
-        if any(now - since > limit for since in list(self._since.values())):
+        if any(now - since > limit for since in list(member.steps.working_since.values())):
             self._fail(HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)"))
 
     def _fail(self, error: PxrsError) -> None:
         self._failure = self._failure or error
         self.stop()
 
-    def _end_run(self, consumer: Consumer, workers: list[threading.Thread]) -> None:
+    def _end_run(self, member: Member, workers: list[threading.Thread]) -> None:
         try:
-            self._drain(workers)
+            self._drain(member, workers)
         finally:
             try:
-                consumer.close()
+                member.close()
             finally:
                 if self._dead_letters is not None:
                     self._dead_letters.close()
 
-    def _drain(self, workers: list[threading.Thread]) -> None:
+    def _drain(self, member: Member, workers: list[threading.Thread]) -> None:
         """Let the workers finish what they are at; what is only queued is left to others."""
         self._stopping = True
         with self._turn:
@@ -321,7 +308,7 @@ class Runner:
             worker.join(QUIET if hanging is None else min(QUIET, hanging))
             if worker.is_alive():
                 break
-        tell_of_the_wait(_LOG, len(self._since), hanging)
+        tell_of_the_wait(_LOG, len(member.steps.working_since), hanging)
         for worker in workers:
             worker.join(hanging)
 

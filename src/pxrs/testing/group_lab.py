@@ -139,10 +139,10 @@ class LabMember:
         """Messages that were handed to it and that its handler has not seen yet."""
         return [
             message
-            for run in self._member.runs
-            if run.turn == run.owned.turn
-            for message in run.messages[run.handled :]
-            if message.offset < run.owned.handed
+            for flight in self._member.table.in_flight
+            if flight.turn == flight.owned.turn
+            for message in flight.messages[flight.handled :]
+            if message.offset < flight.owned.handed
         ]
 
     @property
@@ -222,8 +222,8 @@ class LabMember:
             self._leave_loop()
             raise
         # Handlers take no time: it counts now, not when the loop is asked for the next one.
-        for run in self._member.runs:
-            run.handled = run.seen
+        for flight in self._member.table.in_flight:
+            flight.handled = flight.seen
 
     def _call_in_transaction(self, transactions: Transactions, message: Message) -> None:
         try:

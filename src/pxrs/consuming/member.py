@@ -1,0 +1,306 @@
+"""A member of a group at work: its steps, the two threads beside its caller's, and the waiting.
+
+`Consumer` is what users see of it; `px.run` and asyncio work on it directly. The background threads
+(`Background`) renew the session, look at the group and commit what was handled. The caller's own
+thread fetches, decodes and hands out; it never waits for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+from pxrs.arguments import check_message
+from pxrs.config import ConsumerSettings
+from pxrs.consuming.background import Background, LogWatch
+from pxrs.consuming.callbacks import Callbacks
+from pxrs.consuming.health import Facts, Health, Outage, judge
+from pxrs.consuming.in_hand import InFlight
+from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.one_user import OneUser, refuse_interrupted
+from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.consuming.subscription import Subscription
+from pxrs.consuming.transactions import Transactions
+from pxrs.core.records import head_key
+from pxrs.decoding import Decoder
+from pxrs.errors import Closed, Fenced, PxrsError, StoreError, StoreUnavailable
+from pxrs.groups.owned_claims import fenced
+from pxrs.queues.held_items import Context
+from pxrs.types import Message, TopicPartition
+
+_CAREFUL_WAIT = 1.0
+_RETRY_PAUSE = 0.2
+
+
+class Member:
+    """Joins when it is made. One thread asks it for messages; close it.
+
+    `most_out`: how many messages may be out with worker threads; None if the caller handles them.
+    """
+
+    def __init__(
+        self,
+        shared: Context,
+        subscription: Subscription,
+        settings: ConsumerSettings,
+        decoder: Decoder,
+        callbacks: Callbacks,
+        most_out: int | None = None,
+    ) -> None:
+        self._hold_session = shared.hold_session
+        stores, self._clock = shared.stores, shared.clock
+        self._coord = stores.coord
+        self._settings = settings
+        self._callbacks = callbacks
+        self._hands_to_workers = most_out is not None
+        self.steps = MemberSteps(
+            stores,
+            shared.topics,
+            self._clock,
+            subscription.names,
+            settings,
+            decoder,
+            asks_before_release=callbacks.revoked is not None,
+            most_out=most_out,
+        )
+        self.table = self.steps.table
+        self._membership = self.steps.membership
+        self._log_watch = LogWatch(stores.log, self.table)
+        self._woken = False
+        self._closed = self._left = False
+        self._closing, self.one_user = threading.RLock(), OneUser()
+        self._log_outage = Outage(f"group {settings.group!r}, reading the log", self._clock)
+        self.background = Background(
+            stores.coord, self._clock, settings, self.steps, self._log_watch.wake
+        )
+        self.transactions = Transactions(shared, self.steps, self.background.wake)
+        try:
+            self._membership.join()
+        except BaseException:
+            # Its session would stay for as long as it lasts, and nobody renews it.
+            with suppress(PxrsError):
+                self._membership.leave()
+            raise
+        self.background.start()
+        self._dropped = weakref.finalize(self, self.background.abandon, self._log_watch.close)
+        self._dropped.atexit = False
+
+    @property
+    def name(self) -> str:
+        """The member's name in its group."""
+        return self._settings.member_name
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was closed, and is in no group any more."""
+        return self._left
+
+    # Messages
+
+    def take(self, most: int, timeout: float | None) -> list[InFlight]:
+        """Messages, at most so many; waits for the first up to `timeout`."""
+        try:
+            with self.one_user:
+                return self.next(most, timeout)
+        except BaseException as error:
+            self.steps.did_not_arrive(error)
+            raise
+
+    def next(self, most: int, timeout: float | None) -> list[InFlight]:
+        """`take`, by its one user, who tells the steps if an error keeps messages from arriving."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while True:
+            self._attend()
+            if flights := self.steps.hand_out(most, to_workers=self._hands_to_workers):
+                return flights
+            if self._look(deadline) is False:
+                return []
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell the caller before it takes more messages."""
+        return self.background.fatal is not None or self._closed or self.table.has_changes
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until there may be something to hand out; false when the time is over, or woken.
+
+        A store that does not answer may do so in time; if not, that is raised.
+        """
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        found: bool | None = None
+        while found is None:
+            self._attend()
+            # Once the lease is over nothing is handed out, until the background has joined anew.
+            found = (self.steps.alive and self.table.has_messages) or self._look(deadline)
+        return found
+
+    def _look(self, deadline: float | None) -> bool | None:
+        """Fetch, or wait for messages to come. True: there may be something to hand out. False:
+        the time is over, or the wait was ended by `wake`. None: look again."""
+        trouble = None
+        try:
+            if self._fetch():
+                return True
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            trouble = error
+        if self._woken:
+            self._woken = False
+            return False
+        left = _CAREFUL_WAIT if trouble is None else _RETRY_PAUSE
+        if deadline is not None:
+            left = min(left, deadline - self._clock.monotonic())
+            if left <= 0:
+                if trouble is not None:
+                    raise trouble
+                self._refuse_out_of_touch()
+                return False
+        if trouble is not None:
+            self._log_watch.wait_for_store(left)
+        else:
+            self._log_watch.wait(left)
+        return None
+
+    def _fetch(self) -> bool:
+        """Fill the buffers; true if there may be something to hand out."""
+        with self._log_outage.noticed():
+            self._log_watch.arm()
+            return self.steps.alive and self.steps.fetch(self.background.wake)
+
+    def _refuse_out_of_touch(self) -> None:
+        """Raise if nobody can tell whether there is anything for this member: "nothing" is a lie.
+
+        While it owns nothing, or may own nothing any more, the log is not asked, and so tells of no
+        trouble.
+        """
+        if not self.steps.alive:
+            self._coord.get(head_key(self._settings.group))
+        elif not self.table.partitions and (error := self.background.outage.error) is not None:
+            raise StoreUnavailable(f"the group's records can't be reached: {error}") from error
+
+    def _attend(self) -> None:
+        """Between messages: tell the caller what changed, and let go of what has to go."""
+        self.require_open()
+        if self.table.has_changes:
+            self._tell()
+        if self.background.fatal is not None:
+            raise self.background.fatal
+
+    def _tell(self) -> None:
+        try:
+            self._callbacks.tell(self.table, self.one_user)
+        except BaseException:
+            self.background.wake()
+            raise
+        try:
+            self._membership.release_what_is_finished()
+        except StoreError:
+            # Not the caller's trouble: the background tries again.
+            self.background.wake()
+
+    def came_back(self, owned: OwnedPartition) -> None:
+        """A worker thread has handled a message of the partition, or has given it up."""
+        if self.table.came_back(owned):
+            self._log_watch.wake()
+
+    def resume(self, parts: Iterable[TopicPartition]) -> None:
+        """Go on with these partitions."""
+        self.table.pause(parts, paused=False)
+        self._log_watch.wake()
+
+    def wake(self) -> None:
+        """End the wait for messages, or the next one, with nothing. From any thread."""
+        self._woken = True
+        self._log_watch.wake()
+
+    # Commits
+
+    def committing(self, message: Message | None) -> Callable[[], None]:
+        """How far a commit goes is decided here; calling the result makes it."""
+        self.require_open()
+        if message is None:
+            return partial(self._commit, partial(self.steps.commit_up_to, self.steps.extent()))
+        check_message(message)
+        return partial(self._commit, partial(self.steps.commit_message, message))
+
+    def _commit(self, commit: Callable[[], frozenset[TopicPartition]]) -> None:
+        self.require_open()
+        if lost := commit():
+            self.background.wake()
+            raise fenced(lost)
+
+    # Its state, and its end
+
+    def require_open(self) -> None:
+        """Raise if it was closed, in a forked child, and inside the block of its transaction."""
+        self._hold_session.origin.refuse_child()
+        if self._closed:
+            raise Closed("the consumer was closed")
+        # Nobody knows yet what was handled: its end would undo a seek, or a commit not be undone.
+        self.steps.owned_claims.refuse_inside_transaction()
+
+    def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
+        """See `Consumer.health`."""
+        if stuck_after is None:
+            stuck_after = self._settings.stuck_after
+        return judge(
+            self._facts(), self._clock.monotonic(), stuck_after=stuck_after, lag_limit=lag_limit
+        )
+
+    def _facts(self) -> Facts:
+        membership, fatal = self._membership, self.background.fatal
+        session = membership.session
+        lost_since = (self.background.outage.since, self._log_outage.since)
+        with self.table.lock:
+            partitions = [
+                owned for owned in self.table.partitions.values() if owned.state == "owned"
+            ]
+            return Facts(
+                generation=membership.generation,
+                owned=len(partitions),
+                meant=membership.meant,
+                waiting=sum(owned.lag for owned in partitions),
+                in_hand_since=self.steps.in_hand_since(),
+                asked_at=self.steps.asked_at,
+                store_lost_since=min(filter(None, lost_since), default=None),
+                fatal=None if fatal is None else f"{type(fatal).__name__}: {fatal}",
+                fenced=isinstance(fatal, Fenced),
+                closed=self._closed,
+                lease=None if session is None else session.remaining(),
+                missing=membership.missing,
+                unreadable=None if self.steps.trouble is None else str(self.steps.trouble),
+            )
+
+    def close(self) -> None:
+        """See `Consumer.close`."""
+        if self._hold_session.origin.is_parent:
+            return
+        self.steps.owned_claims.refuse_inside_transaction()
+        refuse_interrupted(self.steps.owned_claims.lock, self.table.lock)
+        with self._closing:
+            if self._left:
+                return
+            try:
+                if not self._closed:
+                    # A commit in the callback must not count the message that a loop has left.
+                    self.steps.leave_loop()
+                    self._callbacks.tell_the_end(self.table, alive=self.steps.alive)
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        self._closed = True
+        self._dropped.detach()
+        self.background.stop()
+        try:
+            with suppress(PxrsError):
+                self.background.commit_what_was_asked()
+            self._membership.leave()
+        finally:
+            self.background.close()
+            self._log_watch.close()
+            self._left = True
