@@ -91,8 +91,8 @@ class Away:
 @pytest.mark.parametrize("many", [False, True], ids=["send", "send_many"])
 def test_a_first_send(proxy: Proxy, px: Pxrs, monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
     with px.producer() as producer, ThreadPoolExecutor(1) as another:
-        away = Away(producer.buffers)
-        monkeypatch.setattr(producer.buffers, "find", away.find)
+        away = Away(producer._buffers)
+        monkeypatch.setattr(producer._buffers, "find", away.find)
         proxy.refuse()
         if many:
             sent = another.submit(lambda: producer.send_many("t", [(None, "x")]).result())
@@ -119,8 +119,8 @@ def test_closing_ends_the_wait_of_a_first_send(
     proxy: Proxy, px: Pxrs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with px.producer() as producer, ThreadPoolExecutor(1) as another:
-        away = Away(producer.buffers)
-        monkeypatch.setattr(producer.buffers, "find", away.find)
+        away = Away(producer._buffers)
+        monkeypatch.setattr(producer._buffers, "find", away.find)
         proxy.refuse()
         sent = another.submit(lambda: producer.send("t", "x"))
         assert away.noticed.wait(PATIENCE)

@@ -214,7 +214,7 @@ def test_a_failed_round_is_tried_again_whatever_the_linger(faulty: Pxrs, log: Fa
     log.before = hook
     producer = faulty.producer(linger=600, buffer_bytes=2**20)
     send_numbers(producer, range(3))
-    producer._due.set()
+    producer._committer.due.set()
     assert done.wait(PATIENCE)
     producer.close()
 

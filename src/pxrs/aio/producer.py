@@ -26,7 +26,7 @@ class Producer:
 
     def __init__(self, producer: blocking.Producer, threads: Threads) -> None:
         self._blocking = producer
-        self._buffers = producer.buffers
+        self._buffers = producer._buffers
         self._threads = threads
 
     # Written out: to gather arguments and spread them again would take a fifth of its time.
@@ -60,7 +60,7 @@ class Producer:
         sent = blocking_sent.SentMany([], [])
         await self._prepare(topic)
         with blocking_sent.counted(sent):
-            for _ in self._blocking.sending(topic, messages, sent):
+            for _ in self._blocking._sending(topic, messages, sent):
                 if not self._buffers.ready(topic):
                     await self._prepare(topic)
         return SentMany(sent)
@@ -105,7 +105,7 @@ class Producer:
                 return await self._threads.call(partial(self._buffers.find, topic))
             except StoreError as error:
                 await asyncio.sleep(patience.pause(error))
-            self._blocking.refuse_closed()
+            self._blocking._refuse_closed()
 
     async def _room(self) -> None:
         outbox = self._buffers.outbox

@@ -221,7 +221,7 @@ class Sender:
 
     def _send_pairs(self, pairs: list[Pair]) -> None:
         if self.partition is None and not self.headers:
-            self._tally.add(self.producer.send_many(self.topic, pairs).batches)
+            self._tally.add(self.producer.send_many(self.topic, pairs)._batches)
             self._sent += len(pairs)
             return
         for key, value in pairs:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from random import Random
 
 from pxrs.clock import Clock
@@ -111,7 +111,6 @@ class Outbox:
 
     def __init__(
         self,
-        driver: Driver,
         clock: Clock,
         *,
         batch_bytes: int,
@@ -119,7 +118,6 @@ class Outbox:
         compression: int,
         max_block: float,
     ) -> None:
-        self._driver = driver
         self._clock = clock
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
@@ -165,18 +163,22 @@ class Outbox:
         found = dict.fromkeys(self._from_box_to_waiting())
         return [pending for pending in found if not pending.settled]
 
-    def _from_box_to_waiting(self) -> Iterator[PendingBatch]:
+    def _from_box_to_waiting(self) -> list[PendingBatch]:
+        """All batches, in the order in which they move: some twice, none is missed."""
+        found: list[PendingBatch] = []
         for buffer in self._buffers:
-            yield from buffer.box.batches()
+            found += buffer.box.batches()
             if (taking := buffer.taking) is not None:
-                yield from taking.batches()
-        yield from self._waiting
+                found += taking.batches()
+        return found + self._waiting
 
-    def open_batch(self, buffer: ThreadBuffer, box: Box, partition: int) -> PendingBatch:
+    def open_batch(
+        self, buffer: ThreadBuffer, box: Box, partition: int, driver: Driver
+    ) -> PendingBatch:
         """A new batch for the partition; the one before, if any, is full. By a busy owner."""
         now = self._clock.monotonic()
         builder = new_builder(self._batch_bytes, self._compression)
-        pending = PendingBatch(buffer.topic, partition, builder, self._driver, now)
+        pending = PendingBatch(buffer.topic, partition, builder, driver, now)
         before = box.open[partition]
         box.open[partition] = pending
         if before is not None:

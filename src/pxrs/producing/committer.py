@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, TypeGuard
 
 from pxrs.clock import Clock
@@ -26,6 +27,7 @@ from pxrs.codec.batches import renumbered, seal
 from pxrs.core.retry import Backoff
 from pxrs.core.sequences import SEQUENCES
 from pxrs.errors import (
+    Closed,
     ConfigError,
     DeliveryFailed,
     InsideTransaction,
@@ -36,10 +38,12 @@ from pxrs.errors import (
     SequenceGap,
     TopicNotFound,
 )
+from pxrs.forks import Origin
 from pxrs.producing.buffer import Outbox
 from pxrs.producing.handles import PendingBatch, Undelivered
 from pxrs.stores.api import LogStore
-from pxrs.types import Append, Appended, Batch, LogPartition
+from pxrs.topics import Topics
+from pxrs.types import Append, Appended, Batch, LogPartition, Topic
 
 _LAST_EPOCH = 2**15 - 1
 _SHORTEST_WAIT = 0.001
@@ -48,6 +52,9 @@ _LOOK_EVERY = 0.01
 # What a log says of the batch itself. It was not appended, and the error says why.
 _OUT_OF_SEQUENCE = (ProducerFenced, SequenceGap)
 _REFUSALS = (InvalidRequest, *_OUT_OF_SEQUENCE)
+
+# How often a topic that grows is looked at for messages that it need not keep, in seconds.
+_RETAIN_EVERY = 10.0
 
 _NOWHERE: frozenset[LogPartition] = frozenset()
 _Result = Appended | Exception
@@ -60,8 +67,34 @@ class _Pause(NamedTuple):
     until: float
 
 
+class Retention:
+    """Drops what topics that have grown need not keep, now and then."""
+
+    def __init__(self, topics: Topics, clock: Clock) -> None:
+        self._topics = topics
+        self._clock = clock
+        self._grown: set[Topic] = set()
+        self._retained: dict[str, float] = {}
+
+    def note(self, topic: Topic) -> None:
+        """The topic has grown."""
+        if topic.retention_ms is not None or topic.retention_bytes is not None:
+            self._grown.add(topic)
+
+    def keep_up(self) -> None:
+        """Now and then, drop what the topics that have grown no longer keep."""
+        now = self._clock.monotonic()
+        for topic in list(self._grown):
+            if now - self._retained.get(topic.id, -_RETAIN_EVERY) >= _RETAIN_EVERY:
+                self._retained[topic.id] = now
+                self._grown.discard(topic)
+                # Retention is housekeeping: what fails now, however, is done the next time.
+                with suppress(Exception):
+                    self._topics._retain(topic)
+
+
 class Committer:
-    """Commits what the outbox holds, for whichever thread asks."""
+    """Commits what the outbox holds, for whichever thread asks. See `handles.Driver`."""
 
     def __init__(
         self,
@@ -69,16 +102,22 @@ class Committer:
         outbox: Outbox,
         undelivered: Undelivered,
         clock: Clock,
+        retention: Retention,
+        origin: Origin,
         *,
         delivery_timeout: float,
-        before_settling: Callable[[PendingBatch, PxrsError | None], None],
     ) -> None:
         self._log = log
         self._outbox = outbox
         self._undelivered = undelivered
         self._clock = clock
         self.delivery_timeout = delivery_timeout
-        self._before_settling = before_settling
+        self._retention = retention
+        self._origin = origin
+        # Set when what waits shall be committed now.
+        self.due = threading.Event()
+        # Whether the background thread was ended by an error.
+        self.broken = False
         self._lock = threading.RLock()
         self._owner: int | None = None
         self._backoff = Backoff(first=0.01, longest=1.0)
@@ -96,18 +135,42 @@ class Committer:
         # True while a commit runs: senders then give up the interpreter now and then.
         self.busy = False
 
-    def drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
+    def deliver(self, pending: PendingBatch, timeout: float | None) -> None:
+        """Commit, in the calling thread, until this batch is settled."""
+        if not self._drive(lambda: pending.settled, timeout):
+            raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Commit, in the calling thread, until everything put so far is settled."""
+        now = self._clock.monotonic()
+        if not self._drive(lambda: not self._outbox.holds(now), timeout):
+            raise TimeoutError(f"not everything was appended within {timeout:g} s")
+
+    def hurry(self) -> None:
+        """Have the background thread commit now, without waiting for company."""
+        self.refuse_broken()
+        if not self.due.is_set():
+            self.due.set()
+
+    def refuse_broken(self) -> None:
+        """Raise if the background thread is not there: nobody would commit what is put."""
+        self._origin.refuse_child()
+        if self.broken:
+            raise Closed("the producer's thread was ended by an error; flush it and make another")
+
+    def _drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
         """Commit until `done()`; false if that takes longer than the timeout.
 
         Time is looked at between commits: one that has begun is not left.
         """
+        self._origin.refuse_child()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while not done():
             left = None if deadline is None else deadline - self._clock.monotonic()
             if left is not None and left <= 0:
                 return False
             self.run(left, unless=done)
-            if not done() and (pause := self._pause_left()):
+            if (pause := self._pause_left()) and not done():
                 # Without the lock: others have something to commit meanwhile.
                 time.sleep(pause if left is None else min(pause, left))
         return True
@@ -139,14 +202,14 @@ class Committer:
             except RuntimeError:
                 pass
 
-    def run_due(self, due: threading.Event, linger: float) -> bool:
-        """Commit what has waited long enough, or all if it is `due`; false if there is nothing."""
+    def run_due(self, linger: float) -> bool:
+        """Commit what has waited long enough, or all if it is due; false if there is nothing."""
         # What did not fit into a commit has waited already.
         wait = linger or _SHORTEST_WAIT
         if self._outbox.waiting:
             wait = min(self._pause_left(), max(wait, _LOOK_EVERY))
-        urgent = due.wait(wait)
-        due.clear()
+        urgent = self.due.wait(wait)
+        self.due.clear()
         oldest = self._outbox.oldest
         if urgent:
             self.run()
@@ -346,7 +409,11 @@ class Committer:
             base, error = -1, _named(result, pending)
             # First: whoever sees it settled looks there.
             self._undelivered.note(pending, error)
-        self._before_settling(pending, error)
+        # Before anybody is told, so that who sends again then finds the topic gone or anew.
+        if isinstance(error, TopicNotFound):
+            self._outbox.mark_stale(pending.topic)
+        else:
+            self._retention.note(pending.topic)
         pending.settle(base, error)
 
     def _raise_epoch(self, where: LogPartition) -> None:

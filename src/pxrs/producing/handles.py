@@ -22,7 +22,7 @@ from pxrs.types import Batch, LogPartition, Position, Topic
 
 
 class Driver(Protocol):
-    """Whoever can get a batch delivered."""
+    """Gets batches delivered: the committer."""
 
     def deliver(self, pending: PendingBatch, timeout: float | None) -> None:
         """Return when the batch is settled; `TimeoutError` if that takes too long."""
@@ -162,22 +162,22 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 class SentMany(Sequence[Sent]):
     """The handles of a `send_many`, in the order of its messages."""
 
-    __slots__ = ("batches", "indexes")
+    __slots__ = ("_batches", "_indexes")
 
     def __init__(self, batches: list[PendingBatch], indexes: list[int]) -> None:
-        self.batches = batches
-        self.indexes = indexes
+        self._batches = batches
+        self._indexes = indexes
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._batches)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return SentMany(self.batches[at], self.indexes[at])
-        return Sent(self.batches[at], self.indexes[at])
+            return SentMany(self._batches[at], self._indexes[at])
+        return Sent(self._batches[at], self._indexes[at])
 
     def __iter__(self) -> Iterator[Sent]:
-        return map(Sent, self.batches, self.indexes)
+        return map(Sent, self._batches, self._indexes)
 
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable, `timeout` seconds in all; where each was written."""
@@ -190,7 +190,7 @@ class SentMany(Sequence[Sent]):
     @contextmanager
     def _waited_for(self) -> Iterator[None]:
         """Somebody waits for all of them; the first failure tells of the others that are known."""
-        batches = dict.fromkeys(self.batches)
+        batches = dict.fromkeys(self._batches)
         for pending in batches:
             pending.waiters.append(None)
         try:

@@ -12,7 +12,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from time import monotonic, sleep, time, time_ns
 from types import TracebackType
 from typing import Any
@@ -23,9 +22,7 @@ from pxrs.config import ProducerSettings
 from pxrs.errors import (
     Closed,
     InvalidRequest,
-    PxrsError,
     StoreError,
-    TopicNotFound,
 )
 from pxrs.forks import Origin
 from pxrs.producing.buffer import (
@@ -36,7 +33,7 @@ from pxrs.producing.buffer import (
     ThreadBuffer,
     ThreadBuffers,
 )
-from pxrs.producing.committer import Committer
+from pxrs.producing.committer import Committer, Retention
 from pxrs.producing.handles import (
     LOG,
     PendingBatch,
@@ -81,7 +78,6 @@ class Producer:
         self._most_weight = settings.max_message_bytes + RECORD_BYTES
         self._checks = Checks(settings.max_message_bytes, key_serde, value_serde)
         self._outbox = Outbox(
-            self,
             clock,
             batch_bytes=settings.batch_bytes,
             buffer_bytes=settings.buffer_bytes,
@@ -89,28 +85,27 @@ class Producer:
             max_block=settings.max_block,
         )
         self._undelivered = Undelivered()
+        self._retention = Retention(topics, clock)
+        self._origin = Origin("producer")
+        self._origin.on_fork(self._abandon)
         self._committer = Committer(
             log,
             self._outbox,
             self._undelivered,
             clock,
+            self._retention,
+            self._origin,
             delivery_timeout=settings.delivery_timeout,
-            before_settling=self._learn,
         )
-        self.buffers = ThreadBuffers(topics, self._outbox, clock, settings.delivery_timeout)
-        self._local = self.buffers.local
+        self._buffers = ThreadBuffers(topics, self._outbox, clock, settings.delivery_timeout)
+        self._local = self._buffers.local
         self._commit_at = min(settings.buffer_bytes // 2, 2 * 2**20)
         self._closed = False
         self._stopped = False
-        self._origin = Origin("producer")
-        self._origin.on_fork(self._abandon)
-        self._broken = False
         self._closing = threading.RLock()
         self._awake = False
         self._wake = threading.Event()
-        self._due = threading.Event()
         self._yield_at = 0.0
-        self._retention = Retention(topics, clock)
         self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
         self._thread.start()
         _open.add(self)
@@ -145,13 +140,13 @@ class Producer:
                 key = plain(key, "key")
         if type(value) is not bytes or type(key) is not bytes or self._serdes:
             key, value = self._checks.encode(key, value)
-        loose = False
+        keyless = False
         if partition is not None:
             check_partition(buffer.topic, partition)
         elif key is not None:
             partition = buffer.hash(key) % buffer.partitions
         else:
-            partition, loose = buffer.sticky, True
+            partition, keyless = buffer.sticky, True
         if timestamp is None:
             now = time()
             if not buffer.this_ms <= now < buffer.next_ms:
@@ -169,14 +164,14 @@ class Producer:
         box = buffer.box
         try:
             if self._closed:
-                self.refuse_closed()
+                self._refuse_closed()
             pending = box.open[partition]
             if (
                 pending is None
                 or pending.append(pending.count, timestamp, key, value, headers) is None
             ):
                 record = (timestamp, key, value, headers)
-                pending = self._open_and_append(buffer, box, partition, loose, record)
+                pending = self._open_and_append(buffer, box, partition, keyless, record)
             index = pending.count
             pending.count = index + 1
             pending.weight += size
@@ -197,15 +192,15 @@ class Producer:
         """
         sent = SentMany([], [])
         with counted(sent):
-            for _ in self.sending(topic, messages, sent):
+            for _ in self._sending(topic, messages, sent):
                 pass
         return sent
 
-    def sending(
+    def _sending(
         self, topic: str, messages: Iterable[tuple[Any, Any]], sent: SentMany
     ) -> Iterator[None]:
         """`send_many` in steps, adding to `sent`: between them others can have their turn."""
-        self.refuse_closed()
+        self._refuse_closed()
         self._buffer(topic)
         for chunk in chunks(messages):
             ready = self._checks.ready(chunk)
@@ -222,14 +217,14 @@ class Producer:
     ) -> None:
         """Add the first of the pairs: as many as a busy owner may."""
         hash_key, partitions, headers = buffer.hash, buffer.partitions, NO_HEADERS
-        add_batch, add_index = sent.batches.append, sent.indexes.append
+        add_batch, add_index = sent._batches.append, sent._indexes.append
         timestamp = time_ns() // 1_000_000
         added = 0
         buffer.busy = True
         box = buffer.box
         try:
             if self._closed:
-                self.refuse_closed()
+                self._refuse_closed()
             places = box.open
             for key, value in pairs:
                 partition = buffer.sticky if key is None else hash_key(key) % partitions
@@ -262,28 +257,9 @@ class Producer:
         Raises `DeliveryFailed` for messages that were not delivered, whoever sent them, if nobody
         was told: by a `Sent`, a callback or another flush. `OutcomeUnknown` if some may be there.
         """
-        self._settle_all(timeout)
+        self._committer.drain(timeout)
         if (error := self._undelivered.error()) is not None:
             raise error
-
-    def _settle_all(self, timeout: float | None = None) -> None:
-        self._origin.refuse_child()
-        now = self._clock.monotonic()
-        if not self._committer.drive(lambda: not self._outbox.holds(now), timeout):
-            raise TimeoutError(f"not everything was appended within {timeout:g} s")
-
-    def deliver(self, pending: PendingBatch, timeout: float | None) -> None:
-        """See `pxrs.producing.handles.Driver`. The calling thread becomes the committer."""
-        self._origin.refuse_child()
-        if not self._committer.drive(lambda: pending.settled, timeout):
-            raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried")
-
-    def hurry(self) -> None:
-        """See `pxrs.producing.handles.Driver`. The background thread does not wait for company."""
-        if self._broken or self._origin.is_parent:
-            self.refuse_closed()
-        if not self._due.is_set():
-            self._due.set()
 
     def close(self) -> None:
         """Flush and stop. Sending afterwards raises `Closed`.
@@ -312,9 +288,9 @@ class Producer:
             if self._stopped:
                 return
             self._outbox.await_senders()
-            self._settle_all()
+            self._committer.drain()
             self._stopped = True
-            self._due.set()
+            self._committer.due.set()
             self._wake.set()
             self._thread.join()
 
@@ -332,62 +308,60 @@ class Producer:
     # Filling
 
     def _buffer(self, topic: str) -> ThreadBuffer:
-        buffer = self.buffers.get(topic)
+        buffer = self._buffers.get(topic)
         if buffer is None:
-            self.refuse_closed()
-            buffer = self.buffers.use(self._find(topic))
+            self._refuse_closed()
+            buffer = self._buffers.use(self._find(topic))
         return buffer
 
     def _find(self, topic: str) -> Topic:
         """Look a topic up. A store that is away is waited for, as it is by messages under way."""
-        patience = self.buffers.patience(topic)
+        patience = self._buffers.patience(topic)
         while True:
             try:
-                return self.buffers.find(topic)
+                return self._buffers.find(topic)
             except StoreError as error:
                 sleep(patience.pause(error))
-            self.refuse_closed()
+            self._refuse_closed()
 
     def _attend(self, buffer: ThreadBuffer) -> ThreadBuffer:
         """Every few hundred messages: look at the shared buffer, and let the committer run."""
-        self.refuse_closed()
+        self._refuse_closed()
         while buffer.busy:
             # A signal handler or destructor sends while this very thread is inside `send`: what
             # it sends is in order by itself, not with what it interrupted.
             if buffer.spare is None:
-                buffer.spare = self.buffers.extra(buffer.topic)
+                buffer.spare = self._buffers.extra(buffer.topic)
             buffer = buffer.spare
         self._outbox.report(buffer)
-        if self._outbox.held >= self._commit_at and not self._due.is_set():
-            self._due.set()
+        if self._outbox.held >= self._commit_at:
+            self._committer.hurry()
         if self._committer.busy and self._clock.monotonic() >= self._yield_at:
             sleep(_YIELD)
             self._yield_at = self._clock.monotonic() + _YIELD_EVERY
         return buffer
 
     def _open_and_append(
-        self, buffer: ThreadBuffer, box: Box, partition: int, loose: bool, record: _Record
+        self, buffer: ThreadBuffer, box: Box, partition: int, keyless: bool, record: _Record
     ) -> PendingBatch:
         """Append where there is no batch, or a full one. Messages without a key move on."""
         if buffer.stale:
-            self.buffers.renew(buffer, self.buffers.find(buffer.topic.name))
-        if loose:
+            self._buffers.renew(buffer, self._buffers.find(buffer.topic.name))
+        if keyless:
             partition = buffer.sticky = (buffer.sticky + 1) % buffer.partitions
             pending = box.open[partition]
             if pending is not None and pending.append(pending.count, *record) is not None:
                 return pending
-        pending = self._outbox.open_batch(buffer, box, partition)
+        pending = self._outbox.open_batch(buffer, box, partition, self._committer)
         if not self._awake:
             self._awake = True
             self._wake.set()
         pending.append(0, *record)
         return pending
 
-    def refuse_closed(self) -> None:
+    def _refuse_closed(self) -> None:
         """Raise if nothing can be sent any more."""
-        self._origin.refuse_child()
-        if self._broken:
-            raise Closed("the producer's thread was ended by an error; flush it and make another")
+        self._committer.refuse_broken()
         if self._closed:
             raise Closed("the producer was closed")
 
@@ -397,9 +371,9 @@ class Producer:
 
     def _leftovers(self) -> list[PendingBatch]:
         """At exit: what is on its way. The background thread does not wait for company."""
-        if self._origin.is_parent or self._stopped or self._broken:
+        if self._origin.is_parent or self._stopped or self._committer.broken:
             return []
-        self._due.set()
+        self._committer.due.set()
         return self._outbox.unsettled()
 
     # The background thread
@@ -409,7 +383,7 @@ class Producer:
             self._commit_until_stopped()
         except BaseException:
             # Nobody would commit any more, so nobody may send any more.
-            self._broken = self._closed = True
+            self._committer.broken = self._closed = True
             raise
 
     def _commit_until_stopped(self) -> None:
@@ -418,49 +392,13 @@ class Producer:
             self._wake.clear()
             looks = 0
             while looks < _LOOKS and not self._stopped:
-                busy = self._committer.run_due(self._due, self._settings.linger)
+                busy = self._committer.run_due(self._settings.linger)
                 looks = 0 if busy else looks + 1
                 self._retention.keep_up()
             # Whoever opens a batch does so before it looks at this: one of us sees the other.
             self._awake = False
             if self._outbox.holds(math.inf):
                 self._wake.set()
-
-    def _learn(self, pending: PendingBatch, error: PxrsError | None) -> None:
-        """Before anybody is told, so that who sends again then finds the topic gone or anew."""
-        if isinstance(error, TopicNotFound):
-            self._outbox.mark_stale(pending.topic)
-        else:
-            self._retention.note(pending.topic)
-
-
-_EVERY = 10.0
-
-
-class Retention:
-    """Which topics have grown, and when each was last looked at."""
-
-    def __init__(self, topics: Topics, clock: Clock) -> None:
-        self._topics = topics
-        self._clock = clock
-        self._grown: set[Topic] = set()
-        self._retained: dict[str, float] = {}
-
-    def note(self, topic: Topic) -> None:
-        """The topic has grown."""
-        if topic.retention_ms is not None or topic.retention_bytes is not None:
-            self._grown.add(topic)
-
-    def keep_up(self) -> None:
-        """Now and then, drop what the topics that have grown no longer keep."""
-        now = self._clock.monotonic()
-        for topic in list(self._grown):
-            if now - self._retained.get(topic.id, -_EVERY) >= _EVERY:
-                self._retained[topic.id] = now
-                self._grown.discard(topic)
-                # Retention is housekeeping: what fails now, however, is done the next time.
-                with suppress(Exception):
-                    self._topics._retain(topic)
 
 
 # At a normal end the threads of open producers still run: they are told to hurry, and the thread

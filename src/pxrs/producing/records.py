@@ -153,7 +153,7 @@ class Outgoing:
         self._checks = Checks(_MOST_BYTES, key_serde, value_serde)
         self._known: dict[str, Topic] = {}
         self._records: defaultdict[LogPartition, list[_Record]] = defaultdict(list)
-        self._loose = 0
+        self._keyless = 0
 
     def send(
         self,
@@ -183,5 +183,5 @@ class Outgoing:
     def _route(self, topic: Topic, key: bytes | None) -> int:
         if key is not None:
             return hasher(topic.partitioner, topic.partitions)(key) % topic.partitions
-        self._loose += 1
-        return self._loose % topic.partitions
+        self._keyless += 1
+        return self._keyless % topic.partitions
