@@ -230,8 +230,8 @@ class Consumer:
         """Two who ask for messages would each count as handled what the other works on."""
         if self._in_use:
             raise InvalidRequest(
-                "somebody awaits messages of this consumer already: another task, or the call "
-                "that called this callback; a consumer is for one task"
+                "this consumer is already polling (in another task, or in the call that invoked "
+                "this callback); use one consumer per task"
             )
 
     async def _next(self, most: int, timeout: float | None) -> list[InFlight]:

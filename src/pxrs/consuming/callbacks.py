@@ -1,15 +1,41 @@
-"""What a consumer's caller wants to hear of its partitions."""
+"""A consumer's one user: who may ask for messages, and what it hears of its partitions."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
-from pxrs.consuming.one_user import OneUser
 from pxrs.consuming.partition_table import Change, PartitionTable
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InsideTransaction, InvalidRequest
 from pxrs.types import TopicPartition
 
 Parts = set[TopicPartition]
+
+
+class OneUser:
+    """Two who ask a consumer for messages would each count as handled what the other works on.
+
+    A block is noted by its thread, not locked: an interrupt may come before or after any line of
+    this, and the thread that was interrupted has to be able to go on.
+    """
+
+    def __init__(self) -> None:
+        self._user: int | None = None
+        # Whether a callback runs, from which nobody may ask for messages.
+        self.in_callback = False
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._user not in (None, me) or self.in_callback:
+            raise InvalidRequest(
+                "this consumer is already polling (in another thread, or in the call that invoked "
+                "this callback); use one consumer per thread"
+            )
+        self._user = me
+
+    def __exit__(self, *_: object) -> None:
+        self._user = None
 
 
 class Callbacks:
@@ -65,3 +91,15 @@ class Callbacks:
             self.revoked(parts)
         elif change.kind == "lost" and self.lost:
             self.lost(parts)
+
+
+def refuse_interrupted(*locks: Any) -> None:
+    """Raise in a signal handler that has interrupted its own thread inside of these locks.
+
+    Whoever would be waited for there may wait for them, and they are freed after the handler.
+    """
+    if any(lock._is_owned() for lock in locks):
+        raise InsideTransaction(
+            "a signal handler can't close the consumer whose call it has interrupted; let it set "
+            "a flag, or call consumer.wake(), and close afterwards"
+        )

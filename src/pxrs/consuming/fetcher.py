@@ -138,13 +138,15 @@ class Fetcher:
         self, owned: OwnedPartition, hungry: int, ends: dict[str, Mapping[int, Bounds]]
     ) -> bool:
         """Whether it is worth a fetch. One that has not started does."""
-        if owned.started and hungry * _ASK_TOGETHER <= owned.siblings:
+        started = owned.started
+        if started and hungry * _ASK_TOGETHER <= owned.siblings:
             return True
         bounds = self._bounds(owned, ends)
-        if not owned.started:
+        if not started:
             self._start(owned, *bounds)
+            started = owned.started
         owned.end = bounds.end
-        return owned.started and owned.end > owned.position
+        return started and owned.end > owned.position
 
     def _bounds(self, owned: OwnedPartition, known: dict[str, Mapping[int, Bounds]]) -> Bounds:
         topic_id = owned.where.topic_id

@@ -69,7 +69,7 @@ class InFlight:
     @property
     def is_uncommitted(self) -> bool:
         """Whether what was handled of its partition has yet to be committed."""
-        return self.progress is not self.owned.progress or self.owned.has_moved
+        return self.progress is not self.owned.progress or self.owned.moved() is not None
 
 
 def line_up(flights: list[InFlight], lock: threading.RLock) -> None:
@@ -156,7 +156,7 @@ class Uncommitted:
 
     def settle(self, extent: Extent, gone: set[OwnedPartition]) -> None:
         """So much was committed, or was lost and is told. A loop may have gone on meanwhile."""
-        done = {owned for owned in extent.partitions if owned in gone or not owned.has_moved}
+        done = {owned for owned in extent.partitions if owned in gone or owned.moved() is None}
         self._partitions = {
             part: owned for part, owned in self._partitions.items() if owned not in done
         }

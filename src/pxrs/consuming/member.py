@@ -16,11 +16,10 @@ from functools import partial
 from pxrs.arguments import check_message
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.background import Background, LogWatch
-from pxrs.consuming.callbacks import Callbacks
+from pxrs.consuming.callbacks import Callbacks, OneUser, refuse_interrupted
 from pxrs.consuming.health import Facts, Health, Outage, judge
 from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member_steps import MemberSteps
-from pxrs.consuming.one_user import OneUser, refuse_interrupted
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.subscription import Subscription
 from pxrs.consuming.transactions import Transactions

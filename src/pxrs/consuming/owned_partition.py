@@ -187,8 +187,9 @@ class OwnedPartition:
             return None
         return Mark(self.progress.checkpoint, self.progress.runs)
 
-    @property
-    def has_moved(self) -> bool:
-        """Whether more was handled than is committed."""
+    def moved(self) -> Mark | None:
+        """How far it was handled, if that is further than what is committed."""
         mark = self.mark()
-        return mark is not None and (mark.checkpoint, mark.done) != (self.checkpoint, self.done)
+        if mark is None or (mark.checkpoint, mark.done) == (self.checkpoint, self.done):
+            return None
+        return mark

@@ -236,7 +236,7 @@ class PartitionTable:
             return {
                 part: mark
                 for part, owned in self.partitions.items()
-                if owned.has_moved and (mark := owned.mark()) is not None
+                if (mark := owned.moved()) is not None
             }
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
@@ -300,8 +300,9 @@ class PartitionTable:
                     most -= len(messages)
                     owned.out += len(messages)
                     out.append(InFlight(owned, messages))
-            served = {id(flight.owned) for flight in out}
-            self._order.sort(key=lambda owned: id(owned) in served)
+            if out:
+                served = {id(flight.owned) for flight in out}
+                self._order.sort(key=lambda owned: id(owned) in served)
         return out
 
     def came_back(self, owned: OwnedPartition) -> bool:

@@ -377,13 +377,14 @@ class OwnedClaims:
         tries is applied, and the record tells by its write id whether that one was ours. Once
         a try had no answer, the failure of a later one does not make that certain again.
         """
-        unknown: OutcomeUnknown | None = None
+        checks = (*guard, *(step.check for step in steps))
+        writes = (*(step.put for step in steps), *also)
+        coord, unknown = self._coord, None
         for left in reversed(range(_TRIES)):
             try:
-                return self._commit(
-                    (*guard, *(step.check for step in steps)),
-                    (*(step.put for step in steps), *also),
-                )
+                if self.beside == threading.get_ident() and isinstance(coord, GivesWay):
+                    return coord.commit_unless(checks, writes, lambda: self.wanted)
+                return coord.commit(checks, writes)
             except OutcomeUnknown as error:
                 unknown = error
             except StoreUnavailable:
@@ -395,12 +396,6 @@ class OwnedClaims:
                 raise unknown from error
         assert unknown is not None
         raise unknown
-
-    def _commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
-        coord = self._coord
-        if self.beside == threading.get_ident() and isinstance(coord, GivesWay):
-            return coord.commit_unless(checks, writes, lambda: self.wanted)
-        return coord.commit(checks, writes)
 
     def _doubt(self, unknown: Sequence[Step], written: Sequence[OwnedClaim]) -> None:
         """A commit had no answer, after others of the same change had been done."""

@@ -151,11 +151,10 @@ class Outbox:
         """Whether something was taken from the buffers and is not settled."""
         return any(not pending.settled for pending in self._waiting)
 
-    def holds(self, before: float) -> bool:
-        """Whether anything put up to then is not settled."""
-        return any(
-            pending.born <= before and not pending.settled
-            for pending in self._from_box_to_waiting()
+    def is_settled(self, before: float) -> bool:
+        """Whether everything put up to then is settled."""
+        return all(
+            pending.settled or pending.born > before for pending in self._from_box_to_waiting()
         )
 
     def unsettled(self) -> list[PendingBatch]:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeGuard
 
 from pxrs.clock import Clock
@@ -143,7 +144,7 @@ class Committer:
     def drain(self, timeout: float | None = None) -> None:
         """Commit, in the calling thread, until everything put so far is settled."""
         now = self._clock.monotonic()
-        if not self._drive(lambda: not self._outbox.holds(now), timeout):
+        if not self._drive(partial(self._outbox.is_settled, now), timeout):
             raise TimeoutError(f"not everything was appended within {timeout:g} s")
 
     def hurry(self) -> None:
@@ -217,7 +218,7 @@ class Committer:
             # It may be another thread's round: what came after it still has time.
             self.run(unless=lambda: not self._outbox.waiting)
         elif oldest is None:
-            return self._outbox.holds(math.inf)
+            return not self._outbox.is_settled(math.inf)
         elif self._clock.monotonic() - oldest >= linger:
             self.run()
         return True

@@ -397,7 +397,7 @@ class Producer:
                 self._retention.keep_up()
             # Whoever opens a batch does so before it looks at this: one of us sees the other.
             self._awake = False
-            if self._outbox.holds(math.inf):
+            if not self._outbox.is_settled(math.inf):
                 self._wake.set()
 
 
