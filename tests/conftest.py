@@ -7,6 +7,7 @@ import signal
 from collections import Counter, defaultdict
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["support.engine_fixtures", "support.store_fixtures"]
 
@@ -35,6 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="memory and SQLite only: no servers, nothing long"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        settings.register_profile("fast", max_examples=25)
+        settings.load_profile("fast")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,10 @@ def store(folder: Path) -> str:
 
 
 async def emptied(px: aio.Pxrs, queue: str) -> pxrs.QueueInfo:
-    """Look until there is nothing to handle any more."""
-    while (info := await px.queues.describe(queue)).depth:
-        pass
+    """Look again whenever the queue changes, until there is nothing to handle any more."""
+    with closing(px._blocking.stores.queues.watch(queue)) as watch:
+        while (info := await px.queues.describe(queue)).depth:
+            assert await asyncio.to_thread(watch.wait, PATIENCE), "nothing happens any more"
     return info
 
 

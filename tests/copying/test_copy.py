@@ -17,7 +17,7 @@ from support.child import Child
 from support.copying import copied, copy_and_die
 from support.filled import BATCHES, GROUP, PARTITIONS, append, consume, fill, send
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 ALL = PARTITIONS * BATCHES
 

@@ -24,6 +24,8 @@ from pxrs.stores.open import open_stores
 from pxrs.types import Committed, Put, Versioned
 from support.stepping import Group
 
+pytestmark = pytest.mark.long
+
 MEMBERS, PARTITIONS = 200, 10_000
 # What a request may carry as a whole: ZooKeeper's default, below etcd's 1.5 MB.
 MOST = 1_000_000

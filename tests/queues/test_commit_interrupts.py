@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import pxrs
@@ -128,6 +129,13 @@ def on_postgres(postgres_url: str) -> Iterator[Pxrs]:
         yield px
 
 
+@pytest.fixture
+def beside(on_postgres: Pxrs, postgres_url: str) -> Iterator[psycopg.Connection]:
+    """One connection for all looks: to make one takes longer than the work that is looked at."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        yield connection
+
+
 @pytest.mark.engine("sqlite")
 @pytest.mark.parametrize("files", [ROOMS, ON_SQLITE], ids=["rooms", "store"])
 @pytest.mark.parametrize("work", WORKS)
@@ -151,26 +159,29 @@ def test_an_interrupted_commit_leaves_sqlites_writer_to_others(
 @pytest.mark.parametrize("files", [ROOMS, ON_POSTGRES], ids=["rooms", "store"])
 @pytest.mark.parametrize("work", WORKS)
 def test_an_interrupted_transaction_leaves_no_connection_in_it(
-    on_postgres: Pxrs, postgres_url: str, work: Callable[[Pxrs], None], files: re.Pattern[str]
+    on_postgres: Pxrs,
+    beside: psycopg.Connection,
+    work: Callable[[Pxrs], None],
+    files: re.Pattern[str],
 ) -> None:
     for point in each_point(on_postgres, files, work):
-        assert_all_is_back(on_postgres, postgres_url, point)
+        assert_all_is_back(on_postgres, beside, point)
 
 
 @pytest.mark.engine("postgres")
 @pytest.mark.parametrize("files", [ROOMS, ON_POSTGRES], ids=["rooms", "store"])
 def test_an_interrupted_commit_leaves_no_connection_in_its_transaction(
-    on_postgres: Pxrs, postgres_url: str, files: re.Pattern[str]
+    on_postgres: Pxrs, beside: psycopg.Connection, files: re.Pattern[str]
 ) -> None:
     for point in each_commit(on_postgres, files):
-        assert_all_is_back(on_postgres, postgres_url, point)
+        assert_all_is_back(on_postgres, beside, point)
 
 
-def assert_all_is_back(px: Pxrs, url: str, point: int) -> None:
+def assert_all_is_back(px: Pxrs, beside: psycopg.Connection, point: int) -> None:
     assert isinstance(px.stores, PostgresStores)
     database = px.stores.database
     deadline = time.monotonic() + PATIENCE
-    while found := query(url, OPEN):
+    while found := beside.execute(OPEN).fetchall():
         # A sweep of its own, or one that was closed this moment.
         assert time.monotonic() < deadline, (point, found)
     with px.transaction() as tx:

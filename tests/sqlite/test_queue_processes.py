@@ -16,7 +16,7 @@ from pxrs.types import ItemState
 from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
 ITEMS = 400
 WORKERS = 4

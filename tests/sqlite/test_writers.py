@@ -53,6 +53,7 @@ def hold_the_writer(path: str) -> None:
         wait_for_parent()
 
 
+@pytest.mark.long
 def test_processes_that_count_together_lose_nothing(stores: SqliteStores, tmp_path: Path) -> None:
     children = [Child(count_up, str(tmp_path / "s.db"), 100) for _ in range(4)]
     for child in children:
@@ -153,6 +154,7 @@ def test_nobody_waits_for_itself(stores: SqliteStores) -> None:
     assert record.value == b"1"
 
 
+@pytest.mark.long
 def test_writers_wait_their_turn_and_none_starves(tmp_path: Path) -> None:
     """Nobody's share is measured in time: all have to finish, though all write without pause."""
     children = [Child(count_alone, str(tmp_path / "s.db"), 150) for _ in range(4)]
@@ -175,6 +177,7 @@ def count_alone(path: str, times: int) -> None:
     say("done")
 
 
+@pytest.mark.long
 def test_the_write_ahead_log_stays_short_beside_a_reader(
     stores: SqliteStores, tmp_path: Path
 ) -> None:

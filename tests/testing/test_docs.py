@@ -14,7 +14,7 @@ from support.child import PATIENCE
 DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
-pytestmark = pytest.mark.engine("memory")
+pytestmark = [pytest.mark.engine("memory"), pytest.mark.long]
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
