@@ -267,7 +267,7 @@ class World:
                 for partition in range(self._plan.partitions):
                     self._send_to(who, topic, partition)
         for _ in range(_ROUNDS):
-            left = [each for each in self._judge.sent if not each[3].done]
+            left = [each for each in self._judge.sent if not each[3].done()]
             for who in dict.fromkeys(each[0] for each in left):
                 self._commit(who)
         if left:

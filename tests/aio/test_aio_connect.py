@@ -116,7 +116,7 @@ def test_closing_flushes_producers_and_can_be_done_by_many(url: str) -> None:
         producer = px.producer(linger=60)
         sent = await producer.send("orders", b"kept")
         await asyncio.gather(*(px.close() for _ in range(5)))
-        assert sent.done
+        assert sent.done()
         assert (await sent).offset == 0
         await producer.close()
         with pytest.raises(pxrs.Closed):

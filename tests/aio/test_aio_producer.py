@@ -58,7 +58,7 @@ def test_round_trip(store: Store) -> None:
             )
             position = await sent
             assert position == ("orders", 3, 0)
-            assert sent.done
+            assert sent.done()
             assert await sent.result(timeout=0) == position
             reader = await px.reader("orders", serde=pxrs.JSON())
             [message] = await reader.read(3, 0)
@@ -327,7 +327,7 @@ def test_closing_while_somebody_waits_for_room(store: Store) -> None:
             await closing
             with pytest.raises(pxrs.Closed):
                 await sending
-            assert all(sent.done for sent in accepted)
+            assert all(sent.done() for sent in accepted)
             assert len(await values(px)) == len(accepted)
 
     run(main())

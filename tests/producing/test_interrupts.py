@@ -101,7 +101,7 @@ def assert_nothing_was_lost(px: Pxrs, taken: Taken) -> None:
     found = {(m.partition, m.offset): m.value for m in read_all(px, TOPIC)}
     places: list[tuple[int, int]] = []
     for value, sent in taken:
-        assert sent.done
+        assert sent.done()
         try:
             place = sent.result()[1:]
         except DeliveryFailed:
@@ -130,7 +130,7 @@ def test_an_interrupt_between_a_failure_and_its_neighbours(px: Pxrs) -> None:
         kept._pending.when_settled(lambda: told.append("kept"))
         with pytest.raises(Interrupted):
             producer.flush()
-        assert (lost.done, kept.done, told) == (True, False, [])
+        assert (lost.done(), kept.done(), told) == (True, False, [])
         assert kept.result(timeout=PATIENCE).offset == 1
         assert told == ["lost", "kept"]
         with pytest.raises(TopicNotFound):

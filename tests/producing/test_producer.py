@@ -356,7 +356,7 @@ class TestThreads:
             log.after = somebody_sends
             sent = producer.send(TOPIC, "mine", key="k")
             producer.flush()
-            assert sent.done
+            assert sent.done()
             assert len(log.appends) < 5
             log.heal()
 
@@ -436,7 +436,7 @@ class TestClosing:
         producer = px.producer(linger=600)
         sent = producer.send(TOPIC, "v")
         producer.close()
-        assert sent.done
+        assert sent.done()
         assert sent.result().offset == 0
         producer.flush()
         producer.close()
@@ -545,7 +545,7 @@ class TestClosing:
         assert inside.wait(PATIENCE)
         threading.Timer(0.05, go_on.set).start()
         producer.close()
-        assert sent.done
+        assert sent.done()
         first.join()
 
 

@@ -168,7 +168,7 @@ def test_delivery_timeout(faulty: Pxrs, log: FaultyLog) -> None:
         sent = producer.send(TOPIC, "0", key="k")
         with pytest.raises(DeliveryFailed, match="held by pid 7"):
             sent.result()
-        assert sent.done
+        assert sent.done()
         log.heal()
         producer.send(TOPIC, "1", key="k").result()
     assert values_by_key(faulty, TOPIC) == {b"k": [1]}
@@ -264,7 +264,7 @@ def test_result_of_a_message_whose_round_another_thread_runs(faulty: Pxrs, log: 
             sent.result(timeout=0.01)
         with pytest.raises(TimeoutError):
             producer.flush(timeout=0.01)
-        assert not sent.done
+        assert not sent.done()
         go_on.set()
         log.before = lambda _: None
         assert sent.result(timeout=PATIENCE).offset == 0
@@ -284,7 +284,7 @@ def test_the_timeout_of_many_is_for_all_of_them(
         sent = producer.send_many(TOPIC, [("k", str(number)) for number in range(15)])
         with pytest.raises(TimeoutError):
             sent.result(timeout=1.5)
-        assert [one.done for one in sent] == [True] * 10 + [False] * 5
+        assert [one.done() for one in sent] == [True] * 10 + [False] * 5
         assert [position.offset for position in sent.result(timeout=1.5)] == list(range(15))
 
 

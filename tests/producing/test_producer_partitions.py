@@ -79,7 +79,7 @@ def test_a_partition_that_is_away_holds_up_nobody_else(
         for number in range(20):
             sent = producer.send(TOPIC, b"%d" % number, partition=1)
             assert sent.result(PATIENCE).offset == number
-        assert not any(sent.done for sent in away)
+        assert not any(sent.done() for sent in away)
         with pytest.raises(TimeoutError):
             away[0].result(timeout=0.01)
         back.set()

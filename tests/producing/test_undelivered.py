@@ -70,7 +70,7 @@ def test_who_never_asks_is_told_at_the_end_and_once(
     sent = producer.send_many(TOPIC, [(f"k{number}", "v") for number in range(20)])
     if failed_before:
         producer._committer.due.set()  # as the background thread does when the linger is over
-        while not all(one.done for one in sent):
+        while not all(one.done() for one in sent):
             pass
     with pytest.raises(DeliveryFailed) as caught:
         end(faulty, producer)

@@ -121,10 +121,9 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
     _sent: blocking_sent.Sent
 
-    @property
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self._sent.done
+        return self._sent.done()
 
     async def result(self, timeout: float | None = None) -> Position:
         """Wait until the message is durable.
@@ -133,7 +132,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         kept it from being appended, or `TimeoutError`; then it may still be appended later,
         and so it may after a cancellation.
         """
-        if self._sent.done:
+        if self._sent.done():
             return self._sent.result()
         pending = self._sent._pending
         pending.waiters.append(None)
@@ -179,7 +178,7 @@ async def _settled(many: Sequence[blocking_sent.Sent], timeout: float | None) ->
     try:
         async with asyncio.timeout(timeout):
             for sent in many:
-                if not sent.done:
+                if not sent.done():
                     await called(sent._wake)
     except TimeoutError:
         raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried") from None

@@ -109,7 +109,6 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     _pending: Any
     _index: int
 
-    @property
     def done(self) -> bool:
         """Whether the outcome is known."""
         settled: bool = self._pending.settled
