@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from pxrs.arguments import check_handler
 from pxrs.callers import check_connection, given_connection
@@ -47,7 +47,7 @@ from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import Topics
-from pxrs.types import Header, Message, NewItem
+from pxrs.types import Header, Message, NewItem, Plain, Read, Value
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
@@ -118,18 +118,23 @@ class Pxrs:
         return self._topics
 
     @takes(ProducerOptions, defaults=[ProducerSettings])
-    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
-        """A producer. Use it with `with`: leaving it flushes."""
+    def producer(
+        self, *, serde: Serde[Plain] | None = None, **options: Unpack[ProducerOptions]
+    ) -> Producer[Plain]:
+        """A producer. Use it with `with`: leaving it flushes.
+
+        `serde` is how objects become values; without, they are text or bytes.
+        """
         refuse_unknown("producer", options, ProducerOptions)
         settings = filled(ProducerSettings, options)
-        serde, key_serde = options.get("serde"), options.get("key_serde")
+        key_serde = options.get("key_serde")
         producer = Producer(self._topics, self.stores.log, self._clock, settings, key_serde, serde)
         self._producers.add(producer)
         return producer
 
     def reader(
-        self, topic: str, *, serde: Serde | None = None, key_serde: Serde | None = None
-    ) -> Reader:
+        self, topic: str, *, serde: Serde[Read] | None = None, key_serde: Serde | None = None
+    ) -> Reader[Read]:
         """Read a topic without a group."""
         decoder = Decoder(key_serde, serde)
         return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
@@ -139,9 +144,14 @@ class Pxrs:
         self,
         topics: str | Sequence[str] | re.Pattern[str],
         group: str,
+        *,
+        serde: Serde[Read] | None = None,
         **options: Unpack[ConsumerOptions],
-    ) -> Consumer:
-        """Consume topics as a member of a group: a name, several, or a compiled pattern."""
+    ) -> Consumer[Read]:
+        """Consume topics as a member of a group: a name, several, or a compiled pattern.
+
+        `serde` is how values become objects; without, they are bytes.
+        """
         refuse_unknown("consumer", options, ConsumerOptions)
         settings = _member_settings(group, options)
         from pxrs.consuming.callbacks import Callbacks
@@ -151,7 +161,7 @@ class Pxrs:
         callbacks = Callbacks(
             options.get("on_assigned"), options.get("on_revoked"), options.get("on_lost")
         )
-        decoder = Decoder(options.get("key_serde"), options.get("serde"))
+        decoder = Decoder(options.get("key_serde"), serde)
         wanted = Subscription(topics, self._topics)
         return Consumer(self._new_member(wanted, settings, decoder, callbacks))
 
@@ -222,9 +232,9 @@ class Pxrs:
         *,
         commits: Any = None,
         join: Any = None,
-        serde: Serde | None = None,
+        serde: Serde[Plain] | None = None,
         strict: bool = False,
-    ) -> UnitOfWork:
+    ) -> UnitOfWork[Plain]:
         """A unit of work for a `with` block: take and put items, send messages, run SQL.
 
         Leaving the block commits all of it at once, an exception rolls back: on a connection of
@@ -244,9 +254,9 @@ class Pxrs:
         *,
         commits: Any = None,
         join: Any = None,
-        serde: Serde | None = None,
+        serde: Serde[Plain] | None = None,
         strict: bool = False,
-    ) -> UnitOfWork:
+    ) -> UnitOfWork[Plain]:
         """As `transaction`, but `commit()` has to be called: leaving the block rolls back."""
         from pxrs.queues.unit_of_work import UnitOfWork
 
@@ -254,6 +264,28 @@ class Pxrs:
         return UnitOfWork(
             self._context(), connection=given, serde=serde, strict=strict, commit_on_exit=False
         )
+
+    @overload
+    def put(
+        self,
+        queue: str,
+        value: str | bytes,
+        *,
+        serde: None = None,
+        connection: Any = None,
+        **options: Unpack[PutOptions],
+    ) -> int | None: ...
+
+    @overload
+    def put(
+        self,
+        queue: str,
+        value: Value,
+        *,
+        serde: Serde[Value],
+        connection: Any = None,
+        **options: Unpack[PutOptions],
+    ) -> int | None: ...
 
     @takes(PutManyOptions, PutOptions, defaults=[NewItem])
     def put(
@@ -274,6 +306,28 @@ class Pxrs:
             item = work.put(queue, value, **options)
         return item.id
 
+    @overload
+    def put_many(
+        self,
+        queue: str,
+        values: Iterable[str | bytes],
+        *,
+        serde: None = None,
+        connection: Any = None,
+        **options: Unpack[PutManyOptions],
+    ) -> list[int | None]: ...
+
+    @overload
+    def put_many(
+        self,
+        queue: str,
+        values: Iterable[Value],
+        *,
+        serde: Serde[Value],
+        connection: Any = None,
+        **options: Unpack[PutManyOptions],
+    ) -> list[int | None]: ...
+
     @takes(PutManyOptions, defaults=[NewItem])
     def put_many(
         self,
@@ -292,7 +346,7 @@ class Pxrs:
     def send(
         self,
         topic: str,
-        value: Any,
+        value: str | bytes | None,
         key: Any = None,
         *,
         connection: Any,

@@ -1,7 +1,8 @@
 """The options of `producer`, `consumer`, `run`, `listen` and `put`, declared once for all of them.
 
 Functions take them as `**options: Unpack[ConsumerOptions]`, so type checkers know every name and
-type. Defaults and checks are those of the settings that are filled with them.
+type. Defaults and checks are those of the settings that are filled with them. Where a `serde` tells
+type checkers what values are it is no option, but a parameter of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ProducerOptions(TypedDict, total=False):
     max_message_bytes: key, value and headers; larger ones are a `MessageTooLarge`.
     delivery_timeout: seconds that a message is tried, from when its batch was begun.
     compression: of batches: "none", "gzip", "snappy", "lz4" or "zstd".
-    serde, key_serde: how objects become values and keys; without, they are text or bytes.
+    key_serde: how objects become keys, as `serde` does it with values; without, both are text or
+        bytes.
     """
 
     linger: float
@@ -42,7 +44,6 @@ class ProducerOptions(TypedDict, total=False):
     max_block: float
     delivery_timeout: float
     compression: str
-    serde: Serde | None
     key_serde: Serde | None
 
 
@@ -62,7 +63,7 @@ class MemberOptions(TypedDict, total=False):
         then it is taken by force. None: as long as its session lives.
     rejoin_timeout: seconds that a static member's partitions wait for it.
     strategy: "sticky" moves the fewest partitions; "fair" and "range" divide anew, in order.
-    serde, key_serde: how values and keys become objects; without, they are bytes.
+    key_serde: how keys become objects, as `serde` does it with values; without, both are bytes.
     """
 
     instance: str | None
@@ -76,7 +77,6 @@ class MemberOptions(TypedDict, total=False):
     revoke_timeout: float | None
     rejoin_timeout: float
     strategy: Strategy
-    serde: Serde | None
     key_serde: Serde | None
 
 
@@ -105,6 +105,7 @@ class RunOptions(MemberOptions, total=False):
     on_failure: what then becomes of the message: `DeadLetter()` or `Stop()`.
     max_in_flight: how many messages may be fetched and not finished.
     max_handler_time: seconds after which a handler that has not returned ends the run.
+    serde: how values become objects; without, they are bytes.
     """
 
     workers: int
@@ -114,6 +115,7 @@ class RunOptions(MemberOptions, total=False):
     on_failure: OnFailure
     max_in_flight: int
     max_handler_time: float | None
+    serde: Serde | None
 
 
 class PutManyOptions(TypedDict, total=False):

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 
 import msgspec
 
 from pxrs.errors import InvalidRequest
+from pxrs.types import Value
+
+if TYPE_CHECKING:
+    from types import UnionType
+    from typing import _SpecialForm
 
 _CODERS = ("encode", "decode")
 
 
-class Serde(Protocol):
-    """Turns objects into bytes and back. `decode(encode(x))` equals `x`."""
+class Serde(Protocol[Value]):
+    """Turns objects into bytes and back. `decode(encode(x))` equals `x`.
 
-    def encode(self, value: Any) -> bytes: ...
+    Type checkers know by it what values are: a consumer with a `Serde[Order]` has `Message[Order]`.
+    """
 
-    def decode(self, data: bytes) -> Any: ...
+    def encode(self, value: Value, /) -> bytes: ...
+
+    def decode(self, data: bytes, /) -> Value: ...
 
 
-class JSON:
+class JSON(Generic[Value]):
     """JSON by msgspec. With a type, what is read is checked against it: `JSON(Order)`."""
 
+    encode: Callable[[Value], bytes]
+    decode: Callable[[bytes], Value]
+
+    @overload
+    def __init__(self: JSON[Any]) -> None: ...
+    @overload
+    def __init__(self, type: type[Value]) -> None: ...
+    @overload
+    def __init__(self: JSON[Any], type: UnionType | _SpecialForm) -> None: ...
     def __init__(self, type: Any = Any) -> None:  # noqa: A002 - the natural name for a reader
         self._type = type
         self._make_coders()

@@ -5,9 +5,24 @@ from __future__ import annotations
 import enum
 import secrets
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    # Type checkers know defaults on every version, Python itself has them from 3.13 on.
+    from typing_extensions import TypeVar
+
+    # What values are: of messages and items, and of those who read and write them.
+    Value = TypeVar("Value", default=Any)
+    # The same where a serde may be given, and where none is: what is read from topics is bytes …
+    Read = TypeVar("Read", default=bytes)
+    # … and what is put into queues, and comes back from there, is text or bytes.
+    Plain = TypeVar("Plain", default=str | bytes)
+else:
+    from typing import TypeVar
+
+    Value, Read, Plain = TypeVar("Value"), TypeVar("Read"), TypeVar("Plain")
 
 Header = tuple[str, bytes | None]
 
@@ -37,9 +52,10 @@ class Fence(NamedTuple):
     epoch: int
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class Message(msgspec.Struct, Generic[Value], frozen=True, gc=False):
     """One message. `key` and `value` are bytes unless a serde decoded them.
 
+    `Message[Order]` has an `Order` as its value; None if None was sent, which no type tells.
     `gc=False`: a message refers to values and to its fence, never back to itself.
     """
 
@@ -47,7 +63,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     offset: int
     timestamp: int
     key: Any
-    value: Any
+    value: Value
     headers: tuple[Header, ...]
 
     @property

@@ -42,7 +42,7 @@ async def opened(folder: Path, *items: str) -> AsyncIterator[aio.Pxrs]:
 
 
 async def there(px: aio.Pxrs, queue: str, *states: str) -> list[str]:
-    return [item.value for item in await px.queues.peek(queue, 100, states=states)]
+    return [str(item.value) for item in await px.queues.peek(queue, 100, states=states)]
 
 
 def rows(folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def test_taken_and_put_in_one_commit(tmp_path: Path) -> None:
             async with px.transaction() as tx:
                 item = await tx.take("inbox", timeout=PATIENCE)
                 assert item is not None
-                await tx.put("outbox", f"{item.value} done")
+                await tx.put("outbox", f"{item.value!s} done")
                 await tx.send("news", item.value)
                 assert await there(px, "inbox", "held") == ["one"]
                 with pytest.raises(pxrs.QueueNotFound):
@@ -206,7 +206,7 @@ def test_waiting_takes_share_a_thread(tmp_path: Path) -> None:
                 async with px.transaction() as tx:
                     item = await tx.take("inbox", timeout=PATIENCE)
                     assert item is not None
-                    found.append(item.value)
+                    found.append(str(item.value))
 
             before = set(threading.enumerate())
             takers = [asyncio.create_task(take()) for _ in range(40)]

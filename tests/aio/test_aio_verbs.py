@@ -131,7 +131,7 @@ async def type_checkers_know_parameters_and_results(px: aio.Pxrs, consumer: aio.
     assert_type(px.health(), dict[str, pxrs.Health])
     assert_type(await px.put("mail", "x", delay=1.0, connection=None), int | None)
     assert_type(await px.put_many("mail", ["x"], delay=1.0), list[int | None])
-    await px.put("mail", "x", delay="soon")  # type: ignore[arg-type]
+    await px.put("mail", "x", delay="soon")  # type: ignore[call-overload]
     await px.send("a", "x")  # type: ignore[call-arg]
 
     assert_type(await px.groups.list(), list[pxrs.GroupSummary])
@@ -154,9 +154,9 @@ async def type_checkers_know_parameters_and_results(px: aio.Pxrs, consumer: aio.
         assert_type(await producer.flush(timeout=1.0), None)
 
     async with px.transaction(strict=True) as tx:
-        assert_type(tx, aio.UnitOfWork)
-        assert_type(await tx.take("mail", 1.0, lock_for=5.0), pxrs.Item | None)
-        assert_type(await tx.take_many("mail", 10), list[pxrs.Item])
+        assert_type(tx, aio.UnitOfWork[str | bytes])
+        assert_type(await tx.take("mail", 1.0, lock_for=5.0), pxrs.Item[str | bytes] | None)
+        assert_type(await tx.take_many("mail", 10), list[pxrs.Item[str | bytes]])
         assert_type(await tx.put("mail", "x", priority=1), pxrs.PutItem)
         await tx.put("mail", "x", priority="high")  # type: ignore[arg-type]
         await tx.send("a", "x", "k", headers=[("a", b"x")])

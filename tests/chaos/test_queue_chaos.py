@@ -49,7 +49,7 @@ def work(url: str, diary: str) -> None:
                 item = tx.take(QUEUE, 1.0, policy=ConsumeTimes(TIMES))
                 if item is None:
                     continue
-                os.write(fd, f"{item.value} {item.deliveries}\n".encode())
+                os.write(fd, f"{item.value!s} {item.deliveries}\n".encode())
                 held = asked.is_set()
                 if held:
                     asked.clear()

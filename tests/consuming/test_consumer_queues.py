@@ -24,7 +24,7 @@ def test_items_are_put_and_removed_with_the_checkpoint(px: pxrs.Pxrs) -> None:
         with consumer.transaction() as tx:
             piece = tx.take("stock", timeout=0)
             assert piece is not None
-            tx.put("parcels", f"{piece.value} for {message.value.decode()}")
+            tx.put("parcels", f"{piece.value!s} for {message.value.decode()}")
     assert px.queues.describe("stock").depth == 0
     assert [item.value for item in px.queues.peek("parcels")] == ["a piece for one"]
     (partition,) = px.groups.describe("g").partitions

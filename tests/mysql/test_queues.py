@@ -188,7 +188,7 @@ def test_workers_share_a_queue_through_the_front_door(place: SqlPlace) -> None:
         with px.transaction() as tx:
             item = tx.take("inbox", 5.0)
             assert item is not None
-            tx.put("outbox", f"Hello, {item.value}")
+            tx.put("outbox", f"Hello, {item.value!s}")
         with suppress(ZeroDivisionError), px.transaction() as tx:
             assert tx.take("inbox", 5.0) is not None
             raise ZeroDivisionError

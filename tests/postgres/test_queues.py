@@ -160,14 +160,14 @@ def hold_one(url: str) -> None:
     """Take an item and wait to be killed."""
     with pxrs.connect(url) as px, px.transaction() as tx:
         item = tx.take("q", timeout=PATIENCE)
-        say(item.value.decode() if item is not None else "nothing")
+        say(str(item.value) if item is not None else "nothing")
         wait_for_parent()
 
 
 def test_a_killed_worker_frees_its_items_at_once(postgres_url: str) -> None:
     """Long before its session would have expired."""
     with pxrs.connect(postgres_url) as px:
-        px.put("q", b"1")
+        px.put("q", "1")
         child = Child(hold_one, postgres_url)
         assert child.read() == "1"
         child.kill()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -79,8 +80,9 @@ class TestMessages:
         px.topics.create(TOPIC, partitions=1)
         with px.producer() as producer:
             producer.send(TOPIC, "wärme", key="ключ")
-            producer.send(TOPIC, bytearray(b"v"), key=memoryview(b"k"))
-            producer.send_many(TOPIC, [("ключ", "wärme"), (bytearray(b"k"), memoryview(b"v"))])
+            producer.send(TOPIC, bytearray(b"v"), key=memoryview(b"k"))  # type: ignore[arg-type]
+            pairs: list[Any] = [("ключ", "wärme"), (bytearray(b"k"), memoryview(b"v"))]
+            producer.send_many(TOPIC, pairs)
         assert [(message.key, message.value) for message in read_partition(px, TOPIC, 0)] == [
             ("ключ".encode(), "wärme".encode()),
             (b"k", b"v"),
@@ -245,6 +247,7 @@ class TestSendMany:
                 assert len(sent) == 9000
                 assert sent[17].result() == list(sent)[17].result() == sent[10:20][7].result()
                 assert len(sent.result()) == 9000
+                assert sent.done()
             assert len(producer.send_many(TOPIC, [])) == 0
             assert producer.send_many(TOPIC, iter([])).result() == []
         for numbers in values_by_key(px, TOPIC).values():
@@ -270,7 +273,7 @@ class TestSendMany:
             yield "k", 5
 
         with px.producer() as producer, pytest.raises(InvalidRequest):
-            producer.send_many(TOPIC, pairs())
+            producer.send_many(TOPIC, pairs())  # type: ignore[arg-type]
         assert values_by_key(px, TOPIC) == {b"k": list(range(8192))}
 
     def test_of_an_iterator_that_fails_sends_what_came_before(self, px: Pxrs) -> None:

@@ -155,6 +155,6 @@ def test_asyncio(url: str) -> None:
 
 def test_unknown_options_are_refused(px: Pxrs) -> None:
     with pytest.raises(TypeError, match="Did you mean 'priority'"):
-        px.put("q", "1", prority=1)  # type: ignore[call-arg]
+        px.put("q", "1", prority=1)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="unexpected keyword argument 'dedupe'"):
-        px.put_many("q", ["1"], dedupe="d")  # type: ignore[call-arg]
+        px.put_many("q", ["1"], dedupe="d")  # type: ignore[call-overload]

@@ -212,7 +212,7 @@ def taking(px: Pxrs, queue: str = "q", **options: Any) -> Future[str]:
         try:
             with px.transaction() as tx:
                 [item] = tx.take_many(queue, 1, PATIENCE, **options)
-            found.set_result(item.value)
+            found.set_result(str(item.value))
         except BaseException as error:  # noqa: BLE001 - for whoever waits
             found.set_exception(error)
 
@@ -365,7 +365,7 @@ def test_one_thread_commits_while_others_take(px: Pxrs) -> None:
         begun.wait(PATIENCE)
         with contextlib.suppress(InvalidRequest):
             while (item := tx.take("in", 0)) is not None:
-                taken.append(item.value)
+                taken.append(str(item.value))
 
     threads = [threading.Thread(target=take) for _ in range(3)]
     for thread in threads:

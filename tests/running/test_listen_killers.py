@@ -50,7 +50,7 @@ def wait_until_nothing_is_left(px: Pxrs, *queues: str) -> None:
 
 
 def dead(px: Pxrs, queue: str) -> list[tuple[str, int]]:
-    return [(item.value, item.deliveries) for item in px.queues.dead(queue)]
+    return [(str(item.value), item.deliveries) for item in px.queues.dead(queue)]
 
 
 # With real processes

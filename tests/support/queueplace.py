@@ -49,8 +49,7 @@ class Place:
         with self.other.begin() as tx:
             item = tx.take(queue, patience)
             assert item is not None, f"{queue} is still locked: {self.held(queue)} held"
-            value: str = item.value
-            return value
+            return str(item.value)
 
     def close(self) -> None:
         self.on_call = None

@@ -46,7 +46,7 @@ def test_help_tells_each_option(
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
     assert "options" not in parameters
     assert parameters.keys() - get_type_hints(kind).keys() <= {
-        "self", "topics", "group", "handler", "topic", "queue",
+        "self", "topics", "group", "handler", "topic", "queue", "serde",
     }  # fmt: skip
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from pxrs import app as blocking
 from pxrs import options as blocking_options
@@ -39,13 +39,16 @@ from pxrs.options import (
     ListenOptions,
     MemberOptions,
     ProducerOptions,
+    PutManyOptions,
+    PutOptions,
     RunOptions,
     refuse_unknown,
     takes,
 )
 from pxrs.running.job import Job, ListenerSettings, job_of
+from pxrs.serde import Serde
 from pxrs.stores.connections import lend
-from pxrs.types import Message
+from pxrs.types import Message, NewItem, Plain, Read, Value
 
 
 def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Connecting:
@@ -110,15 +113,18 @@ class Pxrs:
     redrive = awaiting(blocking.Pxrs.redrive, waits=True)
 
     @takes(ProducerOptions, defaults=[ProducerSettings])
-    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
+    def producer(
+        self, *, serde: Serde[Plain] | None = None, **options: Unpack[ProducerOptions]
+    ) -> Producer[Plain]:
         """A producer, for `async with`. See `pxrs.Pxrs.producer`."""
-        return Producer(self._blocking.producer(**options), self._threads)
+        return Producer(self._blocking.producer(serde=serde, **options), self._threads)
 
-    @signed_as(blocking.Pxrs.reader)
-    async def reader(self, *args: Any, **kwargs: Any) -> Reader:
+    async def reader(
+        self, topic: str, *, serde: Serde[Read] | None = None, key_serde: Serde | None = None
+    ) -> Reader[Read]:
         """Read a topic without a group."""
-        reader = await self._call(partial(self._blocking.reader, *args, **kwargs))
-        return Reader(reader, self._threads)
+        find = partial(self._blocking.reader, topic, serde=serde, key_serde=key_serde)
+        return Reader(await self._call(find), self._threads)
 
     @takes(
         MemberOptions,
@@ -130,8 +136,10 @@ class Pxrs:
         self,
         topics: str | Sequence[str] | re.Pattern[str],
         group: str,
+        *,
+        serde: Serde[Read] | None = None,
         **options: Unpack[ConsumerOptions],
-    ) -> Joining:
+    ) -> Joining[Read]:
         """Consume topics as a member of a group: `async with px.consumer(…) as consumer`.
 
         See `pxrs.Pxrs.consumer`. The callbacks run on the event loop, while a call for messages
@@ -139,14 +147,14 @@ class Pxrs:
         """
         refuse_unknown("consumer", options, ConsumerOptions)
 
-        def join(on_loop: OnLoop) -> BlockingConsumer:
+        def join(on_loop: OnLoop) -> BlockingConsumer[Read]:
             told: Any = {
                 **options,
                 "on_assigned": on_loop(options.get("on_assigned")),
                 "on_revoked": on_loop(options.get("on_revoked")),
                 "on_lost": on_loop(options.get("on_lost")),
             }
-            return self._blocking.consumer(topics, group, **told)
+            return self._blocking.consumer(topics, group, serde=serde, **told)
 
         return Joining(self._threads, join)
 
@@ -181,10 +189,15 @@ class Pxrs:
 
     # Work queues
 
-    @signed_as(blocking.Pxrs.transaction)
     def transaction(
-        self, connection: None = None, *, commits: Any = None, join: Any = None, **options: Any
-    ) -> UnitOfWork:
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde[Plain] | None = None,
+        strict: bool = False,
+    ) -> UnitOfWork[Plain]:
         """A unit of work: `async with px.transaction() as tx`. See `pxrs.Pxrs.transaction`.
 
         A connection of asyncio (psycopg's AsyncConnection, SQLAlchemy's AsyncSession or
@@ -194,41 +207,116 @@ class Pxrs:
         """
         given_connection("px.transaction", connection, None, None)
         begin = partial(
-            self._blocking.transaction, commits=lend(commits), join=lend(join), **options
+            self._blocking.transaction,
+            commits=lend(commits),
+            join=lend(join),
+            serde=serde,
+            strict=strict,
         )
         return UnitOfWork(begin, Surroundings(self._threads, self._waiters))
 
-    @signed_as(blocking.Pxrs.begin)
     def begin(
-        self, connection: None = None, *, commits: Any = None, join: Any = None, **options: Any
-    ) -> UnitOfWork:
+        self,
+        connection: None = None,
+        *,
+        commits: Any = None,
+        join: Any = None,
+        serde: Serde[Plain] | None = None,
+        strict: bool = False,
+    ) -> UnitOfWork[Plain]:
         """As `transaction`, but `commit()` has to be awaited: leaving the block rolls back.
 
         `tx = await px.begin()` does without a block.
         """
         given_connection("px.begin", connection, None, None)
-        begin = partial(self._blocking.begin, commits=lend(commits), join=lend(join), **options)
+        begin = partial(
+            self._blocking.begin,
+            commits=lend(commits),
+            join=lend(join),
+            serde=serde,
+            strict=strict,
+        )
         return UnitOfWork(begin, Surroundings(self._threads, self._waiters))
 
-    @signed_as(blocking.Pxrs.put)
-    async def put(self, *args: Any, connection: Any = None, **options: Any) -> int | None:
+    @overload
+    async def put(
+        self,
+        queue: str,
+        value: str | bytes,
+        *,
+        serde: None = None,
+        connection: Any = None,
+        **options: Unpack[PutOptions],
+    ) -> int | None: ...
+
+    @overload
+    async def put(
+        self,
+        queue: str,
+        value: Value,
+        *,
+        serde: Serde[Value],
+        connection: Any = None,
+        **options: Unpack[PutOptions],
+    ) -> int | None: ...
+
+    @takes(PutManyOptions, PutOptions, defaults=[NewItem])
+    async def put(
+        self,
+        queue: str,
+        value: Any,
+        *,
+        serde: Serde | None = None,
+        connection: Any = None,
+        **options: Unpack[PutOptions],
+    ) -> int | None:
         """Put one item, durably, or when the caller commits `connection`. See `pxrs.Pxrs.put`."""
         if connection is None:
-            return await self._call(partial(self._blocking.put, *args, **options))
+            put: Any = self._blocking.put
+            return await self._call(partial(put, queue, value, serde=serde, **options))
         # A cancelled one is waited out: the caller's next statement must not overtake it.
-        async with self.transaction(join=connection, serde=options.pop("serde", None)) as work:
-            item = await work.put(*args, **options)
+        async with self.transaction(join=connection, serde=serde) as work:
+            item = await work.put(queue, value, **options)
         return item.id
 
-    @signed_as(blocking.Pxrs.put_many)
+    @overload
     async def put_many(
-        self, *args: Any, connection: Any = None, **options: Any
+        self,
+        queue: str,
+        values: Iterable[str | bytes],
+        *,
+        serde: None = None,
+        connection: Any = None,
+        **options: Unpack[PutManyOptions],
+    ) -> list[int | None]: ...
+
+    @overload
+    async def put_many(
+        self,
+        queue: str,
+        values: Iterable[Value],
+        *,
+        serde: Serde[Value],
+        connection: Any = None,
+        **options: Unpack[PutManyOptions],
+    ) -> list[int | None]: ...
+
+    @takes(PutManyOptions, defaults=[NewItem])
+    async def put_many(
+        self,
+        queue: str,
+        values: Iterable[Any],
+        *,
+        serde: Serde | None = None,
+        connection: Any = None,
+        **options: Unpack[PutManyOptions],
     ) -> list[int | None]:
         """Put several items, all or none, in one commit. See `pxrs.Pxrs.put_many`."""
         if connection is None:
-            return await self._call(partial(self._blocking.put_many, *args, **options))
-        async with self.transaction(join=connection, serde=options.pop("serde", None)) as work:
-            items = await work.put_many(*args, **options)
+            put: Any = self._blocking.put_many
+            return await self._call(partial(put, queue, values, serde=serde, **options))
+        async with self.transaction(join=connection, serde=serde) as work:
+            items = await work.put_many(queue, values, **options)
         return [item.id for item in items]
 
     @signed_as(blocking.Pxrs.send)

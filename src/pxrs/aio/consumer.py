@@ -10,7 +10,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pxrs.aio.threads import Threads, awaiting, outcome, passing
 from pxrs.aio.transactions import Transaction
@@ -22,7 +22,7 @@ from pxrs.consuming.in_hand import InFlight
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
 from pxrs.options import MemberOptions
 from pxrs.stores.connections import lend
-from pxrs.types import Message, TopicPartition
+from pxrs.types import Message, TopicPartition, Value
 
 T = TypeVar("T")
 
@@ -38,18 +38,20 @@ class ConsumerOptions(MemberOptions, total=False):
     on_lost: Callback[set[TopicPartition]] | None
 
 
-class Joining:
+class Joining(Generic[Value]):
     """A consumer about to join its group: `async with` it, or `await` it and close it."""
 
-    def __init__(self, threads: Threads, join: Callable[[OnLoop], blocking.Consumer]) -> None:
+    def __init__(
+        self, threads: Threads, join: Callable[[OnLoop], blocking.Consumer[Value]]
+    ) -> None:
         self._threads = threads
         self._join = join
-        self._joined: Consumer | None = None
+        self._joined: Consumer[Value] | None = None
 
-    def __await__(self) -> Generator[Any, None, Consumer]:
+    def __await__(self) -> Generator[Any, None, Consumer[Value]]:
         return self._open().__await__()
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> Consumer[Value]:
         self._joined = await self._open()
         return self._joined
 
@@ -62,7 +64,7 @@ class Joining:
         if self._joined is not None:
             await self._joined.close()
 
-    async def _open(self) -> Consumer:
+    async def _open(self) -> Consumer[Value]:
         on_loop = OnLoop(asyncio.get_running_loop())
         joining = self._threads.start(partial(self._join, on_loop))
         try:
@@ -72,14 +74,16 @@ class Joining:
             raise
 
 
-class Consumer:
+class Consumer(Generic[Value]):
     """Consumes topics as a member of a group. See `pxrs.Consumer`. For one task at a time.
 
     A thread waits and fetches; messages are taken on the loop's own, without awaiting, as the
     last thing that a call does. So a task that is cancelled has either got them or left them.
     """
 
-    def __init__(self, consumer: blocking.Consumer, threads: Threads, on_loop: OnLoop) -> None:
+    def __init__(
+        self, consumer: blocking.Consumer[Value], threads: Threads, on_loop: OnLoop
+    ) -> None:
         self._blocking = consumer
         self._member = consumer._member
         self._steps = self._member.steps
@@ -102,7 +106,9 @@ class Consumer:
 
     health = passing(blocking.Consumer.health)
 
-    async def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
+    async def poll(
+        self, max_records: int = 500, timeout: float | None = None
+    ) -> list[Message[Value]]:
         """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
 
         What the last call returned counts as handled now. Cancelling it loses nothing.
@@ -114,14 +120,14 @@ class Consumer:
         self._steps.finish()
         return self._steps.all_at_once(await self._next(max_records, timeout))
 
-    def __aiter__(self) -> Arriving[Message]:
+    def __aiter__(self) -> Arriving[Message[Value]]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self._refuse_inside()
         self._refuse_another()
         self._steps.finish()
         return Arriving(self._one_by_one)
 
-    def batches(self, max_records: int = 500) -> Arriving[list[Message]]:
+    def batches(self, max_records: int = 500) -> Arriving[list[Message[Value]]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
         check_whole("max_records", max_records, least=1)
         self._refuse_inside()
@@ -194,7 +200,7 @@ class Consumer:
             await self._calm()
         await outcome(self._threads.start(self._blocking.close))
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -205,10 +211,10 @@ class Consumer:
     ) -> None:
         await self.close()
 
-    async def _one_by_one(self) -> Iterator[Message]:
+    async def _one_by_one(self) -> Iterator[Message[Value]]:
         return self._steps.one_by_one(await self._next(LOOP_MESSAGES, None))
 
-    async def _by_partition(self, most: int) -> Iterator[list[Message]]:
+    async def _by_partition(self, most: int) -> Iterator[list[Message[Value]]]:
         return self._steps.by_partition(await self._next(most, None))
 
     async def _call(self, work: Callable[[], T]) -> T:

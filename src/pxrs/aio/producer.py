@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self
 
 import msgspec
 
@@ -14,17 +14,17 @@ from pxrs.aio.threads import Threads, awaiting, called, outcome
 from pxrs.errors import StoreError
 from pxrs.producing import handles as blocking_sent
 from pxrs.producing import producer as blocking
-from pxrs.types import Header, Position, Topic
+from pxrs.types import Header, Position, Topic, Value
 
 
-class Producer:
+class Producer(Generic[Value]):
     """Sends messages. Use it with `async with`, leaving it flushes. See `pxrs.Producer`.
 
     Messages go into their batches on the loop's thread, all of them: order is kept per thread,
     and a message that took a detour through another one could be overtaken.
     """
 
-    def __init__(self, producer: blocking.Producer, threads: Threads) -> None:
+    def __init__(self, producer: blocking.Producer[Value], threads: Threads) -> None:
         self._blocking = producer
         self._buffers = producer._buffers
         self._threads = threads
@@ -33,7 +33,7 @@ class Producer:
     async def send(
         self,
         topic: str,
-        value: Any,
+        value: Value | None,
         key: Any = None,
         *,
         partition: int | None = None,
@@ -52,7 +52,7 @@ class Producer:
             )
         )
 
-    async def send_many(self, topic: str, messages: Iterable[tuple[Any, Any]]) -> SentMany:
+    async def send_many(self, topic: str, messages: Iterable[tuple[Any, Value | None]]) -> SentMany:
         """Hand over (key, value) pairs; cheaper than `send` for each.
 
         See `pxrs.Producer.send_many`. Other tasks have their turn in between, and may send.
@@ -71,7 +71,7 @@ class Producer:
         """Flush and stop. Sending afterwards raises `Closed`. See `pxrs.Producer.close`."""
         await self._end(None)
 
-    async def __aenter__(self) -> Producer:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -163,6 +163,10 @@ class SentMany(Sequence[Sent]):
 
     def __iter__(self) -> Iterator[Sent]:
         return map(Sent, self._many)
+
+    def done(self) -> bool:
+        """Whether all outcomes are known."""
+        return self._many.done()
 
     async def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable; where each was written."""

@@ -8,18 +8,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
-from pxrs.aio.threads import Threads, awaiting, outcome
+from pxrs.aio.threads import Threads, awaiting, outcome, signed_as
 from pxrs.consuming import reader as blocking
 from pxrs.consuming.reader import Start
-from pxrs.types import Message, Topic
+from pxrs.types import Message, Topic, Value
 
 
-class Reader:
+class Reader(Generic[Value]):
     """Reads a topic. See `pxrs.Reader`."""
 
-    def __init__(self, reader: blocking.Reader, threads: Threads) -> None:
+    def __init__(self, reader: blocking.Reader[Value], threads: Threads) -> None:
         self._blocking = reader
         self._threads = threads
         self._call = threads.call
@@ -29,7 +29,11 @@ class Reader:
         """The topic that is read."""
         return self._blocking.topic
 
-    read = awaiting(blocking.Reader.read)
+    @signed_as(blocking.Reader.read)
+    async def read(self, *args: Any, **kwargs: Any) -> list[Message[Value]]:
+        """Messages from `offset` on. See `pxrs.Reader.read`."""
+        return await self._call(partial(self._blocking.read, *args, **kwargs))
+
     bounds = awaiting(blocking.Reader.bounds)
     offset_at = awaiting(blocking.Reader.offset_at)
 
@@ -38,7 +42,7 @@ class Reader:
         partitions: Sequence[int] | None = None,
         start: Start | Mapping[int, Start] = "latest",
         timeout: float | None = None,
-    ) -> Follow:
+    ) -> Follow[Value]:
         """Messages as they come. See `pxrs.Reader.follow`.
 
         `async for message in reader.follow()` fixes its positions when it begins to iterate:
@@ -49,7 +53,7 @@ class Reader:
         return Follow(self._threads, follow)
 
 
-class Follow(AsyncIterator[Message]):
+class Follow(AsyncIterator[Message[Value]]):
     """Messages as they come: an asynchronous iterator that can be awaited first.
 
     A step that is cancelled loses nothing: its thread is let go at once, and the next step,
@@ -60,14 +64,14 @@ class Follow(AsyncIterator[Message]):
         self._threads = threads
         self._open_follower = follow
         self._follower: blocking.Follower | None = None
-        self._taking: Future[list[Message] | None] | None = None
-        self._ready: deque[Message] = deque()
+        self._taking: Future[list[Message[Value]] | None] | None = None
+        self._ready: deque[Message[Value]] = deque()
         self._over = False
 
-    def __await__(self) -> Generator[Any, None, Follow]:
+    def __await__(self) -> Generator[Any, None, Follow[Value]]:
         return self._opened().__await__()
 
-    async def _opened(self) -> Follow:
+    async def _opened(self) -> Follow[Value]:
         await self._open()
         return self
 
@@ -77,10 +81,10 @@ class Follow(AsyncIterator[Message]):
             weakref.finalize(self, self._follower.interrupt)
         return self._follower
 
-    def __aiter__(self) -> Follow:
+    def __aiter__(self) -> Follow[Value]:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message[Value]:
         while not self._ready:
             if self._over:
                 raise StopAsyncIteration
@@ -98,7 +102,7 @@ class Follow(AsyncIterator[Message]):
         if self._follower is not None:
             self._follower.interrupt()
 
-    async def _take(self, follower: blocking.Follower) -> list[Message] | None:
+    async def _take(self, follower: blocking.Follower) -> list[Message[Value]] | None:
         if self._taking is None:
             follower.resume()
             self._taking = self._threads.start(follower.take)

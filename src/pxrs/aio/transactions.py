@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, Unpack
 
 from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.threads import Calls, awaiting, own_thread, signed_as, waited_out
 from pxrs.consuming import transactions as consuming
 from pxrs.core.delivery import Policy
 from pxrs.errors import Closed, InvalidRequest
+from pxrs.options import PutManyOptions, PutOptions, takes
 from pxrs.queues import unit_of_work as blocking
 from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item, PutItem
 from pxrs.queues.unit_of_work import _FOREVER, CAREFUL_WAIT
 from pxrs.stores.connections import own_side
+from pxrs.types import Header, NewItem, Value
 
 T = TypeVar("T")
 
@@ -43,14 +45,14 @@ class Surroundings(NamedTuple):
     one_thread: bool = False
 
 
-class Running(NamedTuple):
+class Running(NamedTuple, Generic[Value]):
     """A transaction that has begun."""
 
-    work: blocking.UnitOfWork
+    work: blocking.UnitOfWork[Value]
     unseen: Unseen
 
 
-class UnitOfWork:
+class UnitOfWork(Generic[Value]):
     """Take and put items, send messages and run SQL, all or nothing. See `pxrs.UnitOfWork`.
 
     `async with px.transaction() as tx`, or `tx = await px.begin()`. Waiting for an item takes no
@@ -61,14 +63,16 @@ class UnitOfWork:
     item that was taken for it meanwhile goes back; a commit may have been done.
     """
 
-    def __init__(self, begin: Callable[[], blocking.UnitOfWork], around: Surroundings) -> None:
+    def __init__(
+        self, begin: Callable[[], blocking.UnitOfWork[Value]], around: Surroundings
+    ) -> None:
         self._begin = begin
         self._around = around
-        self._begun: Running | None = None
+        self._begun: Running[Value] | None = None
         self._own: Calls | None = None
         self._calls = 0
         self._ran_sql = False
-        self._end_own: weakref.finalize[..., UnitOfWork] | None = None
+        self._end_own: weakref.finalize[..., UnitOfWork[Value]] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -83,7 +87,7 @@ class UnitOfWork:
     # Taking and putting
 
     @signed_as(blocking.UnitOfWork.take)
-    async def take(self, queue: str, *args: Any, **kwargs: Any) -> Item | None:
+    async def take(self, queue: str, *args: Any, **kwargs: Any) -> Item[Value] | None:
         """The next item of the queue; None if none came in time. See `pxrs.UnitOfWork.take`."""
         items = await self.take_many(queue, 1, *args, **kwargs)
         return items[0] if items else None
@@ -96,7 +100,7 @@ class UnitOfWork:
         *,
         policy: Policy = _FOREVER,
         lock_for: float | None = None,
-    ) -> list[Item]:
+    ) -> list[Item[Value]]:
         """What there is, `max_items` at most; waits for the first. See `pxrs.UnitOfWork`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
@@ -120,7 +124,7 @@ class UnitOfWork:
 
     async def _attempt(
         self, queue: str, count: int, policy: Policy, lock_for: float | None
-    ) -> tuple[list[Item], float | None]:
+    ) -> tuple[list[Item[Value]], float | None]:
         unseen = self._running().unseen
         taking = self._start(partial(unseen.take, queue, count, policy, lock_for))
         try:
@@ -133,15 +137,17 @@ class UnitOfWork:
         unseen.seen(items)
         return items, due
 
-    @signed_as(blocking.UnitOfWork.put)
-    async def put(self, *args: Any, **kwargs: Any) -> PutItem:
+    @takes(PutManyOptions, PutOptions, defaults=[NewItem])
+    async def put(self, queue: str, value: Value, **options: Unpack[PutOptions]) -> PutItem:
         """Put an item when, and only if, this transaction commits. See `pxrs.UnitOfWork.put`."""
-        return await self._note(partial(self._blocking.put, *args, **kwargs))
+        return await self._note(partial(self._blocking.put, queue, value, **options))
 
-    @signed_as(blocking.UnitOfWork.put_many)
-    async def put_many(self, *args: Any, **kwargs: Any) -> list[PutItem]:
+    @takes(PutManyOptions, defaults=[NewItem])
+    async def put_many(
+        self, queue: str, values: Iterable[Value], **options: Unpack[PutManyOptions]
+    ) -> list[PutItem]:
         """Put several items of one kind. See `pxrs.UnitOfWork.put_many`."""
-        return await self._note(partial(self._blocking.put_many, *args, **kwargs))
+        return await self._note(partial(self._blocking.put_many, queue, values, **options))
 
     async def _note(self, put: Callable[[], T]) -> T:
         if self._calls or self._around.one_thread:
@@ -152,7 +158,18 @@ class UnitOfWork:
 
     # Messages and SQL
 
-    send = awaiting(blocking.UnitOfWork.send)
+    async def send(
+        self,
+        topic: str,
+        value: Value | None,
+        key: Any = None,
+        *,
+        partition: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> None:
+        """Send a message when, and only if, this transaction commits."""
+        send = self._blocking.send
+        await self._call(partial(send, topic, value, key, partition=partition, headers=headers))
 
     @property
     def connection(self) -> Any:
@@ -190,10 +207,10 @@ class UnitOfWork:
         with suppress(Closed):
             await self._end(partial(self._blocking.rollback, error))
 
-    def __await__(self) -> Generator[Any, None, UnitOfWork]:
+    def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 
-    async def __aenter__(self) -> UnitOfWork:
+    async def __aenter__(self) -> Self:
         if self._begun is None:
             work = await self._call(self._begin)
             self._begun = Running(work, Unseen(work))
@@ -238,16 +255,16 @@ class UnitOfWork:
             self._calls -= 1
 
     @property
-    def _blocking(self) -> blocking.UnitOfWork:
+    def _blocking(self) -> blocking.UnitOfWork[Value]:
         return self._running().work
 
-    def _running(self) -> Running:
+    def _running(self) -> Running[Value]:
         if self._begun is None:
             raise InvalidRequest("`async with` the transaction, or `await` it, before it is used")
         return self._begun
 
 
-class Transaction(UnitOfWork):
+class Transaction(UnitOfWork[str | bytes]):
     """`async with consumer.transaction() as tx`. See `pxrs.Transaction`.
 
     Locks belong to threads, so one thread enters, works and leaves. Whatever is awaited in the
@@ -277,7 +294,7 @@ class Transaction(UnitOfWork):
             raise InvalidRequest("await tx.execute(…) first: that begins the database transaction")
         return own_side(self._blocking.connection)
 
-    async def __aenter__(self) -> Transaction:
+    async def __aenter__(self) -> Self:
         if self._thread is not None:
             raise InvalidRequest("a transaction can be used once; call transaction() again")
         self._on_change(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pxrs import arguments
 from pxrs.callers import refuse_unsaid
@@ -14,14 +14,14 @@ from pxrs.consuming.health import Health
 from pxrs.consuming.member import Member
 from pxrs.consuming.transactions import Transaction
 from pxrs.groups.owned_claims import all_of
-from pxrs.types import Message, TopicPartition
+from pxrs.types import Message, TopicPartition, Value
 
 T = TypeVar("T")
 # How many messages a loop takes at a time.
 LOOP_MESSAGES = 500
 
 
-class Consumer:
+class Consumer(Generic[Value]):
     """Consumes topics as a member of a group. One thread uses it; close it, or use `with`."""
 
     def __init__(self, member: Member) -> None:
@@ -47,7 +47,7 @@ class Consumer:
         """
         return self._member.health(stuck_after=stuck_after, lag_limit=lag_limit)
 
-    def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message]:
+    def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message[Value]]:
         """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
 
         What the last call returned counts as handled now. A store that is away is waited for, too;
@@ -64,18 +64,18 @@ class Consumer:
             self._steps.did_not_arrive(error)
             raise
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[Value]]:
         """Messages one by one, without end. One is handled when the next one is asked for."""
         self._begin_loop()
         while True:
             yield from self._steps.one_by_one(self._member.take(LOOP_MESSAGES, None))
 
-    def batches(self, max_records: int = 500) -> Iterator[list[Message]]:
+    def batches(self, max_records: int = 500) -> Iterator[list[Message[Value]]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
         arguments.check_whole("max_records", max_records, least=1)
         return self._batches(max_records)
 
-    def _batches(self, max_records: int) -> Iterator[list[Message]]:
+    def _batches(self, max_records: int) -> Iterator[list[Message[Value]]]:
         self._begin_loop()
         while True:
             yield from self._steps.by_partition(self._member.take(max_records, None))
@@ -162,7 +162,7 @@ class Consumer:
         """
         self._member.close()
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

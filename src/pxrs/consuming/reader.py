@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Generic, Literal
 
 from pxrs.arguments import check_time, check_whole
 from pxrs.clock import Clock
@@ -13,7 +13,7 @@ from pxrs.codec.batches import decode
 from pxrs.decoding import Decoder, cut
 from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
 from pxrs.stores.api import LogStore, Watch
-from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic
+from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic, Value
 
 FETCH_BYTES = 2**20
 # How many messages `follow` decodes at a time, give or take a batch.
@@ -24,7 +24,7 @@ _LAST_OFFSET = 2**63 - 1
 Start = int | Literal["earliest", "latest"]
 
 
-class Reader:
+class Reader(Generic[Value]):
     """Reads a topic. Thread-safe."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Reader:
         # The batch decoded last: small reads walk through it without decoding it again.
         self._last: dict[int, tuple[int, int, list[Message]]] = {}
 
-    def read(self, partition: int, offset: int, max_records: int = 1000) -> list[Message]:
+    def read(self, partition: int, offset: int, max_records: int = 1000) -> list[Message[Value]]:
         """Messages from `offset` on, at most `max_records`; none at the end, it does not wait.
 
         `OffsetOutOfRange` before the start or past the end. `DamagedBatch` where a stored
@@ -94,7 +94,7 @@ class Reader:
         partitions: Sequence[int] | None = None,
         start: Start | Mapping[int, Start] = "latest",
         timeout: float | None = None,
-    ) -> Iterator[Message]:
+    ) -> Iterator[Message[Value]]:
         """Messages as they come, of all partitions unless some are named; blocks in between.
 
         Ends when nothing has come for `timeout` seconds, never by default. Positions are fixed

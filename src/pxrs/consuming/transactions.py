@@ -222,7 +222,7 @@ class Checkpoint:
             self._work.lost(parts)
 
 
-class Transaction(UnitOfWork):
+class Transaction(UnitOfWork[str | bytes]):
     """Leaving the block commits, leaving it by an exception rolls back and hands out again."""
 
     def __init__(self, table: Context, checkpoint: Checkpoint, connection: Any = None) -> None:

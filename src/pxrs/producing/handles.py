@@ -178,6 +178,10 @@ class SentMany(Sequence[Sent]):
     def __iter__(self) -> Iterator[Sent]:
         return map(Sent, self._batches, self._indexes)
 
+    def done(self) -> bool:
+        """Whether all outcomes are known."""
+        return all(pending.settled for pending in self.batches)
+
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable, `timeout` seconds in all; where each was written."""
         with self._waited_for():

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic, sleep, time, time_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self
 
 from pxrs.clock import Clock
 from pxrs.codec.batches import MAX_TIMESTAMP, compression_code
@@ -47,7 +47,7 @@ from pxrs.producing.records import NO_HEADERS, Checks, check_partition, chunks, 
 from pxrs.serde import Serde
 from pxrs.stores.api import LogStore
 from pxrs.topics import Topics
-from pxrs.types import Header, Topic
+from pxrs.types import Header, Topic, Value
 
 _Record = tuple[int, bytes | None, bytes | None, list[Header]]
 # Long enough for the committing thread to get the interpreter, short enough not to be felt.
@@ -60,7 +60,7 @@ _BUSY_BYTES = 64 * 2**10
 _LOOKS = 20
 
 
-class Producer:
+class Producer(Generic[Value]):
     """Sends messages. Thread-safe; use it as a context manager, leaving it flushes."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Producer:
         clock: Clock,
         settings: ProducerSettings,
         key_serde: Serde | None = None,
-        value_serde: Serde | None = None,
+        value_serde: Serde[Value] | None = None,
     ) -> None:
         self._clock = clock
         self._settings = settings
@@ -113,7 +113,7 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: Any,
+        value: Value | None,
         key: Any = None,
         *,
         partition: int | None = None,
@@ -138,8 +138,9 @@ class Producer:
                 key = key.encode()
             except UnicodeEncodeError:
                 key = plain(key, "key")
-        if type(value) is not bytes or type(key) is not bytes or self._serdes:
-            key, value = self._checks.encode(key, value)
+        data: Any = value
+        if type(data) is not bytes or type(key) is not bytes or self._serdes:
+            key, data = self._checks.encode(key, data)
         keyless = False
         if partition is not None:
             check_partition(buffer.topic, partition)
@@ -154,12 +155,12 @@ class Producer:
             timestamp = buffer.ms
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
-        if headers or key is None or value is None:
-            size, headers = self._checks.size(key, value, headers)
+        if headers or key is None or data is None:
+            size, headers = self._checks.size(key, data, headers)
         else:
-            size, headers = len(value) + len(key) + RECORD_BYTES, NO_HEADERS
+            size, headers = len(data) + len(key) + RECORD_BYTES, NO_HEADERS
             if size > self._most_weight:
-                self._checks.size(key, value, None)
+                self._checks.size(key, data, None)
         buffer.busy = True
         box = buffer.box
         try:
@@ -168,9 +169,9 @@ class Producer:
             pending = box.open[partition]
             if (
                 pending is None
-                or pending.append(pending.count, timestamp, key, value, headers) is None
+                or pending.append(pending.count, timestamp, key, data, headers) is None
             ):
-                record = (timestamp, key, value, headers)
+                record = (timestamp, key, data, headers)
                 pending = self._open_and_append(buffer, box, partition, keyless, record)
             index = pending.count
             pending.count = index + 1
@@ -183,7 +184,7 @@ class Producer:
             buffer.busy = False
         return Sent(pending, index)
 
-    def send_many(self, topic: str, messages: Iterable[tuple[Any, Any]]) -> SentMany:
+    def send_many(self, topic: str, messages: Iterable[tuple[Any, Value | None]]) -> SentMany:
         """Hand over (key, value) pairs; cheaper than `send` for each.
 
         A list is checked whole before anything is taken over. From an iterator, messages are
@@ -294,7 +295,7 @@ class Producer:
             self._wake.set()
             self._thread.join()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Generic
 
 import msgspec
 
@@ -13,7 +13,7 @@ from pxrs.errors import InvalidRequest, QueueNotFound
 from pxrs.queues.item import decode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import QueueStore
-from pxrs.types import Header, ItemState, Queue, StoredItem
+from pxrs.types import Header, ItemState, Plain, Queue, StoredItem, Value
 
 _PAGE = 500
 
@@ -42,13 +42,16 @@ class QueueRates(msgspec.Struct, frozen=True):
     done: float
 
 
-class ItemInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An item as it lies in its queue. `value` is what was put, read by the serde if any."""
+class ItemInfo(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
+    """An item as it lies in its queue. `value` is what was put, read by the serde if any.
+
+    What can't be read is shown as the bytes that are stored.
+    """
 
     queue: str
     id: int
     state: ItemState
-    value: Any
+    value: Value | bytes
     headers: tuple[Header, ...]
     key: str | None
     priority: int
@@ -114,8 +117,8 @@ class Queues:
         *,
         states: Sequence[str] = (),
         after: int | None = None,
-        serde: Serde | None = None,
-    ) -> Sequence[ItemInfo]:
+        serde: Serde[Plain] | None = None,
+    ) -> Sequence[ItemInfo[Plain]]:
         """Items as they lie there, oldest first; nothing is taken or counted."""
         self._find(name)
         wanted = [_state(state) for state in states]
@@ -143,8 +146,8 @@ class Queues:
         key: str | None = None,
         error: str | None = None,
         dead_for: float | None = None,
-        serde: Serde | None = None,
-    ) -> Sequence[ItemInfo]:
+        serde: Serde[Plain] | None = None,
+    ) -> Sequence[ItemInfo[Plain]]:
         """Items that used up their deliveries, with how it ended."""
         wanted = _filter(ids, key, error, dead_for)
         found = []
@@ -234,7 +237,7 @@ def _state(name: str) -> ItemState:
         raise InvalidRequest(f"no state {name!r}; there are {states}") from None
 
 
-def _shown(queue: str, item: StoredItem, serde: Serde | None) -> ItemInfo:
+def _shown(queue: str, item: StoredItem, serde: Serde[Value] | None) -> ItemInfo[Value]:
     try:
         value, headers = decode_body(item.body, serde)
     except Exception:  # noqa: BLE001 - what can't be read is shown as it is: that may be why it died

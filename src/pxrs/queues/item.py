@@ -7,19 +7,19 @@ two. An operator who looks into the table can read it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 
 from pxrs.errors import InvalidRequest
 from pxrs.producing.records import checked_headers, encoded
 from pxrs.serde import Serde, to_bytes
-from pxrs.types import Delivery, Header
+from pxrs.types import Delivery, Header, Value
 
 _HEADERS = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]])
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
+class Item(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
     """An item in hand. `value` is the str or bytes that was put, or what a serde made of it.
 
     `deliveries` counts this one; `error` is how the one before ended.
@@ -27,7 +27,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     id: int
-    value: Any
+    value: Value
     key: str | None
     priority: int
     headers: tuple[Header, ...]
@@ -90,7 +90,7 @@ def decode_body(body: bytes, serde: Serde | None = None) -> tuple[Any, tuple[Hea
     raise InvalidRequest(f"an item of kind {kind!r}: it was not put by pxrs, or by a newer one")
 
 
-def as_item(delivery: Delivery, serde: Serde | None) -> Item:
+def as_item(delivery: Delivery, serde: Serde[Value] | None) -> Item[Value]:
     """An item as it is handed to the user."""
     value, headers = decode_body(delivery.body, serde)
     return Item(

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, Self, Unpack
 
 from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
 from pxrs.core.queue import validate_item, validate_name
@@ -35,24 +35,22 @@ from pxrs.queues.item import Item, PutItem, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
-from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange
+from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange, Value
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 CAREFUL_WAIT = 5.0
 _FOREVER = Forever()
 
-T = TypeVar("T")
 
-
-class Found(NamedTuple):
+class Found(NamedTuple, Generic[Value]):
     """What a look at a queue has found: `pxrs.types.Taken`, with items as users see them."""
 
-    items: list[Item]
+    items: list[Item[Value]]
     due: float | None
     suspect: bool
 
 
-class UnitOfWork:
+class UnitOfWork(Generic[Value]):
     """See the module. Thread-safe. `px.transaction()` commits on success, `px.begin()` does not:
     there `commit()` has to be called, and leaving the block without it rolls back.
     """
@@ -62,7 +60,7 @@ class UnitOfWork:
         context: Context,
         *,
         connection: Any = None,
-        serde: Serde | None = None,
+        serde: Serde[Value] | None = None,
         strict: bool = False,
         commit_on_exit: bool = True,
     ) -> None:
@@ -87,7 +85,7 @@ class UnitOfWork:
         self._in_doubt = False
         self._ended = ""
         self._nothing_left = False
-        self._drop: weakref.finalize[..., UnitOfWork] | None = None
+        self._drop: weakref.finalize[..., UnitOfWork[Value]] | None = None
 
     # Taking and putting
 
@@ -98,7 +96,7 @@ class UnitOfWork:
         *,
         policy: Policy = _FOREVER,
         lock_for: float | None = None,
-    ) -> Item | None:
+    ) -> Item[Value] | None:
         """The next item of the queue, held until this transaction ends.
 
         Waits for one; None if none came within `timeout` seconds. `lock_for`: lose it after so
@@ -115,7 +113,7 @@ class UnitOfWork:
         *,
         policy: Policy = _FOREVER,
         lock_for: float | None = None,
-    ) -> list[Item]:
+    ) -> list[Item[Value]]:
         """What there is, `max_items` at most; waits until there is one, `timeout` seconds at most.
 
         An item whose last holder died comes alone.
@@ -148,7 +146,7 @@ class UnitOfWork:
         lock_for: float | None,
         *,
         suspects: bool = True,
-    ) -> Found:
+    ) -> Found[Value]:
         """What there is now, without waiting. See `QueueStore.take` for `suspects`."""
         validate_name(queue)
         check_policy(policy)
@@ -209,7 +207,7 @@ class UnitOfWork:
         """How many items it holds."""
         return len(self._held.taken)
 
-    def _as_item(self, delivery: Delivery) -> Item:
+    def _as_item(self, delivery: Delivery) -> Item[Value]:
         try:
             return as_item(delivery, self._serde)
         except Exception as error:
@@ -217,7 +215,7 @@ class UnitOfWork:
             raise
 
     @takes(PutManyOptions, PutOptions, defaults=[NewItem])
-    def put(self, queue: str, value: Any, **options: Unpack[PutOptions]) -> PutItem:
+    def put(self, queue: str, value: Value, **options: Unpack[PutOptions]) -> PutItem:
         """Put an item when, and only if, this transaction commits. Then it has an `id`."""
         refuse_unknown("put", options, PutOptions)
         (item,) = self._put_each(queue, (value,), options)
@@ -225,14 +223,14 @@ class UnitOfWork:
 
     @takes(PutManyOptions, defaults=[NewItem])
     def put_many(
-        self, queue: str, values: Iterable[Any], **options: Unpack[PutManyOptions]
+        self, queue: str, values: Iterable[Value], **options: Unpack[PutManyOptions]
     ) -> list[PutItem]:
         """Put several items of one kind, in this order. See `put`."""
         refuse_unknown("put_many", options, PutManyOptions)
         return self._put_each(queue, values, options)
 
     def _put_each(
-        self, queue: str, values: Iterable[Any], options: PutOptions | PutManyOptions
+        self, queue: str, values: Iterable[Value], options: PutOptions | PutManyOptions
     ) -> list[PutItem]:
         fields: dict[str, Any] = {"queue": queue, **options}
         headers = fields.pop("headers", None)
@@ -267,7 +265,7 @@ class UnitOfWork:
     def send(
         self,
         topic: str,
-        value: Any,
+        value: Value | None,
         key: Any = None,
         *,
         partition: int | None = None,
@@ -513,7 +511,7 @@ class UnitOfWork:
         if self._held.is_lost:
             raise SessionLost("the session of this transaction is over, and its items are free")
 
-    def __enter__(self) -> UnitOfWork:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

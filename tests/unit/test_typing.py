@@ -1,0 +1,152 @@
+"""What type checkers know of values, with a serde and without.
+
+The functions that are no tests are never called: mypy checks them. An `ignore` that hides no error
+is an error itself, so what is wrong in them has to stay wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Annotated, Any, assert_type
+
+import pxrs
+from pxrs import (
+    JSON,
+    Consumer,
+    Fence,
+    Item,
+    ItemInfo,
+    Message,
+    Producer,
+    Pxrs,
+    Reader,
+    UnitOfWork,
+    aio,
+)
+
+
+def test_that_messages_are_generic_costs_nothing() -> None:
+    message: Message[bytes] = Message(Fence("t", 0, 1), 0, 0, b"k", b"v", ())
+    assert not gc.is_tracked(message)
+    assert not hasattr(message, "__dict__")
+
+
+class Order:
+    """Somebody's own type."""
+
+
+class Orders:
+    """A serde that is no class of pxrs."""
+
+    def encode(self, value: Order) -> bytes:
+        return b""
+
+    def decode(self, data: bytes) -> Order:
+        return Order()
+
+
+def serdes() -> None:
+    assert_type(JSON(Order), JSON[Order])
+    assert_type(JSON(list[Order]).decode(b""), list[Order])
+    assert_type(JSON().decode(b""), Any)
+    accept_orders(Orders())
+    accept_orders(JSON(int))  # type: ignore[arg-type]
+
+
+def accept_orders(serde: pxrs.Serde[Order]) -> None:
+    assert_type(serde.decode(b""), Order)
+
+
+def topics(px: Pxrs) -> None:
+    plain = px.consumer("orders", group="g", start="earliest")
+    assert_type(plain, Consumer[bytes])
+    typed = px.consumer("orders", "g", serde=JSON(Order), auto_commit=False)
+    assert_type(typed, Consumer[Order])
+    assert_type(px.consumer("orders", "g", serde=Orders()), Consumer[Order])
+    assert_type(px.consumer("orders", "g", serde=JSON(Order | None)), Consumer[Any])
+    assert_type(px.consumer("orders", "g", serde=JSON(Annotated[int, 5])), Consumer[Any])
+    for message in typed:
+        assert_type(message, Message[Order])
+        message.value.nothing  # type: ignore[attr-defined]  # noqa: B018
+    assert_type(plain.poll()[0].value, bytes)
+    assert_type(next(typed.batches()), list[Message[Order]])
+    with typed as entered:
+        assert_type(entered, Consumer[Order])
+    px.consumer("orders", "g", serde=Order)  # type: ignore[arg-type]
+    px.consumer("orders", "g", auto_comit=False)  # type: ignore[call-arg]
+
+    assert_type(px.reader("orders"), Reader[bytes])
+    reader = px.reader("orders", serde=JSON(Order))
+    assert_type(reader.read(0, 0), list[Message[Order]])
+    assert_type(next(iter(reader.follow())).value, Order)
+
+    producer = px.producer(linger=0.0)
+    assert_type(producer, Producer[str | bytes])
+    producer.send("orders", "text", key="k")
+    producer.send("orders", None, key="k")
+    producer.send("orders", Order())  # type: ignore[arg-type]
+    with px.producer(serde=JSON(Order)) as orders:
+        assert_type(orders, Producer[Order])
+        orders.send("orders", Order())
+        orders.send("orders", "text")  # type: ignore[arg-type]
+        orders.send_many("orders", [("k", Order())])
+        orders.send_many("orders", [("k", 5)])  # type: ignore[list-item]
+
+
+def queues(px: Pxrs) -> None:
+    assert_type(px.put("mail", "text"), int | None)
+    assert_type(px.put_many("mail", ["text", b"bytes"], delay=5.0), list[int | None])
+    px.put("mail", 42)  # type: ignore[call-overload]
+    px.put_many("mail", [42])  # type: ignore[list-item]
+    px.put("mail", Order(), serde=JSON(Order), key="k")
+    px.put("mail", 42, serde=Orders())  # type: ignore[misc]
+    px.put("mail", 42, serde=JSON())
+    px.put("mail", "text", priority="high")  # type: ignore[call-overload]
+
+    with px.transaction() as tx:
+        assert_type(tx, UnitOfWork[str | bytes])
+        assert_type(tx.take("mail"), Item[str | bytes] | None)
+        tx.put("mail", 42)  # type: ignore[arg-type]
+    with px.begin(serde=JSON(Order)) as orders:
+        assert_type(orders, UnitOfWork[Order])
+        assert_type(orders.take_many("orders", 5), list[Item[Order]])
+        assert_type(orders.put("orders", Order()), pxrs.PutItem)
+        orders.put_many("orders", ["text"])  # type: ignore[list-item]
+        orders.send("orders", "text")  # type: ignore[arg-type]
+
+    assert_type(px.queues.peek("mail"), Sequence[ItemInfo[str | bytes]])
+    assert_type(px.queues.dead("orders", serde=JSON(Order))[0].value, Order | bytes)
+
+
+async def awaited(px: aio.Pxrs) -> None:
+    async with px.consumer("orders", "g", serde=JSON(Order)) as typed:
+        assert_type(typed, aio.Consumer[Order])
+        assert_type(await typed.poll(), list[Message[Order]])
+        async for message in typed:
+            assert_type(message, Message[Order])
+    async with px.consumer("orders", "g") as plain:
+        assert_type((await plain.poll())[0].value, bytes)
+
+    reader = await px.reader("orders", serde=JSON(Order))
+    assert_type(reader, aio.Reader[Order])
+    assert_type(await reader.read(0, 0), list[Message[Order]])
+    async for message in reader.follow():
+        assert_type(message, Message[Order])
+
+    async with px.producer(serde=JSON(Order)) as orders:
+        await orders.send("orders", Order())
+        await orders.send("orders", "text")  # type: ignore[arg-type]
+    async with px.producer() as producer:
+        await producer.send("orders", Order())  # type: ignore[arg-type]
+
+    assert_type(await px.put("mail", "text"), int | None)
+    await px.put("mail", 42)  # type: ignore[call-overload]
+    await px.put_many("orders", [Order()], serde=JSON(Order))
+    async with px.transaction(serde=JSON(Order)) as tx:
+        assert_type(tx, aio.UnitOfWork[Order])
+        assert_type(await tx.take("orders"), Item[Order] | None)
+        await tx.put("orders", Order())
+        await tx.put("orders", 42)  # type: ignore[arg-type]
+    assert_type(await px.queues.peek("mail"), Sequence[ItemInfo[str | bytes]])
+    assert_type(await px.queues.dead("mail", serde=JSON(Order)), Sequence[ItemInfo[Order]])
