@@ -58,11 +58,11 @@ class JSON(Generic[Value]):
 
 
 def check_serde(serde: object, name: str) -> None:
-    """Refuse what can't be one, before the first message meets it."""
+    """Rejects what is no serde, before the first message meets it."""
     verbs = (getattr(serde, verb, None) for verb in _CODERS)
     if serde is not None and not all(callable(verb) for verb in verbs):
         raise InvalidRequest(
-            f"{name}={serde!r}; an object with encode and decode is needed, such as pxrs.JSON()"
+            f"{name} must have encode and decode, as pxrs.JSON() has, got {serde!r}"
         )
 
 
@@ -74,9 +74,9 @@ def to_bytes(value: object, what: str) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"a {what} that is not valid text ({error}); pass bytes") from None
+            raise InvalidRequest(f"{what} is not valid text ({error}); pass bytes") from None
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     raise InvalidRequest(
-        f"a {what} of type {type(value).__name__}; pass bytes or str, or set a serde such as JSON()"
+        f"{what} must be bytes or str, got {type(value).__name__}; set a serde such as pxrs.JSON()"
     )

@@ -74,7 +74,7 @@ def test_what_does_not_fit_into_a_megabyte_is_refused_and_said(zookeeper_url: st
         worker.put(bytes(limits.body_bytes + 1), queue="mail")
     with pytest.raises(InvalidRequest, match="1000000 in all"):
         worker.apply(put=[NewItem(queue="mail", body=half)] * 2)
-    with pytest.raises(InvalidRequest, match=f"this store takes {limits.items}"):
+    with pytest.raises(InvalidRequest, match=f"limit of this store is {limits.items}"):
         worker.apply(put=[NewItem(queue="mail", body=b"")] * (limits.items + 1))
     keyed = [
         NewItem(queue="mail", body=b"", key=f"k{number}", dedupe=f"d{number}", dedupe_window=9)

@@ -194,7 +194,8 @@ def validate_name(name: str) -> str:
         or "/" in name
     ):
         raise InvalidRequest(
-            f"queue name {name!r}: 1 to {_LONGEST_NAME} printable characters without a slash"
+            f"queue name must be 1 to {_LONGEST_NAME} printable characters without a slash, "
+            f"got {name!r}"
         )
     return name
 
@@ -202,9 +203,9 @@ def validate_name(name: str) -> str:
 def validate_take(count: int, most: int | None, lock_for: float | None) -> None:
     """Refuse what can't be asked for."""
     if count < 1:
-        raise InvalidRequest(f"{count} items can't be taken")
+        raise InvalidRequest(f"the number of items to take must be at least 1, got {count}")
     if most is not None and most < 1:
-        raise InvalidRequest(f"an item that may be delivered {most} times can't be taken")
+        raise InvalidRequest(f"the most deliveries of an item must be at least 1, got {most}")
     if lock_for is not None:
         validate_lock(lock_for)
 
@@ -212,20 +213,22 @@ def validate_take(count: int, most: int | None, lock_for: float | None) -> None:
 def validate_lock(lock_for: float) -> None:
     """Refuse a time that can't be held for."""
     if not 0 < lock_for <= _LONGEST_DELAY:
-        raise InvalidRequest(f"items can't be held for {lock_for} s")
+        raise InvalidRequest(f"lock_for must be a positive number of seconds, got {lock_for}")
 
 
 def validate_releases(releases: Iterable[Release]) -> None:
     """Refuse a delay that can't be waited for."""
     for release in releases:
         if not 0 <= release.delay <= _LONGEST_DELAY:
-            raise InvalidRequest(f"an item can't be given back after {release.delay} s")
+            raise InvalidRequest(
+                f"a release's delay must be 0 s to ten years, got {release.delay} s"
+            )
 
 
 def page_size(limit: int) -> int:
     """How many items to show, within what engines can count."""
     if limit < 1:
-        raise InvalidRequest(f"a limit of {limit} items; at least 1 is needed")
+        raise InvalidRequest(f"limit must be at least 1, got {limit}")
     return min(limit, sys.maxsize)
 
 
@@ -239,9 +242,11 @@ def validate_change(change: QueueChange, limits: QueueLimits) -> None:
     """Refuse what some engine could not do, on every engine alike."""
     total = len(change.remove) + len(change.put)
     if total > limits.items:
-        raise InvalidRequest(f"{total} items in one transaction; this store takes {limits.items}")
+        raise InvalidRequest(
+            f"the transaction changes {total} items; the limit of this store is {limits.items}"
+        )
     if len(set(change.remove)) < len(change.remove):
-        raise InvalidRequest("an item can be removed once")
+        raise InvalidRequest("the transaction removes an item twice; an item can be removed once")
     for name in {item.queue for item in change.put}:
         validate_name(name)
     for item in change.put:
@@ -251,13 +256,16 @@ def validate_change(change: QueueChange, limits: QueueLimits) -> None:
 def validate_restored(items: Sequence[StoredItem], limits: QueueLimits) -> None:
     """Refuse items that this store could not hold."""
     if len(items) > limits.items:
-        raise InvalidRequest(f"{len(items)} items at once; this store takes {limits.items}")
+        raise InvalidRequest(
+            f"{len(items)} items at once; the limit of this store is {limits.items}"
+        )
     for item in items:
         if item.id < 1:
-            raise InvalidRequest(f"item {item.id}: numbers start at 1")
+            raise InvalidRequest(f"the id of an item must be at least 1, got {item.id}")
         if len(item.body) > limits.body_bytes:
             raise MessageTooLarge(
-                f"item {item.id} has {len(item.body)} bytes; this store takes {limits.body_bytes}"
+                f"item {item.id} is {len(item.body)} bytes long; "
+                f"the limit of this store is {limits.body_bytes}"
             )
 
 
@@ -281,11 +289,11 @@ def validate_item(item: NewItem, limits: QueueLimits) -> None:
 def _validate_content(item: NewItem, limits: QueueLimits) -> None:
     if len(item.body) > limits.body_bytes:
         raise MessageTooLarge(
-            f"an item of {len(item.body)} bytes for {item.queue!r}; "
-            f"this store takes {limits.body_bytes}"
+            f"the item for {item.queue!r} is {len(item.body)} bytes long; "
+            f"the limit of this store is {limits.body_bytes}"
         )
     if type(item.priority) is not int or not abs(item.priority) < _MOST_PRIORITY:
-        raise InvalidRequest(f"priority {item.priority!r}; a whole number of 32 bits can be had")
+        raise InvalidRequest(f"priority must be a 32-bit integer, got {item.priority!r}")
     # Most items have none of these, and every item comes through here twice.
     if item.delay != 0.0:
         _validate_seconds("delay", item.delay)
@@ -293,23 +301,25 @@ def _validate_content(item: NewItem, limits: QueueLimits) -> None:
         _validate_text("key", item.key)
     if item.dedupe is not None:
         _validate_text("dedupe key", item.dedupe)
-        _validate_seconds("window", item.dedupe_window)
+        _validate_seconds("dedupe_window", item.dedupe_window)
         if item.dedupe_window <= 0:
-            raise InvalidRequest(f"dedupe key {item.dedupe!r} needs a window of time")
+            raise InvalidRequest(f"dedupe_window must be more than 0 s, got {item.dedupe_window!r}")
 
 
 def _validate_seconds(name: str, seconds: float) -> None:
     if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
-        raise InvalidRequest(f"a {name} of {seconds!r} s; 0 s to ten years can be had")
+        raise InvalidRequest(f"{name} must be 0 s to ten years, got {seconds!r}")
 
 
 def _validate_text(name: str, text: str) -> None:
     if not isinstance(text, str):
-        raise InvalidRequest(f"a {name} is text, not {type(text).__name__}")
+        raise InvalidRequest(f"{name} must be text, got {type(text).__name__}")
     if not 0 < len(text) <= _LONGEST_KEY:
-        raise InvalidRequest(f"a {name} of {len(text)} characters; 1 to {_LONGEST_KEY} can be")
+        raise InvalidRequest(
+            f"{name} is {len(text)} characters long; the limit is 1 to {_LONGEST_KEY}"
+        )
     if not _is_text(text):
-        raise InvalidRequest(f"{name} {text!r}: some engine could not keep it as text")
+        raise InvalidRequest(f"{name} must be Unicode text without zero characters, got {text!r}")
 
 
 def _is_text(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Queues as people look after them: `px.queues`."""
+"""`px.queues`: what operators do with queues and their dead letters."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ class Queues:
         return self._info(self._find(name))
 
     def rates(self, name: str, seconds: float = 1.0) -> QueueRates:
-        """What goes through the queue, watched for so many seconds."""
+        """How many items per second are put and done, measured for so many seconds."""
         if not seconds > 0:
-            raise InvalidRequest(f"rates can't be seen in {seconds} s")
+            raise InvalidRequest(f"seconds must be a positive number, got {seconds}")
         self._find(name)
         before, began = self._store.stats(name), self._clock.monotonic()
         threading.Event().wait(seconds)
@@ -131,7 +131,7 @@ class Queues:
         return self._store.purge(name)
 
     def delete(self, name: str) -> None:
-        """Remove the queue and all its items. Who holds some is told when it commits."""
+        """Remove the queue and all its items. Transactions that hold some fail when they commit."""
         self._find(name)
         self._store.delete(name)
 
@@ -166,7 +166,7 @@ class Queues:
         error: str | None = None,
         dead_for: float | None = None,
     ) -> int:
-        """Put dead items back at the queue's end with all their deliveries; how many."""
+        """Put dead items back at the end of the queue and reset their delivery counts; how many."""
         return self._each_page(name, _filter(ids, key, error, dead_for), self._store.redrive)
 
     def drop(
@@ -234,7 +234,7 @@ def _state(name: str) -> ItemState:
         return ItemState(name)
     except ValueError:
         states = ", ".join(ItemState)
-        raise InvalidRequest(f"no state {name!r}; there are {states}") from None
+        raise InvalidRequest(f"state must be one of {states}, got {name!r}") from None
 
 
 def _shown(queue: str, item: StoredItem, serde: Serde[Value] | None) -> ItemInfo[Value]:

@@ -58,7 +58,7 @@ class PutItem(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_body(value: Any, headers: Sequence[Header] | None, serde: Serde | None) -> bytes:
-    """What an item is stored as."""
+    """Encodes a value and its headers as an item's body."""
     if serde is not None:
         body = b"b" + encoded(serde, value, "value")
     elif type(value) is bytes:
@@ -74,7 +74,7 @@ def encode_body(value: Any, headers: Sequence[Header] | None, serde: Serde | Non
 
 
 def decode_body(body: bytes, serde: Serde | None = None) -> tuple[Any, tuple[Header, ...]]:
-    """The value and the headers."""
+    """Decodes an item's body: the value and the headers."""
     headers: tuple[Header, ...] = ()
     kind, rest = body[:1], body[1:]
     if kind == b"h":
@@ -87,11 +87,13 @@ def decode_body(body: bytes, serde: Serde | None = None) -> tuple[Any, tuple[Hea
         return rest.decode(), headers
     if kind == b"b":
         return rest, headers
-    raise InvalidRequest(f"an item of kind {kind!r}: it was not put by pxrs, or by a newer one")
+    raise InvalidRequest(
+        f"the item's body begins with {kind!r}: it was not put by pxrs, or by a newer version of it"
+    )
 
 
 def as_item(delivery: Delivery, serde: Serde[Value] | None) -> Item[Value]:
-    """An item as it is handed to the user."""
+    """Builds the `Item` that the user gets."""
     value, headers = decode_body(delivery.body, serde)
     return Item(
         queue=delivery.held.queue,
