@@ -180,7 +180,7 @@ class SentMany(Sequence[Sent]):
 
     def done(self) -> bool:
         """Whether all outcomes are known."""
-        return all(pending.settled for pending in self.batches)
+        return all(pending.settled for pending in self._batches)
 
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable, `timeout` seconds in all; where each was written."""
