@@ -48,7 +48,7 @@ from pxrs.stores.jetstream.streams import (
     passing,
     translated,
 )
-from pxrs.stores.jetstream.topics import Part, Topic, Topics
+from pxrs.stores.jetstream.topics import Part, Topics
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Append, Appended, Batch, LogPartition
 
@@ -61,7 +61,7 @@ _SOON = 0.004
 _COMPANY = 1.0
 
 
-_Append = Callable[[Topic, Part, Batch], Awaitable[Appended | PxrsError]]
+_Append = Callable[[Part, Batch], Awaitable[Appended | PxrsError]]
 
 
 class Appending:
@@ -127,9 +127,9 @@ class Appending:
         task.add_done_callback(self._left.discard)
         return True
 
-    async def _one(self, topic: Topic, part: Part, batch: Batch) -> Appended | PxrsError:
+    async def _one(self, part: Part, batch: Batch) -> Appended | PxrsError:
         """Append one batch, or say why not. Raises `Stale` only."""
-        attempt = _Attempt(self._streams, self._reading, self._clock, topic, part, batch)
+        attempt = _Attempt(self._streams, self._reading, self._clock, part, batch)
         try:
             validate_batch(batch)
             return await attempt.run()
@@ -161,18 +161,17 @@ class _Work:
 
     async def run(self) -> None:
         try:
-            await self._topics.using(self.where.topic_id, self._append_all)
+            await self._topics.using_part(self.where, self._append_all)
         except PxrsError as error:
             # The topic can't be found, or not be asked for. Nothing of the rest was sent.
             self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
 
-    async def _append_all(self, topic: Topic) -> None:
-        part = topic.part(self.where.partition)
+    async def _append_all(self, part: Part) -> None:
         async with part.lock:
             while not self.is_left and len(self.outcomes) < len(self.batches):
                 self.under_way = True
                 try:
-                    outcome = await self._append(topic, part, self.batches[len(self.outcomes)])
+                    outcome = await self._append(part, self.batches[len(self.outcomes)])
                 finally:
                     self.under_way = False
                 self.outcomes.append(outcome)
@@ -211,14 +210,12 @@ class _Attempt:
         streams: Streams,
         reading: Reading,
         clock: Clock,
-        topic: Topic,
         part: Part,
         batch: Batch,
     ) -> None:
         self._streams = streams
         self._reading = reading
         self._clock = clock
-        self._topic = topic
         self._part = part
         self._batch = batch
         self._writer = secrets.token_hex(6)
@@ -273,7 +270,7 @@ class _Attempt:
         if part.tail is not None and not fresh:
             return part.tail
         part.tail = None if fresh else part.tail
-        floor, tail = await self._reading.ends(self._topic, part)
+        floor, tail = await self._reading.ends(part)
         if tail.next < floor.start:
             # An operator purged the stream by hand: offsets are not given again.
             tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
@@ -315,7 +312,7 @@ class _Attempt:
         known = producers.get(batch.producer_id)
         if known is None and producers.aside:
             known = await from_aside(self._streams, self._part, batch.producer_id)
-        now = self._topic.time.now(self._clock)
+        now = self._part.time.now(self._clock)
         if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
             known = None
         verdict = judge(known.state if known else None, batch, last.next)

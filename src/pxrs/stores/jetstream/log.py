@@ -19,7 +19,7 @@ from pxrs.stores.findings import Finding
 from pxrs.stores.jetstream.appending import Appending
 from pxrs.stores.jetstream.reading import Reading
 from pxrs.stores.jetstream.streams import Streams
-from pxrs.stores.jetstream.topics import Part, Topic, Topics
+from pxrs.stores.jetstream.topics import Part, Topics
 from pxrs.stores.jetstream.watches import ChangeListener, LogWatch
 from pxrs.stores.jetstream.wire import Wire
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
@@ -123,9 +123,7 @@ class JetStreamLog:
             raise OutcomeUnknown("the log was closed while batches were on their way") from error
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
-        return self._in_part(
-            where, lambda topic, part: self._reading.fetch(topic, part, offset, max_bytes)
-        )
+        return self._in_part(where, lambda part: self._reading.fetch(part, offset, max_bytes))
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
         return self._run(self._topics.using(topic_id, self._reading.bounds))
@@ -134,19 +132,17 @@ class JetStreamLog:
         return self._in_part(where, self._reading.size)
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
-        return self._in_part(
-            where, lambda topic, part: self._reading.batch_at(topic, part, timestamp)
-        )
+        return self._in_part(where, lambda part: self._reading.batch_at(part, timestamp))
 
     def trim(self, where: LogPartition, before: int) -> int:
-        return self._in_part(where, lambda topic, part: self._reading.trim(topic, part, before))
+        return self._in_part(where, lambda part: self._reading.trim(part, before))
 
     def expire(
         self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
     ) -> int:
         return self._in_part(
             where,
-            lambda topic, part: self._reading.expire(topic, part, before_timestamp, max_bytes),
+            lambda part: self._reading.expire(part, before_timestamp, max_bytes),
         )
 
     def watch(self, *where: LogPartition) -> LogWatch:
@@ -168,9 +164,5 @@ class JetStreamLog:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._thread.run(work)
 
-    def _in_part(self, where: LogPartition, use: Callable[[Topic, Part], Awaitable[T]]) -> T:
-        return self._run(
-            self._topics.using(
-                where.topic_id, lambda topic: use(topic, topic.part(where.partition))
-            )
-        )
+    def _in_part(self, where: LogPartition, use: Callable[[Part], Awaitable[T]]) -> T:
+        return self._run(self._topics.using_part(where, use))

@@ -35,14 +35,14 @@ class Reading:
 
     # The ends of a partition
 
-    async def floor(self, topic: Topic, part: Part) -> Floor:
+    async def floor(self, part: Part) -> Floor:
         """Where the partition begins now.
 
         Floors only rise: a leader that was just elected may not know of the last one yet.
         """
         stored = await self._streams.last(part.stream, part.floor)
         if stored is None:
-            await self._topics.require_same(topic)
+            await self._topics.require_same(part)
         elif stored.seq > part.known_floor.at:
             part.known_floor = floor_from_bytes(stored.data, stored.seq)
         return part.known_floor
@@ -58,8 +58,8 @@ class Reading:
         last = await self._streams.last(part.stream, part.batches)
         return NOTHING if last is None else part.noted(last)
 
-    async def ends(self, topic: Topic, part: Part) -> tuple[Floor, Entry]:
-        floor, tail = await asyncio.gather(self.floor(topic, part), self.tail(part))
+    async def ends(self, part: Part) -> tuple[Floor, Entry]:
+        floor, tail = await asyncio.gather(self.floor(part), self.tail(part))
         return floor, tail
 
     async def bounds(self, topic: Topic) -> dict[int, Bounds]:
@@ -67,47 +67,47 @@ class Reading:
 
         async def one(part: Part) -> Bounds:
             async with limit:
-                floor, tail = await self.ends(topic, part)
+                floor, tail = await self.ends(part)
                 return Bounds(floor.start, max(floor.start, tail.next))
 
         found = await asyncio.gather(*map(one, topic.parts))
         return dict(enumerate(found))
 
-    async def size(self, topic: Topic, part: Part) -> int:
-        floor, tail = await self.ends(topic, part)
+    async def size(self, part: Part) -> int:
+        floor, tail = await self.ends(part)
         return max(0, tail.total - floor.total)
 
     # Fetching
 
-    async def fetch(self, topic: Topic, part: Part, offset: int, max_bytes: int) -> Fetched:
+    async def fetch(self, part: Part, offset: int, max_bytes: int) -> Fetched:
         seq = part.marks.at(offset)
         if seq is not None:
             floor, (run, pending) = await asyncio.gather(
-                self.floor(topic, part), self._run(part, seq, max_bytes)
+                self.floor(part), self._run(part, seq, max_bytes)
             )
             if offset < floor.start:
-                raise _out_of_range(topic, part, offset, *await self.ends(topic, part))
+                raise _out_of_range(part, offset, *await self.ends(part))
             if not run or run[0][0].base == offset:
                 return await self._fetched(part, floor, offset, run, pending)
             part.forget()
-        return await self._fetch_afresh(topic, part, offset, max_bytes)
+        return await self._fetch_afresh(part, offset, max_bytes)
 
-    async def _fetch_afresh(self, topic: Topic, part: Part, offset: int, max_bytes: int) -> Fetched:
-        floor, tail = await self.ends(topic, part)
+    async def _fetch_afresh(self, part: Part, offset: int, max_bytes: int) -> Fetched:
+        floor, tail = await self.ends(part)
         end = max(floor.start, tail.next)
         if not floor.start <= offset <= end:
-            raise _out_of_range(topic, part, offset, floor, tail)
+            raise _out_of_range(part, offset, floor, tail)
         if offset == end:
             return Fetched([], floor.start, end)
         seq = await self._locate(part, floor, tail, offset)
         run, pending = await self._run(part, seq, max_bytes)
         if not run or run[0][0].base > offset:
             # Purged since the floor was read, or really not there.
-            floor, tail = await self.ends(topic, part)
+            floor, tail = await self.ends(part)
             if offset < floor.start:
-                raise _out_of_range(topic, part, offset, floor, tail)
+                raise _out_of_range(part, offset, floor, tail)
             following = run[0][0].base if run else end
-            raise DamagedBatch(topic.id, part.number, offset, following, "it is not there")
+            raise DamagedBatch(part.topic_id, part.number, offset, following, "it is not there")
         return await self._fetched(part, floor, offset, run, pending)
 
     async def _fetched(
@@ -181,8 +181,8 @@ class Reading:
             found = [] if newest is None else [newest]
         return found, pending
 
-    async def batch_at(self, topic: Topic, part: Part, timestamp: int) -> int | None:
-        floor, tail = await self.ends(topic, part)
+    async def batch_at(self, part: Part, timestamp: int) -> int | None:
+        floor, tail = await self.ends(part)
         entry = await self._first_young(part, floor, tail, timestamp)
         return None if entry is None else entry.base
 
@@ -206,20 +206,18 @@ class Reading:
 
     # Dropping
 
-    async def trim(self, topic: Topic, part: Part, before: int) -> int:
-        floor, tail = await self.ends(topic, part)
+    async def trim(self, part: Part, before: int) -> int:
+        floor, tail = await self.ends(part)
         if before <= floor.start or tail.next <= floor.start:
             return floor.start
         if before >= tail.next:
-            return await self._raise_floor(topic, part, floor, above(tail), tail)
+            return await self._raise_floor(part, floor, above(tail), tail)
         seq = await self._locate(part, floor, tail, before)
         kept = await self._next(part, seq)
-        return await self._raise_floor(topic, part, floor, below(kept or tail), tail)
+        return await self._raise_floor(part, floor, below(kept or tail), tail)
 
-    async def expire(
-        self, topic: Topic, part: Part, before_timestamp: int | None, max_bytes: int | None
-    ) -> int:
-        floor, tail = await self.ends(topic, part)
+    async def expire(self, part: Part, before_timestamp: int | None, max_bytes: int | None) -> int:
+        floor, tail = await self.ends(part)
         if tail.next <= floor.start:
             return floor.start
         kept = floor
@@ -235,11 +233,9 @@ class Reading:
         if before_timestamp is not None:
             young = await self._first_young(part, kept, tail, before_timestamp)
             kept = below(young or tail)
-        return await self._raise_floor(topic, part, floor, kept, tail)
+        return await self._raise_floor(part, floor, kept, tail)
 
-    async def _raise_floor(
-        self, topic: Topic, part: Part, floor: Floor, wanted: Floor, tail: Entry
-    ) -> int:
+    async def _raise_floor(self, part: Part, floor: Floor, wanted: Floor, tail: Entry) -> int:
         """Raise the floor, unless another process has raised it higher; then purge below it."""
         if wanted.start <= floor.start:
             return floor.start
@@ -256,7 +252,7 @@ class Reading:
             except (NotSent, NoAnswer) as error:
                 why = error
             await patience.pause(why)
-            floor = await self.floor(topic, part)
+            floor = await self.floor(part)
         # The last message stays, whatever the floor: it holds the end.
         await self._streams.purge(part.stream, part.batches, min(wanted.seq, tail.seq))
         return max(floor.start, wanted.start)
@@ -265,11 +261,9 @@ class Reading:
 _MANY = 256
 
 
-def _out_of_range(
-    topic: Topic, part: Part, offset: int, floor: Floor, tail: Entry
-) -> OffsetOutOfRange:
+def _out_of_range(part: Part, offset: int, floor: Floor, tail: Entry) -> OffsetOutOfRange:
     end = max(floor.start, tail.next)
-    return OffsetOutOfRange(topic.id, part.number, offset, floor.start, end)
+    return OffsetOutOfRange(part.topic_id, part.number, offset, floor.start, end)
 
 
 def _up_to_a_hole(run: list[tuple[Entry, bytes]]) -> list[StoredBatch]:

@@ -18,6 +18,7 @@ from pxrs.config import NatsSettings
 from pxrs.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent, Reply, Wire, status_of
 
+R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
 
 NO_STREAM = 10059
@@ -90,12 +91,6 @@ class Info(Reply):
     ts: datetime | None = None
 
 
-_got = msgspec.json.Decoder(_Got)
-_acked = msgspec.json.Decoder(_Acked)
-_info = msgspec.json.Decoder(Info)
-_reply = msgspec.json.Decoder(Reply)
-
-
 class Streams:
     """JetStream's questions on one connection."""
 
@@ -111,12 +106,10 @@ class Streams:
     async def create(self, name: str, config: Mapping[str, Any]) -> Info | None:
         """Make the stream; None if there is one of this name and other settings."""
         try:
-            info: Info = await self._ask(
-                "CREATE", name, {"name": name, **config}, _info, refusal=NAME_IN_USE
-            )
+            what = {"name": name, **config}
+            return await self._ask("CREATE", name, what, Info, refusal=NAME_IN_USE)
         except ApiError:
             return None
-        return info
 
     async def info(self, name: str) -> Info | None:
         """The stream, None if there is none.
@@ -129,8 +122,7 @@ class Streams:
         doubts = 1 if self._clustered else 0
         while True:
             try:
-                info: Info = await self._ask("INFO", name, {}, _info, refusal=NO_STREAM)
-                return info
+                return await self._ask("INFO", name, {}, Info, refusal=NO_STREAM)
             except ApiError as error:
                 if not await self._is_served(name):
                     if not doubts:
@@ -159,7 +151,7 @@ class Streams:
         patience = self.patience()
         while True:
             try:
-                await self._ask("DELETE", name, {}, _reply, refusal=NO_STREAM)
+                await self._ask("DELETE", name, {}, Reply, refusal=NO_STREAM)
                 return
             except ApiError as error:
                 if not await self._is_served(name):
@@ -168,7 +160,7 @@ class Streams:
 
     async def purge(self, name: str, subject: str, before: int) -> None:
         """Remove the messages of a subject with sequences below `before`."""
-        await self._ask("PURGE", name, {"filter": subject, "seq": before}, _reply, there=True)
+        await self._ask("PURGE", name, {"filter": subject, "seq": before}, Reply, there=True)
 
     # From the leader
 
@@ -182,7 +174,7 @@ class Streams:
 
     async def _get(self, name: str, which: Mapping[str, Any]) -> Stored | None:
         try:
-            got = await self._ask("MSG.GET", name, which, _got, there=True, refusal=NO_MESSAGE)
+            got = await self._ask("MSG.GET", name, which, _Got, there=True, refusal=NO_MESSAGE)
         except ApiError:
             return None
         message = got.message
@@ -226,7 +218,7 @@ class Streams:
     ) -> int:
         """Store a message, one try; its sequence. Raises `NotSent`, `NoAnswer` or `ApiError`."""
         (answer,) = await self.wire.request(subject, data, timeout, headers)
-        acked = _acked.decode(answer.data)
+        acked = msgspec.json.decode(answer.data, type=_Acked)
         acked.check()
         return acked.seq
 
@@ -237,11 +229,11 @@ class Streams:
         verb: str,
         name: str,
         what: Mapping[str, Any],
-        decoder: Any,
+        kind: type[R],
         *,
         there: bool = False,
         refusal: int | None = None,
-    ) -> Any:
+    ) -> R:
         """What JetStream answers. `there`: of a stream that should be; `Stale` if it is gone.
 
         Raises `ApiError` for the one `refusal` that the caller expects, others translated.
@@ -249,9 +241,9 @@ class Streams:
         payload = msgspec.json.encode(what) if what else b""
         subject = f"{self._stream_api}.{verb}.{name}"
 
-        async def attempt() -> Any:
+        async def attempt() -> R:
             (answer,) = await self.wire.request(subject, payload, TRY)
-            reply = decoder.decode(answer.data)
+            reply = msgspec.json.decode(answer.data, type=kind)
             reply.check()
             return reply
 

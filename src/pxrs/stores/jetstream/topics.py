@@ -46,10 +46,15 @@ AT_ONCE = 128
 class Part:
     """One partition: its subjects, and what is known of it. Its lock is held while appending."""
 
-    def __init__(self, stream: str, root: str, number: int, replicated: bool) -> None:
+    def __init__(
+        self, topic_id: str, stream: str, root: str, number: int, replicated: bool, time: ServerTime
+    ) -> None:
+        self.topic_id = topic_id
         self.stream = stream
+        self.root = root
         self.number = number
         self.replicated = replicated
+        self.time = time
         self.batches = f"{root}.b.{number}"
         self.floor = f"{root}.f.{number}"
         self.aside = f"{root}.p.{number}"
@@ -99,10 +104,10 @@ class Topic:
         self, topic_id: str, stream: str, root: str, parts: int, replicas: int, time: ServerTime
     ) -> None:
         self.id = topic_id
-        self.stream = stream
         self.root = root
-        self.time = time
-        self.parts = [Part(stream, root, number, replicas > 1) for number in range(parts)]
+        self.parts = [
+            Part(topic_id, stream, root, number, replicas > 1, time) for number in range(parts)
+        ]
 
     def part(self, number: int) -> Part:
         if not 0 <= number < len(self.parts):
@@ -163,11 +168,15 @@ class Topics:
                 self.forget(topic)
         raise TopicNotFound(topic_id)
 
-    async def require_same(self, topic: Topic) -> None:
+    async def using_part(self, where: LogPartition, use: Callable[[Part], Awaitable[T]]) -> T:
+        """Use a partition, as `using` does."""
+        return await self.using(where.topic_id, lambda topic: use(topic.part(where.partition)))
+
+    async def require_same(self, part: Part) -> None:
         """Raise `Stale` unless the stream is still the one it was."""
-        now = await self._look_up(topic.id)
-        if now is None or now.root != topic.root:
-            raise Stale(topic.id)
+        now = await self._look_up(part.topic_id)
+        if now is None or now.root != part.root:
+            raise Stale(part.topic_id)
 
     async def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
