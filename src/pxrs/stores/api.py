@@ -8,7 +8,7 @@ partition, what an epoch means and when to rebalance is decided in `pxrs.core`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -472,9 +472,23 @@ def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Li
             )
 
 
-def refuse_session_check(record: Versioned | None, check: Check) -> None:
-    """The version of a session-bound record says nothing: some engines start it again."""
-    if record is not None and record.session is not None and check.version != 0:
+def failed_checks(
+    checks: Sequence[Check], found: Mapping[str, Versioned]
+) -> dict[str, Versioned | None]:
+    """The records, as they were found, for which a check does not hold."""
+    failed: dict[str, Versioned | None] = {}
+    for check in checks:
+        record = found.get(check.key)
+        if record is not None:
+            refuse_session_check(record.session, check)
+        if check.version != (0 if record is None else record.version):
+            failed[check.key] = record
+    return failed
+
+
+def refuse_session_check(session: str | None, check: Check) -> None:
+    """Refuse to check the version of a session-bound record: some engines start it again."""
+    if session is not None and check.version != 0:
         raise InvalidRequest(f"{check.key!r} is bound to a session; its version can't be checked")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import EtcdSettings
 from pxrs.errors import PxrsError
-from pxrs.stores.api import Watch, refuse_session_check, validate_commit, validate_limit
+from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.etcd.commits import Commits
 from pxrs.stores.etcd.nodes import Nodes
 from pxrs.stores.etcd.sessions import EtcdSession, lease_of, open_session, session_id
@@ -150,14 +150,8 @@ class EtcdCoord:
         return put_op(key, bytes(write.value), lease)
 
     def _conflict(self, checks: Sequence[Check], reads: Sequence[Any]) -> Conflict:
-        current: dict[str, Versioned | None] = {}
-        for check, response in zip(checks, reads, strict=True):
-            found = first_kv(response)
-            record = None if found is None else self._record(found)
-            refuse_session_check(record, check)
-            if check.version != (0 if record is None else record.version):
-                current[check.key] = record
-        return Conflict(current)
+        records = [self._record(kv) for kv in map(first_kv, reads) if kv is not None]
+        return Conflict(failed_checks(checks, {record.key: record for record in records}))
 
     def _record(self, kv: Any) -> Versioned:
         return Versioned(

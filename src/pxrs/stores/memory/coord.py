@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import Closed, InvalidRequest, SessionLost
-from pxrs.stores.api import Watch, refuse_session_check, validate_commit, validate_limit
+from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
@@ -152,13 +152,7 @@ class MemoryCoord:
         for write in writes:
             if isinstance(write, Put) and write.session is not None:
                 self._lease(write.session)
-        current: dict[str, Versioned | None] = {}
-        for check in checks:
-            record = self._records.get(check.key)
-            refuse_session_check(record, check)
-            if check.version != (0 if record is None else record.version):
-                current[check.key] = record
-        return current
+        return failed_checks(checks, self._records)
 
     def apply(self, writes: Sequence[Write]) -> dict[str, int]:
         """Do the writes, which `examine` let pass; the new versions. Under the lock."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import SqlSettings
 from pxrs.errors import InvalidRequest, SessionLost
-from pxrs.stores.api import Watch, refuse_session_check, validate_commit, validate_limit
+from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
 from pxrs.stores.mysql import one_trip
 from pxrs.stores.mysql import statements as sql
@@ -139,13 +139,7 @@ def _failed(
     statement = sql.latest(sql.FOUND_SESSIONS, locking=latest)
     living = {None, *(row[0] for row in connection.rows_in(statement, ids=bound))}
     found = {record.key: record for record in checked if record.session in living}
-    failed: dict[str, Versioned | None] = {}
-    for check in checks:
-        record = found.get(check.key)
-        refuse_session_check(record, check)
-        if (record.version if record else 0) != check.version:
-            failed[check.key] = record
-    return failed
+    return failed_checks(checks, found)
 
 
 def _write(connection: Connection, writes: Sequence[Write], there: set[str]) -> dict[str, int]:

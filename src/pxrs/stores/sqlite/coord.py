@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from pxrs.clock import Clock
 from pxrs.errors import PxrsError, SessionLost, StoreBusy
-from pxrs.stores.api import refuse_session_check, validate_commit, validate_limit
+from pxrs.stores.api import failed_checks, validate_commit, validate_limit
 from pxrs.stores.sqlite.change_counters import key_slots, prefix_slot
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
@@ -169,13 +169,7 @@ class SqliteCoord:
             return {}
         rows = _rows_of(connection, [check.key for check in checks])
         found = {record.key: record for record in self._living(rows)}
-        failed: dict[str, Versioned | None] = {}
-        for check in checks:
-            record = found.get(check.key)
-            refuse_session_check(record, check)
-            if (record.version if record else 0) != check.version:
-                failed[check.key] = record
-        return failed
+        return failed_checks(checks, found)
 
     def _refuse_dead_sessions(self, writes: Sequence[Write]) -> None:
         for name in {write.session for write in writes if isinstance(write, Put)} - {None}:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pxrs.errors import InvalidRequest
-from pxrs.stores.api import refuse_session_check
+from pxrs.stores.api import failed_checks, refuse_session_check
 from pxrs.stores.zookeeper.commits import Done, Operation
 from pxrs.stores.zookeeper.names import GUARD, folders_above, path_of
-from pxrs.stores.zookeeper.reading import Found, Known, Reading
+from pxrs.stores.zookeeper.reading import Known, Reading
 from pxrs.stores.zookeeper.sessions import Sessions
-from pxrs.types import Check, Committed, Conflict, Put, Versioned, Write
+from pxrs.types import Check, Committed, Conflict, Put, Write
 
 
 @dataclass
@@ -52,9 +51,10 @@ class Planner:
         if fresh or not all(_fits(check, paths, known) for check in checks if check.version):
             fresh = True
             found = self._reading.records(sorted(paths.values()))
-            current = _differing(checks, paths, found)
-            if current:
-                return Conflict(current)
+            there = [each.record for each in found.values() if each.record is not None]
+            failed = failed_checks(checks, {record.key: record for record in there})
+            if failed:
+                return Conflict(failed)
             known = {path: found[path].known if path in found else None for path in known}
         folders = {path.rpartition("/")[0] for path in known}
         plan = Plan(known, {folder: self._knowledge.guard(folder) for folder in folders})
@@ -96,8 +96,7 @@ class Planner:
         known = plan.known[path]
         if known is None or not (check.version or fresh):
             return
-        if check.version and known.session is not None:
-            raise bound_version(check)
+        refuse_session_check(known.session, check)
         folder = path.rpartition("/")[0]
         if (folder, known.guard) not in plan.checked_guards:
             # Two that were seen at different times fail here, and are read again.
@@ -131,24 +130,6 @@ class Planner:
             plan.add(Operation("set_data", folder))
 
 
-def bound_version(check: Check) -> InvalidRequest:
-    """The version of a session-bound record says nothing on some engines."""
-    return InvalidRequest(f"{check.key!r} is bound to a session; its version can't be checked")
-
-
 def _fits(check: Check, paths: dict[str, str], known: dict[str, Known | None]) -> bool:
     record = known[paths[check.key]]
     return record is not None and record.version == check.version
-
-
-def _differing(
-    checks: Sequence[Check], paths: dict[str, str], found: dict[str, Found]
-) -> dict[str, Versioned | None]:
-    current: dict[str, Versioned | None] = {}
-    for check in checks:
-        seen = found.get(paths[check.key])
-        record = None if seen is None else seen.record
-        refuse_session_check(record, check)
-        if check.version != (0 if record is None else record.version):
-            current[check.key] = record
-    return current
