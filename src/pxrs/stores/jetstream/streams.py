@@ -209,7 +209,7 @@ class Streams:
             ]
             return found, pending
 
-        return await self.patiently(name, attempt)
+        return await self._patiently(name, attempt)
 
     # Writing
 
@@ -248,13 +248,13 @@ class Streams:
             return reply
 
         try:
-            return await self.patiently(name if there else None, attempt)
+            return await self._patiently(name if there else None, attempt)
         except ApiError as error:
             if error.err_code == refusal:
                 raise
             raise translated(error) from error
 
-    async def patiently(self, name: str | None, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, name: str | None, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again what may pass, until the time is over. Only for what can be done twice.
 
         With a stream's name: `Stale` if the reason is that it is gone.
