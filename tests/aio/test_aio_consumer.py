@@ -382,9 +382,9 @@ def test_a_second_task_is_refused(store: Store) -> None:
         async with opened(store) as px, px.consumer("orders", "g", debounce=0.0) as consumer:
             first = asyncio.ensure_future(consumer.poll(timeout=PATIENCE))
             await asyncio.sleep(0)
-            with pytest.raises(pxrs.InvalidRequest, match="one task"):
+            with pytest.raises(pxrs.InvalidRequest, match="one consumer per task"):
                 await consumer.poll(timeout=0)
-            with pytest.raises(pxrs.InvalidRequest, match="one task"):
+            with pytest.raises(pxrs.InvalidRequest, match="one consumer per task"):
                 consumer.batches()
             await send(px, b"a")
             assert [message.value for message in await first] == [b"a"]

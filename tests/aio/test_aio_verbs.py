@@ -15,7 +15,6 @@ from support.loops import run
 # What only the library itself calls, and what awaiting stands for.
 ONLY_BLOCKING = {
     "Consumer": {"wake"},
-    "Producer": {"deliver", "hurry", "refuse_closed", "sending"},
     "Sent": {"when_done"},
     "UnitOfWork": {"has_connection", "holder", "keep_hold", "is_lost", "unread"},
     "Transaction": {
