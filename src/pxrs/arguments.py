@@ -1,47 +1,51 @@
-"""What callers hand over, checked before anything is done with it."""
+"""Checks arguments of public calls before anything is done with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, quoted
 from pxrs.types import Message, TopicPartition
 
 
 def check_whole(name: str, value: object, least: int | None = None) -> None:
-    """Refuse what is not a whole number, such as a bool, or less than the least."""
+    """Rejects values that are not integers (a bool is none), or are below `least`."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest(f"{name} = {value!r}; a whole number is needed")
+        raise InvalidRequest(f"{name} must be an integer, got {quoted(value)}")
     if least is not None and value < least:
-        raise InvalidRequest(f"{name} = {value}; at least {least} is needed")
+        raise InvalidRequest(f"{name} must be at least {least}, got {value}")
 
 
 def check_timeout(value: object) -> None:
-    """Refuse what is not a number of seconds. One below 0 does not wait; NaN would for ever."""
+    """Rejects values that are not seconds. Below 0 does not wait; NaN would wait for ever."""
     if value is None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-        raise InvalidRequest(f"timeout = {value!r}; seconds are needed, or None to wait for ever")
+        raise InvalidRequest(
+            f"timeout must be seconds, or None to wait for ever; got {quoted(value)}"
+        )
 
 
 def check_time(name: str, value: object) -> None:
-    """Refuse what is not a time as messages carry it."""
+    """Rejects values that are not milliseconds since 1970, as messages have them."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidRequest(
-            f"{name} = {value!r}; milliseconds since 1970 are needed: "
-            "of a datetime int(moment.timestamp() * 1000)"
+            f"{name} must be milliseconds since 1970, got {quoted(value)}; "
+            "for a datetime pass int(moment.timestamp() * 1000)"
         )
 
 
 def check_message(value: object) -> None:
-    """Refuse what was not handed out by a consumer."""
+    """Rejects values that are not messages of a consumer."""
     if not isinstance(value, Message):
-        raise InvalidRequest(f"{value!r} is not a message; pass one that was handed out, or none")
+        raise InvalidRequest(
+            f"message must be one that this consumer returned, got {quoted(value)}"
+        )
 
 
 def check_parts(parts: Iterable[object]) -> list[TopicPartition]:
-    """The partitions, if that is what they are."""
+    """Returns the partitions; rejects values that are none."""
     checked = []
     for part in parts:
         match part:
@@ -49,46 +53,46 @@ def check_parts(parts: Iterable[object]) -> list[TopicPartition]:
                 checked.append(TopicPartition(topic, partition))
             case _:
                 raise InvalidRequest(
-                    f"{part!r} is not a partition; pass TopicPartition('orders', 0), "
-                    "or several of them"
+                    f"partitions must be given as TopicPartition('orders', 0), got {quoted(part)}"
                 )
     return checked
 
 
 def check_numbers(partitions: object) -> list[int]:
-    """The partitions' numbers, in order."""
+    """Returns the numbers of partitions, sorted."""
     if not isinstance(partitions, Iterable) or isinstance(partitions, str):
-        raise InvalidRequest(f"partitions = {partitions!r}; a list of numbers is needed")
+        raise InvalidRequest(f"partitions must be a list of numbers, got {quoted(partitions)}")
     numbers = set(partitions)
     for number in numbers:
-        check_whole("a partition", number)
+        check_whole("partition", number)
     return sorted(numbers)
 
 
 def check_handler(handler: object, *takes: str, instead: str | None = None) -> None:
-    """Refuse what can't be called with these: everything would fail, and end as a dead letter.
+    """Rejects handlers that can't be called with these arguments: every message would fail.
 
-    So is what does nothing when it is called: generators, and coroutines unless they are awaited
-    here. They would seem to succeed, and their messages would be gone. `instead`: who awaits them.
+    Also rejects handlers that do nothing when they are called: generator functions, and coroutine
+    functions unless the caller awaits them. They would seem to succeed, and their messages would
+    be gone. `instead` names the function that awaits coroutines.
     """
     if not callable(handler):
         raise InvalidRequest(
-            f"the handler is of type {type(handler).__name__}; "
-            f"a function that takes ({', '.join(takes)}) is needed"
+            f"handler must be a function that takes ({', '.join(takes)}), "
+            f"got {type(handler).__name__}"
         )
     from inspect import signature
 
     if instead is not None and is_coroutine_function(handler):
-        raise InvalidRequest(f"the handler is a coroutine function; for those is {instead}")
+        raise InvalidRequest(f"the handler is a coroutine function; use {instead} for those")
     if is_generator_function(handler):
         raise InvalidRequest(
-            "the handler is a generator function: calling it runs none of it. "
-            "Let it return when it has done its work, without yield"
+            "the handler is a generator function, and calling it runs none of its code; "
+            "remove yield, and return when the work is done"
         )
     try:
         parameters = signature(handler)
     except (TypeError, ValueError):
-        # Some that are written in C do not tell.
+        # Some functions written in C have no signature.
         return
     try:
         parameters.bind(*takes)
@@ -99,21 +103,21 @@ def check_handler(handler: object, *takes: str, instead: str | None = None) -> N
 
 
 def is_coroutine_function(handler: object) -> bool:
-    """Also of an object that is called."""
+    """Whether calling it makes a coroutine; also for objects with `__call__`."""
     from inspect import iscoroutinefunction
 
     return any(map(iscoroutinefunction, _called(handler)))
 
 
 def is_generator_function(handler: object) -> bool:
-    """Also of an object that is called, and of asynchronous ones."""
+    """Whether calling it makes a generator, also an asynchronous one or by `__call__`."""
     from inspect import isasyncgenfunction, isgeneratorfunction
 
     return any(isgeneratorfunction(each) or isasyncgenfunction(each) for each in _called(handler))
 
 
 def _called(handler: object) -> list[Any]:
-    """What runs when the handler is called: itself, or how objects of its type are called."""
+    """Returns the functions that may run when the handler is called."""
     from functools import partial
 
     while isinstance(handler, partial):

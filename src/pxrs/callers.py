@@ -1,4 +1,4 @@
-"""Connections of callers: who commits has to be said."""
+"""Checks connections that callers pass: the call must say who commits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pxrs.errors import InvalidRequest
 
 
 def given_connection(verb: str, unsaid: object, commits: Any, join: Any) -> Any:
-    """What `Stores.atomic` gets: nothing, one that pxrs commits, or one that is joined."""
+    """Returns the connection for `Stores.atomic`: none, one that pxrs commits, or one to join."""
     refuse_unsaid(
-        unsaid, f"{verb}(join=connection) if you do, {verb}(commits=connection) if pxrs shall"
+        unsaid, f"{verb}(join=connection) if you commit, {verb}(commits=connection) if pxrs shall"
     )
     if commits is not None and join is not None:
-        raise InvalidRequest("a connection is either joined or committed: pass commits= or join=")
+        raise InvalidRequest(
+            "pass commits= or join=, not both: a connection is either committed by pxrs or joined"
+        )
     if commits is None:
         return join
     from pxrs.stores.connections import Lent
@@ -22,17 +24,17 @@ def given_connection(verb: str, unsaid: object, commits: Any, join: Any) -> Any:
 
 
 def refuse_unsaid(connection: object, instead: str) -> None:
-    """A connection alone does not say who commits, and what it is doing must not decide that."""
+    """Rejects a connection without `join=` or `commits=`: its state must not decide who commits."""
     if connection is not None:
         raise InvalidRequest(
-            f"{type(connection).__name__} alone does not say who commits it; write {instead}"
+            f"a {type(connection).__name__} alone does not say who commits it; write {instead}"
         )
 
 
 def check_connection(connection: object) -> None:
-    """Refuse a message for nobody's transaction."""
+    """Rejects a missing connection."""
     if connection is None:
         raise InvalidRequest(
-            "connection = None; pass the connection whose transaction the message belongs to, or "
-            "send it with px.producer()"
+            "connection must be the one whose transaction the message belongs to, got None; "
+            "without one, send with px.producer()"
         )

@@ -1,8 +1,8 @@
-"""Chance that is nobody else's.
+"""Random numbers that are independent of the program's own.
 
-Rivals draw pauses to come apart. The `random` of the program they are in may be seeded, with the
-same number in all of them, and is the program's to draw from. This one has no state: not for a
-seed, not for a fork.
+Processes that compete draw random pauses to get out of step. The `random` module of their program
+may be seeded, with the same number in all of them, and belongs to the program. This generator has
+no state: neither a seed nor a fork can make two of them equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time, as something that can be handed in."""
+"""Clocks that can be passed in, so that tests can move time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What code that needs time asks. Only clocks know what time it is."""
+    """Tells the time to code that needs it; nothing else reads the system's clocks."""
 
     def monotonic(self) -> float:
         """Seconds that only go forward, while the machine sleeps too. For deadlines."""

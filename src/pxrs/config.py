@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import msgspec
 
-from pxrs.errors import ConfigError, InvalidRequest
+from pxrs.errors import ConfigError, InvalidRequest, quoted
 
 Start = Literal["earliest", "latest", "error"]
 OnTrimmed = Literal["error", "earliest", "latest"]
@@ -44,7 +44,7 @@ class StoreUrl(msgspec.Struct, frozen=True):
 
 
 class UrlParts(msgspec.Struct, frozen=True):
-    """Where a store is, and which of its parts are somewhere else. `str` makes one text of it."""
+    """The URLs of a store: the main one, and those of parts kept elsewhere. `str` joins them."""
 
     main: str
     coord: str | None = None
@@ -55,11 +55,11 @@ class UrlParts(msgspec.Struct, frozen=True):
         return " ".join([self.main, *(f"{name}={url}" for name, url in named if url)])
 
     def urls(self) -> list[str]:
-        """All places."""
+        """Return all URLs."""
         return [url for url in (self.main, self.coord, self.log) if url is not None]
 
     def completed(self, other: str) -> UrlParts:
-        """With what the main place does not keep in the other one, if it is not said where."""
+        """Add `other` for the part that the main engine does not keep, unless a URL names it."""
         scheme = parse_url(self.main).scheme.partition("+")[0]
         if scheme in _NO_LOG and self.log is None:
             return msgspec.structs.replace(self, log=other)
@@ -69,9 +69,9 @@ class UrlParts(msgspec.Struct, frozen=True):
 
 
 def split_url(url: str, coord: str | None = None, log: str | None = None) -> UrlParts:
-    """Take apart what names several places: "sqlite:///app.db coord=etcd://host:2379"."""
+    """Split a text that names several stores: "sqlite:///app.db coord=etcd://host:2379"."""
     if not isinstance(url, str):
-        raise ConfigError(f"{_shown(url)} is not a store URL; an example: sqlite:///app.db")
+        raise ConfigError(f"a store URL must be text such as sqlite:///app.db, got {_shown(url)}")
     main, *rest = re.split(r" +(coord|log)=", url)
     parts: dict[str, str | None] = {"coord": coord, "log": log}
     for name, place in zip(rest[::2], rest[1::2], strict=True):
@@ -82,7 +82,7 @@ def split_url(url: str, coord: str | None = None, log: str | None = None) -> Url
 
 
 def public(url: str) -> str:
-    """The URL, or a text with URLs, as it may be shown and kept: without passwords and tokens."""
+    """Remove passwords and tokens from a URL, or from a text with URLs."""
 
     def hide(login: re.Match[str]) -> str:
         # NATS takes a user without a password for a token.
@@ -93,11 +93,11 @@ def public(url: str) -> str:
 
 
 def parse_url(url: str) -> StoreUrl:
-    """Take a store URL apart; `ConfigError` says what is wrong with it."""
+    """Parse a store URL; raises `ConfigError` if it is wrong."""
     if not isinstance(url, str) or "://" not in url:
         raise ConfigError(
-            f"{_shown(url)} is not a store URL; examples: sqlite:///app.db, "
-            "sqlite:////var/lib/app.db, memory://"
+            "a store URL must look like sqlite:///app.db, sqlite:////var/lib/app.db or "
+            f"memory://, got {_shown(url)}"
         )
     try:
         parts = urlsplit(url)
@@ -106,14 +106,14 @@ def parse_url(url: str) -> StoreUrl:
     engine, _, driver = parts.scheme.partition("+")
     if engine not in _SCHEMES or (driver and engine not in _DRIVEN):
         raise ConfigError(
-            f"unknown scheme {parts.scheme!r} in {_shown(url)}; there are "
+            f"unknown scheme {quoted(parts.scheme)} in {_shown(url)}; pxrs knows "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
         )
     if "#" in url or "\0" in unquote(url):
-        raise ConfigError(f"{_shown(url)}: a # is written %23 in a URL, and a path has no NUL")
+        raise ConfigError(f"{_shown(url)} contains # or NUL; write %23 for #")
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     if len({name for name, _ in pairs}) < len(pairs):
-        raise ConfigError(f"an option stands twice in {_shown(url)}")
+        raise ConfigError(f"an option is given twice in {_shown(url)}")
     if engine == "sqlite":
         # SQLAlchemy's name of a driver says nothing about the file.
         return StoreUrl(engine, _sqlite_path(url), dict(pairs))
@@ -121,26 +121,28 @@ def parse_url(url: str) -> StoreUrl:
 
 
 def _shown(url: object) -> str:
-    return repr(public(url) if isinstance(url, str) else url)
+    return quoted(public(url) if isinstance(url, str) else url)
 
 
 def _sqlite_path(url: str) -> str:
-    """The path as SQLAlchemy counts slashes: three are relative, four are absolute."""
+    """Returns the path; as in SQLAlchemy, three slashes are relative, four are absolute."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.netloc:
         raise ConfigError(
-            f"{_shown(url)} names a host; a file is sqlite:///relative or sqlite:////absolute"
+            f"{_shown(url)} names a host; write sqlite:///relative or sqlite:////absolute"
         )
     if path in ("", "/"):
-        raise ConfigError(f"{_shown(url)} names no file; try sqlite:///app.db")
+        raise ConfigError(f"{_shown(url)} names no file; write sqlite:///app.db")
     if path == "/:memory:":
-        raise ConfigError("a store in memory is memory://, with the same promises")
+        raise ConfigError(
+            "sqlite:///:memory: is not supported; use memory://, with the same promises"
+        )
     return path[1:]
 
 
 def default_url() -> str:
-    """The store that the command line uses when none is named."""
+    """Return the URL that the command line uses if none is given."""
     return os.environ.get(URL_VARIABLE, "sqlite:///pxrs.db")
 
 
@@ -152,7 +154,7 @@ class SqliteSettings(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.durability not in ("full", "relaxed"):
-            raise ConfigError(f"durability {self.durability!r}; there are full and relaxed")
+            raise ConfigError(f"durability must be full or relaxed, got {quoted(self.durability)}")
         check_seconds("busy_timeout", self.busy_timeout)
 
 
@@ -167,7 +169,7 @@ def sqlite_settings(options: Mapping[str, str]) -> SqliteSettings:
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a producer batches, waits and gives up. Seconds and bytes."""
+    """Settings of a producer's batches, waits and timeouts. Seconds and bytes."""
 
     linger: float = 0.005
     batch_bytes: int = 256 * 2**10
@@ -186,18 +188,19 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
         _bytes("buffer_bytes", self.buffer_bytes, most=2**40)
         if self.buffer_bytes < self.max_message_bytes:
             raise ConfigError(
-                f"buffer_bytes={self.buffer_bytes}; it has to hold a message of "
-                f"max_message_bytes={self.max_message_bytes}"
+                f"buffer_bytes must be at least max_message_bytes ({self.max_message_bytes}), "
+                f"got {self.buffer_bytes}"
             )
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a consumer takes part in its group. Seconds.
+    """Settings of a member of a group. Seconds and bytes.
 
     `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
     the checkpoint points to messages that retention has removed. `prefetch_bytes`: how much is
     fetched ahead, of all partitions together. `stuck_after`: how long a handler may be at the
-    same messages before that is told. `static`: its name is its own, and it is waited for.
+    same messages before that is reported. `static`: the member keeps its name, and its partitions
+    wait for it.
     """
 
     group: str
@@ -219,7 +222,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_group_name(self.group)
         if not isinstance(self.auto_commit, bool):
-            raise ConfigError(f"auto_commit={self.auto_commit!r}; True or False is needed")
+            raise ConfigError(f"auto_commit must be True or False, got {quoted(self.auto_commit)}")
         check_one_of("start", self.start, ("earliest", "latest", "error"))
         check_one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
         _bytes("prefetch_bytes", self.prefetch_bytes)
@@ -233,47 +236,48 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
-    """Mistyped options are errors, not silence."""
+    """Rejects options that are not known, such as mistyped ones."""
     for name in options:
         if name not in known:
             takes = ", ".join(sorted(known)) if known else "no options"
-            raise ConfigError(f"{where} does not know the option {name!r}; it takes {takes}")
+            raise ConfigError(f"{where} does not know the option {quoted(name)}; it takes {takes}")
 
 
 def check_topic_name(name: str) -> str:
-    """A topic name that any engine can carry."""
+    """Returns the name; rejects topic names that some engine could not store."""
     return _check_name("topic", name)
 
 
 def check_group_name(name: str) -> str:
-    """A group name that any engine can carry."""
+    """Returns the name; rejects group names that some engine could not store."""
     return _check_name("group", name)
 
 
 def check_member_name(name: str) -> str:
-    """A static member's name that any engine can carry."""
+    """Returns the name; rejects member names that some engine could not store."""
     return _check_name("member", name)
 
 
 def _check_name(kind: str, name: str) -> str:
-    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME:
+    if not isinstance(name, str):
+        raise InvalidRequest(f"a {kind} name must be text, got {type(name).__name__}")
+    if not 1 <= len(name) <= _LONGEST_NAME:
         raise InvalidRequest(
-            f"a {kind} name has 1 to {_LONGEST_NAME} characters, "
-            f"not {len(name) if isinstance(name, str) else type(name).__name__}"
+            f"a {kind} name must have 1 to {_LONGEST_NAME} characters, got {len(name)}"
         )
     if name in (".", "..") or not set(name) <= _NAME_CHARACTERS:
         raise InvalidRequest(
-            f"{name!r} can't be a {kind} name: letters, digits, '.', '_' and '-' can be used"
+            f"a {kind} name must consist of letters, digits, '.', '_' and '-', got {quoted(name)}"
         )
     return name
 
 
 def check_partitions(count: int) -> int:
-    """A number of partitions that a topic can have."""
+    """Returns the count; rejects numbers of partitions that a topic can't have."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_PARTITIONS:
         raise InvalidRequest(
-            f"{count!r} partitions; a topic has 1 to {_MOST_PARTITIONS}, for ever: choose as many "
-            "as the most consumers it will ever have"
+            f"partitions must be an integer from 1 to {_MOST_PARTITIONS}, got {quoted(count)}; it "
+            "can't be changed later, so choose the largest number of consumers you will ever have"
         )
     return count
 
@@ -282,46 +286,47 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
     try:
         return float(options.get(name, default))
     except ValueError:
-        raise ConfigError(f"{name}={options[name]!r} is not a number") from None
+        raise ConfigError(f"{name} must be a number, got {quoted(options[name])}") from None
 
 
 def check_seconds(name: str, value: float, least: float = 0) -> None:
-    """Refuse what is no number of seconds."""
+    """Rejects values that are not seconds from `least` to a year."""
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
         or not least <= value <= _MOST_SECONDS
     ):
         raise ConfigError(
-            f"{name}={value!r}; a number of seconds from {least:g} to {_MOST_SECONDS}"
+            f"{name} must be seconds from {least:g} to {_MOST_SECONDS}, got {quoted(value)}"
         )
 
 
 def _bytes(name: str, value: int, most: int = MOST_BYTES) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"{name}={value!r}; a whole number of bytes from 1 to {most}")
+        raise ConfigError(f"{name} must be a number of bytes from 1 to {most}, got {quoted(value)}")
 
 
 def check_at_least_one(name: str, value: int) -> None:
-    """Refuse what is no whole number, and those below 1."""
+    """Rejects values that are not integers of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r}; a whole number of at least 1 is needed")
+        raise ConfigError(f"{name} must be an integer of at least 1, got {quoted(value)}")
 
 
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse words that are not known."""
+    """Rejects values that are not one of the known words."""
     if value not in known:
-        raise ConfigError(f"{name}={value!r}; there are {', '.join(known)}")
+        raise ConfigError(f"{name} must be one of {', '.join(known)}; got {quoted(value)}")
 
 
-# Of a topic's own topic of dead letters.
+# The name of a topic's dead letters ends with it.
 SUFFIX = ".dlq"
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """Write it to a topic of its own and go on. `<topic>.dlq` by default, made when needed.
+    """Write the message to a topic of dead letters and go on.
 
-    It keeps payload and headers, and gets headers that say where it came from and what failed.
+    That topic is `<topic>.dlq` unless named here, and is created when needed. The letter keeps key,
+    value and headers, and gets headers that say where it came from and what failed.
     """
 
     topic: str | None = None
@@ -331,12 +336,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
             check_topic_name(self.topic)
 
     def name_for(self, topic: str) -> str:
-        """Where the dead letters of a topic go."""
+        """Return the name of the topic for the dead letters of `topic`."""
         return self.topic or f"{topic}{SUFFIX}"
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """Stop the group there: nothing after it in its partition is committed."""
+    """End the run with `HandlerFailed`; nothing after the message in its partition is committed."""
 
 
 OnFailure = DeadLetter | Stop
@@ -346,7 +351,7 @@ _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 class Address(msgspec.Struct, frozen=True):
-    """What stands between `://` and `?` in the URL of a server, or of several."""
+    """The part of a server's URL between `://` and `?`: login, hosts and path."""
 
     hosts: tuple[str, ...]
     path: str = ""
@@ -361,7 +366,7 @@ def split_address(url: StoreUrl, port: int) -> Address:
     user, colon, password = login.partition(":")
     found = tuple(_with_port(host, port, url.scheme) for host in hosts.split(",") if host)
     if not found:
-        raise ConfigError(f"{url.scheme}:// names no host; try {url.scheme}://127.0.0.1:{port}")
+        raise ConfigError(f"{url.scheme}:// names no host; write {url.scheme}://127.0.0.1:{port}")
     return Address(
         hosts=found,
         path=unquote(path).strip("/"),
@@ -375,12 +380,12 @@ def _with_port(host: str, default: int, scheme: str) -> str:
     if not colon or host.endswith("]"):
         return f"{host}:{default}"
     if not name or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{host!r} in a {scheme}:// URL; host:port is needed")
+        raise ConfigError(f"a {scheme}:// URL must name host:port, got {quoted(host)}")
     return host
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """PEM files: whom to trust, and who we are. Without `ca`: whom the system trusts."""
+    """PEM files: trusted authorities, our certificate and key. Without `ca`: the system's."""
 
     ca: str | None = None
     cert: str | None = None
@@ -388,7 +393,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`conninfo` is what the driver gets: everything but our own options."""
+    """`conninfo` goes to the driver: everything but our own options."""
 
     url: str
     conninfo: str
@@ -406,7 +411,9 @@ def postgres_settings(url: StoreUrl) -> PostgresSettings:
     rest = {name: value for name, value in url.options.items() if name not in own}
     connections = url.options.get("connections", "8")
     if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
-        raise ConfigError(f"connections={connections!r}; a whole number from 1 to 1000")
+        raise ConfigError(
+            f"connections must be an integer from 1 to 1000, got {quoted(connections)}"
+        )
     place = f"postgresql://{url.place}"
     return PostgresSettings(
         url=place + (f"?{urlencode(url.options)}" if url.options else ""),
@@ -468,7 +475,7 @@ def zookeeper_settings(url: StoreUrl) -> ZooKeeperSettings:
 
 
 class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where JetStream is, how many servers keep each topic, and how to prove who we are.
+    """JetStream's servers, the number of replicas of each topic, and the login.
 
     `prefix` keeps several users of one account apart; `credentials` and `nkey` are files.
     `timeout`: seconds that an operation may take, the election of a leader included.
@@ -496,10 +503,12 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
     address = split_address(url, 4222)
     prefix = address.path or "pxrs"
     if not set(prefix) <= _WORD or len(prefix) > 100:
-        raise ConfigError(f"nats://…/{prefix}: letters, digits, '_' and '-' make a prefix")
+        raise ConfigError(
+            f"a nats:// prefix must be up to 100 letters, digits, '_' and '-', got {quoted(prefix)}"
+        )
     replicas = url.options.get("replicas", "1")
     if replicas not in ("1", "3", "5"):
-        raise ConfigError(f"replicas={replicas}; JetStream keeps 1, 3 or 5")
+        raise ConfigError(f"replicas must be 1, 3 or 5, got {quoted(replicas)}")
     return NatsSettings(
         hosts=address.hosts,
         prefix=prefix,
@@ -539,7 +548,7 @@ def sql_settings(url: StoreUrl) -> SqlSettings:
     parts = urlsplit(f"//{url.place}")
     database = parts.path[1:]
     if not database:
-        raise ConfigError(f"{scheme}:// names no database; try {scheme}://user@host/database")
+        raise ConfigError(f"{scheme}:// names no database; write {scheme}://user@host/database")
     try:
         port = parts.port
     except ValueError as error:
@@ -567,20 +576,22 @@ def sql_settings(url: StoreUrl) -> SqlSettings:
 
 
 def _typed(value: str) -> str | int | bool:
-    """An option as Python has it: a number, a truth value, or text."""
+    """Converts an option to an integer, a bool, or text."""
     if value.isdecimal():
         return int(value)
     return {"true": True, "false": False}.get(value.lower(), value)
 
 
 def positive_seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    """A number of seconds above 0, up to an hour."""
+    """Returns an option as seconds above 0, up to an hour."""
     try:
         value = float(options.get(name, default))
     except ValueError:
-        raise ConfigError(f"{name}={options[name]!r} is not a number") from None
+        raise ConfigError(f"{name} must be a number, got {quoted(options[name])}") from None
     if not 0 < value <= 3600:
-        raise ConfigError(f"{name}={options[name]!r}; seconds above 0, up to 3600")
+        raise ConfigError(
+            f"{name} must be seconds above 0, up to 3600, got {quoted(options[name])}"
+        )
     return value
 
 
@@ -588,9 +599,9 @@ def _tls(options: Mapping[str, str]) -> TlsFiles | None:
     files = TlsFiles(options.get("ca"), options.get("cert"), options.get("key"))
     wanted = options.get("tls", "true" if files != TlsFiles() else "false")
     if wanted not in ("true", "false"):
-        raise ConfigError(f"tls={wanted!r}; there are true and false")
+        raise ConfigError(f"tls must be true or false, got {quoted(wanted)}")
     if wanted == "false" and files != TlsFiles():
-        raise ConfigError("tls=false, but files for TLS are named")
+        raise ConfigError("tls=false can't be combined with ca, cert or key")
     if (files.cert is None) != (files.key is None):
-        raise ConfigError("cert and key go together")
+        raise ConfigError("cert and key must be given together")
     return files if wanted == "true" else None

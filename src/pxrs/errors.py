@@ -11,33 +11,33 @@ PxrsError
 │   ├── QueueNotFound
 │   ├── QueueExists             … with another order
 │   ├── GroupNotFound
-│   ├── GroupNotEmpty           .members: who has to leave first, unless it is forced
+│   ├── GroupNotEmpty           .members: who must leave first, unless the call is forced
 │   ├── CopyRefused             one store can't be copied into the other as they are
 │   ├── OffsetOutOfRange        .start, .end: what the partition holds
 │   └── MessageTooLarge
 ├── StoreError                the engine could not do it
-│   ├── StoreBusy             ↻ somebody else holds the writer; names the holder
+│   ├── StoreBusy             ↻ another process holds the writer; names the holder
 │   ├── StoreUnavailable      ↻ the engine can't be reached
 │   ├── StoreFull               no space left; nothing was written
-│   ├── StoreReadOnly           the file or folder can't be written
+│   ├── StoreReadOnly           the store can't be written
 │   ├── StoreDamaged            the engine says its own data is broken
 │   ├── SchemaMismatch          made by another version of pxrs
 │   └── OutcomeUnknown          the write may or may not have happened, and reading back can't tell
-├── DamagedBatch              a stored batch fails its checksum; .next_offset is where to go on
+├── DamagedBatch              a stored batch fails its checksum; .next_offset is where to continue
 ├── BufferFull                ↻ the producer's buffer stayed full for max_block seconds
-├── DeliveryFailed              messages were not appended within delivery_timeout, or can't be
+├── DeliveryFailed              messages were not appended within delivery_timeout, or never can be
 ├── ProducerFenced              another producer with this id and a higher epoch has appended
 ├── SequenceGap                 a batch arrived whose predecessor never did
 ├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
 ├── TransactionConflict       ↻ the engine chose this transaction as the victim of a deadlock
-├── Fenced                      somebody else owns this now; .parts names the partitions
+├── Fenced                      another owner has this now; .parts names the partitions
 │   └── Displaced               another process joined under this static member's name
 ├── NoCheckpoint                a partition has no checkpoint, and `start="error"` was asked for
-├── HandlerFailed               a handler gave up on a message, and the group was to stop then
+├── HandlerFailed               a handler failed for the last time, and the run was to stop then
 ├── SessionLost                 the session expired; everything written with it is gone
 ├── NotAtomic                   these stores can't commit together
 ├── InsideTransaction           this call needs a write transaction of its own
-├── IllegalMove                 a bug in pxrs: an event that the state does not know
+├── IllegalMove                 a bug in pxrs: an event that this state does not know
 └── Closed                      the object was closed, or belongs to the parent process of a fork
 ```
 
@@ -53,6 +53,23 @@ if TYPE_CHECKING:
     from pxrs.types import TopicPartition, Versioned
 
 
+# How much of a value an error quotes.
+_LONGEST_QUOTE = 100
+
+
+def quoted(value: object) -> str:
+    """The value as errors show it: its repr, cut after 100 characters."""
+    if isinstance(value, str | bytes | bytearray):
+        # Cut first: the repr of a body of 64 MB is four times as long.
+        text = repr(value[:_LONGEST_QUOTE])
+        return text if len(value) <= _LONGEST_QUOTE else f"{text}…"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - its own `__repr__` fails
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
 class PxrsError(Exception):
     """The root of the tree."""
 
@@ -65,7 +82,7 @@ class PxrsError(Exception):
 
 
 class InvalidRequest(PxrsError, ValueError):
-    """The caller asked for something that can't be; nothing was changed."""
+    """The call is wrong: an argument, a name or a setting. Nothing was changed."""
 
 
 class ConfigError(InvalidRequest):
@@ -85,7 +102,7 @@ class TopicNotFound(InvalidRequest):
 
     def __init__(self, topic: str) -> None:
         super().__init__(
-            f"topic {topic!r} does not exist; make it: px.topics.create({topic!r}, partitions=…)"
+            f"topic {topic!r} does not exist; create it: px.topics.create({topic!r}, partitions=…)"
         )
         self.topic = topic
 
@@ -99,7 +116,7 @@ class PartitionNotFound(InvalidRequest):
 
     def __init__(self, topic: str, partition: object, partitions: int) -> None:
         super().__init__(
-            f"topic {topic!r} has partitions 0 to {partitions - 1}, there is no {partition!r}"
+            f"partition must be 0 to {partitions - 1} for topic {topic!r}, got {quoted(partition)}"
         )
         self.topic = topic
         self.partition = partition
@@ -110,8 +127,8 @@ class QueueNotFound(InvalidRequest):
 
     def __init__(self, queue: str) -> None:
         super().__init__(
-            f"queue {queue!r} does not exist; it begins with its first item, "
-            f"or with px.queues.create({queue!r})"
+            f"queue {queue!r} does not exist; put an item into it, "
+            f"or create it with px.queues.create({queue!r})"
         )
         self.queue = queue
 
@@ -121,20 +138,22 @@ class QueueExists(InvalidRequest):
 
 
 class GroupNotFound(InvalidRequest):
-    """Nobody ever joined a group of this name, or it was deleted."""
+    """No consumer ever joined a group of this name, or the group was deleted."""
 
     def __init__(self, group: str) -> None:
-        super().__init__(f"group {group!r} does not exist; it begins when its first member joins")
+        super().__init__(
+            f"group {group!r} does not exist; it is created when its first member joins"
+        )
         self.group = group
 
 
 class GroupNotEmpty(InvalidRequest):
-    """What was asked for needs a group without members."""
+    """The call needs a group without members."""
 
     def __init__(self, group: str, members: tuple[str, ...]) -> None:
         super().__init__(
             f"group {group!r} has members: {', '.join(members)}; "
-            "stop them first, or force it and fence them"
+            "stop them first, or pass force=True to fence them"
         )
         self.group = group
         self.members = members
@@ -169,7 +188,7 @@ class StoreError(PxrsError):
 
 
 class StoreBusy(StoreError):
-    """The store's writer was held by somebody else for the whole waiting time."""
+    """Another process held the store's writer for the whole waiting time."""
 
     retryable = True
 
@@ -203,14 +222,13 @@ class OutcomeUnknown(StoreError):
 class DamagedBatch(PxrsError):
     """A stored batch fails its checksum or can't be decoded.
 
-    Reading can go on at `next_offset`; that is a decision to lose the batch, so pxrs
-    never takes it by itself.
+    Reading can continue at `next_offset`. That loses the batch, so pxrs never does it by itself.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, next_offset: int, why: str) -> None:
         super().__init__(
             f"the batch at offset {offset} of {topic!r} partition {partition} is damaged ({why}); "
-            f"to go on without it, read from offset {next_offset}"
+            f"to continue without it, read from offset {next_offset}"
         )
         self.topic = topic
         self.partition = partition
@@ -225,10 +243,10 @@ class BufferFull(PxrsError):
 
 
 class DeliveryFailed(PxrsError):
-    """Messages were not appended within `delivery_timeout`, or can't be; the cause is chained.
+    """Messages were not appended within `delivery_timeout`, or never can be; the cause is chained.
 
-    Raised by what `send` returned, and by `flush` and `close` if nobody asked that. By `send`
-    itself if the topic could not be looked up for so long.
+    Raised by the handle that `send` returned, or by `flush` and `close` if the program did not ask
+    that handle. `send` itself raises it if the topic could not be looked up for so long.
     """
 
 
@@ -246,7 +264,7 @@ class CommitConflict(PxrsError):
     retryable = True
 
     def __init__(self, current: Mapping[str, Versioned | None]) -> None:
-        super().__init__(f"changed by somebody else: {', '.join(sorted(current))}")
+        super().__init__(f"another writer changed: {', '.join(sorted(current))}")
         self.current = current
 
 
@@ -257,9 +275,9 @@ class TransactionConflict(PxrsError):
 
 
 class Fenced(PxrsError):
-    """Somebody else owns this now. Normal control flow: stop working on it.
+    """Another owner has this now. Normal control flow: stop working on it.
 
-    `parts` are the partitions that were lost; none where it is about something else.
+    `parts` are the partitions that were lost; empty if the error is about something else.
     """
 
     def __init__(self, message: str = "", parts: Iterable[TopicPartition] = ()) -> None:
@@ -268,15 +286,15 @@ class Fenced(PxrsError):
 
 
 class Displaced(Fenced):
-    """Another process joined the group under the same static name; this one has to end."""
+    """Another process joined the group under the same static name; this one must end."""
 
 
 class NoCheckpoint(PxrsError):
-    """The group never committed a checkpoint in this partition, and none was to be assumed."""
+    """The group has no checkpoint in this partition, and the consumer has `start="error"`."""
 
 
 class HandlerFailed(PxrsError):
-    """A handler failed for the last time on a message; the group stops there. See its cause."""
+    """A handler failed for the last time on a message, and the run stopped. See its cause."""
 
 
 class SessionLost(PxrsError):
@@ -296,7 +314,7 @@ class InsideTransaction(PxrsError):
 
 
 class IllegalMove(PxrsError):
-    """An event came that a state machine's state does not know. Nothing was changed."""
+    """A bug in pxrs: an event that is not in the table of moves. Nothing was changed."""
 
 
 class Closed(PxrsError):

@@ -21,6 +21,7 @@ from pxrs.errors import (
     StoreError,
     TopicExists,
     TopicNotFound,
+    quoted,
 )
 from pxrs.stores.api import CoordStore, LogStore
 from pxrs.types import Bounds, Check, Committed, Delete, LogPartition, Put, Topic, Versioned
@@ -45,7 +46,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
-    """What a partition holds: offsets `start` up to `end`, in `size` bytes."""
+    """The offsets of a partition, `start` up to (not including) `end`, and its bytes."""
 
     partition: int
     start: int
@@ -54,7 +55,7 @@ class PartitionInfo(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """A topic and what its partitions hold."""
+    """A topic with the bounds and sizes of its partitions."""
 
     topic: Topic
     partitions: list[PartitionInfo]
@@ -92,11 +93,11 @@ class Topics:
         retention: float | timedelta | None = None,
         retention_bytes: int | None = None,
     ) -> Topic:
-        """Make a topic with a fixed number of partitions.
+        """Create a topic with a fixed number of partitions.
 
-        One that exists just so is returned, one that differs is a `TopicExists`. `partitioner`
-        decides which partition a key belongs to, for everybody who sends: `xxhash`, Kafka's
-        `murmur2`, or `jump`. `retention` is in seconds, or a timedelta; it counts for each
+        Returns the topic if it exists with the same settings; raises `TopicExists` if they differ.
+        `partitioner` decides which partition a key belongs to, for all producers: `xxhash`,
+        Kafka's `murmur2`, or `jump`. `retention` is in seconds, or a timedelta; it applies to each
         partition, as `retention_bytes` does, and drops whole batches, the oldest first.
         """
         check_topic_name(name)
@@ -136,18 +137,18 @@ class Topics:
         return _same_or_refuse(_decode(current), wanted)
 
     def find(self, name: str) -> Topic:
-        """The topic of this name."""
+        """Return the topic of this name, or raise `TopicNotFound`."""
         topic = self._look_up(check_topic_name(name))
         if topic is None:
             raise TopicNotFound(name)
         return topic
 
     def list(self) -> list[Topic]:
-        """All topics, by name."""
+        """Return all topics, sorted by name."""
         return [_decode(record) for record in self._coord.list(_FOLDER)]
 
     def describe(self, name: str) -> TopicInfo:
-        """The topic and what its partitions hold."""
+        """Return the topic with the bounds and sizes of its partitions."""
         topic = self.find(name)
         with named(topic.name):
             return TopicInfo(
@@ -159,12 +160,12 @@ class Topics:
             )
 
     def bounds(self, topic: Topic) -> dict[int, Bounds]:
-        """First and next offset of each partition."""
+        """Return the first and the next offset of each partition."""
         with named(topic.name):
             return self._log.bounds(topic.id)
 
     def delete(self, name: str) -> None:
-        """Remove the topic and all its messages. A topic made again starts at offset 0."""
+        """Remove the topic and all its messages. If it is created again, it starts at offset 0."""
         key = _FOLDER + check_topic_name(name)
         while True:
             record = self._coord.get(key)
@@ -176,7 +177,7 @@ class Topics:
                 return
 
     def apply_retention(self, name: str) -> None:
-        """Drop now what the topic's retention no longer keeps; producers do it as they go.
+        """Drop what the topic's retention no longer keeps; producers do it every 10 seconds.
 
         The newest batch always stays.
         """
@@ -199,7 +200,7 @@ class Topics:
 
 @contextmanager
 def named(topic: str) -> Iterator[None]:
-    """The log knows topics by their id only; people know them by their name."""
+    """Replaces the topic's id, which is all the log knows, by its name in errors."""
     try:
         yield
     except TopicNotFound:
@@ -244,7 +245,7 @@ def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
 
 
 def _milliseconds(retention: object) -> int | None:
-    """Whole milliseconds of a time to keep messages for; None keeps them for ever."""
+    """Converts a retention to whole milliseconds; None keeps messages for ever."""
     if retention is None:
         return None
     seconds = retention.total_seconds() if isinstance(retention, timedelta) else retention
@@ -255,7 +256,7 @@ def _milliseconds(retention: object) -> int | None:
     ):
         raise InvalidRequest(
             "retention must be seconds (0.001 or more), a timedelta, or None for ever; "
-            f"got {retention!r}"
+            f"got {quoted(retention)}"
         )
     return math.ceil(seconds * 1000)
 
@@ -265,6 +266,6 @@ def _check_bytes(retention_bytes: object) -> None:
         return
     if type(retention_bytes) is not int or not 1 <= retention_bytes <= _MOST_BYTES:
         raise InvalidRequest(
-            f"retention_bytes must be a whole number from 1 to {_MOST_BYTES}, or None for ever; "
-            f"got {retention_bytes!r}"
+            f"retention_bytes must be an integer from 1 to {_MOST_BYTES}, or None for ever; "
+            f"got {quoted(retention_bytes)}"
         )

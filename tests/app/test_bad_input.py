@@ -51,7 +51,7 @@ def refused(kind: type[PxrsError], match: str, call: Callable[[], object]) -> No
 class TestTopics:
     @pytest.mark.parametrize("name", ["", "x" * 250, "x" * 300])
     def test_names_too_short_or_too_long(self, px: Pxrs, name: str) -> None:
-        refused(InvalidRequest, f"1 to 249 characters, not {len(name)}", lambda: create(px, name))
+        refused(InvalidRequest, f"1 to 249 characters, got {len(name)}", lambda: create(px, name))
         assert px.topics.list() == []
 
     @pytest.mark.parametrize("name", [".", "..", "a b", "a/b", "ä", "a\n", "a\0", "a,b", "%"])
@@ -283,11 +283,11 @@ class TestSettings:
         ("sqlite:///:memory:", "memory://"),
         ("sqlite:///app.db?durabilty=full", "takes busy_timeout, durability"),
         ("sqlite:///app.db?Durability=full", "does not know the option 'Durability'"),
-        ("sqlite:///app.db?durability=maximal", "full and relaxed"),
-        ("sqlite:///app.db?durability=", "full and relaxed"),
-        ("sqlite:///app.db?durability=full&durability=relaxed", "stands twice"),
-        ("sqlite:///app.db?busy_timeout=soon", "not a number"),
-        ("sqlite:///app.db?busy_timeout=", "not a number"),
+        ("sqlite:///app.db?durability=maximal", "full or relaxed"),
+        ("sqlite:///app.db?durability=", "full or relaxed"),
+        ("sqlite:///app.db?durability=full&durability=relaxed", "is given twice"),
+        ("sqlite:///app.db?busy_timeout=soon", "must be a number"),
+        ("sqlite:///app.db?busy_timeout=", "must be a number"),
         ("sqlite:///app.db?busy_timeout=-1", "busy_timeout"),
         ("sqlite:///app.db?busy_timeout=nan", "busy_timeout"),
         ("sqlite:///app.db?busy_timeout=inf", "busy_timeout"),

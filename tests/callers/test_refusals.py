@@ -118,7 +118,7 @@ def test_a_connection_alone_does_not_say_who_commits(site: Site) -> None:
     with site.engine.connect() as connection:
         given: Any = connection
         for verb in (px.transaction, px.begin):
-            with pytest.raises(InvalidRequest, match=r"join=connection\) if you do"):
+            with pytest.raises(InvalidRequest, match=r"join=connection\) if you commit"):
                 verb(given)
             with pytest.raises(InvalidRequest, match="either"):
                 verb(commits=given, join=given)

@@ -71,7 +71,7 @@ def test_partitions_that_are_not_owned_are_refused(topic: pxrs.Pxrs) -> None:
         ):
             with pytest.raises(pxrs.Fenced):
                 consumer.commit(Message(fence, 0, 0, None, b"", ()))
-        with pytest.raises(pxrs.PartitionNotFound, match="partitions 0 to 0, there is no 7"):
+        with pytest.raises(pxrs.PartitionNotFound, match="must be 0 to 0 .*, got 7"):
             consumer.seek("orders", 7, 0)
         with pytest.raises(pxrs.Fenced, match="not owned by this consumer"):
             consumer.seek("others", 0, 0)

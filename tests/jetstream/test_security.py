@@ -110,7 +110,7 @@ def test_tls_with_client_certificates(new_engine: NewEngine, tmp_path: Path) -> 
         use(f"{engine.url}?ca={cert}")
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         use(f"{engine.url}?tls=true")
-    with pytest.raises(ConfigError, match="go together"):
+    with pytest.raises(ConfigError, match="given together"):
         use(f"{engine.url}?cert={cert}")
 
 

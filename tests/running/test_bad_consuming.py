@@ -44,13 +44,13 @@ Call = Callable[[Any], object]
         ("max_records", lambda c: c.batches(0)),
         ("seconds", lambda c: c.poll(1, "5")),
         ("seconds", lambda c: c.poll(1, float("nan"))),
-        ("not a message", lambda c: c.commit(5)),
+        ("message must be", lambda c: c.commit(5)),
         ("offset = '1'", lambda c: c.seek("orders", 0, "1")),
         (r"timestamp\(\) \* 1000", lambda c: c.seek_to_time(datetime(2026, 1, 31))),
-        ("not a partition", lambda c: c.seek_to_time(0, "orders")),
-        ("not a partition", lambda c: c.pause("orders")),
-        ("not a partition", lambda c: c.pause(["orders", "payments"])),
-        ("not a partition", lambda c: c.resume(("orders", "0"))),
+        ("partitions must be", lambda c: c.seek_to_time(0, "orders")),
+        ("partitions must be", lambda c: c.pause("orders")),
+        ("partitions must be", lambda c: c.pause(["orders", "payments"])),
+        ("partitions must be", lambda c: c.resume(("orders", "0"))),
     ],
 )
 def test_a_consumer_refuses_it_and_goes_on(orders: Pxrs, match: str, call: Call) -> None:

@@ -76,7 +76,7 @@ def px() -> Iterator[pxrs.Pxrs]:
 
 @pytest.mark.parametrize("handler", [*COROUTINES, *GENERATORS])
 def test_they_are_refused_at_once(px: pxrs.Pxrs, handler: Any) -> None:
-    what = "coroutine function; for those is" if handler in COROUTINES else "a generator function"
+    what = "coroutine function; use" if handler in COROUTINES else "a generator function"
     with pytest.raises(InvalidRequest, match=what):
         px.run(handler, topic="orders", group="g")
     with pytest.raises(InvalidRequest, match=what):

@@ -115,3 +115,16 @@ def test_errors_carry_what_a_program_needs() -> None:
     assert "before the start" in str(errors.OffsetOutOfRange("orders", 3, 5, 10, 20))
     assert errors.MissingExtra("etcd", "etcd").extra == "etcd"
     assert errors.CommitConflict({"b": None, "a": None}).args == ("changed by somebody else: a, b",)
+
+
+def test_errors_quote_one_length_of_any_value() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert errors.quoted("short") == "'short'"
+    assert errors.quoted("x" * 100) == repr("x" * 100)
+    assert errors.quoted("x" * 101) == repr("x" * 100) + "…"
+    assert errors.quoted(b"\0" * 10_000_000) == repr(b"\0" * 100) + "…"
+    assert len(errors.quoted(list(range(1000)))) == 101
+    assert errors.quoted(Broken()) == "<Broken>"

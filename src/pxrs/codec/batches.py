@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from pxrs.errors import ConfigError, DamagedBatch, InvalidRequest, MessageTooLarge
+from pxrs.errors import ConfigError, DamagedBatch, InvalidRequest, MessageTooLarge, quoted
 from pxrs.types import Batch, Fence, Header, Message, StoredBatch
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -34,7 +34,7 @@ _MAX_SIZE = 2**31 - 1
 
 
 class Builder(Protocol):
-    """What pxrs uses of the codec's batch builder."""
+    """The part of the codec's batch builder that pxrs uses."""
 
     def append(
         self,
@@ -44,7 +44,7 @@ class Builder(Protocol):
         value: bytes | None,
         headers: list[Header],
     ) -> Any:
-        """Metadata with the record's `size`, or None when the batch is full.
+        """Append a record. Returns metadata with its `size`, or None when the batch is full.
 
         The first record always fits. The timestamp must not be negative: the codec takes -1
         for "none yet" and would shift the times of the records after it.
@@ -120,17 +120,17 @@ def _import_codec() -> _Codec:
 
 
 def compression_code(name: str) -> int:
-    """The code of a compression by its name."""
+    """Returns the code of a compression."""
     try:
         return COMPRESSIONS[name]
     except (KeyError, TypeError):
         raise ConfigError(
-            f"unknown compression {name!r}; there are {', '.join(COMPRESSIONS)}"
+            f"compression must be one of {', '.join(COMPRESSIONS)}; got {quoted(name)}"
         ) from None
 
 
 def new_builder(size: int, compression: int = 0) -> Builder:
-    """A builder that refuses further records once the batch would pass `size` bytes."""
+    """Makes a builder that refuses further records once the batch would pass `size` bytes."""
     builder: Builder = _load().builder(_MAGIC, compression, 0, -1, -1, -1, size)
     return builder
 
@@ -147,7 +147,7 @@ def seal(
     data = builder.build()
     header = read_header(data)
     if header.count == 0:
-        raise InvalidRequest("a batch needs at least one message")
+        raise InvalidRequest("a batch must have at least one message")
     return Batch(
         data=data,
         count=header.count,
@@ -166,18 +166,18 @@ def encode(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> Batch:
-    """One batch of all records, each (key, value, headers, timestamp in ms)."""
+    """Encodes all records, each (key, value, headers, timestamp in ms), as one batch."""
     builder = new_builder(_MAX_SIZE, compression_code(compression))
     for index, (key, value, headers, timestamp) in enumerate(records):
         if not 0 <= timestamp <= MAX_TIMESTAMP:
-            raise InvalidRequest(f"timestamp {timestamp} is not a 64-bit number of ms since 1970")
+            raise InvalidRequest(f"timestamp must be milliseconds since 1970, got {timestamp}")
         if builder.append(index, timestamp, key, value, headers) is None:
             raise MessageTooLarge(f"message {index} would take the batch past {_MAX_SIZE} bytes")
     return seal(builder, producer_id, producer_epoch, base_sequence)
 
 
 def renumbered(batch: Batch, producer_id: int, producer_epoch: int, base_sequence: int) -> Batch:
-    """The same messages under another producer state, with the checksum that goes with it."""
+    """Copies a batch under another producer state, with a new checksum."""
     data = bytearray(batch.data)
     _PRODUCER.pack_into(data, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     checksum = _load().checksum(data[_CHECKED_FROM:])
@@ -193,7 +193,7 @@ def renumbered(batch: Batch, producer_id: int, producer_epoch: int, base_sequenc
 
 
 def read_header(data: bytes | bytearray) -> BatchHeader:
-    """The header's fields, unchecked."""
+    """Reads the header's fields, unchecked."""
     return BatchHeader(*_HEADER.unpack_from(data))
 
 
@@ -203,7 +203,7 @@ def set_base_offset(data: bytearray, base: int) -> None:
 
 
 def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
-    """All messages of a batch, its checksum checked; `DamagedBatch` if anything is off."""
+    """Decodes a batch's messages; raises `DamagedBatch` if the checksum or a field is wrong."""
     codec = _load()
     data = batch.data
     try:

@@ -1,4 +1,4 @@
-"""Who shall own what: members × partitions × current owners → target. Pure and deterministic.
+"""Assignment strategies: members × partitions × current owners → target. Pure, deterministic.
 
 - `fair`: all partitions in order, cut into equal pieces; the first members in sorted order get
   one more. Ignores who owns what now.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, quoted
 from pxrs.types import TopicPartition
 
 Subscriptions = Mapping[str, Sequence[str]]
@@ -56,12 +56,12 @@ ASSIGNORS: dict[str, Assignor] = {"sticky": sticky, "fair": fair, "range": range
 
 
 def assignor(name: str) -> Assignor:
-    """An assignor by its name."""
+    """Returns the assignor of this name."""
     try:
         return ASSIGNORS[name]
     except KeyError:
         raise InvalidRequest(
-            f"unknown assignment strategy {name!r}; there are {', '.join(ASSIGNORS)}"
+            f"strategy must be one of {', '.join(ASSIGNORS)}; got {quoted(name)}"
         ) from None
 
 
@@ -96,7 +96,7 @@ def _share_out(parts: list[TopicPartition], names: list[str]) -> dict[TopicParti
 def _keep_and_fill(
     parts: list[TopicPartition], names: list[str], current: Owners
 ) -> dict[TopicPartition, str]:
-    """Everybody keeps up to its quota; those who hold the most get the larger quotas."""
+    """Members keep partitions up to their quota; those with the most get the larger quotas."""
     held: dict[str, list[TopicPartition]] = {name: [] for name in names}
     for part in parts:
         owner = current.get(part)
@@ -141,7 +141,7 @@ def _level(
 def _levelling_moves(
     held: Mapping[str, set[TopicPartition]], takers: Mapping[str, Sequence[str]]
 ) -> list[tuple[TopicPartition, str, str]]:
-    """The shortest chain of moves from a member to one that has at least two less.
+    """Finds the shortest chain of moves from a member to one that has at least two less.
 
     A chain, because the two need not share a topic: a third member may take from the one and
     give to the other. When there is no such chain, no assignment is more level.

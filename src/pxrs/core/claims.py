@@ -1,8 +1,9 @@
 """The fence: claim, commit, release and take over, as checks and writes.
 
 Every change of a claim is one conditional write of its record. The check on the version that
-this member last saw is the fence, and it stands in the write itself: whoever took the partition
-over has changed the record, so a stale owner's write finds another version and does nothing.
+this member last saw is the fence, and it stands in the write itself: a member that took the
+partition over has changed the record, so a stale owner's write finds another version and does
+nothing.
 Nothing outside this module builds a claim.
 """
 
@@ -18,7 +19,7 @@ from pxrs.types import Check, Put, TopicPartition, Versioned
 
 
 class OwnedClaim(msgspec.Struct, frozen=True):
-    """A claim that this member holds, as of the record's version that it last wrote."""
+    """A claim of this member, with the version of the record that it last wrote."""
 
     part: TopicPartition
     key: str
@@ -39,12 +40,12 @@ class Step(NamedTuple):
     claim: Claim
 
     def done(self, version: int) -> OwnedClaim:
-        """The owned_claim once the change is committed at that version."""
+        """Returns the claim as it is once the change is committed at that version."""
         return OwnedClaim(self.part, self.put.key, version, self.claim)
 
 
 class Stamp(NamedTuple):
-    """Who writes, a unique id for the write, and the wall clock for people to read."""
+    """The writer, a unique id of the write, and the wall clock for people to read."""
 
     owner: str
     name: str
@@ -53,7 +54,7 @@ class Stamp(NamedTuple):
 
 
 def last_epochs(found: Iterable[Versioned]) -> dict[TopicPartition, int]:
-    """The highest epoch of each partition in these claims, whatever id its topic had.
+    """Returns the highest epoch of each partition in these claims, whatever id its topic had.
 
     A fence names the topic, not its id. If the epochs of one that was made again began anew, what
     a handler has written elsewhere under the old topic would fence the new one's owners, and a
@@ -72,7 +73,7 @@ def take(
 ) -> Step:
     """Claim a partition, free or not: the epoch rises, so a former owner is fenced.
 
-    `last_epoch`: of former topics of this name, where it is known.
+    `last_epoch` is that of former topics of this name, if known.
     """
     before = decode(found, Claim) if found is not None else Claim()
     claim = msgspec.structs.replace(
@@ -104,7 +105,7 @@ def advance(
 
 
 def release(owned_claim: OwnedClaim, checkpoint: int | None, done: Runs, stamp: Stamp) -> Step:
-    """The final checkpoint and the release, in one write. The epoch rises here too."""
+    """Write the final checkpoint and give the partition up, in one write. The epoch rises too."""
     if checkpoint is not None:
         owned_claim = OwnedClaim(
             owned_claim.part,
@@ -124,7 +125,7 @@ def release(owned_claim: OwnedClaim, checkpoint: int | None, done: Runs, stamp: 
 
 
 def seek(owned_claim: OwnedClaim, checkpoint: int, stamp: Stamp) -> Step:
-    """Set the checkpoint, forward or back, by its owner's explicit wish."""
+    """Set the checkpoint, forward or back, because its owner asked for it."""
     claim = msgspec.structs.replace(
         owned_claim.claim, checkpoint=checkpoint, done=(), write=stamp.write, at_ms=stamp.at_ms
     )
@@ -132,7 +133,7 @@ def seek(owned_claim: OwnedClaim, checkpoint: int, stamp: Stamp) -> Step:
 
 
 def pin(owned_claim: OwnedClaim, checkpoint: int, stamp: Stamp) -> Step:
-    """Set the first checkpoint. One that is there already stays, whoever has set it."""
+    """Set the first checkpoint. An existing one stays."""
     claim = msgspec.structs.replace(owned_claim.claim, write=stamp.write, at_ms=stamp.at_ms)
     if claim.checkpoint is None:
         claim = msgspec.structs.replace(claim, checkpoint=checkpoint)
@@ -153,7 +154,7 @@ def rewind(
     stamp: Stamp,
     last_epoch: int = 0,
 ) -> Step:
-    """An explicit reset: the one way back. Nobody owns it afterwards; whoever did is fenced."""
+    """Reset the checkpoint, the one way back. The claim has no owner then; the last is fenced."""
     before = decode(found, Claim) if found is not None else Claim()
     claim = Claim(
         topic=before.topic or part.topic,
@@ -178,13 +179,13 @@ class Behind(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Somebody else's now, or nobody's."""
+    """Another member owns it now, or none does."""
 
     claim: Claim | None
 
 
 def judge(step: Step, owner: str, current: Versioned | None) -> Happened | Behind | Lost:
-    """What a conflict on this step's claim means, given what the store holds now."""
+    """Says what a conflict on this step's claim means, given the record in the store now."""
     if current is None:
         return Lost(None)
     claim = decode(current, Claim)
@@ -197,7 +198,7 @@ def judge(step: Step, owner: str, current: Versioned | None) -> Happened | Behin
 
 
 def free_or_dead(claim: Claim | None, name: str, living: Iterable[str]) -> bool:
-    """Whether nobody can be working on the partition under this claim.
+    """Whether no other member can be working on the partition under this claim.
 
     It is free, its owner's session is over, or it was held by this member's own former self.
     """

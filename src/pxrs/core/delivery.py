@@ -1,7 +1,7 @@
-"""How often an item may be handed out, and what becomes of it when its handler fails.
+"""Policies: how often an item may be handed out, and what follows a failure.
 
 A store counts a delivery before the item is handed out, so the number of times is a true upper
-bound, whoever crashes when.
+bound, even if a process crashes.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import NamedTuple
 import msgspec
 
 from pxrs.core.retry import Backoff
-from pxrs.errors import ConfigError
+from pxrs.errors import ConfigError, quoted
 
 AT_ONCE = Backoff(first=0.0, jitter=0.0, growth="constant")
-# No store can be told to wait longer.
+# The longest delay that every store takes.
 _LONGEST_DELAY = 10 * 365 * 24 * 3600.0
 _LONGEST_ERROR = 2000
 
 
 class ConsumeTimes(msgspec.Struct, frozen=True):
-    """Hand an item out `times` times at most, then it is dead. Between them `backoff` passes."""
+    """Hand an item out `times` times at most, with the waits of `backoff`; then it is dead."""
 
     times: int
     backoff: Backoff = AT_ONCE
 
     def __post_init__(self) -> None:
         if type(self.times) is not int or self.times < 1:
-            raise ConfigError(f"ConsumeTimes({self.times!r}): an item is handed out once at least")
+            raise ConfigError(f"times must be an integer of at least 1, got {quoted(self.times)}")
         _refuse_attempts(self.backoff)
 
 
 class ConsumeOnce(msgspec.Struct, frozen=True):
-    """Hand an item out once and never again, whatever happens to who had it."""
+    """Hand an item out once and never again, whatever happens to its holder."""
 
     @property
     def times(self) -> int:
@@ -61,9 +61,11 @@ Policy = ConsumeTimes | ConsumeOnce | Forever
 
 
 def check_policy(policy: object) -> None:
-    """Refuse what is none."""
+    """Rejects values that are not policies."""
     if not isinstance(policy, (ConsumeTimes, ConsumeOnce, Forever)):
-        raise ConfigError(f"policy = {policy!r}; there are ConsumeTimes, ConsumeOnce and Forever")
+        raise ConfigError(
+            f"policy must be a ConsumeTimes, ConsumeOnce or Forever, got {quoted(policy)}"
+        )
 
 
 class Again(NamedTuple):
@@ -73,11 +75,11 @@ class Again(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """It had its last delivery."""
+    """The item had its last delivery."""
 
 
 def after_failure(policy: Policy, delivery: int, rng: Random) -> Again | Dead:
-    """What becomes of an item whose `delivery`-th delivery failed."""
+    """Decides what follows when an item's `delivery`-th delivery failed."""
     if policy.times is not None and delivery >= policy.times:
         return Dead()
     # None is for those who bound attempts: policies refuse it, see `_refuse_attempts`.
@@ -85,16 +87,16 @@ def after_failure(policy: Policy, delivery: int, rng: Random) -> Again | Dead:
 
 
 def _refuse_attempts(backoff: Backoff) -> None:
-    """How often is said in one place: by the policy."""
+    """Rejects back-offs with attempts: only the policy bounds deliveries."""
     if backoff.attempts is not None:
         raise ConfigError(
-            f"attempts = {backoff.attempts} in the back-off of a queue's policy; how often an item "
-            "is handed out is said by the policy: ConsumeTimes(n, backoff), or Forever(backoff)"
+            f"the back-off of a queue's policy must not have attempts, got {backoff.attempts}; the "
+            "policy bounds deliveries: ConsumeTimes(n, backoff), or Forever(backoff)"
         )
 
 
 def describe(error: BaseException) -> str:
-    """An error in words that every store can keep, even if it can't put itself into words."""
+    """Describes an error in text that every store can keep, even if its `__str__` fails."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - its own `__str__` fails
@@ -103,7 +105,7 @@ def describe(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """Text without what some engine refuses: unpaired surrogates and zeros. Cut if it is long."""
+    """Escapes what some engine refuses (unpaired surrogates, NUL), and cuts long text."""
     if len(text) > _LONGEST_ERROR:
         text = text[:_LONGEST_ERROR] + " …"
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")

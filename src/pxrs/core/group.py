@@ -1,6 +1,6 @@
 """The group machine: what a member sees, and the time → what it should do.
 
-Every member runs it over the same records; there is no coordinator to lose. Whoever notices
+Every member runs it over the same records; there is no coordinator to lose. A member that notices
 that the members are not those of the target computes the next one and proposes it by
 compare-and-set; exactly one wins. Nothing here reads a clock or a store.
 
@@ -8,7 +8,7 @@ States of a partition in the eyes of one member (`MOVES` is the table, the diagr
 `docs/groups.md` is drawn from it):
 
     away      not ours, and not meant to be
-    wanted    meant to be ours; somebody else may still be working on it
+    wanted    meant to be ours; another member may still be working on it
     owned     ours
     leaving   ours, but meant for another: finish, commit, release
 """
@@ -56,7 +56,7 @@ def move(state: PartState, event: PartEvent) -> PartState:
 
 
 class View(msgspec.Struct, frozen=True):
-    """What a member saw of its group, in one look.
+    """The records of a group, as a member saw them in one look.
 
     `claims` holds the claims of partitions that it waits for; None where there is no record.
 
@@ -81,7 +81,7 @@ class Me(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How long to wait for what, in seconds."""
+    """Timeouts in seconds, and the assignment strategy."""
 
     debounce: float
     revoke_timeout: float | None
@@ -89,7 +89,7 @@ class Rules(NamedTuple):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a member remembers between two looks: since when things are as they are.
+    """A member's memory between two looks: since when things are as they are.
 
     `generation` is the last one it saw. A mismatch is one with its target: with a new target the
     wait begins anew. If it missed one, what it wants now it may not have wanted all the time: the
@@ -103,10 +103,10 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to do now, and when to look again at the latest.
+    """The actions of a member now, and when it must look again.
 
-    `claim` are partitions that nobody can be working on; `force` those whose owner has not let
-    go in time. `revoke` are ours and meant for another.
+    `claim` are partitions that no other member can be working on; `force` those whose owner has
+    not let go in time. `revoke` are ours and meant for another.
     """
 
     memory: Memory
@@ -120,10 +120,10 @@ class Decision(msgspec.Struct, frozen=True):
 def decide(
     view: View, memory: Memory, me: Me, held: frozenset[TopicPartition], now: float, rules: Rules
 ) -> Decision:
-    """One look of one member at its group.
+    """Decides what a member does after one look at its group.
 
     `held` are the claims on the topics that the head names; a claim on a topic that was made
-    again since is not among them, and neither is one that was found to be somebody else's.
+    again since is not among them, and neither is one that another member was found to own.
     A member that is not there, or whose place another one has taken, claims and proposes
     nothing: the partitions meant for its name are not meant for it.
     """
@@ -150,7 +150,7 @@ def decide(
 def _present(
     view: View, memory: Memory, now: float
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, float], float | None]:
-    """Members that count, with their topics: those that are there, and static ones in grace."""
+    """Returns the members that count, with their topics: present ones, and static ones in grace."""
     present = {name: member.topics for name, member in view.members.items()}
     gone_since: dict[str, float] = {}
     grace_ends: list[float] = []
@@ -173,7 +173,7 @@ def _proposal(
     now: float,
     rules: Rules,
 ) -> tuple[Head | None, float | None, float | None]:
-    """The next head if it is time, since when one is needed, and when it will be time."""
+    """Returns the next head if it is time, since when one is needed, and when it will be time."""
     if not needs_target(view, subscriptions):
         return None, None, None
     since = memory.mismatch_since
@@ -199,7 +199,7 @@ def needs_target(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> bo
 def next_head(
     view: View, subscriptions: Mapping[str, tuple[str, ...]], coordinator: str, assign: Assignor
 ) -> Head:
-    """The target for these members, as the next generation. Time stamps are the caller's."""
+    """Computes the target for these members, as the next generation. The caller adds the time."""
     topics = _topics(view, subscriptions)
     counts = {name: topic.partitions for name, topic in topics.items()}
     kept = {
@@ -226,7 +226,7 @@ def next_head(
 
 
 def moves_between(before: Head, after: Head) -> Move:
-    """What a generation changed, for the history."""
+    """Lists what a generation changed, for the history."""
     old, new = before.owner_of(), after.owner_of()
     return Move(
         generation=after.generation,
@@ -254,7 +254,7 @@ def _wanted_of(
 
 
 def _static(view: View, subscriptions: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """The rejoin timeouts of static members: their own word while they are there."""
+    """Returns the rejoin timeouts of static members: from their records while they are present."""
     known: dict[str, float | None] = dict(view.head.static)
     known |= {name: member.rejoin_timeout for name, member in view.members.items()}
     return {
@@ -299,7 +299,7 @@ def _reason(
 
 
 def _target(view: View, me: Me) -> set[TopicPartition]:
-    """What is meant for us, of topics that are still those the target was computed for."""
+    """Returns the partitions meant for us, of topics that the target was computed for."""
     return {
         part
         for part in view.head.target_of(me.name)
@@ -318,7 +318,7 @@ def _wanted(
 ) -> tuple[
     frozenset[TopicPartition], frozenset[TopicPartition], dict[TopicPartition, float], float | None
 ]:
-    """Of the partitions meant for us: which to claim, to take by force, and when to look again."""
+    """Decides which partitions meant for us to claim or force, and when to look again."""
     living = {member.id for member in view.members.values()}
     seen_all = view.head.generation <= memory.generation + 1
     since = {part: memory.wanted_since.get(part, now) if seen_all else now for part in wanted}
@@ -344,10 +344,10 @@ def group_state(
     claims: Mapping[TopicPartition, Claim],
     topics: Mapping[str, GroupTopic] | None = None,
 ) -> GroupState:
-    """The state of a group, as its records tell it, and the topics that there are.
+    """Derives the state of a group from its records and the existing topics.
 
-    While a static member is waited for it is PREPARING_REBALANCE: the partitions of that member
-    are nobody's, and only the members' own clocks know for how long.
+    While the group waits for a static member it is PREPARING_REBALANCE: the partitions of that
+    member have no owner, and only the members' own clocks know for how long.
     """
     if head is None or not members:
         return "EMPTY"

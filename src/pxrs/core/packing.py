@@ -1,4 +1,4 @@
-"""Who has what, in few bytes: names once and by their number after that, partitions as ranges.
+"""Packs targets and moves into few bytes: names become numbers, partitions become ranges.
 
     {"orders": {"a": (0, 1, 2, 7)}}  →  {0: {0: "0-2,7"}}
 
@@ -16,7 +16,7 @@ Subscriptions = dict[str, tuple[str, ...]]
 
 
 def ranges_of(numbers: Iterable[int]) -> str:
-    """Numbers as text: `0-2,7`."""
+    """Writes numbers as ranges: `0-2,7`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -27,7 +27,7 @@ def ranges_of(numbers: Iterable[int]) -> str:
 
 
 def numbers_in(ranges: str) -> tuple[int, ...]:
-    """The numbers that `ranges_of` wrote, in their order."""
+    """Reads the numbers that `ranges_of` wrote, in order."""
     numbers: list[int] = []
     for run in ranges.split(",") if ranges else ():
         first, _, last = run.partition("-")
@@ -38,7 +38,7 @@ def numbers_in(ranges: str) -> tuple[int, ...]:
 def pack_target(
     target: Target, topics: Sequence[str], members: Sequence[str]
 ) -> dict[int, dict[int, str]]:
-    """Topic → member → its partitions."""
+    """Packs a target as topic → member → its partitions."""
     packed: dict[int, dict[int, str]] = {}
     topic_numbers, member_numbers = _numbered(topics), _numbered(members)
     for member, parts in target.items():
@@ -51,7 +51,7 @@ def pack_target(
 def unpack_target(
     packed: Mapping[int, Mapping[int, str]], topics: Sequence[str], members: Sequence[str]
 ) -> Target:
-    """What `pack_target` was given. Members that have nothing are in it, too."""
+    """Reverses `pack_target`. Members without partitions are included."""
     target: Target = {member: {} for member in members}
     for topic, owners in sorted(packed.items()):
         for member, ranges in owners.items():
@@ -62,7 +62,7 @@ def unpack_target(
 def pack_subscriptions(
     subscriptions: Subscriptions, topics: Sequence[str], members: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Which topics, and which members want exactly these."""
+    """Groups members by the topics they subscribe to."""
     topic_numbers, member_numbers = _numbered(topics), _numbered(members)
     wanting: dict[tuple[str, ...], list[int]] = {}
     for member, wanted in subscriptions.items():
@@ -76,7 +76,7 @@ def pack_subscriptions(
 def unpack_subscriptions(
     packed: Iterable[tuple[str, str]], topics: Sequence[str], members: Sequence[str]
 ) -> Subscriptions:
-    """What `pack_subscriptions` was given."""
+    """Reverses `pack_subscriptions`."""
     return {
         members[member]: tuple(topics[topic] for topic in numbers_in(wanted))
         for wanted, wanting in packed
@@ -87,7 +87,7 @@ def unpack_subscriptions(
 def pack_moves(
     moves: Moves, members: Sequence[str]
 ) -> dict[str, tuple[tuple[int | None, int | None, str], ...]]:
-    """Topic → from whom, to whom, and which partitions."""
+    """Packs moves as topic → (old owner, new owner, partitions)."""
     numbers = _numbered(members)
     packed: dict[str, dict[tuple[int | None, int | None], list[int]]] = {}
     for topic, partition, before, after in moves:
@@ -106,7 +106,7 @@ def pack_moves(
 def unpack_moves(
     packed: Mapping[str, Iterable[tuple[int | None, int | None, str]]], members: Sequence[str]
 ) -> Moves:
-    """What `pack_moves` was given, in the order of the partitions."""
+    """Reverses `pack_moves`, in the order of the partitions."""
     return tuple(
         sorted(
             (

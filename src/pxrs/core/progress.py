@@ -1,4 +1,4 @@
-"""Which offsets of a partition are done: messages finished in any order → one checkpoint.
+"""Tracks which offsets of a partition are done: finished in any order → one checkpoint.
 
 The checkpoint is the first offset that is not done; everything below it is. Finished runs above
 it are kept beside it, so that a new owner can skip them.
@@ -11,7 +11,7 @@ from bisect import bisect_right
 from pxrs.core.records import Runs
 from pxrs.errors import InvalidRequest
 
-# What a claim's runs may take as JSON.
+# The limit for a claim's runs, as JSON.
 MOST_BYTES = 4096
 
 
@@ -55,7 +55,7 @@ class Progress:
         """Mark an offset, or `start` up to `end`, as done. Marking twice changes nothing."""
         end = start + 1 if end is None else end
         if end <= start:
-            raise InvalidRequest(f"offsets {start} up to {end} are none")
+            raise InvalidRequest(f"end must be above start, got {start} up to {end}")
         start = max(start, self.checkpoint)
         if end <= start:
             return
@@ -65,7 +65,7 @@ class Progress:
             self._insert(start, end)
 
     def _advance(self, end: int) -> None:
-        """The checkpoint moves, over every run that it now reaches."""
+        """Move the checkpoint, over every run that it now reaches."""
         place = bisect_right(self._starts, end)
         if place:
             end = max(end, self._ends[place - 1])

@@ -5,7 +5,7 @@ States of an item (`MOVES` is the table, the diagram in `docs/queues.md` is draw
     waiting   behind another item of its key, or of its fifo queue
     delayed   next of its key, but its time has not come
     ready     can be taken
-    held      in somebody's hands
+    held      taken by one holder
     dead      out of deliveries, or given up by its handler
 
 The memory store runs `WorkQueue`; other engines keep the same rules in their own language and are
@@ -22,7 +22,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from pxrs.errors import Fenced, IllegalMove, InvalidRequest, MessageTooLarge, QueueExists
+from pxrs.errors import Fenced, IllegalMove, InvalidRequest, MessageTooLarge, QueueExists, quoted
 from pxrs.types import (
     Delivery,
     Held,
@@ -80,7 +80,7 @@ def move(state: ItemState, event: ItemEvent) -> ItemState:
 
 
 class Counted(Protocol):
-    """What `pick` has to know of an item. Suspect: its last holder died with it in hand."""
+    """The properties of an item that `pick` needs. Suspect: its last holder died holding it."""
 
     @property
     def deliveries(self) -> int: ...
@@ -106,10 +106,10 @@ class Picked(NamedTuple, Generic[C]):
 def pick(
     candidates: Iterable[C], count: int, most: int | None, *, suspects: bool = True
 ) -> Picked[C]:
-    """From items in order: what to do with them.
+    """Chooses from items in order which to hand out, and which are dead.
 
-    A suspect goes out alone: if it kills again, the others' counts are not burnt with it. And
-    only to who wants it: a process may have others in hand, taken before.
+    A suspect goes out alone: if it kills again, the others lose no delivery. It goes out only if
+    `suspects` is true: a process that holds other items does not want it.
     """
     chosen: list[C] = []
     used_up: list[C] = []
@@ -130,8 +130,8 @@ def pick(
 
 
 def given_up(unit: str) -> Fenced:
-    """The error for a unit that arrives after somebody was told that it never will."""
-    return Fenced(f"unit {unit!r} was given up before it came; begin another")
+    """Builds the error for a unit that arrives after a caller heard that it never will."""
+    return Fenced(f"unit {unit!r} was given up before it arrived; begin another")
 
 
 class _Peeks(Protocol):
@@ -146,7 +146,7 @@ class _Peeks(Protocol):
 
 
 def held_in(store: _Peeks, queue: str, holder: Holder) -> list[Delivery]:
-    """What the holder holds in the queue now."""
+    """Lists the items of the queue that the holder holds."""
     found: list[Delivery] = []
     after = 0
     while page := store.peek(queue, [ItemState.HELD], after=after, limit=_PAGE):
@@ -167,26 +167,26 @@ def held_in(store: _Peeks, queue: str, holder: Holder) -> list[Delivery]:
 
 
 def lane_of(queue: Queue, key: str | None) -> str | None:
-    """What an item has to stay in order with: its key, or the whole of a fifo queue."""
+    """Returns the lane of an item: its key, or the one lane of a fifo queue."""
     return FIFO_LANE if queue.fifo else key
 
 
 def indexed(key: str, most_bytes: int) -> str:
-    """What stands in an index for a key: itself, or a digest where an index holds no long ones."""
+    """Returns the index entry of a key: the key, or a digest if it is too long for the index."""
     data = key.encode()
     return f"k{key}" if len(data) < most_bytes else f"h{sha256(data).hexdigest()}"
 
 
 def require_same(queue: Queue, fifo: bool) -> Queue:
-    """The queue that is there already, if it is the one that is wanted."""
+    """Returns the existing queue; raises `QueueExists` if its order differs."""
     if queue.fifo != fifo:
-        kind = "strict fifo" if queue.fifo else "not fifo"
+        kind = "fifo" if queue.fifo else "not fifo"
         raise QueueExists(f"queue {queue.name!r} exists and is {kind}; delete it first")
     return queue
 
 
 def validate_name(name: str) -> str:
-    """Refuse what can't be a queue's name."""
+    """Rejects names that a queue can't have."""
     if (
         not isinstance(name, str)
         or not 0 < len(name) <= _LONGEST_NAME
@@ -195,13 +195,13 @@ def validate_name(name: str) -> str:
     ):
         raise InvalidRequest(
             f"queue name must be 1 to {_LONGEST_NAME} printable characters without a slash, "
-            f"got {name!r}"
+            f"got {quoted(name)}"
         )
     return name
 
 
 def validate_take(count: int, most: int | None, lock_for: float | None) -> None:
-    """Refuse what can't be asked for."""
+    """Rejects counts and times that no store accepts."""
     if count < 1:
         raise InvalidRequest(f"the number of items to take must be at least 1, got {count}")
     if most is not None and most < 1:
@@ -211,13 +211,13 @@ def validate_take(count: int, most: int | None, lock_for: float | None) -> None:
 
 
 def validate_lock(lock_for: float) -> None:
-    """Refuse a time that can't be held for."""
+    """Rejects times that an item can't be held for."""
     if not 0 < lock_for <= _LONGEST_DELAY:
         raise InvalidRequest(f"lock_for must be a positive number of seconds, got {lock_for}")
 
 
 def validate_releases(releases: Iterable[Release]) -> None:
-    """Refuse a delay that can't be waited for."""
+    """Rejects delays that are negative or above ten years."""
     for release in releases:
         if not 0 <= release.delay <= _LONGEST_DELAY:
             raise InvalidRequest(
@@ -226,20 +226,20 @@ def validate_releases(releases: Iterable[Release]) -> None:
 
 
 def page_size(limit: int) -> int:
-    """How many items to show, within what engines can count."""
+    """Returns the limit, cut to the largest number that engines take."""
     if limit < 1:
         raise InvalidRequest(f"limit must be at least 1, got {limit}")
     return min(limit, sys.maxsize)
 
 
 def tidy(error: str) -> str:
-    """An error's text as every engine can keep it. A release must not fail for its sake."""
+    """Makes an error's text storable on every engine. A release must not fail because of it."""
     text = error[:_LONGEST_ERROR].encode("utf-8", "replace").decode()
     return text.replace("\0", "\ufffd")
 
 
 def validate_change(change: QueueChange, limits: QueueLimits) -> None:
-    """Refuse what some engine could not do, on every engine alike."""
+    """Rejects changes that some engine could not apply, on every engine alike."""
     total = len(change.remove) + len(change.put)
     if total > limits.items:
         raise InvalidRequest(
@@ -254,7 +254,7 @@ def validate_change(change: QueueChange, limits: QueueLimits) -> None:
 
 
 def validate_restored(items: Sequence[StoredItem], limits: QueueLimits) -> None:
-    """Refuse items that this store could not hold."""
+    """Rejects items that this store could not hold."""
     if len(items) > limits.items:
         raise InvalidRequest(
             f"{len(items)} items at once; the limit of this store is {limits.items}"
@@ -275,13 +275,13 @@ def is_suspect(item: StoredItem) -> bool:
 
 
 def require_first(change: QueueChange | None) -> None:
-    """Refuse a second change in one transaction: it has one holder."""
+    """Rejects a second change in one transaction: it has one holder."""
     if change is not None:
         raise InvalidRequest("a transaction changes queues once, when it commits")
 
 
 def validate_item(item: NewItem, limits: QueueLimits) -> None:
-    """Refuse an item that no queue could hold."""
+    """Rejects items that no queue could hold."""
     validate_name(item.queue)
     _validate_content(item, limits)
 
@@ -293,7 +293,7 @@ def _validate_content(item: NewItem, limits: QueueLimits) -> None:
             f"the limit of this store is {limits.body_bytes}"
         )
     if type(item.priority) is not int or not abs(item.priority) < _MOST_PRIORITY:
-        raise InvalidRequest(f"priority must be a 32-bit integer, got {item.priority!r}")
+        raise InvalidRequest(f"priority must be a 32-bit integer, got {quoted(item.priority)}")
     # Most items have none of these, and every item comes through here twice.
     if item.delay != 0.0:
         _validate_seconds("delay", item.delay)
@@ -303,12 +303,14 @@ def _validate_content(item: NewItem, limits: QueueLimits) -> None:
         _validate_text("dedupe key", item.dedupe)
         _validate_seconds("dedupe_window", item.dedupe_window)
         if item.dedupe_window <= 0:
-            raise InvalidRequest(f"dedupe_window must be more than 0 s, got {item.dedupe_window!r}")
+            raise InvalidRequest(
+                f"dedupe_window must be more than 0 s, got {quoted(item.dedupe_window)}"
+            )
 
 
 def _validate_seconds(name: str, seconds: float) -> None:
     if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
-        raise InvalidRequest(f"{name} must be 0 s to ten years, got {seconds!r}")
+        raise InvalidRequest(f"{name} must be 0 s to ten years, got {quoted(seconds)}")
 
 
 def _validate_text(name: str, text: str) -> None:
@@ -319,34 +321,36 @@ def _validate_text(name: str, text: str) -> None:
             f"{name} is {len(text)} characters long; the limit is 1 to {_LONGEST_KEY}"
         )
     if not _is_text(text):
-        raise InvalidRequest(f"{name} must be Unicode text without zero characters, got {text!r}")
+        raise InvalidRequest(
+            f"{name} must be Unicode text without zero characters, got {quoted(text)}"
+        )
 
 
 def _is_text(text: str) -> bool:
-    """Whether it is Unicode without zeros: PostgreSQL keeps no others."""
+    """Whether it is Unicode without NUL: PostgreSQL stores no other text."""
     return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def validate_for(queue: Queue, item: NewItem) -> None:
-    """Refuse what goes against the queue's order."""
+    """Rejects items with a priority or delay for a fifo queue."""
     if queue.fifo and (item.priority != 0 or item.delay > 0):
         raise InvalidRequest(
-            f"queue {queue.name!r} is strictly fifo: its items have neither priority nor delay"
+            f"queue {queue.name!r} is fifo: its items can't have a priority or a delay"
         )
 
 
 def states_or(states: Sequence[ItemState], default: Sequence[ItemState]) -> tuple[ItemState, ...]:
-    """The states that were asked for, or those that are meant when none was."""
+    """Returns the given states, or the default if there are none."""
     return tuple(states) or tuple(default)
 
 
 def delay_ms(seconds: float) -> int:
-    """Whole milliseconds, never less than asked for."""
+    """Converts seconds to whole milliseconds, rounded up."""
     return math.ceil(seconds * 1000)
 
 
 class QueueItem:
-    """An item and everything that is known of it."""
+    """An item of the memory store with all its state."""
 
     def __init__(self, number: int, new: NewItem, lane: str | None, now_ms: int) -> None:
         self.id = number
@@ -368,12 +372,12 @@ class QueueItem:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """What it is handed out by: the smallest first."""
+        """The order of hand-out: the smallest first."""
         return -self.priority, self.id
 
     @classmethod
     def restored(cls, stored: StoredItem, lane: str | None) -> QueueItem:
-        """An item as it stood in another store."""
+        """Builds an item as it was in another store."""
         new = NewItem(queue="", body=stored.body, key=stored.key, priority=stored.priority)
         item = cls(stored.id, new, lane, stored.put_ms)
         item.visible_ms = stored.visible_ms or stored.put_ms
@@ -383,7 +387,7 @@ class QueueItem:
         return item
 
     def shown(self, now_ms: int) -> StoredItem:
-        """For people to look at, and to be copied."""
+        """Returns the item as `peek` and copies show it."""
         later = self.visible_ms > now_ms and self.state in (ItemState.DELAYED, ItemState.WAITING)
         return StoredItem(
             id=self.id,
@@ -401,7 +405,7 @@ class QueueItem:
         )
 
     def is_held_as(self, holder: Holder, delivery: int, now: float) -> bool:
-        """The fence: whether this very delivery is still this holder's."""
+        """The fence: whether the holder still has this very delivery."""
         in_time = self.lock_until is None or now < self.lock_until
         return self.holder == holder and self.deliveries == delivery and in_time
 
@@ -482,7 +486,7 @@ class WorkQueue:
             self._show(item, now_ms)
 
     def candidates(self, holder: Holder, count: int, now_ms: int) -> list[QueueItem]:
-        """What the holder may have, in order: fronts, then what follows what it holds."""
+        """Lists what the holder may take, in order: fronts, then items behind those it holds."""
         found = [self.items[number] for _, number in self.ready[:count]]
         lanes = [front.lane for front in found if front.lane is not None]
         for lane in lanes + self.lanes_held(holder):
@@ -493,12 +497,12 @@ class WorkQueue:
         return found
 
     def lanes_held(self, holder: Holder) -> list[str]:
-        """The lanes that the holder may go on with."""
+        """Lists the lanes in which the holder holds an item, and may take the next."""
         mine = [self.items[number] for number in self.held if self.items[number].holder == holder]
         return sorted({item.lane for item in mine if item.lane is not None})
 
     def due_behind(self, holder: Holder) -> list[int]:
-        """When the next item shows in each of the lanes that the holder may go on with."""
+        """Returns when the next item of each lane of the holder is due."""
         nexts = [self._waiting(lane)[:1] for lane in self.lanes_held(holder)]
         return [item.visible_ms for items in nexts for item in items]
 
@@ -549,7 +553,7 @@ class WorkQueue:
         del self.items[item.id]
 
     def settle_lane(self, lane: str, now_ms: int) -> None:
-        """Show the lane's first item, unless somebody holds it."""
+        """Show the lane's first item, unless it is held."""
         numbers = self.lanes.get(lane)
         if not numbers:
             self.lanes.pop(lane, None)
@@ -578,7 +582,7 @@ class WorkQueue:
             insort(self.ready, item.rank)
 
     def _unlist(self, item: QueueItem) -> None:
-        """Take it out of wherever it stands; nobody can have it then."""
+        """Take the item out of the list it is in, so that it can't be taken."""
         if item.state is ItemState.READY:
             del self.ready[bisect_left(self.ready, item.rank)]
         elif item.state is ItemState.DELAYED:

@@ -9,9 +9,9 @@
 Each kind has a root of its own: listing groups reads no claims, and a watch on a group's members
 hears no checkpoints.
 
-`schema` rises when a reader that does not know the change would do harm. Whoever meets a higher
-number than its own stops with `SchemaMismatch`: it must not write such a record back, since that
-would drop what it can't see.
+`schema` rises when a reader that does not know the change would do harm. A process that reads a
+higher number than its own stops with `SchemaMismatch`: it must not write such a record back, since
+that would drop what it can't see.
 
 The head and the history of a large group are written packed (schema 2: names once, partitions as
 ranges), as they would be too large for the stores. Others are not: members of an older version can
@@ -45,7 +45,7 @@ class GroupTopic(msgspec.Struct, frozen=True):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A member that is there. `id` is new with every start; the record's name is not, if static.
+    """A connected member. `id` is new with every start; a static member keeps its name.
 
     `rejoin_timeout`: how long a static member's partitions wait for it after it is gone.
     """
@@ -59,12 +59,12 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The group itself: which member shall own what, since which generation, and why.
+    """The record of the group: which member shall own what, since which generation, and why.
 
     `target` maps a member's name to topic names and their partitions. `touched` changes with
     every join, so that a target computed before it fails. `static` maps the names of static
-    members to their rejoin timeouts: once they are gone nobody else remembers it. `left` names
-    those that said goodbye since the last generation.
+    members to their rejoin timeouts: once they are gone, only this record has it. `left` names
+    members that left cleanly since the last generation.
     """
 
     generation: int = 0
@@ -80,7 +80,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
 
     def owner_of(self) -> dict[TopicPartition, str]:
-        """The target the other way round: partition → member."""
+        """Returns the target the other way round: partition → member."""
         return {
             TopicPartition(topic, number): name
             for name, topics in self.target.items()
@@ -89,7 +89,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def target_of(self, name: str) -> set[TopicPartition]:
-        """The partitions that the member shall own."""
+        """Returns the partitions that the member shall own."""
         return {
             TopicPartition(topic, number)
             for topic, numbers in self.target.get(name, {}).items()
@@ -98,7 +98,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns a partition and how far the group has come in it.
+    """The owner of a partition, its epoch, and the group's checkpoint in it.
 
     `owner` is a member's id, `name` its name. `topic` is the name of the topic, whose id stands
     in the key: one that is made again has another id, and its epochs go on above. `checkpoint` is
@@ -236,7 +236,7 @@ R = TypeVar("R", bound=_Record)
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """The record as JSON."""
+    """Encodes a record as JSON, packed if it is large."""
     written = msgspec.json.encode(record)
     if len(written) > _LARGE:
         if isinstance(record, Head):
@@ -247,7 +247,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def decode(record: Versioned, kind: type[R]) -> R:
-    """What the store holds under a key, as a value."""
+    """Decodes a record of the store; raises `SchemaMismatch` if it can't."""
     try:
         value = _unpacked(record.value, kind) or msgspec.json.decode(record.value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, ValueError) as error:
@@ -256,14 +256,14 @@ def decode(record: Versioned, kind: type[R]) -> R:
         ) from error
     if not 1 <= value.schema <= SCHEMA:
         raise SchemaMismatch(
-            f"the record {record.key!r} has schema {value.schema}, this version of pxrs knows "
-            f"{SCHEMA}; run the same version everywhere in a group"
+            f"the record {record.key!r} has schema {value.schema}, but this version of pxrs knows "
+            f"only {SCHEMA}; run the same version of pxrs everywhere in a group"
         )
     return value
 
 
 def _unpacked(value: bytes, kind: type[R]) -> R | None:
-    """The record if it is written packed, else None."""
+    """Decodes a packed record; returns None for others."""
     packed = _PACKED.get(kind)
     if packed is None or msgspec.json.decode(value, type=_Schema).schema != PACKED:
         return None

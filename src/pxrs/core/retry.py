@@ -1,4 +1,4 @@
-"""When to try again: (attempt, random) → delay."""
+"""The wait between two attempts: (attempt, random) → delay."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from random import Random
 
 import msgspec
 
-from pxrs.errors import ConfigError
+from pxrs.errors import ConfigError, quoted
 
 _GROWTHS = ("exponential", "linear", "constant")
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """Delays that grow, up to `longest`, with jitter: many who failed together spread out.
+    """Delays that grow up to `longest`, with jitter so that failures spread out.
 
     `growth` is "exponential" (by `factor`), "linear" (by `first`) or "constant". With a `jitter`
     of 0.5 a delay lies in its upper half, with 0 it is exact. `attempts` counts the first one
@@ -28,16 +28,20 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.growth not in _GROWTHS:
-            raise ConfigError(f"growth {self.growth!r}; there are {', '.join(_GROWTHS)}")
+            raise ConfigError(
+                f"growth must be one of {', '.join(_GROWTHS)}; got {quoted(self.growth)}"
+            )
         if not 0 <= self.jitter <= 1:
-            raise ConfigError(f"jitter = {self.jitter}; a share from 0 to 1 is needed")
+            raise ConfigError(f"jitter must be from 0 to 1, got {self.jitter}")
         if not self.first >= 0 or not self.longest >= 0 or not self.factor >= 1:
             raise ConfigError(
-                f"first = {self.first}, longest = {self.longest}, factor = {self.factor}; delays "
-                "are seconds, and they do not shrink"
+                "first and longest must be at least 0 seconds, and factor at least 1; "
+                f"got first={self.first}, longest={self.longest}, factor={self.factor}"
             )
         if self.attempts is not None and self.attempts < 1:
-            raise ConfigError(f"attempts = {self.attempts}; the first one counts, too")
+            raise ConfigError(
+                f"attempts must be at least 1 (the first one counts), got {self.attempts}"
+            )
 
     def delay(self, attempt: int, rng: Random) -> float | None:
         """Seconds to wait after the `attempt`-th failure, counted from 1; None to give up."""

@@ -1,4 +1,4 @@
-"""Which partition or shard a key belongs to.
+"""Partitioners: which partition or shard a key belongs to.
 
 All of these are published algorithms; `tests/unit/golden/routing.json` pins their values, so
 that a key never silently moves to another partition with a new release.
@@ -11,7 +11,7 @@ from functools import partial
 
 from xxhash import xxh64_intdigest
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, quoted
 
 Partitioner = Callable[[bytes, int], int]
 
@@ -26,7 +26,7 @@ def xxhash(key: bytes, partitions: int) -> int:
 
 
 def murmur2(key: bytes, partitions: int) -> int:
-    """What Kafka's default partitioner does, for topics shared with Kafka producers."""
+    """Kafka's default partitioner, for topics shared with Kafka producers."""
     return (murmur2_hash(key) & 0x7FFFFFFF) % partitions
 
 
@@ -41,9 +41,9 @@ def jump(key: int, buckets: int) -> int:
     When `buckets` grows by one, one key in `buckets + 1` moves, always to the new bucket.
     """
     if not 1 <= buckets <= _JUMP_BUCKETS:
-        raise InvalidRequest(f"{buckets} buckets; there can be 1 to {_JUMP_BUCKETS}")
+        raise InvalidRequest(f"buckets must be 1 to {_JUMP_BUCKETS}, got {buckets}")
     if not 0 <= key <= _MASK64:
-        raise InvalidRequest(f"{key} is not an unsigned 64-bit number")
+        raise InvalidRequest(f"key must be an unsigned 64-bit integer, got {key}")
     bucket, candidate = -1, 0
     while candidate < buckets:
         bucket = candidate
@@ -79,7 +79,7 @@ PARTITIONERS: dict[str, Partitioner] = {"xxhash": xxhash, "murmur2": murmur2, "j
 
 
 def hasher(name: str, partitions: int) -> Callable[[bytes], int]:
-    """A function of the key alone whose value modulo `partitions` is the key's partition.
+    """Returns a function of the key whose value modulo `partitions` is the key's partition.
 
     The default is then a single call into the compiled hash, which is half of its cost.
     """
@@ -93,10 +93,10 @@ def _swapped(function: Partitioner, partitions: int, key: bytes) -> int:
 
 
 def partitioner(name: str) -> Partitioner:
-    """A partitioner by its name."""
+    """Returns the partitioner of this name."""
     try:
         return PARTITIONERS[name]
     except (KeyError, TypeError):
         raise InvalidRequest(
-            f"unknown partitioner {name!r}; there are {', '.join(PARTITIONERS)}"
+            f"partitioner must be one of {', '.join(PARTITIONERS)}; got {quoted(name)}"
         ) from None

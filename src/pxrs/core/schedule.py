@@ -1,4 +1,4 @@
-"""Which message may be handled next, when several workers share them. Pure.
+"""Schedules messages for several workers: which one may be handled next. Pure.
 
 Messages stand in lanes: one per partition, or one per key. Within a lane they are handled one
 after the other, in order; lanes run side by side. A lane whose first message failed is parked
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Schedule(Generic[T]):
-    """Lanes of items. Not thread-safe: whoever shares it locks."""
+    """Lanes of items. Not thread-safe: callers must lock."""
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, deque[T]] = {}
@@ -28,7 +28,7 @@ class Schedule(Generic[T]):
         self._size = 0
 
     def __len__(self) -> int:
-        """How many items are here, those being handled included."""
+        """Returns the number of items, including those being handled."""
         return self._size
 
     def put(self, lane: Hashable, item: T) -> None:
@@ -41,7 +41,7 @@ class Schedule(Generic[T]):
             self._ready.append(lane)
 
     def take(self, now: float) -> tuple[Hashable, T] | None:
-        """The first item of a lane that is free; its lane is busy until `done` or `park`."""
+        """Take the first item of a free lane; the lane is busy until `done` or `park`."""
         due = bool(self._parked) and self._parked[0][0] <= now
         self._took_parked = due and not (self._took_parked and self._ready)
         if self._took_parked:
@@ -53,7 +53,7 @@ class Schedule(Generic[T]):
         return lane, self._lanes[lane][0]
 
     def done(self, lane: Hashable) -> None:
-        """The lane's first item is finished; the next one may be taken."""
+        """Remove the lane's first item, which is finished; the next one may be taken."""
         items = self._lanes[lane]
         items.popleft()
         self._size -= 1
@@ -63,7 +63,7 @@ class Schedule(Generic[T]):
             del self._lanes[lane]
 
     def park(self, lane: Hashable, until: float) -> None:
-        """The lane's first item failed: try it again later."""
+        """Let the lane wait until a time: its first item failed and is tried again then."""
         self._parkings += 1
         heapq.heappush(self._parked, (until, self._parkings, lane))
 
@@ -76,5 +76,5 @@ class Schedule(Generic[T]):
             heapq.heapify(self._parked)
 
     def next_time(self) -> float | None:
-        """When the next parked lane is due."""
+        """Returns when the next parked lane is due."""
         return self._parked[0][0] if self._parked else None

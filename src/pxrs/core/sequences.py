@@ -1,4 +1,4 @@
-"""Which batches of a producer a partition has already seen: the pure part of idempotence.
+"""Recognises repeated batches of a producer: the pure part of idempotence.
 
 A log keeps one `ProducerState` per partition and producer id, as a value or as its packed
 bytes, and asks `judge` before it appends.
@@ -21,7 +21,7 @@ SEQUENCES = 2**31
 
 
 class Seen(NamedTuple):
-    """A batch that was appended: its first sequence, where it lies and how long it is."""
+    """An appended batch: its first sequence, its offset and its number of messages."""
 
     sequence: int
     base: int
@@ -51,7 +51,7 @@ Verdict = Fresh | Duplicate | ProducerFenced | SequenceGap
 
 
 def judge(state: ProducerState | None, batch: Batch, base: int) -> Verdict:
-    """What to do with a batch that carries a producer id and would be appended at `base`.
+    """Judges a batch that carries a producer id and would be appended at `base`.
 
     A producer that is not known, or no longer, may start anywhere; a higher epoch starts at
     sequence 0. Within an epoch every batch follows the one before it, or repeats one of the
@@ -78,17 +78,17 @@ def judge(state: ProducerState | None, batch: Batch, base: int) -> Verdict:
 
 
 def fenced(batch: Batch, epoch: int) -> ProducerFenced:
-    """The producer has gone on to a higher epoch."""
+    """Builds the error for a batch of an epoch that is over."""
     return ProducerFenced(
         f"producer {batch.producer_id} is at epoch {epoch}; epoch {batch.producer_epoch} is over"
     )
 
 
 def gap(batch: Batch, expected: int) -> SequenceGap:
-    """What came before the batch never came."""
+    """Builds the error for a batch whose predecessor never arrived."""
     return SequenceGap(
-        f"producer {batch.producer_id} sent sequence {batch.base_sequence} where {expected} "
-        f"has to follow, and it repeats none of the last {WINDOW} batches"
+        f"producer {batch.producer_id} sent sequence {batch.base_sequence}, but {expected} "
+        f"must follow, and it repeats none of the last {WINDOW} batches"
     )
 
 
@@ -97,11 +97,11 @@ _LAYOUTS = [struct.Struct("<h" + "iqi" * held) for held in range(WINDOW + 1)]
 
 
 def pack(state: ProducerState) -> bytes:
-    """The state as at most 82 bytes."""
+    """Packs the state into at most 82 bytes."""
     return _LAYOUTS[len(state.batches)].pack(state.epoch, *chain.from_iterable(state.batches))
 
 
 def unpack(data: bytes) -> ProducerState:
-    """What `pack` was given."""
+    """Reverses `pack`."""
     fields = _LAYOUTS[len(data) // _SEEN_SIZE].unpack(data)
     return ProducerState(fields[0], tuple(map(Seen, fields[1::3], fields[2::3], fields[3::3])))

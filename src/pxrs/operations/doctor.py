@@ -1,8 +1,7 @@
 """Examines a store: opens it, asks the engine about itself, and tries everything once.
 
-What the engines say of themselves comes from the backends (`Opened.findings`). Here is what can
-be tried on any of them: a record, a session, a wake-up, a log, a queue, each under a name of its
-own, and removed again.
+Engines report about themselves (`Opened.findings`). This module tries what every engine must do: a
+record, a session, a wake-up, a log, a queue, each under a name of its own, and removed again.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _SLOW = 0.25
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """One place of a store, and what was found there."""
+    """One part of a store, and the findings there."""
 
     place: str
     findings: tuple[Finding, ...]
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """All places of a store."""
+    """The findings of all parts of a store."""
 
     places: tuple[Examined, ...]
 
@@ -59,9 +58,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def examine(url: str, *, create: bool = True) -> Diagnosis:
-    """Examine every place that the URL names. What can't be reached is a finding, not an error.
+    """Examine every store that the URL names. One that can't be reached is a finding, not an error.
 
-    Without `create` a file that is not there is a finding, too.
+    Without `create` a file that does not exist is a finding, too.
     """
     return Diagnosis(tuple(_examine_place(place, create) for place in split_url(url).urls()))
 
@@ -70,7 +69,7 @@ def _examine_place(url: str, create: bool) -> Examined:
     try:
         parse_url(url)
     except ConfigError as error:
-        return Examined("?", (problem("url", str(error), "mend the URL"),))
+        return Examined("?", (problem("url", str(error), "correct the URL"),))
     shown = public(url).partition("?")[0]
     started = time.monotonic()
     try:
@@ -106,7 +105,7 @@ def _trials(opened: Opened) -> list[Finding]:
 
 
 def _tried(check: str, trial: Callable[[], list[Finding]]) -> list[Finding]:
-    """What the trial finds. That it fails is a finding, too."""
+    """Runs a trial. If it fails, that is a finding, too."""
     try:
         return trial()
     except PxrsError as error:
@@ -117,29 +116,29 @@ def _remedy(error: PxrsError) -> str:
     if isinstance(error, MissingExtra):
         return f"pip install 'pxrs[{error.extra}]'"
     if isinstance(error, ConfigError):
-        return "mend the URL"
+        return "correct the URL"
     if isinstance(error, StoreUnavailable):
-        return "look whether the server runs, and whether host, port and password are right"
+        return "check that the server runs, and that host, port and password are right"
     if isinstance(error, StoreBusy):
-        return "end the process that is named, or wait until it is done"
-    return "give this user the right to read and write here, and look into the engine's own log"
+        return "end the process that the error names, or wait until it is done"
+    return "give this user the right to read and write here, and read the engine's own log"
 
 
 def _try_records(coord: CoordStore) -> list[Finding]:
     with _record(coord) as (key, version):
         if coord.get(key) is None:
-            raise StoreUnavailable("a record that was written can't be read")
+            raise StoreUnavailable("a record was written and can't be read")
         started = time.monotonic()
         outcome = coord.commit([Check(key, version)], [Put(key, b"again")])
         took = time.monotonic() - started
     if not isinstance(outcome, Committed):
-        return [problem("permissions", "somebody else wrote to the doctor's record", "try again")]
+        return [problem("permissions", "another process wrote to the doctor's record", "try again")]
     return [ok("permissions", "records can be written, read and deleted"), _speed("commit", took)]
 
 
 @contextmanager
 def _record(coord: CoordStore) -> Iterator[tuple[str, int]]:
-    """A record of the doctor's own."""
+    """Creates a record for a trial, and deletes it afterwards."""
     key = _FOLDER + secrets.token_hex(8)
     outcome = coord.commit([Check(key, 0)], [Put(key, b"pxrs doctor")])
     try:
@@ -166,7 +165,7 @@ def _try_session(coord: CoordStore) -> list[Finding]:
         return [
             warning(
                 "sessions",
-                f"a session of {_TTL:g} s was granted {left:.1f} s only",
+                f"the engine granted a session of {left:.1f} s instead of {_TTL:g} s",
                 "raise the engine's longest session time",
             )
         ]
@@ -183,8 +182,8 @@ def _try_watch(coord: CoordStore) -> list[Finding]:
         return [
             warning(
                 "watch",
-                f"a change woke nobody within {_PATIENCE:g} s",
-                "look for a proxy that swallows notifications; pxrs goes on by polling",
+                f"a change woke no watch within {_PATIENCE:g} s",
+                "look for a proxy that drops notifications; pxrs polls instead",
             )
         ]
     return [_speed("watch", took)]
@@ -213,7 +212,7 @@ def _try_log(log: LogStore) -> list[Finding]:
         with suppress(PxrsError):
             log.drop(topic_id)
     if len(held) != 1:
-        return [problem("log", "what was appended can't be read", "report this to pxrs")]
+        return [problem("log", "a batch was appended and can't be read", "report this to pxrs")]
     found = [_speed("append", took)]
     if not woken:
         found.append(note("log", f"an append woke no follower within {_PATIENCE:g} s"))
@@ -234,7 +233,7 @@ def _try_queue(queues: QueueStore, coord: CoordStore) -> list[Finding]:
             queues.delete(name)
         session.close()
     if len(taken) != 1:
-        return [problem("queues", "an item that was put can't be taken", "report this to pxrs")]
+        return [problem("queues", "an item was put and can't be taken", "report this to pxrs")]
     return [ok("queues", "an item was put, taken and removed")]
 
 
@@ -242,7 +241,7 @@ def _speed(check: str, took: float) -> Finding:
     says = f"{took * 1000:.1f} ms"
     if took > _SLOW:
         return warning(
-            check, f"{says}, which is slow", "look at the disk's and the network's latency"
+            check, f"{says}, which is slow", "check the latency of the disk and the network"
         )
     return ok(check, says)
 

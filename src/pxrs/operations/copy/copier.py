@@ -1,4 +1,4 @@
-"""One run of a copy: what it checks first, what it copies, how it compares, what it reports."""
+"""One run of a copy: checks both stores, copies what is missing, compares, reports."""
 
 from __future__ import annotations
 

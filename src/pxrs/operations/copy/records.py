@@ -1,4 +1,4 @@
-"""Copies what is not a log: records of the coordination store, and queues with their items.
+"""Copies records of the coordination store, and queues with their items.
 
 Records are topics, groups, claims and history. Those that are bound to a session belong to a
 member that is connected, and are not copied. Claims come as they are, with epoch, checkpoint and
@@ -307,8 +307,10 @@ def _items(queues: QueueStore, queue: str) -> Iterator[StoredItem]:
 
 
 def _equal(left: StoredItem, right: StoredItem, clock: Clock) -> bool:
-    """Whether two items are the same. An item due in one store may be a moment away in the other,
-    because clocks differ."""
+    """Whether two items are the same.
+
+    An item due in one store may be a moment away in the other, because clocks differ.
+    """
     times = {left.visible_ms, right.visible_ms}
     return _essence(left) == _essence(right) and (
         len(times) == 1
