@@ -206,7 +206,7 @@ def test_damage_says_what_and_where() -> None:
         batches.decode(batch._replace(data=batch.data[:-1] + b"!"), FENCE)
     assert str(caught.value) == (
         "the batch at offset 4000000000 of 'orders' partition 3 is damaged "
-        "(the checksum is wrong); to go on without it, read from offset 4000000004"
+        "(the checksum is wrong); to continue without it, read from offset 4000000004"
     )
 
 
@@ -243,7 +243,7 @@ def test_times_that_the_codec_would_bend_are_refused(timestamp: int) -> None:
 
 
 def test_an_unknown_compression_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'brotli'; there are none, gzip, snappy, lz4, zstd"):
+    with pytest.raises(ConfigError, match="none, gzip, snappy, lz4, zstd; got 'brotli'"):
         batches.encode(RECORDS, compression="brotli")
 
 

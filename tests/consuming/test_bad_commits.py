@@ -71,7 +71,7 @@ def test_partitions_that_are_not_owned_are_refused(topic: pxrs.Pxrs) -> None:
         ):
             with pytest.raises(pxrs.Fenced):
                 consumer.commit(Message(fence, 0, 0, None, b"", ()))
-        with pytest.raises(pxrs.PartitionNotFound, match="must be 0 to 0 .*, got 7"):
+        with pytest.raises(pxrs.PartitionNotFound, match=r"must be 0 to 0 .*, got 7"):
             consumer.seek("orders", 7, 0)
         with pytest.raises(pxrs.Fenced, match="not owned by this consumer"):
             consumer.seek("others", 0, 0)
@@ -88,7 +88,7 @@ def test_seeking_where_nothing_is_owned_is_refused(topic: pxrs.Pxrs) -> None:
                 other.seek("orders", 0, 1)
             with pytest.raises(pxrs.Fenced, match=r"owns no partition; .* seek in on_assigned"):
                 other.seek_to_time(0)
-            with pytest.raises(pxrs.PartitionNotFound, match="there is no 1"):
+            with pytest.raises(pxrs.PartitionNotFound, match="got 1"):
                 other.seek_to_time(0, {part})
 
 

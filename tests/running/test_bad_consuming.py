@@ -45,7 +45,7 @@ Call = Callable[[Any], object]
         ("seconds", lambda c: c.poll(1, "5")),
         ("seconds", lambda c: c.poll(1, float("nan"))),
         ("message must be", lambda c: c.commit(5)),
-        ("offset = '1'", lambda c: c.seek("orders", 0, "1")),
+        ("offset must be an integer, got '1'", lambda c: c.seek("orders", 0, "1")),
         (r"timestamp\(\) \* 1000", lambda c: c.seek_to_time(datetime(2026, 1, 31))),
         ("partitions must be", lambda c: c.seek_to_time(0, "orders")),
         ("partitions must be", lambda c: c.pause("orders")),
@@ -87,7 +87,7 @@ def test_a_consumer_that_can_not_be_is_no_member(
 @pytest.mark.parametrize(
     ("kind", "match", "settings"),
     [
-        (InvalidRequest, "of type str", {"handler": "handle"}),
+        (InvalidRequest, "got str", {"handler": "handle"}),
         (InvalidRequest, r"handler\(message\): too many", {"handler": lambda: None}),
         (InvalidRequest, "missing a required", {"handler": lambda message, tx: None}),
         (ConfigError, "retry=5", {"retry": 5}),
@@ -167,9 +167,9 @@ def test_a_listener_and_a_lab_refuse_such_handlers_too() -> None:
 @pytest.mark.parametrize(
     ("match", "call"),
     [
-        ("limit = '5'", lambda groups: groups.explain("g", limit="5")),
+        ("limit must be an integer, got '5'", lambda groups: groups.explain("g", limit="5")),
         ("list of numbers", lambda groups: groups.reset("g", "orders", to=0, partitions=0)),
-        ("whole number", lambda groups: groups.reset("g", "orders", to=0, partitions=["0"])),
+        ("must be an integer", lambda groups: groups.reset("g", "orders", to=0, partitions=["0"])),
         (r"\* 1000", lambda groups: groups.reset("g", "orders", timestamp_ms=datetime.min)),
     ],
 )

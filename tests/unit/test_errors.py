@@ -114,7 +114,7 @@ def test_errors_carry_what_a_program_needs() -> None:
     assert "past the end" in str(outside)
     assert "before the start" in str(errors.OffsetOutOfRange("orders", 3, 5, 10, 20))
     assert errors.MissingExtra("etcd", "etcd").extra == "etcd"
-    assert errors.CommitConflict({"b": None, "a": None}).args == ("changed by somebody else: a, b",)
+    assert errors.CommitConflict({"b": None, "a": None}).args == ("another writer changed: a, b",)
 
 
 def test_errors_quote_one_length_of_any_value() -> None:

@@ -183,7 +183,7 @@ def test_a_large_group(assign: Assignor) -> None:
 def test_assignors_have_names() -> None:
     assert assignor("sticky") is sticky
     assert assignor("range") is range_
-    with pytest.raises(InvalidRequest, match="'best'; there are sticky, fair, range"):
+    with pytest.raises(InvalidRequest, match="sticky, fair, range; got 'best'"):
         assignor("best")
 
 
