@@ -1,4 +1,4 @@
-"""`pxrs doctor`: finds what is wrong with a store, and says how to mend it."""
+"""`pxrs doctor`: finds what is wrong with a store, and says how to fix it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 
 
-@click.command(short_help="Examine the store at URL, and say how to mend it.")
+@click.command(short_help="Examine the store at URL, and say how to fix it.")
 @click.argument("place", metavar="URL", required=False)
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too.")
 @shared

@@ -137,7 +137,7 @@ def check_output(settings: Settings, *, values_only: bool) -> None:
 def _require_terminal(_: click.Context, __: click.Parameter, yes: bool) -> bool:
     # A script would hang on the question, or answer it by accident.
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError("stdin is not a terminal, so nobody can confirm: add --yes")
+        raise click.UsageError("stdin is not a terminal, so the command can't ask; add --yes")
     return yes
 
 
