@@ -44,3 +44,12 @@ def test_the_glossary_names_what_the_code_has() -> None:
     words = re.findall(r"`(?:px\.|message\.|item\.)?(\w+)(?:\.py|\(\)|=)?`", glossary)
     assert len(words) > 20
     assert [word for word in words if not re.search(rf"\b{word}\b", code)] == []
+
+
+@pytest.mark.parametrize("name", ["design.md", "decisions.md", "groups.md"])
+def test_modules_that_are_named_exist(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    folders = ("src", "tests", "simulator", "engines")
+    paths = [str(each) for folder in folders for each in (ROOT / folder).rglob("*.py")]
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    assert [each for each in named if not any(path.endswith(f"/{each}") for path in paths)] == []
