@@ -85,8 +85,8 @@ def test_a_file_of_version_1_opens(path: Path) -> None:
 
 def test_a_file_of_version_3_keeps_its_queues_and_what_was_counted(path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    for step in range(3):
-        for statement in schema._MIGRATIONS[step]:
+    for version in (1, 2, 3):
+        for statement in schema.step_to(version):
             connection.execute(statement)
     connection.executescript(VERSION_3)
     connection.close()

@@ -1,4 +1,4 @@
-"""CoordStore on PostgreSQL. `functions.py` has what a commit does.
+"""CoordStore on PostgreSQL. `sql/coord.sql` has what a commit does.
 
 A record of an ended session is deleted with it, in one transaction: what can be read is there.
 """

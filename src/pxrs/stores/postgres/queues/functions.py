@@ -1,21 +1,8 @@
-"""Work queues inside the database: taking, changing and giving back, each in one statement.
-
-A lane is what has to stay in order: the items of a key, or all of a fifo queue. At its front is
-one item that is ready or delayed, or those that one transaction holds; all others wait. Whoever
-puts into a lane, or changes its front, holds the lane's row until its commit: numbers are given
-under that lock, so they are in the order of the commits, and nobody judges by a front that
-somebody is about to remove. Such a row is locked and never written.
-
-Locks come in one order: the session, lanes by queue and name, items. `pxrs_queue_take` waits for
-nobody: it skips what is locked, lanes too.
-
-`base` of a held item in a lane: everything of the lane below it is gone. Old versions of rows that
-are gone, and that some old transaction keeps from being removed, are not searched again.
-"""
+"""What the functions in `sql/queues_*.sql` are made of; `{NAME}` there is a constant from here."""
 
 from __future__ import annotations
 
-from pxrs.core.queue import DIED_HOLDING, USED_UP
+from pxrs.core.queue import DIED_HOLDING, REMEMBERED_FOR, USED_UP  # noqa: F401 - named there
 from pxrs.stores.postgres.functions import OLD_SNAPSHOT, SEES_OLD, SESSION_LOST
 
 FENCED = "PX004"
@@ -32,16 +19,7 @@ OPTIONS = """LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '1
     SET enable_material = off"""
 PLAIN = "LANGUAGE plpgsql"
 # If another take holds what is there, it may leave some of it: so soon it is worth a look.
-_BUSY = 0.02
-
-NOW = """
-CREATE FUNCTION @.pxrs_now_ms() RETURNS int8 LANGUAGE sql VOLATILE AS $$
-    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 $$"""
-
-# The lock of one take: who asks what became of it waits for it.
-UNIT = """
-CREATE FUNCTION @.pxrs_queue_unit(in_session text, in_unit text) RETURNS int8
-LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_unit, 5) $$"""
+BUSY = 0.02
 
 # The session has to live until the commit. In whatever function needs it: a call costs more.
 REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
@@ -51,341 +29,39 @@ REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
             ERRCODE = CASE WHEN {SEES_OLD} THEN '{OLD_SNAPSHOT}' ELSE '{SESSION_LOST}' END;
     END IF"""
 
-PROMOTE = f"""
-CREATE FUNCTION @.pxrs_queue_promote(q int8, after int8) RETURNS void {PLAIN} AS $$
-DECLARE
-    due tid[];
-BEGIN
-    due := ARRAY(SELECT i.ctid FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {DELAYED}
-        AND i.visible > after AND i.visible <= @.pxrs_now_ms() ORDER BY i.visible
-        LIMIT 10000 FOR UPDATE SKIP LOCKED);
-    IF cardinality(due) > 0 THEN
-        UPDATE @.pxrs_queue_items i SET state = {READY}
-            WHERE i.ctid = ANY (due) AND i.state + 0 = {DELAYED};
-    END IF;
-END $$"""
-
-# Frees what nobody holds any more; how many items. A session that is over has no row.
-FREE = f"""
-CREATE FUNCTION @.pxrs_queue_free(q int8, after int8) RETURNS int8 {PLAIN} AS $$
-DECLARE
-    now_ms int8 := @.pxrs_now_ms();
-    lost text[];
-    ids int8[];
-    rows tid[];
-    lanes text[];
-    locked text[];
-    bases int8[];
-    freed int8;
-BEGIN
-    lost := ARRAY(SELECT h.session FROM @.pxrs_queue_holders h WHERE h.queue = q
-        AND NOT EXISTS (SELECT 1 FROM @.pxrs_sessions s WHERE s.id = h.session));
-    SELECT array_agg(f.id), array_agg(DISTINCT f.lane) INTO ids, lanes FROM (
-        SELECT i.id, i.lane FROM unnest(lost) AS u(session) JOIN @.pxrs_queue_items i
-            ON i.session = u.session AND i.queue = q AND i.state = {HELD}
-        UNION
-        SELECT i.id, i.lane FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {HELD}
-            AND i.deadline IS NOT NULL AND i.deadline > after AND i.deadline <= now_ms) f;
-    IF ids IS NULL THEN
-        DELETE FROM @.pxrs_queue_holders h WHERE h.queue = q AND h.session = ANY (lost);
-        RETURN 0;
-    END IF;
-    locked := ARRAY(SELECT l.lane FROM @.pxrs_queue_lanes l WHERE l.queue = q
-        AND l.lane = ANY (lanes) ORDER BY l.lane FOR UPDATE SKIP LOCKED);
-    rows := ARRAY(SELECT i.place FROM unnest(ids) AS u(id), LATERAL (
-        SELECT t.ctid AS place FROM @.pxrs_queue_items t
-        WHERE t.queue = q AND t.id = u.id AND t.state + 0 = {HELD}
-        AND (t.lane IS NULL OR t.lane = ANY (locked))
-        AND (t.session = ANY (lost) OR t.deadline <= now_ms) OFFSET 0 FOR UPDATE SKIP LOCKED) i);
-    WITH gone AS (
-        UPDATE @.pxrs_queue_items i SET
-            state = CASE WHEN i.deliveries >= i.most THEN {DEAD}
-                WHEN i.lane IS NULL THEN {READY} ELSE {WAITING} END,
-            dead_ms = CASE WHEN i.deliveries >= i.most THEN now_ms END,
-            visible = now_ms, error = '{DIED_HOLDING}', suspect = true,
-            session = NULL, tx = NULL, deadline = NULL
-        WHERE i.ctid = ANY (rows) RETURNING i.lane, i.base)
-    SELECT count(*), array_agg(g.lane), array_agg(g.base) INTO freed, lanes, bases FROM gone g;
-    PERFORM @.pxrs_queue_settle_all(q, lanes, bases);
-    RETURN freed;
-END $$"""
-
-# When there may be something that is not there now, in seconds.
-DUE = f"""
-CREATE FUNCTION @.pxrs_queue_due(q int8, after int8) RETURNS float8 {PLAIN} AS $$
-DECLARE
-    shows int8;
-    ends int8;
-    soonest int8;
-BEGIN
-    SELECT i.visible INTO shows FROM @.pxrs_queue_items i WHERE i.queue = q
-        AND i.state = {DELAYED} AND i.visible > after ORDER BY i.visible LIMIT 1;
-    SELECT i.deadline INTO ends FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {HELD}
-        AND i.deadline IS NOT NULL AND i.deadline > after ORDER BY i.deadline LIMIT 1;
-    soonest := least(shows, ends) - @.pxrs_now_ms();
-    RETURN CASE WHEN soonest > 0 THEN soonest ELSE soonest * 0 END / 1000.0;
-END $$"""
-
-# Which of the fronts to hand out, and what follows them: the rules of `queue_rules.pick`. Where an
-# item is found to have had all its deliveries it is dead, and the caller looks again.
-PICK = f"""
-CREATE FUNCTION @.pxrs_queue_pick(q int8, fronts int8[], in_session text, in_tx text, n int8,
-    in_most int8, suspects bool, OUT chosen tid[], OUT bases int8[], OUT buried bool,
-    OUT refused bool) {PLAIN} AS $$
-DECLARE
-    now_ms int8 := @.pxrs_now_ms();
-    wanted int8[] := fronts;
-    from_base int8[] := fronts;
-    each record;
-    behind record;
-    start int8;
-BEGIN
-    chosen := '{{}}';
-    bases := '{{}}';
-    buried := false;
-    refused := false;
-    FOR each IN
-        SELECT f.lane, f.id AS front FROM (SELECT i.lane, i.id, u.at
-            FROM unnest(fronts) WITH ORDINALITY AS u(id, at), LATERAL (
-                SELECT t.id, t.lane FROM @.pxrs_queue_items t
-                WHERE t.queue = q AND t.id = u.id OFFSET 0) i
-            WHERE i.lane IS NOT NULL ORDER BY u.at) f
-        UNION ALL
-        SELECT h.lane, NULL FROM (SELECT DISTINCT i.lane FROM @.pxrs_queue_items i
-            WHERE i.session = in_session AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
-            AND i.lane IS NOT NULL ORDER BY i.lane) h
-    LOOP
-        EXIT WHEN cardinality(wanted) >= n;
-        PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
-            FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        start := each.front;
-        IF start IS NULL THEN
-            -- Only while it is late with none of them.
-            SELECT min(i.base) INTO start FROM @.pxrs_queue_items i
-                WHERE i.session = in_session AND i.tx = in_tx AND i.queue = q
-                AND i.state = {HELD} AND i.lane = each.lane
-                HAVING coalesce(min(i.deadline), now_ms + 1) > now_ms;
-            CONTINUE WHEN start IS NULL;
-        END IF;
-        FOR behind IN SELECT i.id, i.visible FROM @.pxrs_queue_items i WHERE i.queue = q
-                AND i.lane = each.lane AND i.state = {WAITING} AND i.id >= start
-                ORDER BY i.id LIMIT n - cardinality(wanted) LOOP
-            EXIT WHEN behind.visible > now_ms;
-            wanted := wanted || behind.id;
-            from_base := from_base || start;
-        END LOOP;
-    END LOOP;
-    FOR each IN SELECT i.id, i.place, i.lane, i.deliveries, i.suspect, u.base
-            FROM unnest(wanted, from_base) WITH ORDINALITY AS u(id, base, at), LATERAL (
-                SELECT t.id, t.ctid AS place, t.lane, t.deliveries, t.suspect
-                FROM @.pxrs_queue_items t WHERE t.queue = q AND t.id = u.id OFFSET 0) i
-            ORDER BY u.at LOOP
-        IF each.deliveries >= in_most THEN
-            IF each.lane IS NOT NULL THEN
-                PERFORM 1 FROM @.pxrs_queue_lanes l WHERE l.queue = q AND l.lane = each.lane
-                    FOR UPDATE SKIP LOCKED;
-                CONTINUE WHEN NOT FOUND;
-            END IF;
-            UPDATE @.pxrs_queue_items i SET state = {DEAD}, dead_ms = now_ms,
-                error = CASE i.error WHEN '' THEN '{USED_UP}' ELSE i.error END
-                WHERE i.queue = q AND i.id = each.id;
-            IF each.lane IS NOT NULL THEN
-                PERFORM @.pxrs_queue_settle(q, each.lane, each.base);
-            END IF;
-            buried := true;
-        ELSIF each.suspect THEN
-            IF cardinality(chosen) = 0 AND NOT suspects THEN
-                refused := true;
-            ELSIF cardinality(chosen) = 0 THEN
-                chosen := ARRAY[each.place];
-                bases := ARRAY[each.base];
-            END IF;
-            EXIT;
-        ELSE
-            chosen := chosen || each.place;
-            bases := bases || each.base;
-            EXIT WHEN cardinality(chosen) >= n;
-        END IF;
-    END LOOP;
-END $$"""
-
 # Of the indexes that a search goes through, by this transaction.
-_PAGES_READ = """pg_stat_get_xact_blocks_fetched('@.pxrs_queue_ready'::regclass)
+PAGES_READ = """pg_stat_get_xact_blocks_fetched('@.pxrs_queue_ready'::regclass)
         + pg_stat_get_xact_blocks_fetched('@.pxrs_queue_delayed'::regclass)"""
-_HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session, tx = in_tx,
+HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session, tx = in_tx,
             most = in_most, deadline = now_ms + lock_ms, taken_ms = now_ms"""
-_HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
+HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
             coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
 
-# `ranks` and `floors`: only look above these ids, by priority; all, if there are none. `after`:
-# what was due before has been seen to. `noted_in`: the queue in which the caller knows its session
-# to be noted as a holder, by id: one that was deleted and made again has its name, but no holders.
-# The first row tells of the search: as its id which queue it was, as its delivery how many pages
-# it read, as its put when it began, as its front whether a suspect is next that was not asked for
-# (`suspects`). The others are items, to be ordered by `r_at`, or by rank and
-# id.
-TAKE = f"""
-CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, in_unit text,
-    n int8, in_most int8, lock_ms int8, noted_in int8, sweep bool, ranks int8[], floors int8[],
-    after int8, suspects bool)
-RETURNS TABLE (r_at int8, r_id int8, r_delivery int8, r_body bytea, r_key text, r_rank int8,
-    r_put int8, r_error text, r_front bool, r_due float8, r_spent float8, r_moved bool)
-{OPTIONS} AS $$
-#variable_conflict use_column
-DECLARE
-    q int8;
-    now_ms int8;
-    began timestamptz;
-    ids int8[];
-    more int8[];
-    rows tid[];
-    more_rows tid[];
-    bases int8[];
-    special bool;
-    is_special bool;
-    again bool;
-    is_due bool;
-    is_unsettled bool;
-    swept bool := false;
-BEGIN
-    IF in_unit <> '' THEN
-        PERFORM pg_advisory_xact_lock(@.pxrs_queue_unit(in_session, in_unit));
-        IF EXISTS (SELECT 1 FROM @.pxrs_queue_commits c
-                WHERE c.session = in_session AND c.tx = in_unit) THEN
-            RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
-        END IF;
-    END IF;
-    {REQUIRED};
-    r_moved := false;
-    began := clock_timestamp();
-    r_put := @.pxrs_now_ms();
-    r_delivery := {_PAGES_READ};
-    SELECT k.id,
-        EXISTS (SELECT 1 FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = {DELAYED}
-            AND i.visible > after AND i.visible <= @.pxrs_now_ms()),
-        EXISTS (SELECT 1 FROM @.pxrs_queue_unsettled u WHERE u.queue = k.id)
-        INTO q, is_due, is_unsettled
-        FROM @.pxrs_queues k WHERE k.name = in_name AND k.dropped IS NULL;
-    IF NOT FOUND THEN
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    r_spent := extract(epoch FROM clock_timestamp() - began)::float8;
-    IF q IS DISTINCT FROM noted_in THEN
-        INSERT INTO @.pxrs_queue_holders VALUES (q, in_session) ON CONFLICT DO NOTHING;
-    END IF;
-    r_id := q;
-    LOOP
-        IF sweep THEN
-            r_moved := r_moved OR @.pxrs_queue_free(q, after) > 0;
-            swept := true;
-        END IF;
-        IF is_due THEN
-            PERFORM @.pxrs_queue_promote(q, after);
-        END IF;
-        IF is_unsettled THEN
-            PERFORM @.pxrs_queue_settle_late(q);
-        END IF;
-        LOOP
-            again := false;
-            began := clock_timestamp();
-            IF ranks IS NULL THEN
-                SELECT array_agg(f.id), array_agg(f.place), bool_or(f.special)
-                    INTO ids, rows, special FROM (
-                    SELECT i.id, i.ctid AS place, i.suspect OR i.lane IS NOT NULL
-                            OR coalesce(i.deliveries >= in_most, false) AS special
-                        FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY}
-                        ORDER BY i.rank, i.id LIMIT n FOR UPDATE SKIP LOCKED) f;
-            ELSE
-                ids := NULL;
-                rows := NULL;
-                special := false;
-                FOR at IN 1 .. cardinality(ranks) LOOP
-                    SELECT array_agg(f.id), array_agg(f.place), bool_or(f.special)
-                        INTO more, more_rows, is_special FROM (
-                        SELECT i.id, i.ctid AS place, i.suspect OR i.lane IS NOT NULL
-                                OR coalesce(i.deliveries >= in_most, false) AS special
-                            FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY}
-                            AND i.rank = ranks[at] AND i.id > floors[at]
-                            ORDER BY i.rank, i.id LIMIT n - coalesce(cardinality(ids), 0)
-                            FOR UPDATE SKIP LOCKED) f;
-                    ids := ids || more;
-                    rows := rows || more_rows;
-                    special := special OR coalesce(is_special, false);
-                    EXIT WHEN cardinality(ids) >= n;
-                END LOOP;
-            END IF;
-            r_spent := r_spent + extract(epoch FROM clock_timestamp() - began)::float8;
-            ids := coalesce(ids, '{{}}');
-            bases := NULL;
-            r_front := false;
-            IF NOT coalesce(special, false) AND cardinality(ids) < n THEN
-                PERFORM 1 FROM @.pxrs_queue_items i WHERE i.session = in_session
-                    AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
-                    AND i.lane IS NOT NULL LIMIT 1;
-                special := FOUND;
-            END IF;
-            IF special THEN
-                SELECT p.chosen, p.bases, p.buried, p.refused INTO rows, bases, again, r_front
-                    FROM @.pxrs_queue_pick(q, ids, in_session, in_tx, n, in_most, suspects) p;
-                r_moved := r_moved OR again;
-            END IF;
-            EXIT WHEN NOT again;
-        END LOOP;
-        EXIT WHEN cardinality(rows) > 0 OR swept;
-        sweep := true;
-    END LOOP;
-    IF coalesce(cardinality(rows), 0) = 0 THEN
-        r_due := least(@.pxrs_queue_due(q, after), @.pxrs_queue_due_behind(q, in_session, in_tx));
-        IF ranks IS NULL THEN
-            PERFORM 1 FROM @.pxrs_queue_items i WHERE i.queue = q AND i.state = {READY} LIMIT 1;
-            IF FOUND THEN
-                r_due := least(r_due, {_BUSY});
-            END IF;
-        END IF;
-    END IF;
-    r_delivery := {_PAGES_READ} - r_delivery;
-    RETURN NEXT;
-    now_ms := @.pxrs_now_ms();
-    IF bases IS NULL THEN
-        RETURN QUERY UPDATE @.pxrs_queue_items i SET {_HOLD}
-            WHERE i.ctid = ANY (rows) RETURNING NULL::int8, {_HELD_AS};
+# The fence. It stands in whatever statement changes the item. An item is found by its number: by
+# the index of what a transaction holds, each of its items would be compared with all the others.
+IS_MINE = f"""i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id
+    AND i.deliveries = u.delivery AND i.state + 0 = {HELD}
+    AND i.session = in_session AND i.tx = in_tx
+    AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
+# All that the transaction holds, in one go.
+HELD_IN = f"""@.pxrs_queue_items i WHERE i.session = in_session AND i.tx = in_tx
+        AND i.queue + 0 = queues[1] AND i.state = {HELD}
+        AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
+
+# What a queue is, or each of several: its id, whether it is strictly fifo, whether it has lanes at
+# all. One that has an item in a lane has the lane's row, committed with the item or before.
+KNOW = """IF cardinality(names) = 1 THEN
+        SELECT ARRAY[k.id], ARRAY[k.fifo],
+            k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id)
+            INTO queues, are_fifo, laned FROM @.pxrs_queues k
+            WHERE k.name = names[1] AND k.dropped IS NULL;
+        queues := coalesce(queues, ARRAY[NULL::int8]);
     ELSE
-        RETURN QUERY UPDATE @.pxrs_queue_items i SET {_HOLD}, base = u.base
-            FROM unnest(rows, bases) WITH ORDINALITY AS u(row, base, at)
-            WHERE i.ctid = u.row RETURNING u.at, {_HELD_AS};
-    END IF;
-END $$"""
+        SELECT array_agg(k.id ORDER BY u.at), array_agg(coalesce(k.fifo, false) ORDER BY u.at),
+        bool_or(k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id))
+        INTO queues, are_fifo, laned
+        FROM unnest(names) WITH ORDINALITY AS u(name, at)
+        LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL;
+    END IF"""
 
-# When the next item shows in a lane that the holder may go on with.
-DUE_BEHIND = f"""
-CREATE FUNCTION @.pxrs_queue_due_behind(q int8, in_session text, in_tx text)
-RETURNS float8 {PLAIN} AS $$
-DECLARE
-    soonest int8;
-    shows int8;
-    each record;
-BEGIN
-    FOR each IN SELECT i.lane, min(i.base) AS base FROM @.pxrs_queue_items i
-            WHERE i.session = in_session AND i.tx = in_tx AND i.queue = q AND i.state = {HELD}
-            AND i.lane IS NOT NULL GROUP BY i.lane LOOP
-        SELECT i.visible INTO shows FROM @.pxrs_queue_items i WHERE i.queue = q
-            AND i.lane = each.lane AND i.state = {WAITING} AND i.id >= each.base
-            ORDER BY i.id LIMIT 1;
-        soonest := least(soonest, shows);
-    END LOOP;
-    soonest := soonest - @.pxrs_now_ms();
-    RETURN CASE WHEN soonest > 0 THEN soonest ELSE soonest * 0 END / 1000.0;
-END $$"""
-
-TAKING = (
-    NOW,
-    UNIT,
-    PROMOTE,
-    FREE,
-    DUE,
-    DUE_BEHIND,
-    PICK,
-    TAKE,
-)
+COLUMNS = "queue, id, state, rank, visible, deliveries, suspect, put_ms, error, body"

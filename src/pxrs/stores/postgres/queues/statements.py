@@ -16,9 +16,9 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from pxrs.core.queue import delay_ms, indexed
+from pxrs.core.queue import delay_ms, indexed, is_suspect
 from pxrs.stores.postgres.queues.functions import READY
-from pxrs.types import Held, NewItem, QueueChange
+from pxrs.types import Held, ItemState, NewItem, QueueChange, StoredItem
 
 _BYTEA, _BYTEA_ARRAY = 17, 1001
 # Dimensions, whether there are NULLs, type; and of the one dimension its length and first index.
@@ -179,3 +179,27 @@ def names_of(change: QueueChange) -> list[str]:
 
 def _indexed(key: str) -> str:
     return indexed(key, LONGEST_INDEXED)
+
+
+RESTORE_ITEMS = """SELECT @.pxrs_queue_restore(%b::text, %b::int8[], %b::int8[], %b::text[],
+    %b::text[], %b::int8[], %b::int8[], %b::bool[], %b::int8[], %b::int8[], %b::bool[],
+    %b::int8[], %b::text[], %b::bytea[])"""
+
+
+def as_columns(items: Sequence[StoredItem], longest: int) -> tuple[object, ...]:
+    """What `RESTORE_ITEMS` takes, but for the queue."""
+    return (
+        [item.id for item in items],
+        [-item.priority for item in items],
+        [item.key for item in items],
+        [None if item.key is None else indexed(item.key, longest) for item in items],
+        [item.visible_ms or item.put_ms for item in items],
+        [item.deliveries for item in items],
+        [is_suspect(item) for item in items],
+        [item.put_ms for item in items],
+        [item.taken_ms for item in items],
+        [item.state is ItemState.DEAD for item in items],
+        [item.dead_ms for item in items],
+        [item.error for item in items],
+        [item.body for item in items],
+    )

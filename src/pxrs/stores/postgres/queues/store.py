@@ -1,4 +1,4 @@
-"""QueueStore on PostgreSQL. `functions.py` and `changes.py` have what each call does.
+"""QueueStore on PostgreSQL. `sql/queues_*.sql` has what each call does.
 
 Taking skips what others are taking, so workers don't wait for each other. The count of a delivery
 is committed before the item is handed out. What a holder has ends with the row of its session,
@@ -29,11 +29,12 @@ from pxrs.errors import QueueNotFound
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row, run
 from pxrs.stores.postgres.queues.admin import QueueUpkeep
-from pxrs.stores.postgres.queues.restore import RESTORE_ITEMS, as_columns
 from pxrs.stores.postgres.queues.scout import Scout
 from pxrs.stores.postgres.queues.statements import (
     LONGEST_INDEXED,
+    RESTORE_ITEMS,
     application,
+    as_columns,
     names_of,
     numbers,
     only_puts_to,

@@ -1,12 +1,6 @@
-"""Work queues inside the database: what is done now and then, for nobody in particular."""
+-- Work queues inside the database: what is done now and then, for nobody in particular.
 
-from __future__ import annotations
-
-from pxrs.core.queue import REMEMBERED_FOR
-from pxrs.stores.postgres.queues.functions import DEAD, OPTIONS, PLAIN
-
-# A commit's record says how many items it put and removed, too. What is forgotten is added up.
-FOLD = f"""
+-- A commit's record says how many items it put and removed, too. What is forgotten is added up.
 CREATE FUNCTION @.pxrs_queue_fold(all_queues int8[], all_puts int8[], all_dones int8[])
 RETURNS void {PLAIN} AS $$
 BEGIN
@@ -15,10 +9,9 @@ BEGIN
         FROM unnest(all_queues, all_puts, all_dones) AS u(queue, put, done)
         WHERE EXISTS (SELECT 1 FROM @.pxrs_queues k WHERE k.id = u.queue)
         GROUP BY u.queue HAVING sum(u.put) > 0 OR sum(u.done) > 0;
-END $$"""
+END $$;
 
-# Forgets units of a session whose outcome their committer knows.
-FORGET = f"""
+-- Forgets units of a session whose outcome their committer knows.
 CREATE FUNCTION @.pxrs_queue_forget(in_session text, units text[]) RETURNS void {PLAIN} AS $$
 #variable_conflict use_column
 DECLARE
@@ -31,12 +24,11 @@ BEGIN
     SELECT array_agg(u.queue), array_agg(u.put), array_agg(u.done) INTO queues, puts, dones
         FROM gone g, unnest(g.queues, g.puts, g.dones) AS u(queue, put, done);
     PERFORM @.pxrs_queue_fold(queues, puts, dones);
-END $$"""
+END $$;
 
-# What became of a unit: it is given up, by a record in its place, unless it is there already. The
-# index decides who was first, and waits for a unit that is being committed at this moment. Of a
-# session that is neither there nor known to have ended it may have been there and be forgotten.
-OUTCOME = f"""
+-- What became of a unit: it is given up, by a record in its place, unless it is there already. The
+-- index decides who was first, and waits for a unit that is being committed at this moment. Of a
+-- session that is neither there nor known to have ended it may have been there and be forgotten.
 CREATE FUNCTION @.pxrs_queue_outcome(in_session text, in_unit text) RETURNS text {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
@@ -44,7 +36,7 @@ DECLARE
 BEGIN
     LOOP
         INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones, void)
-            VALUES (in_session, in_unit, clock_timestamp(), '{{}}', '{{}}', '{{}}', true)
+            VALUES (in_session, in_unit, clock_timestamp(), '{}', '{}', '{}', true)
             ON CONFLICT (session, tx) DO NOTHING;
         IF FOUND THEN
             PERFORM 1 FROM @.pxrs_sessions s WHERE s.id = in_session FOR KEY SHARE;
@@ -64,26 +56,24 @@ BEGIN
             RETURN CASE WHEN is_void THEN 'never' ELSE 'done' END;
         END IF;
     END LOOP;
-END $$"""
+END $$;
 
-# From now on this take is refused; one that is under way is waited for.
-GIVE_UP = f"""
+-- From now on this take is refused; one that is under way is waited for.
 CREATE FUNCTION @.pxrs_queue_give_up(in_session text, in_unit text) RETURNS void {OPTIONS} AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@.pxrs_queue_unit(in_session, in_unit));
     INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones, void)
-        VALUES (in_session, in_unit, clock_timestamp(), '{{}}', '{{}}', '{{}}', true)
+        VALUES (in_session, in_unit, clock_timestamp(), '{}', '{}', '{}', true)
         ON CONFLICT (session, tx) DO NOTHING;
-END $$"""
+END $$;
 
-# Frees and shows what it can in every queue; those where it did, and when to look again.
-SWEEP = f"""
+-- Frees and shows what it can in every queue; those where it did, and when to look again.
 CREATE FUNCTION @.pxrs_queue_sweep(OUT r_freed text[], OUT r_due float8) {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
     each record;
 BEGIN
-    r_freed := '{{}}';
+    r_freed := '{}';
     FOR each IN SELECT k.id, k.name FROM @.pxrs_queues k WHERE k.dropped IS NULL ORDER BY k.id LOOP
         IF @.pxrs_queue_free(each.id, 0) > 0 THEN
             r_freed := r_freed || each.name;
@@ -92,12 +82,11 @@ BEGIN
         PERFORM @.pxrs_queue_settle_late(each.id);
         r_due := least(r_due, @.pxrs_queue_due(each.id, 0));
     END LOOP;
-END $$"""
+END $$;
 
-# What nobody will ask for: commits of sessions that are over for long, dedupe keys whose time is
-# over, lanes without items, queues that were deleted. Nobody waits for it, nor it for anybody.
-# While it is known when a session ended, nothing that it has done is forgotten.
-TIDY = f"""
+-- What nobody will ask for: commits of sessions that are over for long, dedupe keys whose time is
+-- over, lanes without items, queues that were deleted. Nobody waits for it, nor it for anybody.
+-- While it is known when a session ended, nothing that it has done is forgotten.
 CREATE FUNCTION @.pxrs_queue_tidy() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 #variable_conflict use_column
@@ -148,6 +137,4 @@ BEGIN
         DELETE FROM @.pxrs_queues k
             WHERE k.id = each.id AND each.dropped < clock_timestamp() - interval '1 day';
     END LOOP;
-END $$"""
-
-CHORES = (FOLD, FORGET, OUTCOME, GIVE_UP, SWEEP, TIDY)
+END $$;

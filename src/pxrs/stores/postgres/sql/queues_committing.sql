@@ -1,50 +1,20 @@
-"""Work queues inside the database: the commit of a unit of work, in one statement.
+-- Work queues inside the database: the commit of a unit of work, in one statement.
+--
+-- Queues are named once, in `names`; items say by their place in it which one they are of. What
+-- nearly every unit leaves as it is comes as NULL and costs nothing: places, where there is one queue
+-- only; keys, priorities, delays and dedupe keys, where there are none.
+--
+-- Most queues have no lanes. Then nothing has to be locked or settled, and what is left is one
+-- statement for what is removed and one for what is put.
 
-Queues are named once, in `names`; items say by their place in it which one they are of. What
-nearly every unit leaves as it is comes as NULL and costs nothing: places, where there is one queue
-only; keys, priorities, delays and dedupe keys, where there are none.
-
-Most queues have no lanes. Then nothing has to be locked or settled, and what is left is one
-statement for what is removed and one for what is put.
-"""
-
-from __future__ import annotations
-
-from pxrs.stores.postgres.functions import OLD_SNAPSHOT, SEES_OLD
-from pxrs.stores.postgres.queues.functions import (
-    DELAYED,
-    FENCED,
-    GIVEN_UP,
-    HELD,
-    OPTIONS,
-    PLAIN,
-    READY,
-    REQUIRED,
-    STRICT,
-    WAITING,
-)
-
-# The fence. It stands in whatever statement changes the item. An item is found by its number: by
-# the index of what a transaction holds, each of its items would be compared with all the others.
-IS_MINE = f"""i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id
-    AND i.deliveries = u.delivery AND i.state + 0 = {HELD}
-    AND i.session = in_session AND i.tx = in_tx
-    AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
-# All that the transaction holds, in one go.
-_HELD_IN = f"""@.pxrs_queue_items i WHERE i.session = in_session AND i.tx = in_tx
-        AND i.queue + 0 = queues[1] AND i.state = {HELD}
-        AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
-
-FIND = f"""
 CREATE FUNCTION @.pxrs_queue_find(names text[]) RETURNS int8[] {PLAIN} AS $$
 BEGIN
     RETURN ARRAY(SELECT k.id FROM unnest(names) WITH ORDINALITY AS u(name, at)
         LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL ORDER BY u.at);
-END $$"""
+END $$;
 
-# Which items are duplicates, by their place among those that are put. In the order of the keys:
-# two who put the same ones wait for each other in turn.
-SEEN = f"""
+-- Which items are duplicates, by their place among those that are put. In the order of the keys:
+-- two who put the same ones wait for each other in turn.
 CREATE FUNCTION @.pxrs_queue_seen_before(put_queues int8[], seen text[], windows int8[])
 RETURNS int8[] {PLAIN} AS $$
 DECLARE
@@ -52,7 +22,7 @@ DECLARE
     each record;
     last_queue int8;
     last_seen text;
-    again int8[] := '{{}}';
+    again int8[] := '{}';
 BEGIN
     FOR each IN SELECT * FROM unnest(put_queues, seen, windows) WITH ORDINALITY
             AS u(queue, seen, lasts, at) WHERE u.seen <> ''
@@ -70,27 +40,26 @@ BEGIN
         END IF;
     END LOOP;
     RETURN again;
-END $$"""
+END $$;
 
-# What a queue is, or each of several: its id, whether it is strictly fifo, whether it has lanes at
-# all. One that has an item in a lane has the lane's row, committed with the item or before.
-_KNOW = """IF cardinality(names) = 1 THEN
-        SELECT ARRAY[k.id], ARRAY[k.fifo],
-            k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id)
-            INTO queues, are_fifo, laned FROM @.pxrs_queues k
-            WHERE k.name = names[1] AND k.dropped IS NULL;
-        queues := coalesce(queues, ARRAY[NULL::int8]);
-    ELSE
-        SELECT array_agg(k.id ORDER BY u.at), array_agg(coalesce(k.fifo, false) ORDER BY u.at),
-        bool_or(k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id))
-        INTO queues, are_fifo, laned
-        FROM unnest(names) WITH ORDINALITY AS u(name, at)
-        LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL;
-    END IF"""
+-- The lane of each item that is put, where some are put into a fifo queue.
+CREATE FUNCTION @.pxrs_queue_lanes_in(names text[], are_fifo bool[], put_places int8[],
+    ranks int8[], delays int8[], lanes text[]) RETURNS text[] {PLAIN} AS $$
+DECLARE
+    refused text;
+BEGIN
+    SELECT names[u.place] INTO refused
+        FROM unnest(put_places, ranks, delays) AS u(place, rank, delay)
+        WHERE are_fifo[u.place] AND (u.rank <> 0 OR u.delay > 0) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = '{STRICT}', MESSAGE = refused;
+    END IF;
+    RETURN ARRAY(SELECT CASE WHEN are_fifo[u.place] THEN '' ELSE u.lane END
+        FROM unnest(put_places, lanes) WITH ORDINALITY AS u(place, lane, at) ORDER BY u.at);
+END $$;
 
-# Removes items; how many, and for each queue what shows now. They are locked first: who extends one
-# at this moment moves it elsewhere.
-REMOVE = f"""
+-- Removes items; how many, and for each queue what shows now. They are locked first: who extends one
+-- at this moment moves it elsewhere.
 CREATE FUNCTION @.pxrs_queue_remove(in_session text, in_tx text, queues int8[],
     places int8[], ids int8[], counts int8[], OUT gone int8, OUT lowest int8[]) {PLAIN} AS $$
 DECLARE
@@ -110,21 +79,20 @@ BEGIN
         SELECT r.place, r.queue, count(*) AS number, array_agg(r.lane) AS lanes,
             array_agg(r.base) AS bases FROM removed r GROUP BY r.place, r.queue LOOP
         gone := gone + each.number;
-        IF array_remove(each.lanes, NULL) <> '{{}}' THEN
+        IF array_remove(each.lanes, NULL) <> '{}' THEN
             lowest[each.place] := @.pxrs_queue_settle_all(each.queue, each.lanes, each.bases);
         END IF;
     END LOOP;
-END $$"""
+END $$;
 
-# Puts items that have lanes or dedupe keys; their numbers, NULL for a duplicate. Lanes are locked
-# by now: what is put into one later gets a higher number.
-PUT = f"""
+-- Puts items that have lanes or dedupe keys; their numbers, NULL for a duplicate. Lanes are locked
+-- by now: what is put into one later gets a higher number.
 CREATE FUNCTION @.pxrs_queue_put(put_queues int8[], bodies bytea[], ranks int8[], delays int8[],
     keys text[], lanes text[], seen text[], windows int8[]) RETURNS int8[] {PLAIN} AS $$
 DECLARE
     now_ms int8;
     numbers int8[];
-    again int8[] := '{{}}';
+    again int8[] := '{}';
     each record;
 BEGIN
     IF seen IS NOT NULL THEN
@@ -149,30 +117,10 @@ BEGIN
         PERFORM @.pxrs_queue_settle_all(each.queue, each.lanes, NULL);
     END LOOP;
     RETURN numbers;
-END $$"""
+END $$;
 
-# The lane of each item that is put, where some are put into a fifo queue.
-LANES = f"""
-CREATE FUNCTION @.pxrs_queue_lanes_in(names text[], are_fifo bool[], put_places int8[],
-    ranks int8[], delays int8[], lanes text[]) RETURNS text[] {PLAIN} AS $$
-DECLARE
-    refused text;
-BEGIN
-    SELECT names[u.place] INTO refused
-        FROM unnest(put_places, ranks, delays) AS u(place, rank, delay)
-        WHERE are_fifo[u.place] AND (u.rank <> 0 OR u.delay > 0) LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = '{STRICT}', MESSAGE = refused;
-    END IF;
-    RETURN ARRAY(SELECT CASE WHEN are_fifo[u.place] THEN '' ELSE u.lane END
-        FROM unnest(put_places, lanes) WITH ORDINALITY AS u(place, lane, at) ORDER BY u.at);
-END $$"""
-
-_COLUMNS = "queue, id, state, rank, visible, deliveries, suspect, put_ms, error, body"
-
-# The unit's record comes last: who gives it up meanwhile is in its way, and all of it is undone.
-# One without a name leaves none: only what it did is counted.
-APPLY = f"""
+-- The unit's record comes last: who gives it up meanwhile is in its way, and all of it is undone.
+-- One without a name leaves none: only what it did is counted.
 CREATE FUNCTION @.pxrs_queue_apply(in_session text, in_tx text, in_unit text, names text[],
     places int8[], ids int8[], counts int8[],
     put_places int8[], bodies bytea[], ranks int8[], delays int8[],
@@ -195,14 +143,14 @@ BEGIN
     IF ids IS NOT NULL THEN
         {REQUIRED};
     END IF;
-    {_KNOW};
+    {KNOW};
     IF bodies IS NOT NULL AND array_position(queues, NULL) IS NOT NULL THEN
         INSERT INTO @.pxrs_queues (name, fifo, created)
             SELECT DISTINCT names[coalesce(u.place, 1)], false, @.pxrs_now_ms()
             FROM unnest(put_places, bodies) AS u(place, body)
             WHERE queues[coalesce(u.place, 1)] IS NULL ORDER BY 1
             ON CONFLICT (name) WHERE dropped IS NULL DO NOTHING;
-        {_KNOW};
+        {KNOW};
     END IF;
     puts := coalesce(puts, ARRAY[coalesce(cardinality(bodies), 0)]);
     dones := coalesce(dones, ARRAY[coalesce(cardinality(ids), 0)]);
@@ -225,7 +173,7 @@ BEGIN
         IF places IS NULL AND NOT coalesce(laned, false) THEN
             SELECT array_agg(f.id), array_agg(f.deliveries), array_agg(f.row)
                 INTO found_ids, found_counts, rows FROM (
-                SELECT i.id, i.deliveries, i.ctid AS row FROM {_HELD_IN} ORDER BY i.id) f;
+                SELECT i.id, i.deliveries, i.ctid AS row FROM {HELD_IN} ORDER BY i.id) f;
             IF found_ids = ids AND found_counts = counts THEN
                 -- The fence again: somebody may be freeing one at this moment.
                 DELETE FROM @.pxrs_queue_items i WHERE i.ctid = ANY (rows)
@@ -256,12 +204,12 @@ BEGIN
     ELSIF bodies IS NOT NULL THEN
         now_ms := @.pxrs_now_ms();
         IF coalesce(put_places, ranks, delays) IS NULL THEN
-            WITH new AS (INSERT INTO @.pxrs_queue_items ({_COLUMNS})
+            WITH new AS (INSERT INTO @.pxrs_queue_items ({COLUMNS})
                 SELECT queues[1], nextval('@.pxrs_queue_numbers'), {READY}, 0, now_ms, 0, false,
                     now_ms, '', unnest(bodies) RETURNING id)
             SELECT array_agg(n.id) INTO r_numbers FROM new n;
         ELSE
-            WITH new AS (INSERT INTO @.pxrs_queue_items ({_COLUMNS})
+            WITH new AS (INSERT INTO @.pxrs_queue_items ({COLUMNS})
                 SELECT queues[coalesce(u.place, 1)], nextval('@.pxrs_queue_numbers'),
                     CASE WHEN u.delay > 0 THEN {DELAYED} ELSE {READY} END, coalesce(u.rank, 0),
                     now_ms + coalesce(u.delay, 0), 0, false, now_ms, '', u.body
@@ -275,7 +223,7 @@ BEGIN
         PERFORM @.pxrs_queue_fold(queues, puts, dones);
     ELSE
         INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
-            VALUES (in_session, in_unit, clock_timestamp(), coalesce(queues, '{{}}'), puts, dones)
+            VALUES (in_session, in_unit, clock_timestamp(), coalesce(queues, '{}'), puts, dones)
             ON CONFLICT (session, tx) DO NOTHING;
         IF NOT FOUND THEN
             RAISE EXCEPTION USING ERRCODE = '{GIVEN_UP}', MESSAGE = in_unit;
@@ -285,6 +233,4 @@ BEGIN
         PERFORM @.pxrs_queue_forget(in_session, forget);
     END IF;
     RETURN NEXT;
-END $$"""
-
-COMMITTING = (FIND, SEEN, LANES, REMOVE, PUT, APPLY)
+END $$;

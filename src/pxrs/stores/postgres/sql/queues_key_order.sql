@@ -1,12 +1,7 @@
-"""Work queues inside the database: lanes, whose items stay in order; see `functions.py`."""
+-- Work queues inside the database: lanes, whose items stay in order; see `functions.py`.
 
-from __future__ import annotations
-
-from pxrs.stores.postgres.queues.functions import DELAYED, PLAIN, READY, WAITING
-
-# Shows the first item of a lane, unless there is one at its front; the item, if it did. Who reads
-# from an old snapshot can't tell what is there, and leaves it to the next who takes.
-SETTLE = f"""
+-- Shows the first item of a lane, unless there is one at its front; the item, if it did. Who reads
+-- from an old snapshot can't tell what is there, and leaves it to the next who takes.
 CREATE FUNCTION @.pxrs_queue_settle(q int8, in_lane text, in_base int8) RETURNS int8 {PLAIN} AS $$
 DECLARE
     shown int8;
@@ -26,10 +21,9 @@ BEGIN
             WHERE i.queue = q AND i.id = shown;
     END IF;
     RETURN shown;
-END $$"""
+END $$;
 
-# Several lanes in turn; the lowest item that shows now.
-SETTLE_ALL = f"""
+-- Several lanes in turn; the lowest item that shows now.
 CREATE FUNCTION @.pxrs_queue_settle_all(q int8, lanes text[], bases int8[])
 RETURNS int8 {PLAIN} AS $$
 DECLARE
@@ -41,9 +35,8 @@ BEGIN
         lowest := least(lowest, @.pxrs_queue_settle(q, each.lane, coalesce(each.base, 0)));
     END LOOP;
     RETURN lowest;
-END $$"""
+END $$;
 
-SETTLE_LATE = f"""
 CREATE FUNCTION @.pxrs_queue_settle_late(q int8) RETURNS void {PLAIN} AS $$
 DECLARE
     each record;
@@ -56,10 +49,9 @@ BEGIN
             PERFORM @.pxrs_queue_settle(q, each.lane, 0);
         END IF;
     END LOOP;
-END $$"""
+END $$;
 
-# The lanes of items that may be changed, locked in order.
-LOCK_LANES_OF = f"""
+-- The lanes of items that may be changed, locked in order.
 CREATE FUNCTION @.pxrs_queue_lock_lanes_of(queues int8[], places int8[], ids int8[])
 RETURNS void {PLAIN} AS $$
 BEGIN
@@ -73,11 +65,10 @@ BEGIN
             JOIN @.pxrs_queue_lanes l ON l.queue = f.queue AND l.lane = f.lane
             ORDER BY l.queue, l.lane FOR UPDATE OF l;
     END IF;
-END $$"""
+END $$;
 
-# The lanes that are put into, and those that are taken out of, in one order. A lane that is empty
-# may be removed by whoever tidies up, just before it is locked: then it is made again.
-LOCK_LANES = f"""
+-- The lanes that are put into, and those that are taken out of, in one order. A lane that is empty
+-- may be removed by whoever tidies up, just before it is locked: then it is made again.
 CREATE FUNCTION @.pxrs_queue_lock_lanes(
     queues int8[], places int8[], ids int8[], put_queues int8[], put_lanes text[])
 RETURNS void {PLAIN} AS $$
@@ -101,6 +92,4 @@ BEGIN
             WHERE u.lane IS NOT NULL AND NOT EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l
                 WHERE l.queue = u.queue AND l.lane = u.lane);
     END LOOP;
-END $$"""
-
-LANES = (SETTLE, SETTLE_ALL, SETTLE_LATE, LOCK_LANES_OF, LOCK_LANES)
+END $$;

@@ -1,20 +1,11 @@
-"""Items that come from another store, under the numbers they had there."""
+-- Items that come from another store, under the numbers they had there.
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from pxrs.core.queue import indexed, is_suspect
-from pxrs.stores.postgres.queues.functions import DEAD, DELAYED, HELD, OPTIONS, READY, WAITING
-from pxrs.types import ItemState, StoredItem
-
-# How many were not there yet; NULL if there is no such queue. A lane's front waits again until all
-# is in its place: what comes from elsewhere may belong before it.
-#
-# Numbers that are given from now on have to be higher. Altering the sequence, though nothing is
-# altered, is the only way to keep others from taking numbers of it until the commit: between
-# reading where it stands and setting it, it could have gone further.
-RESTORE = f"""
+-- How many were not there yet; NULL if there is no such queue. A lane's front waits again until all
+-- is in its place: what comes from elsewhere may belong before it.
+--
+-- Numbers that are given from now on have to be higher. Altering the sequence, though nothing is
+-- altered, is the only way to keep others from taking numbers of it until the commit: between
+-- reading where it stands and setting it, it could have gone further.
 CREATE FUNCTION @.pxrs_queue_restore(in_name text, ids int8[], ranks int8[], keys text[],
     lanes text[], visibles int8[], counts int8[], suspects bool[], puts int8[], takens int8[],
     are_dead bool[], dead_at int8[], errors text[], bodies bytea[]) RETURNS int8 {OPTIONS} AS $$
@@ -35,7 +26,7 @@ BEGIN
     IF is_fifo THEN
         lanes := array_fill(''::text, ARRAY[cardinality(ids)]);
     END IF;
-    PERFORM @.pxrs_queue_lock_lanes('{{}}', '{{}}', '{{}}',
+    PERFORM @.pxrs_queue_lock_lanes('{}', '{}', '{}',
         array_fill(q, ARRAY[cardinality(ids)]), lanes);
     SELECT max(u.id) INTO highest FROM unnest(ids) AS u(id);
     IF highest >= (SELECT s.last_value FROM @.pxrs_queue_numbers s) THEN
@@ -65,27 +56,4 @@ BEGIN
         INSERT INTO @.pxrs_queue_counts (queue, put, done) VALUES (q, added, 0);
     END IF;
     RETURN added;
-END $$"""
-
-RESTORE_ITEMS = """SELECT @.pxrs_queue_restore(%b::text, %b::int8[], %b::int8[], %b::text[],
-    %b::text[], %b::int8[], %b::int8[], %b::bool[], %b::int8[], %b::int8[], %b::bool[],
-    %b::int8[], %b::text[], %b::bytea[])"""
-
-
-def as_columns(items: Sequence[StoredItem], longest: int) -> tuple[object, ...]:
-    """What `RESTORE_ITEMS` takes, but for the queue."""
-    return (
-        [item.id for item in items],
-        [-item.priority for item in items],
-        [item.key for item in items],
-        [None if item.key is None else indexed(item.key, longest) for item in items],
-        [item.visible_ms or item.put_ms for item in items],
-        [item.deliveries for item in items],
-        [is_suspect(item) for item in items],
-        [item.put_ms for item in items],
-        [item.taken_ms for item in items],
-        [item.state is ItemState.DEAD for item in items],
-        [item.dead_ms for item in items],
-        [item.error for item in items],
-        [item.body for item in items],
-    )
+END $$;

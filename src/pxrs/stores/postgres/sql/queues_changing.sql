@@ -1,24 +1,9 @@
-"""Work queues inside the database: what extends, gives back, throws away and puts back.
+-- Work queues inside the database: what extends, gives back, throws away and puts back.
+--
+-- Queues are named once, in `names`; items say by their place in it which one they are of. What is
+-- returned for each of the names is the lowest item that shows now and did not before: whoever looks
+-- for items may have passed it.
 
-Queues are named once, in `names`; items say by their place in it which one they are of. What is
-returned for each of the names is the lowest item that shows now and did not before: whoever looks
-for items may have passed it.
-"""
-
-from __future__ import annotations
-
-from pxrs.stores.postgres.queues.apply import IS_MINE
-from pxrs.stores.postgres.queues.functions import (
-    DEAD,
-    DELAYED,
-    FENCED,
-    OPTIONS,
-    READY,
-    REQUIRED,
-    WAITING,
-)
-
-EXTEND = f"""
 CREATE FUNCTION @.pxrs_queue_extend(in_session text, in_tx text, names text[],
     places int8[], ids int8[], counts int8[], lock_ms int8)
 RETURNS SETOF text {OPTIONS} AS $$
@@ -42,9 +27,8 @@ BEGIN
     UPDATE @.pxrs_queue_items i SET deadline = until
         FROM unnest(places, ids, counts) AS u(place, id, delivery) WHERE {IS_MINE};
     RETURN QUERY SELECT unnest(sooner);
-END $$"""
+END $$;
 
-RELEASE = f"""
 CREATE FUNCTION @.pxrs_queue_release(in_session text, in_tx text, names text[],
     places int8[], ids int8[], counts int8[], delays int8[], errors text[], deads bool[])
 RETURNS int8[] {OPTIONS} AS $$
@@ -80,10 +64,9 @@ BEGIN
             @.pxrs_queue_settle_all(each.queue, each.lanes, each.bases));
     END LOOP;
     RETURN lowest;
-END $$"""
+END $$;
 
-# Removes items in these states, lanes in order; how many. One that is due counts as ready.
-DISCARD = f"""
+-- Removes items in these states, lanes in order; how many. One that is due counts as ready.
 CREATE FUNCTION @.pxrs_queue_discard(in_name text, ids int8[], states int8[])
 RETURNS int8 {OPTIONS} AS $$
 #variable_conflict use_column
@@ -103,10 +86,9 @@ BEGIN
     SELECT count(*), array_agg(g.lane) INTO gone, lanes FROM gone g;
     PERFORM @.pxrs_queue_settle_all(queues[1], lanes, NULL);
     RETURN gone;
-END $$"""
+END $$;
 
-# Puts dead items at the end, as if they had never been handed out; how many.
-REDRIVE = f"""
+-- Puts dead items at the end, as if they had never been handed out; how many.
 CREATE FUNCTION @.pxrs_queue_redrive(in_name text, ids int8[]) RETURNS int8 {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
@@ -120,7 +102,7 @@ BEGIN
     dead_lanes := ARRAY(SELECT f.lane FROM unnest(ids) AS u(id), LATERAL (
         SELECT i.lane FROM @.pxrs_queue_items i WHERE i.queue = q AND i.id = u.id
         AND i.state + 0 = {DEAD} AND i.lane IS NOT NULL OFFSET 0) f);
-    PERFORM @.pxrs_queue_lock_lanes('{{}}', '{{}}', '{{}}',
+    PERFORM @.pxrs_queue_lock_lanes('{}', '{}', '{}',
         ARRAY(SELECT q FROM unnest(dead_lanes)), dead_lanes);
     FOREACH number IN ARRAY ids LOOP
         UPDATE @.pxrs_queue_items i SET id = nextval('@.pxrs_queue_numbers'),
@@ -136,6 +118,4 @@ BEGIN
         END IF;
     END LOOP;
     RETURN total;
-END $$"""
-
-CHANGING = (EXTEND, RELEASE, DISCARD, REDRIVE)
+END $$;
