@@ -418,19 +418,22 @@ def check_settings(durability: str, busy_timeout: float) -> None:
 
 def connect(path: str, level: str, busy_timeout: float) -> sqlite3.Connection:
     """A connection that any thread may use, for the caller to close."""
-    try:
-        connection = sqlite3.connect(
-            path,
-            timeout=busy_timeout,
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=256,
-        )
-        connection.execute(f"PRAGMA synchronous={level}")
-        connection.execute("PRAGMA wal_autocheckpoint=0")
-        connection.execute("PRAGMA temp_store=MEMORY")
-    except sqlite3.Error as error:
-        raise translate(error, path) from error
+    with ExitStack() as opened:
+        try:
+            connection = sqlite3.connect(
+                path,
+                timeout=busy_timeout,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+            )
+            opened.callback(connection.close)
+            connection.execute(f"PRAGMA synchronous={level}")
+            connection.execute("PRAGMA wal_autocheckpoint=0")
+            connection.execute("PRAGMA temp_store=MEMORY")
+        except sqlite3.Error as error:
+            raise translate(error, path) from error
+        opened.pop_all()
     return connection
 
 

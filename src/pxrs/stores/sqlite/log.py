@@ -37,7 +37,9 @@ PRODUCER_MEMORY_MS = 7 * DAY_MS
 # new names differ: the same topic may be dropped again before the first ones are gone.
 _DELETED = "!"
 _CHUNK = 500
-_PLAN = 1024
+# How many batches one fetch returns at most, and how many it looks at first: adding up their sizes
+# costs more than reading a few of them.
+_MOST_BATCHES, _FIRST_LOOK = 1024, 16
 
 _END = """coalesce((SELECT next FROM pxrs_log_batches WHERE part = p.id
                     ORDER BY base DESC LIMIT 1), p.floor)"""
@@ -47,12 +49,13 @@ _HEADS = f"""SELECT p.id, {_END}, s.state, a.ms, a.read FROM pxrs_age a, pxrs_lo
 _PLACE = f"""SELECT p.start, {_END},
     (SELECT max(base) FROM pxrs_log_batches WHERE part = p.id AND base <= ?)
     FROM pxrs_log_partitions p WHERE p.id = ? AND p.topic_id = ?"""
-_FETCH = f"""SELECT base, next, data FROM pxrs_log_batches WHERE part = ?1 AND base >= ?2
+# As many of some rows as fit, for the parameters that `_read` gives.
+_FETCH = """SELECT base, next, data FROM pxrs_log_batches WHERE part = ? AND base >= ?
     AND base < coalesce((SELECT base FROM (
         SELECT base, sum(size) OVER (ORDER BY base) AS total FROM pxrs_log_batches
-        WHERE part = ?1 AND base >= ?2 ORDER BY base LIMIT {_PLAN})
-        WHERE total > ?3 AND base > ?2 ORDER BY base LIMIT 1), ?4)
-    ORDER BY base LIMIT {_PLAN}"""
+        WHERE part = ? AND base >= ? ORDER BY base LIMIT ?)
+        WHERE total > ? AND base > ? ORDER BY base LIMIT 1), ?)
+    ORDER BY base LIMIT ?"""
 
 
 class _Place(NamedTuple):
@@ -96,9 +99,9 @@ class SqliteLog:
     def drop(self, topic_id: str) -> None:
         def work(turn: Turn) -> list[int]:
             rows = turn.connection.execute(
-                "UPDATE pxrs_log_partitions SET topic_id = ?1 || id || ?1 || topic_id "
-                "WHERE topic_id = ?2 RETURNING partition",
-                (_DELETED, topic_id),
+                "UPDATE pxrs_log_partitions SET topic_id = ? || id || ? || topic_id "
+                "WHERE topic_id = ? RETURNING partition",
+                (_DELETED, _DELETED, topic_id),
             ).fetchall()
             turn.slots |= {_slot_of(LogPartition(topic_id, row[0])) for row in rows}
             return [row[0] for row in rows]
@@ -139,9 +142,7 @@ class SqliteLog:
                     raise OffsetOutOfRange(where.topic_id, where.partition, offset, start, end)
                 if offset == end:
                     return Fetched([], start, end)
-                rows = connection.execute(
-                    _FETCH, (part, first, storable(max_bytes), end)
-                ).fetchall()
+                rows = _read(connection, part, first, end, storable(max_bytes))
                 if rows and rows[0][0] <= offset < rows[0][1]:
                     return Fetched(up_to_a_hole(rows), start, end)
                 # Retention may have removed the batch between the two statements: look again.
@@ -353,6 +354,24 @@ class _Heads:
             )
 
 
+def _read(
+    connection: sqlite3.Connection, part: int, first: int | None, end: int, max_bytes: int
+) -> list[tuple[int, int, bytes]]:
+    """The batches from `first` on that fit into `max_bytes`: always one, if there is one."""
+    rows: list[tuple[int, int, bytes]] = []
+    always, look = first, _FIRST_LOOK
+    while True:
+        found = connection.execute(
+            _FETCH, (part, first, part, first, look, max_bytes, always, end, look)
+        ).fetchall()
+        rows += found
+        if len(found) < look or len(rows) == _MOST_BATCHES:
+            return rows
+        max_bytes -= sum(len(data) for _, _, data in found)
+        first, always = found[-1][1], -1
+        look = min(8 * look, _MOST_BATCHES - len(rows))
+
+
 def _missing(
     connection: sqlite3.Connection, part: int, where: LogPartition, offset: int, end: int
 ) -> DamagedBatch:
@@ -402,9 +421,9 @@ def _trim(connection: sqlite3.Connection, part: int, before: int) -> _Trimmed | 
         (part, before, before, _CHUNK),
     ).rowcount
     connection.execute(
-        "UPDATE pxrs_log_partitions SET floor = ?2, start = coalesce("
-        "(SELECT min(base) FROM pxrs_log_batches WHERE part = ?1), ?2) WHERE id = ?1",
-        (part, end),
+        "UPDATE pxrs_log_partitions SET floor = ?, start = coalesce("
+        "(SELECT min(base) FROM pxrs_log_batches WHERE part = ?), ?) WHERE id = ?",
+        (end, part, end, part),
     )
     start: int = connection.execute(
         "SELECT start FROM pxrs_log_partitions WHERE id = ?", (part,)

@@ -29,7 +29,7 @@ from pxrs.types import Holder, ItemState, NewItem, Queue, QueueLimits, QueueStat
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _CHUNK = 5000
 # One statement, so that nothing can change between an item and its body.
-_ITEM = f"""id, CASE WHEN state = {DELAYED} AND visible <= ?1 THEN {READY} ELSE state END,
+_ITEM = f"""id, CASE WHEN state = {DELAYED} AND visible <= :now_ms THEN {READY} ELSE state END,
     coalesce(body, (SELECT body FROM pxrs_queue_bodies b WHERE b.id = pxrs_queue_items.id)),
     key, rank, deliveries, put_ms, taken_ms, visible, dead_ms, error, session, tx"""
 # One statement, too: between two of them an item could move and be counted twice, or not at all.
@@ -38,8 +38,8 @@ _STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))
     (SELECT put_ms FROM pxrs_queue_items WHERE id > q.id << {rows.NUMBER_BITS}
         AND id < q.id + 1 << {rows.NUMBER_BITS} AND state < {DEAD} ORDER BY id LIMIT 1),
     (SELECT count(*) FROM pxrs_queue_items
-        WHERE queue = q.id AND state = {DELAYED} AND visible <= ?2)
-    FROM pxrs_queues q WHERE name = ?1"""
+        WHERE queue = q.id AND state = {DELAYED} AND visible <= :now_ms)
+    FROM pxrs_queues q WHERE name = :queue"""
 
 
 class QueueUpkeep:
@@ -92,7 +92,8 @@ class QueueUpkeep:
     def stats(self, queue: str) -> QueueStats:
         self._ahead.give_back(queue)
         with self._database.reading() as connection:
-            row = connection.execute(_STATS, (queue, self._clock.wall_ms())).fetchone()
+            named = {"queue": queue, "now_ms": self._clock.wall_ms()}
+            row = connection.execute(_STATS, named).fetchone()
         if row is None:
             return QueueStats()
         *counts, put, discarded, oldest, overdue = row
@@ -115,14 +116,14 @@ class QueueUpkeep:
             if found is None:
                 return []
             items = connection.execute(
-                f"SELECT {_ITEM} FROM pxrs_queue_items WHERE id > ?2 AND id < ?3 "
-                f"AND ({_among(wanted)}) ORDER BY id LIMIT ?4",
-                (
-                    now_ms,
-                    rows.ids_after(found.id, after or 0),
-                    rows.item_id(found.id + 1, 0),
-                    most,
-                ),
+                f"SELECT {_ITEM} FROM pxrs_queue_items WHERE id > :after AND id < :end "
+                f"AND ({_among(wanted)}) ORDER BY id LIMIT :most",
+                {
+                    "now_ms": now_ms,
+                    "after": rows.ids_after(found.id, after or 0),
+                    "end": rows.item_id(found.id + 1, 0),
+                    "most": most,
+                },
             ).fetchall()
         return [self._stored(item, now_ms) for item in items]
 
@@ -151,9 +152,13 @@ class QueueUpkeep:
                 return []
             top = rows.item_id(*((found.id + 1, 0) if before is None else (found.id, before)))
             items = connection.execute(
-                f"SELECT id FROM pxrs_queue_items WHERE id > ?2 AND id < ?3 "
-                f"AND ({_among(states)}) ORDER BY id DESC LIMIT ?4",
-                (self._clock.wall_ms(), rows.item_id(found.id, 0), top, _CHUNK),
+                f"SELECT id FROM pxrs_queue_items WHERE id > :after AND id < :end "
+                f"AND ({_among(states)}) ORDER BY id DESC LIMIT {_CHUNK}",
+                {
+                    "now_ms": self._clock.wall_ms(),
+                    "after": rows.item_id(found.id, 0),
+                    "end": top,
+                },
             ).fetchall()
         return [rows.number_of(item) for (item,) in items]
 
@@ -168,11 +173,12 @@ class QueueUpkeep:
         rows.promote_due(connection, queue.id, now_ms)
         gone: list[tuple[int, str | None]] = []
         for some in in_chunks(list(ids)):
-            marks = ",".join(f"?{at}" for at in range(2, len(some) + 2))
+            # Not as parameters: the rest of the statement has named ones.
+            items = ",".join(str(rows.item_id(queue.id, number)) for number in some)
             gone += connection.execute(
-                f"DELETE FROM pxrs_queue_items WHERE id IN ({marks}) AND ({_among(states)}) "
+                f"DELETE FROM pxrs_queue_items WHERE id IN ({items}) AND ({_among(states)}) "
                 "RETURNING id, lane",
-                [now_ms, *(rows.item_id(queue.id, number) for number in some)],
+                {"now_ms": now_ms},
             ).fetchall()
         rows.remove_bodies(connection, [item for item, _ in gone])
         lanes = {(queue.id, lane) for _, lane in gone if lane is not None}
@@ -244,9 +250,9 @@ def slot_of(queue: str) -> int:
 
 
 def _among(states: Sequence[ItemState]) -> str:
-    """Which rows stand so, by the time ?1. A delayed one whose time has come is ready."""
+    """Which rows stand so, by the time `:now_ms`. A delayed one whose time has come is ready."""
     numbers = ",".join(map(str, numbers_of(states)))
-    is_due = f"(state = {DELAYED} AND visible <= ?1)"
+    is_due = f"(state = {DELAYED} AND visible <= :now_ms)"
     if ItemState.READY in states:
         return f"state IN ({numbers}) OR {is_due}"
     return f"state IN ({numbers}) AND NOT {is_due}"

@@ -342,10 +342,10 @@ def set_aside(
 def is_outranked(connection: sqlite3.Connection, queue: int, rank: int, now_ms: int) -> bool:
     """Whether something more urgent has come, or may have; or the queue is not there any more."""
     best, due, is_there = connection.execute(
-        f"SELECT (SELECT min(rank) FROM pxrs_queue_items WHERE queue = ?1 AND state = {READY}), "
-        f"(SELECT min(visible) FROM pxrs_queue_items WHERE queue = ?1 AND state = {DELAYED}), "
-        "EXISTS (SELECT 1 FROM pxrs_queues WHERE id = ?1)",
-        (queue,),
+        f"SELECT (SELECT min(rank) FROM pxrs_queue_items WHERE queue = :queue AND state = {READY}), "
+        f"(SELECT min(visible) FROM pxrs_queue_items WHERE queue = :queue AND state = {DELAYED}), "
+        "EXISTS (SELECT 1 FROM pxrs_queues WHERE id = :queue)",
+        {"queue": queue},
     ).fetchone()
     return not is_there or (best is not None and best < rank) or (due is not None and due <= now_ms)
 

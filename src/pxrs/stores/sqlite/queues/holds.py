@@ -151,10 +151,10 @@ def give_back(
     """Nobody holds it any more. In a lane it waits, and `settle` shows it."""
     connection.execute(
         "UPDATE pxrs_queue_items SET state = CASE WHEN lane IS NOT NULL THEN "
-        f"{WAITING} WHEN ?2 > ?5 THEN {DELAYED} ELSE {READY} END, visible = ?2, "
-        "error = CASE WHEN ?3 = '' THEN error ELSE ?3 END, suspect = ?4, "
-        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
-        (item, visible, error, suspect, now_ms),
+        f"{WAITING} WHEN ? THEN {DELAYED} ELSE {READY} END, visible = ?, "
+        "error = coalesce(?, error), suspect = ?, "
+        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?",
+        (visible > now_ms, visible, error or None, suspect, item),
     )
 
 
@@ -170,10 +170,9 @@ def give_back_uncounted(connection: sqlite3.Connection, item: int) -> None:
 def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> None:
     """It is dead: it stays, with what is known of its end, until somebody looks after it."""
     connection.execute(
-        f"UPDATE pxrs_queue_items SET state = {DEAD}, dead_ms = ?3, "
-        "error = CASE WHEN ?2 = '' THEN error ELSE ?2 END, "
-        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?1",
-        (item, error, now_ms),
+        f"UPDATE pxrs_queue_items SET state = {DEAD}, dead_ms = ?, error = coalesce(?, error), "
+        "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?",
+        (now_ms, error or None, item),
     )
 
 

@@ -76,8 +76,8 @@ def restore_items(
         if number in fresh and len(item.body) > _INLINE_BYTES:
             _store_body(connection, number, item.body)
     connection.execute(
-        "UPDATE pxrs_queues SET next = max(next, ?2), put = put + ?3 WHERE id = ?1",
-        (queue.id, max((item.id + 1 for item in items), default=0), len(fresh)),
+        "UPDATE pxrs_queues SET next = max(next, ?), put = put + ? WHERE id = ?",
+        (max((item.id + 1 for item in items), default=0), len(fresh), queue.id),
     )
     lanes = {lane for item in items if (lane := lane_of(queue.info, item.key)) is not None}
     for lane in sorted(lanes):

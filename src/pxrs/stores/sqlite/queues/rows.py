@@ -23,11 +23,12 @@ Lane = tuple[int, str]
 
 _CANDIDATE = "id, deliveries, suspect, rank, key, put_ms, error, body, lane"
 _SHOW = f"""UPDATE pxrs_queue_items
-    SET state = CASE WHEN visible > ?3 THEN {DELAYED} ELSE {READY} END
+    SET state = CASE WHEN visible > :now_ms THEN {DELAYED} ELSE {READY} END
     WHERE id = (SELECT min(id) FROM pxrs_queue_items
-                WHERE queue = ?1 AND lane = ?2 AND state = {WAITING})
+                WHERE queue = :queue AND lane = :lane AND state = {WAITING})
     AND NOT EXISTS (SELECT 1 FROM pxrs_queue_items
-                    WHERE queue = ?1 AND lane = ?2 AND lane IS NOT NULL AND state < {WAITING})"""
+                    WHERE queue = :queue AND lane = :lane AND lane IS NOT NULL
+                    AND state < {WAITING})"""
 
 
 class QueueRow(NamedTuple):
@@ -93,9 +94,9 @@ def reserve_numbers(
 ) -> tuple[QueueRow, int]:
     """The queue, which is made if need be, and the first of so many new items' numbers."""
     row = connection.execute(
-        "UPDATE pxrs_queues SET next = next + ?1, put = put + ?1 WHERE name = ?2 "
-        "RETURNING id, fifo, created, next - ?1",
-        (count, name),
+        "UPDATE pxrs_queues SET next = next + ?, put = put + ? WHERE name = ? "
+        "RETURNING id, fifo, created, next - ?",
+        (count, count, name, count),
     ).fetchone()
     if row is None:
         make_queue(connection, name, False, now_ms)
@@ -113,7 +114,7 @@ def id_of(connection: sqlite3.Connection, name: str) -> int | None:
 def settle(connection: sqlite3.Connection, lanes: Iterable[Lane], now_ms: int) -> None:
     """Show the first item of each lane, unless there is one at its front already."""
     for queue, lane in lanes:
-        connection.execute(_SHOW, (queue, lane, now_ms))
+        connection.execute(_SHOW, {"queue": queue, "lane": lane, "now_ms": now_ms})
 
 
 def hide_front(connection: sqlite3.Connection, queue: int, lane: str) -> None:
