@@ -341,9 +341,9 @@ def set_aside(
 
 def is_outranked(connection: sqlite3.Connection, queue: int, rank: int, now_ms: int) -> bool:
     """Whether something more urgent has come, or may have; or the queue is not there any more."""
+    items = "FROM pxrs_queue_items WHERE queue = :queue AND state ="
     best, due, is_there = connection.execute(
-        f"SELECT (SELECT min(rank) FROM pxrs_queue_items WHERE queue = :queue AND state = {READY}), "
-        f"(SELECT min(visible) FROM pxrs_queue_items WHERE queue = :queue AND state = {DELAYED}), "
+        f"SELECT (SELECT min(rank) {items} {READY}), (SELECT min(visible) {items} {DELAYED}), "
         "EXISTS (SELECT 1 FROM pxrs_queues WHERE id = :queue)",
         {"queue": queue},
     ).fetchone()
