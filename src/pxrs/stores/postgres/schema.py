@@ -90,7 +90,7 @@ def migrate(
             _create(connection, schema, place)
         before = found_version(connection, schema)
         refuse_newer(before, schema, place)
-        for statement in _steps(before, to):
+        for statement in steps(before, to):
             connection.execute(in_schema(statement, schema))
         if before < to:
             connection.execute(
@@ -100,7 +100,7 @@ def migrate(
     return before, max(before, to)
 
 
-def _steps(before: int, to: int) -> Iterator[str]:
+def steps(before: int, to: int) -> Iterator[str]:
     """Yields the statements from one version to another: tables step by step, then all functions.
 
     An older version, which only tests ask for, gets its tables only.
