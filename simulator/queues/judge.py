@@ -141,7 +141,7 @@ class Judge:
                 raise Broken(f"{item.value} was handed out twice as delivery {item.deliveries}")
             entry.handed.add(item.deliveries)
             times = len(entry.handed)
-            most = self._plan.queues[item.queue].policy.times
+            most = self._plan.queues[item.queue].retry.attempts
             if most is not None and times > most:
                 raise Broken(f"{item.value} was handed out {times} times, {most} at most")
             # A take without an answer may come back late: others have had the item since.

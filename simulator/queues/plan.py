@@ -6,8 +6,7 @@ from random import Random
 
 import msgspec
 
-from pxrs.core.delivery import AT_ONCE, ConsumeOnce, ConsumeTimes, Forever, Policy
-from pxrs.core.retry import Backoff
+from pxrs.core.retry import AT_ONCE, Backoff
 from pxrs.testing.faults import Rates
 from simulator.stage import draw_rates
 
@@ -19,7 +18,7 @@ class QueuePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     fifo: bool
     keys: int
-    policy: Policy
+    retry: Backoff
     lock_for: float | None
 
 
@@ -58,8 +57,6 @@ def _queue(rng: Random) -> QueuePlan:
     return QueuePlan(
         fifo=rng.random() < 0.25,
         keys=rng.choice((0, 0, 1, 3)),
-        policy=rng.choice(
-            (ConsumeOnce(), ConsumeTimes(2, backoff), ConsumeTimes(3, backoff), Forever(backoff))
-        ),
+        retry=msgspec.structs.replace(backoff, attempts=rng.choice((1, 2, 3, None))),
         lock_for=rng.choice((None, None, 1.0)),
     )

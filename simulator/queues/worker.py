@@ -78,7 +78,7 @@ class Worker:
         plan = self._plan.queues[queue]
         with self._tolerating(f"take from {queue}"):
             job = self._some_job()
-            items = job.work.take_many(queue, count, 0, policy=plan.policy, lock_for=plan.lock_for)
+            items = job.work.take_many(queue, count, 0, retry=plan.retry, lock_for=plan.lock_for)
             if items:
                 names = ", ".join(f"{item.value}/{item.deliveries}" for item in items)
                 self._say(f"{self.who} takes {names}")

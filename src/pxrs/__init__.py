@@ -6,7 +6,6 @@ from pxrs._version import __version__
 from pxrs.app import Pxrs, connect
 from pxrs.config import DeadLetter, Stop
 from pxrs.consuming.reader import Reader
-from pxrs.core.delivery import ConsumeOnce, ConsumeTimes, Forever
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
     BufferFull,
@@ -57,6 +56,7 @@ from pxrs.options import (
 )
 from pxrs.producing.handles import Sent, SentMany
 from pxrs.producing.producer import Producer
+from pxrs.running.handle import Running
 from pxrs.serde import JSON, Serde
 from pxrs.topics import PartitionInfo, TopicInfo, Topics
 from pxrs.types import Bounds, Fence, ItemState, Message, Position, Queue, Topic, TopicPartition
@@ -80,8 +80,6 @@ if TYPE_CHECKING:
     from pxrs.queues.admin import ItemInfo, QueueInfo, QueueRates, Queues
     from pxrs.queues.item import Item, PutItem
     from pxrs.queues.unit_of_work import UnitOfWork
-    from pxrs.running.listener import Listener
-    from pxrs.running.listener_processes import ProcessListener
 
 # Loaded at first use: a program that only sends does not pay for them.
 _LATER = {
@@ -101,8 +99,6 @@ _LATER = {
     "UnitOfWork": "queues.unit_of_work",
     "Item": "queues.item",
     "PutItem": "queues.item",
-    "Listener": "running.listener",
-    "ProcessListener": "running.listener_processes",
     "Queues": "queues.admin",
     "QueueInfo": "queues.admin",
     "QueueRates": "queues.admin",
@@ -152,6 +148,7 @@ __all__ = [
     "MemberOptions",
     "ConsumerOptions",
     "RunOptions",
+    "Running",
     "Health",
     "Transaction",
     "Backoff",
@@ -171,12 +168,7 @@ __all__ = [
     "UnitOfWork",
     "Item",
     "PutItem",
-    "Listener",
     "ListenOptions",
-    "ProcessListener",
-    "ConsumeOnce",
-    "ConsumeTimes",
-    "Forever",
     "Queue",
     "Queues",
     "QueueInfo",

@@ -41,8 +41,8 @@ from pxrs.options import (
 )
 from pxrs.producing.producer import Producer
 from pxrs.running.dead_letters import DeadLetters
-from pxrs.running.inside import employer
-from pxrs.running.job import DEFAULT_POLICY, Begun, Job, ListenerSettings, Running, job_of
+from pxrs.running.handle import Running, Work
+from pxrs.running.job import Job, ListenJob, RunJob, listen_job, run_job
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from pxrs.queues.held_items import Context
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Handler, Listener
-    from pxrs.running.listener_processes import ProcessListener
     from pxrs.running.listener_turns import Turns
     from pxrs.running.runner import Runner
 
@@ -102,9 +101,10 @@ class Pxrs:
         self._work_context: Context | None = None
         self._making = threading.Lock()
         self._turns: Turns | None = None
-        self._listeners: weakref.WeakSet[Listener | ProcessListener] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._running: weakref.WeakSet[Begun] = weakref.WeakSet()
+        # Those of runs: a run tells how they are doing, and closes them.
+        self._run_members: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._running: list[Running] = []
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     @property
@@ -163,9 +163,11 @@ class Pxrs:
         )
         decoder = Decoder(options.get("key_serde"), serde)
         wanted = Subscription(topics, self._topics)
-        return Consumer(self._new_member(wanted, settings, decoder, callbacks))
+        member = self._new_member(wanted, settings, decoder, callbacks)
+        self._members.add(member)
+        return Consumer(member)
 
-    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, Job])
+    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, RunJob])
     def run(
         self,
         handler: Callable[[Message], Any],
@@ -173,37 +175,42 @@ class Pxrs:
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
         **options: Unpack[RunOptions],
-    ) -> None:
+    ) -> Running:
         """Call `handler(message)` for every message of the group's share, until stopped.
 
-        SIGTERM and SIGINT stop it, as `stop` does, if the main thread is in here: it finishes what
-        is in hand, commits and leaves, and so does all else that runs under this object. Order is
-        kept per partition, or with `parallel="key"` per key. A handler that raises is called
-        again after `retry`'s delays, while other keys go on; then `on_failure` decides. Both
-        are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends the run with
-        `HandlerFailed`.
+        It starts at once, in the background: `px.run(…).join()` waits until it is stopped, and
+        leaving `with px.run(…):` stops it. Stopping finishes what is in hand, commits and leaves
+        the group. Order is kept per partition, or with `parallel="key"` per key. A handler that
+        raises is called again after `retry`'s delays, while other keys go on; then `on_failure`
+        decides. Both are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends
+        the run: `join` raises `HandlerFailed`.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
         threads and a member of its own; the handler has to be importable, not a closure.
         """
         check_handler(handler, "message", instead="pxrs.aio's run")
-        self._new_run(job_of(handler, topic, group, options)).run()
+        return self._start(run_job(handler, topic, group, options))
 
-    def _new_run(self, job: Job) -> Running:
-        """What `run` runs; `stop` knows it from here on."""
-        running: Running
+    def _start(self, job: Job) -> Running:
+        """Start a run or a listener, which `stop`, `health` and `close` know from here on."""
+        work: Work
         if job.processes:
             # Worker processes are rare, and multiprocessing is slow to import.
-            from pxrs.running.processes import ProcessRun
+            from pxrs.running.processes import Workers
 
-            running = ProcessRun(self.stores.url, job)
+            work = Workers.of(self.stores.url, job)
+        elif isinstance(job, RunJob):
+            work = self._new_runner(job)
         else:
-            running = self._new_runner(job)
-        begun = Begun(running, self.stop)
-        self._running.add(begun)
-        return begun
+            work = self._new_listener(job)
+        running = Running(work, self.stop)
+        with self._making:
+            # One that has failed stays until somebody was told: a probe must see it.
+            self._running = [each for each in self._running if not each._is_settled]
+            self._running.append(running)
+        return running._start()
 
-    def _new_runner(self, job: Job) -> Runner:
+    def _new_runner(self, job: RunJob) -> Runner:
         from pxrs.consuming.callbacks import Callbacks
         from pxrs.consuming.subscription import Subscription
         from pxrs.running.runner import Runner
@@ -216,13 +223,15 @@ class Pxrs:
         nothing = Callbacks(None, None, None)
 
         def join() -> Member:
-            return self._new_member(
+            member = self._new_member(
                 Subscription(job.topic, self._topics, job.on_failure),
                 settings,
                 Decoder(),
                 nothing,
                 job.max_in_flight,
             )
+            self._run_members.add(member)
+            return member
 
         return Runner(job, self._clock, letters, join)
 
@@ -361,52 +370,37 @@ class Pxrs:
         with self.transaction(join=connection) as work:
             work.send(topic, value, key, partition=partition, headers=headers)
 
-    @takes(ListenOptions, defaults=[ListenerSettings])
-    def listen(
-        self, queue: str, handler: Handler, **options: Unpack[ListenOptions]
-    ) -> Listener | ProcessListener:
-        """Call `handler(item, tx)` for the queue's items, with several workers; starts at once.
+    @takes(ListenOptions, defaults=[ListenJob])
+    def listen(self, queue: str, handler: Handler, **options: Unpack[ListenOptions]) -> Running:
+        """Call `handler(item, tx)` for every item of the queue, until stopped.
 
-        When the handler returns its transaction commits: the item is done and what it put is
-        there. What it raises rolls back, and the policy decides what comes next: by default
-        five deliveries with growing delays, then the item is dead. `stop()` lets the workers
-        finish, `join()` waits for them; while the main thread is in there SIGTERM and SIGINT do
-        what `Pxrs.stop` does.
+        It starts at once, in the background: `px.listen(…).join()` waits until it is stopped, and
+        leaving `with px.listen(…):` stops it. When the handler returns its transaction commits:
+        the item is done and what it put is there. What it raises rolls back, and the item is
+        delivered again after `retry`'s delays, five times in all unless told otherwise; then
+        `on_failure` decides. Failures are logged (`pxrs.listen`). A handler that wants to end the
+        program (`sys.exit`) ends the listener: `join` raises `HandlerFailed`.
 
-        With a `deadline` an item is lost after so many seconds unless it is being handled: then
-        it is extended, for `max_handler_time` seconds at most. With `processes` so many
-        processes have `workers` threads each; the handler has to be importable. An item whose
-        last holder died is handled while no other worker of the process has one in hand.
+        `workers` are threads. With `processes` so many processes have `workers` threads each; the
+        handler has to be importable, not a closure. An item whose last holder died is handled
+        while no other worker of the process has one in hand.
         """
-        from pxrs.running.listener import Listener
-
-        refuse_unknown("listen", options, ListenOptions)
         check_handler(handler, "item", "tx", instead="pxrs.aio's listen")
-        policy, serde = options.get("policy"), options.get("serde")
-        policy = DEFAULT_POLICY if policy is None else policy
-        settings = filled(ListenerSettings, options, queue=queue, policy=policy)
-        listener: Listener | ProcessListener
-        if settings.processes:
-            from pxrs.running.listener_processes import ListenerJob, ProcessListener
+        return self._start(listen_job(queue, handler, options))
 
-            job = ListenerJob(url=self.stores.url, queue=queue, handler=handler, options=options)
-            listener = ProcessListener(job, settings.processes, self.stop)
-        else:
-            from pxrs.running.listener_turns import Turns
+    def _new_listener(self, job: ListenJob) -> Listener:
+        from pxrs.running.listener import Listener
+        from pxrs.running.listener_turns import Turns
 
-            with self._making:
-                self._turns = self._turns or Turns(self._clock)
-            listener = Listener(
-                handler,
-                settings,
-                self.stores.queues,
-                lambda: self.begin(serde=serde),
-                self._turns,
-                self._clock,
-                self.stop,
-            )
-        self._listeners.add(listener)
-        return listener.start()
+        with self._making:
+            self._turns = self._turns or Turns(self._clock)
+        return Listener(
+            job,
+            self.stores.queues,
+            lambda: self.begin(serde=job.serde),
+            self._turns,
+            self._clock,
+        )
 
     @property
     def queues(self) -> Queues:
@@ -443,9 +437,7 @@ class Pxrs:
 
         Does not wait. From any thread, and from handlers.
         """
-        for listener in _all_of(self._listeners):
-            listener.stop()
-        for running in _all_of(self._running):
+        for running in list(self._running):
             running.stop()
 
     def _context(self) -> Context:
@@ -470,23 +462,19 @@ class Pxrs:
     ) -> Member:
         from pxrs.consuming.member import Member
 
-        member = Member(self._context(), wanted, settings, decoder, callbacks, most_out)
-        self._members.add(member)
-        return member
+        return Member(self._context(), wanted, settings, decoder, callbacks, most_out)
 
     def health(self) -> dict[str, Health]:
-        """How all that runs under this object is doing, by name. From any thread.
+        """How every consumer, run and listener of this object is doing, by name. From any thread.
 
         For probes: `all(each.ok for each in px.health().values())`. A consumer's name is its
-        member's, and so is a run's; worker processes are `run:<group>/worker-0` and on, as this
-        process knows them; a listener is `listen:<queue>`, with its processes as above.
+        member's; see `Running.health` for the others. A run or listener that has ended by itself
+        is "failed" until its `join` has told why, and another one is started.
         """
         here = [member for member in _all_of(self._members) if not member.has_left]
         found = [(member.name, member.health()) for member in here]
-        for running in _all_of(self._running):
+        for running in list(self._running):
             found += running.health().items()
-        for listener in _all_of(self._listeners):
-            found += listener._health().items()
         return _named(found)
 
     @property
@@ -501,9 +489,10 @@ class Pxrs:
     def close(self) -> None:
         """Stop every listener and run, close every consumer, flush every producer, close the store.
 
-        Runs finish what is in hand and commit it, as with `stop`; for 30 seconds at most. A handler
-        that calls this is not waited for: its message or item comes again. Raises what a producer's
-        `close` raises, once all is closed.
+        Runs and listeners finish what is in hand and commit it, as with `stop`; for 30 seconds at
+        most. A handler that calls this is not waited for: its message or item comes again. Raises
+        what a producer's `close` raises, and what ended a run or listener that nobody has joined,
+        once all is closed.
         """
         self._end(None)
 
@@ -516,24 +505,16 @@ class Pxrs:
             closing.callback(self._end_session)
             for producer in list(self._producers):
                 closing.callback(producer._end, reason)
-            for member in list(self._members):
+            for member in [*_all_of(self._members), *_all_of(self._run_members)]:
                 closing.callback(member.close)
             if not self._is_around_here:
-                closing.callback(self._join_listeners)
-                for running in _all_of(self._running):
-                    closing.callback(running.join)
+                for running in self._running:
+                    closing.callback(running._close)
 
     @property
     def _is_around_here(self) -> bool:
         """Whether this is code that one of its runs or listeners calls: a handler."""
-        return employer() in self._listeners or any(
-            running.is_around_here for running in _all_of(self._running)
-        )
-
-    def _join_listeners(self) -> None:
-        with ExitStack() as joining:
-            for listener in _all_of(self._listeners):
-                joining.callback(listener.join)
+        return any(running._is_around_here for running in self._running)
 
     def _end_session(self) -> None:
         """What is still held is free."""

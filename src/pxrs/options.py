@@ -14,7 +14,6 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from pxrs.config import OnFailure, OnTrimmed, Parallel, Start, Strategy
-from pxrs.core.delivery import Policy
 from pxrs.core.retry import Backoff
 from pxrs.serde import Serde
 from pxrs.types import Header, TopicPartition
@@ -101,10 +100,12 @@ class RunOptions(MemberOptions, total=False):
     workers: threads, in each process.
     processes: how many processes do it, each a member of its own; 0: none but this one.
     parallel: handle one message of a "partition" at a time, or one of a "key".
-    retry: when a handler that raised is called again, and how often.
-    on_failure: what then becomes of the message: `DeadLetter()` or `Stop()`.
+    retry: when a handler that raised is called again, and how often: `Backoff(attempts=5)`.
+    on_failure: what then becomes of the message: `DeadLetter()` writes it to a topic and goes on,
+        `Stop()` ends the run with `HandlerFailed`.
     max_in_flight: how many messages may be fetched and not finished.
-    max_handler_time: seconds after which a handler that has not returned ends the run.
+    max_handler_time: seconds that a handler may take. After that others get its message: a thread
+        can't be killed, so the run leaves the group and ends with `HandlerFailed`.
     serde: how values become objects; without, they are bytes.
     """
 
@@ -149,17 +150,22 @@ class ListenOptions(TypedDict, total=False):
 
     workers: threads, in each process.
     processes: how many processes do it; 0: none but this one.
-    policy: how often an item is delivered, and when again; None: five times, with growing delays.
-    deadline: seconds after which an item is lost unless it is being handled: then it is extended.
-    max_handler_time: seconds after which it is not extended any more, and others get the item.
+    retry: how often an item is delivered, and when again after its handler raised.
+    on_failure: what then becomes of the item: `DeadLetter()` keeps it among the queue's dead items,
+        `Stop()` gives it back and ends the listener with `HandlerFailed`.
+    max_handler_time: seconds that a handler may take. After that others get its item, and its
+        commit is refused; the other workers go on.
+    deadline: seconds that an item is held for, extended while it is being handled: a process that
+        is frozen or cut off loses it then. None: as long as its session lives.
     serde: how bodies become objects.
     """
 
     workers: int
     processes: int
-    policy: Policy | None
-    deadline: float | None
+    retry: Backoff
+    on_failure: OnFailure
     max_handler_time: float | None
+    deadline: float | None
     serde: Serde | None
 
 

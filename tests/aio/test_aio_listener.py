@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import pxrs
-from pxrs import ConsumeTimes, Item, aio
+from pxrs import Backoff, Item, aio
 from pxrs.testing.conformance.queue_tools import Worker
 from support.handlers import kill_beside_the_innocent_awaited, pass_on
 from support.loops import PATIENCE, run
 
 pytestmark = pytest.mark.engine("sqlite")
 
-TWICE = ConsumeTimes(2)
+TWICE = Backoff(first=0.0, attempts=2)
 
 
 def store(folder: Path) -> str:
@@ -96,7 +96,7 @@ def test_a_handler_that_raises_goes_through_the_policy(tmp_path: Path) -> None:
 
             for value in errors:
                 await px.put("inbox", value)
-            async with px.listen("inbox", handle, workers=2, policy=TWICE) as listener:
+            async with px.listen("inbox", handle, workers=2, retry=TWICE) as listener:
                 await emptied(px, "inbox")
             assert (listener.handled, listener.failed) == (0, 6)
             dead = await px.queues.dead("inbox")
@@ -123,9 +123,9 @@ def test_a_plain_function_is_called_by_threads(tmp_path: Path) -> None:
             assert await listener.join()
             assert (await px.queues.describe("outbox")).ready == 5
             await px.put("inbox", "one more")
-            listener.start()
+            again = px.listen("inbox", handle)
             await emptied(px, "inbox")
-            assert not await listener.join(timeout=0.01)
+            assert not await again.join(timeout=0.01)
 
     run(main())
 
@@ -223,7 +223,7 @@ def test_the_killers_neighbour_does_not_die_with_it(tmp_path: Path) -> None:
             for value in ("killer", "innocent"):
                 await px.put("inbox", value)
             async with px.listen(
-                "inbox", kill_beside_the_innocent_awaited, processes=1, workers=2, policy=TWICE
+                "inbox", kill_beside_the_innocent_awaited, processes=1, workers=2, retry=TWICE
             ):
                 info = await emptied(px, "inbox")
             assert (info.done, info.dead) == (1, 1)

@@ -430,7 +430,7 @@ def test_looking_after_queues(tmp_path: Path) -> None:
             assert (await px.queues.create("strict", fifo=True)).fifo
             assert [queue.name for queue in await px.queues.list()] == ["inbox", "strict"]
             async with px.begin() as tx:
-                assert await tx.take("inbox", policy=pxrs.ConsumeOnce())
+                assert await tx.take("inbox", retry=pxrs.Backoff(attempts=1))
                 await tx.rollback("KeyError: total")
             (dead,) = await px.queues.dead("inbox", error="KeyError")
             assert (dead.value, dead.deliveries) == ("one", 1)

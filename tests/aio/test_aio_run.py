@@ -45,7 +45,7 @@ def test_a_coroutine_function_handles_and_stop_drains(tmp_path: Path) -> None:
                 if len(seen) == 50:
                     px.stop()
 
-            await px.run(handle, topic="orders", group="g")
+            await px.run(handle, topic="orders", group="g").join()
             assert sorted(seen) == list(range(50))
             assert await left_behind(px) == 0
 
@@ -61,18 +61,18 @@ def test_as_many_are_awaited_as_there_are_workers(tmp_path: Path) -> None:
                 await together.wait()
                 px.stop()
 
-            await px.run(handle, topic="orders", group="g", workers=8, parallel="key")
+            await px.run(handle, topic="orders", group="g", workers=8, parallel="key").join()
             assert await left_behind(px) == 0
 
     run(main())
 
 
 def test_a_handler_may_close_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pxrs.running.job._PATIENCE", 3600.0)
+    monkeypatch.setattr("pxrs.running.handle._PATIENCE", 3600.0)
 
     async def main() -> None:
         async with sent(tmp_path, 1) as px:
-            await px.run(lambda message: px.close(), topic="orders", group="g")
+            await px.run(lambda message: px.close(), topic="orders", group="g").join()
 
     run(main())
 
@@ -87,18 +87,18 @@ def test_a_plain_function_is_called_by_threads(tmp_path: Path) -> None:
                 if len(seen) == 5:
                     px.stop()
 
-            await px.run(handle, topic="orders", group="g")
+            await px.run(handle, topic="orders", group="g").join()
             assert await left_behind(px) == 0
 
     run(main())
 
 
-def test_a_cancelled_run_leaves_the_group_and_its_messages(tmp_path: Path) -> None:
+def test_a_run_whose_end_is_cancelled_leaves_its_messages_to_others(tmp_path: Path) -> None:
     """What was awaited is neither handled nor failed: it is not even the last attempt."""
 
     async def main() -> None:
         async with sent(tmp_path, 2) as px:
-            began, ended = asyncio.Event(), asyncio.Event()
+            began, leaving, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
             async def handle(message: Message) -> None:
                 began.set()
@@ -107,8 +107,15 @@ def test_a_cancelled_run_leaves_the_group_and_its_messages(tmp_path: Path) -> No
                 finally:
                     ended.set()
 
-            task = asyncio.create_task(px.run(handle, topic="orders", group="g", retry=ONCE))
-            await began.wait()
+            async def handle_until_cancelled() -> None:
+                async with px.run(handle, topic="orders", group="g", retry=ONCE):
+                    await began.wait()
+                    leaving.set()
+
+            task = asyncio.create_task(handle_until_cancelled())
+            await leaving.wait()
+            await asyncio.sleep(0)
+            assert not task.done()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -127,7 +134,11 @@ def test_a_run_cancelled_before_it_has_begun_ends(tmp_path: Path) -> None:
             async def handle(message: Message) -> None:
                 seen.append(message)
 
-            task = asyncio.create_task(px.run(handle, topic="orders", group="g"))
+            async def handle_until_cancelled() -> None:
+                async with px.run(handle, topic="orders", group="g") as running:
+                    await running.join()
+
+            task = asyncio.create_task(handle_until_cancelled())
             await asyncio.sleep(0)  # one turn: the run is made, its thread may not have begun
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -136,6 +147,55 @@ def test_a_run_cancelled_before_it_has_begun_ends(tmp_path: Path) -> None:
                 assert len(seen) + len(await consumer.poll(timeout=PATIENCE)) >= 1
 
     run(main())
+
+
+def test_who_waits_no_longer_leaves_the_run_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with sent(tmp_path, 1) as px:
+            began, may_end = asyncio.Event(), asyncio.Event()
+
+            async def handle(message: Message) -> None:
+                began.set()
+                await may_end.wait()
+
+            running = px.run(handle, topic="orders", group="g", retry=ONCE)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(running.join(), 0.01)
+            assert not await running.join(timeout=0.01)
+            await began.wait()
+            assert [each.ok for each in running.health().values()] == [True]
+            running.stop()
+            may_end.set()
+            assert await running.join()
+            assert (running.handled, running.failed, running.health()) == (1, 0, {})
+            assert await left_behind(px) == 0
+
+    run(main())
+
+
+def test_a_loop_that_ends_fails_no_message(tmp_path: Path) -> None:
+    """Not even with one attempt: nobody was left to handle it."""
+    opened: list[aio.Pxrs] = []
+
+    async def forget() -> None:
+        async with sent(tmp_path, 2) as px:
+            pass
+        px = await aio.connect(px.url)
+        opened.append(px)
+        began = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        px.run(handle, topic="orders", group="g", retry=ONCE)
+        await began.wait()
+
+    asyncio.run(forget())
+    opened[0]._blocking.close()
+    with pxrs.connect(opened[0].url) as px:
+        assert [topic.name for topic in px.topics.list()] == ["orders"]
+        assert px.groups.describe("g").lag == 2
 
 
 def test_a_handler_that_raises_goes_through_the_policy(tmp_path: Path) -> None:
@@ -150,13 +210,15 @@ def test_a_handler_that_raises_goes_through_the_policy(tmp_path: Path) -> None:
                     px.stop()
                 raise bad[int(message.value)]("no")
 
-            await px.run(handle, topic="orders", group="g", retry=ONCE)
+            await px.run(handle, topic="orders", group="g", retry=ONCE).join()
             assert await left_behind(px) == 0
             assert (await px.topics.describe("orders.dlq")).messages == 3
             with pytest.raises(pxrs.HandlerFailed):
                 async with px.producer() as producer:
                     await producer.send("orders", "1")
-                await px.run(handle, topic="orders", group="g", retry=ONCE, on_failure=pxrs.Stop())
+                await px.run(
+                    handle, topic="orders", group="g", retry=ONCE, on_failure=pxrs.Stop()
+                ).join()
             assert await left_behind(px) == 1
 
     run(main())
@@ -183,7 +245,7 @@ def test_dead_letters_go_back(tmp_path: Path) -> None:
                 raise ValueError("no")
 
             seen: list[Message] = []
-            await px.run(fail, topic="orders", group="g", retry=ONCE)
+            await px.run(fail, topic="orders", group="g", retry=ONCE).join()
             assert await px.redrive("orders.dlq") == {"orders": 3}
             assert (await px.topics.describe("orders")).messages == 6
 

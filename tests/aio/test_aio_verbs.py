@@ -25,10 +25,10 @@ ONLY_ASYNC = {"Follow", "Connecting", "Joining", "Arriving", "ConsumerOptions"}
 # These return the classes of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
-    "begin", "listen", "commit", "commit_async",
+    "begin", "run", "listen", "commit", "commit_async",
 }  # fmt: skip
 # Attributes of the blocking class, properties of the other.
-ATTRIBUTES = {"Reader": {"topic"}, "Listener": {"handled", "failed"}}
+ATTRIBUTES = {"Reader": {"topic"}}
 # What a class is for its own collaborators.
 ONLY_OURS = {"Transaction": {"submit"}}
 PAIRS = [
@@ -42,7 +42,7 @@ PAIRS = [
     (pxrs.Groups, aio.Groups),
     (pxrs.Transaction, aio.Transaction),
     (pxrs.UnitOfWork, aio.UnitOfWork),
-    (pxrs.Listener, aio.Listener),
+    (pxrs.Running, aio.Running),
     (pxrs.Queues, aio.Queues),
 ]
 
@@ -105,7 +105,7 @@ def test_all_of_them_have_help(blocking: type, awaited: type) -> None:
 def test_what_is_forwarded_is_a_coroutine_function_unless_it_does_not_wait() -> None:
     for method in (aio.Topics.list, aio.Groups.describe, aio.Queues.rates, aio.UnitOfWork.send):
         assert inspect.iscoroutinefunction(method)
-    for plain in (aio.Pxrs.stop, aio.Pxrs.health, aio.Consumer.pause, aio.Listener.stop):
+    for plain in (aio.Pxrs.stop, aio.Pxrs.health, aio.Consumer.pause, aio.Running.stop):
         assert not inspect.iscoroutinefunction(plain)
 
 

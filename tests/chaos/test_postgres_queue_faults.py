@@ -123,8 +123,8 @@ def test_a_listener_goes_on_and_keeps_its_bound(postgres_url: str) -> None:
         with observer.transaction() as tx:
             for number in range(ITEMS):
                 tx.put(QUEUE, str(number), key=f"k{number % 7}" if number % 3 == 0 else None)
-        policy = pxrs.ConsumeTimes(TIMES, backoff=pxrs.Backoff(first=0.01, longest=0.02))
-        with px.listen(QUEUE, diary, workers=4, policy=policy):
+        retry = pxrs.Backoff(first=0.01, longest=0.02, attempts=TIMES)
+        with px.listen(QUEUE, diary, workers=4, retry=retry):
             for share in range(1, 6):
                 diary.await_notes(ITEMS * share // 6)
                 cut_all(postgres_url)

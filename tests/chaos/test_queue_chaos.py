@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pxrs
-from pxrs import ConsumeTimes, Item
+from pxrs import Backoff, Item
 from pxrs.errors import PxrsError
 from pxrs.queues.item import decode_body
 from pxrs.queues.unit_of_work import UnitOfWork
@@ -46,7 +46,7 @@ def work(url: str, diary: str) -> None:
         held = False
         try:
             with px.transaction() as tx:
-                item = tx.take(QUEUE, 1.0, policy=ConsumeTimes(TIMES))
+                item = tx.take(QUEUE, 1.0, retry=Backoff(first=0.0, attempts=TIMES))
                 if item is None:
                     continue
                 os.write(fd, f"{item.value!s} {item.deliveries}\n".encode())

@@ -49,7 +49,7 @@ def ship(url: str, journal: str) -> None:
         session_ttl=TTL,
         revoke_timeout=5.0,
         auto_commit_interval=0.05,
-    )
+    ).join()
 
 
 class Handled(NamedTuple):

@@ -21,7 +21,7 @@ def dead(px: pxrs.Pxrs) -> None:
     for number, error in enumerate(("KeyError: 'total'", "TimeoutError: 30 s", "KeyError: 'tax'")):
         px.put("mail", f"letter {number}", key=f"k{number % 2}", headers=[("trace", b"7")])
         with px.begin() as tx:
-            assert tx.take("mail", policy=pxrs.ConsumeOnce())
+            assert tx.take("mail", retry=pxrs.Backoff(attempts=1))
             tx.rollback(error)
     px.put("mail", "alive")
 

@@ -169,7 +169,7 @@ def test_a_row_stays_a_row(
     monkeypatch.setenv("NO_COLOR", "1")
     px.put("inbox", "wide " * 100, key="key" * 20)
     with px.begin() as tx:
-        tx.take("inbox", policy=pxrs.ConsumeOnce())
+        tx.take("inbox", retry=pxrs.Backoff(attempts=1))
         tx.rollback("trouble " * 100)
     show.print_items(px.queues.dead("inbox"))
     show.print_dead(px.queues.dead("inbox"))
@@ -184,7 +184,7 @@ def test_purge_spares_what_is_held_and_dead(run: Run, px: pxrs.Pxrs) -> None:
     for value in ("dies", "held", "goes"):
         px.put("inbox", value)
     with px.begin() as tx:
-        tx.take("inbox", policy=pxrs.ConsumeOnce())
+        tx.take("inbox", retry=pxrs.Backoff(attempts=1))
     with px.begin() as tx:
         tx.take("inbox")
         assert run("queues", "purge", "inbox", "--yes").stdout == "1 item of inbox removed\n"

@@ -204,7 +204,7 @@ def test_groups_of_odd_names(topic: pxrs.Pxrs) -> None:
         with pytest.raises(pxrs.InvalidRequest):
             topic.consumer("orders", name)
         with pytest.raises(pxrs.InvalidRequest):
-            topic.run(print, topic="orders", group=name)
+            topic.run(print, topic="orders", group=name).join()
         with pytest.raises(pxrs.InvalidRequest):
             topic.consumer("orders", "g", instance=name)
         with pytest.raises(pxrs.InvalidRequest):

@@ -92,7 +92,7 @@ def test_a_run_buries_its_bytes(topic: pxrs.Pxrs) -> None:
         if message.value == 3:
             topic.stop()
 
-    topic.run(handle, topic="orders", group="g", serde=JSON(), retry=ONCE)
+    topic.run(handle, topic="orders", group="g", serde=JSON(), retry=ONCE).join()
     assert seen == [1, 3]
     assert checkpoint(topic, 0) == 3
     letters = topic.reader("orders.dlq")
@@ -113,5 +113,5 @@ def test_a_run_stops_there(topic: pxrs.Pxrs) -> None:
             serde=JSON(),
             retry=ONCE,
             on_failure=pxrs.Stop(),
-        )
+        ).join()
     assert checkpoint(topic, 0) == 1

@@ -66,7 +66,7 @@ def test_such_a_role_has_queues_too(postgres_url: str, humble_url: str) -> None:
             tx.execute("CREATE TABLE app.mine ()")
             tx.put("strict", "from inside")
         with px.begin() as tx:
-            assert tx.take("inbox", 10.0, policy=pxrs.ConsumeOnce()) is not None
+            assert tx.take("inbox", 10.0, retry=pxrs.Backoff(attempts=1)) is not None
         assert [item.value for item in px.queues.dead("inbox")] == ["2"]
         assert px.queues.redrive("inbox") == 1
         assert px.queues.describe("inbox").ready == 1

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import pxrs
-from pxrs import ConsumeOnce, ConsumeTimes, InvalidRequest, SessionLost
+from pxrs import Backoff, InvalidRequest, SessionLost
 from pxrs.errors import OutcomeUnknown, PxrsError, StoreError, StoreFull, TransactionConflict
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.stores.memory.stores import MemoryStores
@@ -362,13 +362,13 @@ def test_interrupted_transaction_that_is_dropped_leaves_no_lock(place: Place) ->
             break
 
 
-# ConsumeTimes(K) consumes at most K times, ConsumeOnce at most once.
+# Backoff(attempts=K) delivers at most K times.
 
 
 @pytest.mark.parametrize("rates", [NOTHING, *FAULTS], ids=fault)
 @pytest.mark.parametrize("times", [1, 3])
 def test_consume_times_is_an_upper_bound(place: Place, times: int, rates: Rates) -> None:
-    policy = ConsumeOnce() if times == 1 else ConsumeTimes(times)
+    retry = Backoff(first=0.0, attempts=times)
     values = [str(number) for number in range(5)]
     place.fill("in", *values)
     rng, handed = Random(3), []
@@ -376,7 +376,7 @@ def test_consume_times_is_an_upper_bound(place: Place, times: int, rates: Rates)
     while place.values("in"):
         try:
             with place.px.begin() as tx:
-                item = tx.take("in", 0, policy=policy)
+                item = tx.take("in", 0, retry=retry)
                 if item is not None:
                     handed.append(item.value)
                     if rng.random() < 0.2:
@@ -396,7 +396,7 @@ def take_and_say(url: str, times: int) -> None:
     px = pxrs.connect(url)
     # Kept: one that is dropped gives back what it has.
     tx = px.begin()
-    item = tx.take("in", 10.0, policy=ConsumeTimes(times))
+    item = tx.take("in", 10.0, retry=Backoff(first=0.0, attempts=times))
     say(item and item.deliveries)
     wait_for_parent()
 
@@ -413,7 +413,7 @@ def test_consume_times_counts_deliveries_to_those_who_were_killed(
                 assert child.read() == number + 1
                 child.kill()
         with place.other.begin() as tx:
-            assert tx.take("in", 0, policy=ConsumeTimes(times)) is None
+            assert tx.take("in", 0, retry=Backoff(first=0.0, attempts=times)) is None
         [dead] = place.inner.queues.peek("in", [ItemState.DEAD])
         assert dead.deliveries == times
         assert "died" in dead.error

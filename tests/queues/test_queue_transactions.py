@@ -19,7 +19,7 @@ import sqlalchemy
 from sqlalchemy.orm import Session
 
 import pxrs
-from pxrs import JSON, ConfigError, ConsumeTimes, Fenced, InvalidRequest, MessageTooLarge, Pxrs
+from pxrs import JSON, ConfigError, Fenced, InvalidRequest, MessageTooLarge, Pxrs
 from pxrs.core.retry import Backoff
 from pxrs.errors import Closed, InsideTransaction, QueueNotFound, TopicNotFound
 from pxrs.queues.hold_session import HoldSession
@@ -97,7 +97,7 @@ def test_no_items_can_t_be_taken(px: Pxrs, number: int) -> None:
 
 def test_policy_that_is_none_is_refused(px: Pxrs) -> None:
     with px.begin() as tx, pytest.raises(ConfigError):
-        tx.take("q", 0, policy=3)  # type: ignore[arg-type]
+        tx.take("q", 0, retry=3)  # type: ignore[arg-type]
 
 
 def test_fifo_refuses_priority_and_delay_when_it_commits(px: Pxrs) -> None:
@@ -272,8 +272,8 @@ def test_delayed_item_wakes_who_waits_when_it_is_due(px: Pxrs) -> None:
 def test_item_that_backs_off_wakes_who_waits_when_it_is_due(px: Pxrs) -> None:
     px.put("q", "item")
     tx = px.begin()
-    policy = ConsumeTimes(5, Backoff(first=0.3, growth="constant", jitter=0.0))
-    assert tx.take("q", 0, policy=policy) is not None
+    retry = Backoff(first=0.3, growth="constant", jitter=0.0, attempts=5)
+    assert tx.take("q", 0, retry=retry) is not None
     found = taking(px)
     tx.rollback()
     assert found.result(PATIENCE) == "item"
@@ -612,7 +612,7 @@ def test_undecodable_item_is_given_back_with_its_error(px: Pxrs) -> None:
     px.put("q", "{")
     for _ in range(2):
         with pytest.raises(msgspec.DecodeError) as info, px.begin(serde=JSON()) as tx:
-            tx.take("q", PATIENCE, policy=ConsumeTimes(2))
+            tx.take("q", PATIENCE, retry=Backoff(first=0.0, attempts=2))
         assert "item 1 of queue 'q'" in "".join(info.value.__notes__)
     watch = px.stores.queues.watch("q")
     while not (found := px.queues.dead("q")):

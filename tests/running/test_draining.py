@@ -12,14 +12,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import pxrs
 from pxrs import Item, Pxrs, UnitOfWork, aio
 from pxrs.aio.threads import Threads
-from pxrs.running.listener import Listener
 from pxrs.stores.open import open_stores
 from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent, wait_until_heard
@@ -91,7 +90,7 @@ def drain(px: Pxrs, other: Pxrs, stop: Callable[[Pxrs, Any], None]) -> None:
     with other.transaction() as tx:
         for value in ("a", "b"):
             tx.put("inbox", value)
-    listener = cast(Listener, px.listen("inbox", handler, workers=2))
+    listener = px.listen("inbox", handler, workers=2)
     for _ in range(2):
         assert handler.began.acquire(timeout=PATIENCE)
     with ThreadPoolExecutor() as threads:
@@ -180,13 +179,13 @@ def test_a_run_that_drains_keeps_its_partitions_to_the_last_message(
         other.topics.create("orders", partitions=1)
         with other.producer() as producer:
             producer.send("orders", "x").result()
-        running = threads.submit(px.run, handle, topic="orders", group="g", session_ttl=TTL)
+        running = px.run(handle, topic="orders", group="g", session_ttl=TTL)
         assert began.wait(PATIENCE)
         stopping = threads.submit(HOW[how], px, None)
         with other.consumer("orders", "g", session_ttl=TTL) as consumer:
             assert consumer.poll(timeout=LONG) == []
             may_end.set()
-            running.result(PATIENCE)
+            assert running.join(PATIENCE)
             stopping.result(PATIENCE)
             while not consumer.assignment:
                 assert consumer.poll(timeout=0.1) == []

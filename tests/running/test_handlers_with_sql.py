@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import pxrs
-from pxrs import ConsumeOnce, Item, Pxrs, UnitOfWork
+from pxrs import Backoff, Item, Pxrs, UnitOfWork
 from pxrs.stores.api import QueueStore
 from pxrs.types import Held, Holder
 from support.child import PATIENCE
@@ -71,7 +71,7 @@ def test_its_item_is_extended(px: Pxrs) -> None:
         handled.append((item.value, extensions.wait(item.id, OFTEN)))
 
     px.put("in", "item")
-    with px.listen("in", handle, workers=2, deadline=DEADLINE, policy=ConsumeOnce()):
+    with px.listen("in", handle, workers=2, deadline=DEADLINE, retry=Backoff(attempts=1)):
         await_done(px, "in", 1)
     assert handled == [("item", True)]
     assert px.queues.describe("in").done == 1
@@ -91,7 +91,7 @@ def test_items_are_extended_though_every_worker_runs_sql(px: Pxrs) -> None:
 
     for number in range(workers):
         px.put("in", str(number))
-    with px.listen("in", handle, workers=workers, deadline=DEADLINE, policy=ConsumeOnce()):
+    with px.listen("in", handle, workers=workers, deadline=DEADLINE, retry=Backoff(attempts=1)):
         await_done(px, "in", workers)
     assert handled == [True] * workers
     assert px.queues.describe("in").done == workers

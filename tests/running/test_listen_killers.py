@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import pxrs
-from pxrs import ConsumeTimes, Item, Pxrs
+from pxrs import Backoff, Item, Pxrs
 from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.types import ItemState, Taken
 from support.child import PATIENCE, Child
@@ -21,7 +21,7 @@ from support.inside import say, wait_until_heard
 
 pytestmark = pytest.mark.long
 
-TWICE = ConsumeTimes(2)
+TWICE = Backoff(first=0.0, attempts=2)
 
 
 @pytest.fixture
@@ -60,9 +60,7 @@ def dead(px: Pxrs, queue: str) -> list[tuple[str, int]]:
 def test_the_killers_neighbour_does_not_die_with_it(shared: Pxrs, processes: int) -> None:
     for value in ("killer", "innocent"):
         shared.put("in", value)
-    with shared.listen(
-        "in", kill_beside_the_innocent, processes=processes, workers=2, policy=TWICE
-    ):
+    with shared.listen("in", kill_beside_the_innocent, processes=processes, workers=2, retry=TWICE):
         wait_until_nothing_is_left(shared, "in")
     assert dead(shared, "in") == [("killer", 2)]
     assert shared.queues.describe("in").done == 1
@@ -75,8 +73,8 @@ def listen_to_two(url: str) -> None:
 
     threading.Thread(target=tell, daemon=True).start()
     with pxrs.connect(url) as px:
-        px.listen("one", kill_beside_the_innocent, policy=TWICE)
-        px.listen("two", kill_beside_the_innocent, policy=TWICE).join()
+        px.listen("one", kill_beside_the_innocent, retry=TWICE)
+        px.listen("two", kill_beside_the_innocent, retry=TWICE).join()
 
 
 def test_the_killers_neighbour_in_another_queue_does_not_die_with_it(shared: Pxrs) -> None:
@@ -165,7 +163,7 @@ def test_a_suspect_is_not_taken_while_others_are_in_hand(px: Pxrs) -> None:
     handler, refused = Handler("busy", "suspect"), when_refused(px)
     mortal = Mortal(px, "suspect")
     px.put("q", "busy")
-    with px.listen("q", handler, workers=3, policy=TWICE):
+    with px.listen("q", handler, workers=3, retry=TWICE):
         handler.wait_for("busy")
         mortal.die()
         assert refused.wait(PATIENCE)
@@ -234,7 +232,7 @@ def test_stop_while_one_waits_to_be_alone(px: Pxrs) -> None:
 
 
 def test_stop_while_one_is_alone(px: Pxrs) -> None:
-    """It is finished; those who wait take nothing more. After a start all goes on."""
+    """It is finished; those who wait take nothing more. The next listener goes on."""
     handler = Handler("suspect")
     Mortal(px, "suspect").die()
     listener = px.listen("q", handler, workers=3)
@@ -244,7 +242,7 @@ def test_stop_while_one_is_alone(px: Pxrs) -> None:
     handler.gates["suspect"].set()
     assert listener.join(PATIENCE)
     assert standing(px) == [(b"next", ItemState.READY, 0)]
-    with listener.start():
+    with px.listen("q", handler, workers=3):
         wait_until_nothing_is_left(px, "q")
     assert handler.ended == [("suspect", 2), ("next", 1)]
 
@@ -303,12 +301,12 @@ def test_a_suspect_that_fails_lets_the_others_go_on(px: Pxrs) -> None:
     Mortal(px, "suspect").die()
     for number in range(4):
         px.put("q", str(number))
-    with px.listen("q", fail, workers=2, policy=TWICE):
+    with px.listen("q", fail, workers=2, retry=TWICE):
         wait_until_nothing_is_left(px, "q")
     Mortal(px, "no number", "read").die()
     px.put("read", "7")
     values: list[int] = []
-    with px.listen("read", note(values), workers=2, policy=TWICE, serde=pxrs.JSON()):
+    with px.listen("read", note(values), workers=2, retry=TWICE, serde=pxrs.JSON()):
         wait_until_nothing_is_left(px, "read")
     assert dead(px, "q") == [("suspect", 2)]
     assert values == [7]

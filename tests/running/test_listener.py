@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 import pxrs
-from pxrs import JSON, ConfigError, ConsumeOnce, ConsumeTimes, Forever, InvalidRequest, Item, Pxrs
-from pxrs.core.retry import Backoff
+from pxrs import JSON, Backoff, ConfigError, HandlerFailed, InvalidRequest, Item, Pxrs
+from pxrs.core.retry import AT_ONCE
 from pxrs.errors import Fenced, PxrsError, StoreReadOnly, StoreUnavailable
 from pxrs.queues.unit_of_work import UnitOfWork
 from pxrs.running.listener import Listener
@@ -24,8 +24,6 @@ from pxrs.types import NewItem, QueueChange
 from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent, wait_until_heard
 from support.queueplace import Place
-
-AT_ONCE = Backoff(first=0.0, jitter=0.0)
 
 
 @pytest.fixture
@@ -86,11 +84,10 @@ def test_exception_rolls_back_and_the_policy_decides(px: Pxrs) -> None:
 
     handler = Handler(fail)
     px.put("in", "item")
-    with px.listen("in", handler, policy=ConsumeTimes(3, AT_ONCE)) as running:
+    with px.listen("in", handler, retry=Backoff(first=0.0, attempts=3)) as running:
         wait_until(px, "in", lambda: px.queues.describe("in").dead == 1)
-    listener = cast(Listener, running)
     assert handler.values == ["item"] * 3
-    assert (listener.handled, listener.failed) == (0, 3)
+    assert (running.handled, running.failed) == (0, 3)
     [dead] = px.queues.dead("in")
     assert (dead.deliveries, dead.error) == (3, "ZeroDivisionError: no item today")
     assert px.stores.queues.peek("out") == []
@@ -107,7 +104,7 @@ def test_errors_that_are_hard_to_store_end_no_listener(px: Pxrs, error: Exceptio
         raise error
 
     px.put("in", "item")
-    with px.listen("in", Handler(fail), policy=ConsumeTimes(2, AT_ONCE)):
+    with px.listen("in", Handler(fail), retry=Backoff(first=0.0, attempts=2)):
         wait_until(px, "in", lambda: px.queues.describe("in").dead == 1)
     [dead] = px.queues.dead("in")
     assert dead.error.startswith(type(error).__name__)
@@ -121,7 +118,7 @@ def test_commit_that_the_store_refuses_is_the_items_failure(px: Pxrs) -> None:
     )
     for value in ("bad", "good"):
         px.put("in", value)
-    with px.listen("in", handler, policy=ConsumeTimes(2, AT_ONCE)):
+    with px.listen("in", handler, retry=Backoff(first=0.0, attempts=2)):
         wait_until(px, "in", is_empty(px, "in"))
     [dead] = px.queues.dead("in")
     assert dead.value == "bad"
@@ -135,16 +132,16 @@ def test_undecodable_item_goes_the_way_of_a_failing_handler(px: Pxrs, body: byte
     px.stores.queues.apply(QueueChange(holder, put=(NewItem(queue="in", body=body),)))
     px.put("in", {"a": 1}, serde=JSON())
     handler: list[Any] = []
-    policy = ConsumeTimes(2, AT_ONCE)
+    retry = Backoff(first=0.0, attempts=2)
     with px.listen(
         "in",
         lambda item, tx: handler.append(item.value),
-        policy=policy,
+        retry=retry,
         serde=JSON() if body[:1] == b"b" else None,
     ) as listener:
         wait_until(px, "in", is_empty(px, "in"))
     assert len(handler) == 1
-    assert cast(Listener, listener).failed == 2
+    assert listener.failed == 2
     [dead] = px.queues.dead("in")
     assert dead.deliveries == 2
 
@@ -153,7 +150,7 @@ def test_handler_that_ends_its_transaction_itself(px: Pxrs) -> None:
     px.put("in", "commit")
     px.put("in", "rollback")
     handler = Handler(lambda item, tx: getattr(tx, item.value)())
-    with px.listen("in", handler, policy=ConsumeTimes(2, AT_ONCE)):
+    with px.listen("in", handler, retry=Backoff(first=0.0, attempts=2)):
         wait_until(px, "in", is_empty(px, "in"))
     assert sorted(handler.values) == ["commit", "rollback", "rollback"]
     assert [item.value for item in px.queues.dead("in")] == ["rollback"]
@@ -166,11 +163,12 @@ def test_what_ends_a_worker_is_told_to_who_joins(px: Pxrs, error: BaseException)
 
     px.put("in", "item")
     listener = px.listen("in", fail, workers=2)
-    with pytest.raises(type(error)):
+    with pytest.raises(HandlerFailed, match=type(error).__name__) as raised:
         listener.join(PATIENCE)
+    assert raised.value.__cause__ is error
     with px.begin() as tx:
         assert tx.take("in", PATIENCE) is not None
-    px._listeners.clear()
+    px._running.clear()
 
 
 @pytest.mark.parametrize(
@@ -180,8 +178,12 @@ def test_what_ends_a_worker_is_told_to_who_joins(px: Pxrs, error: BaseException)
         {"workers": 1.5},
         {"deadline": 0},
         {"deadline": float("nan")},
-        {"max_handler_time": 1.0},
-        {"policy": 3},
+        {"max_handler_time": 0},
+        {"max_handler_time": "1"},
+        {"on_failure": "stop"},
+        {"on_failure": pxrs.DeadLetter("letters")},
+        {"processes": -1},
+        {"retry": 3},
     ],
 )
 def test_bad_settings_are_refused(px: Pxrs, options: dict[str, Any]) -> None:
@@ -193,13 +195,13 @@ def test_bad_settings_are_refused(px: Pxrs, options: dict[str, Any]) -> None:
 
 
 def test_store_flaps_are_survived(place: Place) -> None:
-    """Whatever fails how: nothing is handled more often than a `ConsumeTimes` allows."""
+    """Whatever fails how: nothing is handled more often than its attempts allow."""
     handler = Handler()
     values = [str(number) for number in range(40)]
     place.faults.rates = Rates(
         unknown_applied=0.1, unknown_lost=0.1, unavailable=0.1, busy=0.1, reads=0.1
     )
-    with place.px.listen("in", handler, workers=3, policy=ConsumeTimes(5, AT_ONCE)):
+    with place.px.listen("in", handler, workers=3, retry=Backoff(first=0.0, attempts=5)):
         place.fill("in", *values)
         wait_until(place.other, "in", is_empty(place.other, "in"))
         place.faults.rates = NOTHING
@@ -219,7 +221,7 @@ def test_outage_longer_than_the_session_is_survived(url: str) -> None:
 
         handler = Handler(act)
         place.fill("in", "item")
-        with place.px.listen("in", handler, policy=Forever()):
+        with place.px.listen("in", handler, retry=AT_ONCE):
             assert entered.wait(PATIENCE)
             place.faults.cut_off(None, place.faults.clock.monotonic() + 3600)
             assert place.take_back("in") == "item"
@@ -242,7 +244,7 @@ def test_store_that_is_away_at_the_commit_costs_no_delivery(place: Place) -> Non
 
     place.fill("in", "item")
     handler = Handler(lambda item, tx: setattr(place, "on_call", refuse))
-    with place.px.listen("in", handler, policy=ConsumeOnce()):
+    with place.px.listen("in", handler, retry=Backoff(attempts=1)):
         wait_until(place.other, "in", is_empty(place.other, "in"))
     assert handler.values == ["item"]
     stats = place.inner.queues.stats("in")
@@ -258,28 +260,25 @@ def test_store_that_can_t_be_written_any_more_ends_it(place: Place) -> None:
     listener = place.px.listen("in", Handler(), workers=2)
     with pytest.raises(StoreReadOnly):
         listener.join(PATIENCE)
-    place.px._listeners.clear()
+    place.px._running.clear()
 
 
 # Starting and stopping
 
 
-def test_start_stop_join_and_start_again(px: Pxrs) -> None:
+def test_stop_join_and_listen_again(px: Pxrs) -> None:
     handler = Handler()
     listener = px.listen("in", handler, workers=2)
     px.put("in", "1")
     handler.wait(1)
-    with pytest.raises(InvalidRequest, match="running"):
-        listener.start()
-    listener.stop()
-    assert listener.join(PATIENCE)
-    px.put("in", "2")
-    listener.start()
-    handler.wait(2)
     listener.stop()
     listener.stop()
     assert listener.join(PATIENCE)
     assert listener.join()
+    assert (listener.handled, listener.failed, listener.health()) == (1, 0, {})
+    px.put("in", "2")
+    with px.listen("in", handler):
+        handler.wait(2)
     assert handler.values == ["1", "2"]
 
 
@@ -336,7 +335,7 @@ def test_item_is_extended_while_its_handler_lives(px: Pxrs) -> None:
 
     px.put("in", "item")
     handler = Handler(act)
-    with px.listen("in", handler, workers=2, deadline=1.0, policy=ConsumeOnce()):
+    with px.listen("in", handler, workers=2, deadline=1.0, retry=Backoff(attempts=1)):
         wait_until(px, "in", is_empty(px, "in"))
     assert handler.values == ["item"]
     assert px.queues.describe("in").done == 1
@@ -359,7 +358,12 @@ def test_handler_past_its_time_loses_its_item(px: Pxrs) -> None:
     px.put("in", "item")
     handler = Handler(act)
     with px.listen(
-        "in", handler, workers=2, deadline=0.3, max_handler_time=0.3, policy=ConsumeTimes(5)
+        "in",
+        handler,
+        workers=2,
+        deadline=0.3,
+        max_handler_time=0.3,
+        retry=Backoff(first=0.0, attempts=5),
     ):
         wait_until(px, "in", is_empty(px, "in"))
     assert handler.values == ["item", "item"]
@@ -400,12 +404,12 @@ def test_handler_that_holds_the_writer_is_not_made_to_wait_for_itself(
             seen.append(tuple(calls))
 
         place.fill("in", "item")
-        with place.px.listen("in", Handler(act), deadline=0.3, policy=Forever()) as listener:
+        with place.px.listen("in", Handler(act), deadline=0.3, retry=AT_ONCE) as listener:
             wait_until(place.other, "in", is_empty(place.other, "in"))
         assert len(seen) == 1
         assert "extend" not in seen[0]
         # It took longer than its deadline, but nobody could take its item from it meanwhile.
-        assert (cast(Listener, listener).failed, cast(Listener, listener).handled) == (0, 1)
+        assert (listener.failed, listener.handled) == (0, 1)
 
 
 # Processes
@@ -419,10 +423,10 @@ def listen_until_told(url: str, folder: str) -> None:
         wait_until_heard(signal.SIGTERM)
         say(item.value)
         wait_for_parent()
-        assert listener._stopping.wait(PATIENCE)
+        assert cast(Listener, listener._work)._stopping.wait(PATIENCE)
         tx.put("out", item.value)
 
-    listener = cast(Listener, px.listen("in", act))
+    listener = px.listen("in", act)
     listener.join()
     say("drained")
     px.close()
@@ -465,7 +469,12 @@ def test_process_that_is_killed_is_replaced_and_its_item_comes_again(
             for number in range(20):
                 tx.put("in", str(number))
         with px.listen(
-            "in", note_and_die_once, processes=2, workers=2, policy=ConsumeTimes(3), serde=JSON()
+            "in",
+            note_and_die_once,
+            processes=2,
+            workers=2,
+            retry=Backoff(first=0.0, attempts=3),
+            serde=JSON(),
         ) as listener:
             wait_until(px, "in", is_empty(px, "in"))
             listener.stop()
@@ -488,7 +497,7 @@ def test_what_is_not_handled_is_logged(px: Pxrs, caplog: pytest.LogCaptureFixtur
     def fail(item: Item, tx: UnitOfWork) -> None:
         raise ValueError("no such account")
 
-    with px.listen("inbox", fail, policy=ConsumeTimes(1)):
+    with px.listen("inbox", fail, retry=Backoff(first=0.0, attempts=1)):
         wait_until(px, "inbox", lambda: px.queues.describe("inbox").dead == 1)
     (record,) = [each for each in caplog.records if each.name == "pxrs.listen"]
     assert "of 'inbox' was not handled, delivery 1: ValueError: no such account" in record.message
@@ -507,7 +516,7 @@ def test_a_handler_may_close_the_store(url: str) -> None:
         closed.set()
 
     px.put("q", "x")
-    listener = cast(Listener, px.listen("q", close))
+    listener = px.listen("q", close)
     assert closed.wait(PATIENCE)
     assert listener.join(PATIENCE)
     assert (listener.handled, listener.failed) == (0, 1)
@@ -522,7 +531,7 @@ def test_another_store_that_a_handler_closes_is_drained(px: Pxrs) -> None:
     def use_another(item: Item, tx: UnitOfWork) -> None:
         with pxrs.connect("memory://") as another:
             another.put("q", "y")
-            listener = cast(Listener, another.listen("q", slowly))
+            listener = another.listen("q", slowly)
             assert begun.wait(PATIENCE)
             threading.Timer(0.05, may_end.set).start()
         assert listener.handled == 1
@@ -537,7 +546,7 @@ def test_another_store_that_a_handler_closes_is_drained(px: Pxrs) -> None:
     with px.listen("q", handled) as listening:
         handled.wait(1)
         wait_until(px, "q", is_empty(px, "q"))
-    assert cast(Listener, listening).failed == 0
+    assert listening.failed == 0
 
 
 def test_a_handler_can_not_wait_for_its_own_listener(px: Pxrs) -> None:

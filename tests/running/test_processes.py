@@ -78,7 +78,7 @@ def run_processes(url: str, handler: str) -> None:
             retry=pxrs.Backoff(attempts=1),
             on_failure=pxrs.Stop(),
             serde=pxrs.JSON(),
-        )
+        ).join()
 
 
 @pytest.fixture
@@ -146,12 +146,12 @@ def test_a_handler_that_ends_the_program_ends_them_all(px: pxrs.Pxrs) -> None:
 
 def test_what_would_fail_again_is_not_tried_again(px: pxrs.Pxrs) -> None:
     with pytest.raises(pxrs.TopicNotFound, match="'nowhere'"):
-        px.run(handle, topic="nowhere", group="g", processes=2)
+        px.run(handle, topic="nowhere", group="g", processes=2).join()
 
 
 def test_a_handler_that_can_not_be_imported_is_refused(px: pxrs.Pxrs) -> None:
     with pytest.raises(pxrs.InvalidRequest, match=r"handler=<function .*not a lambda"):
-        px.run(lambda message: None, topic="orders", group="g", processes=2)
+        px.run(lambda message: None, topic="orders", group="g", processes=2).join()
     assert px.groups.list() == []
 
 
@@ -164,7 +164,7 @@ class Unsendable(pxrs.JSON):
 def test_what_can_not_be_sent_is_named(px: pxrs.Pxrs, name: str) -> None:
     options: dict[str, Any] = {name: Unsendable()}
     with pytest.raises(pxrs.InvalidRequest, match=rf"^{name}=<.*: a socket"):
-        px.run(handle, topic="orders", group="g", processes=2, **options)
+        px.run(handle, topic="orders", group="g", processes=2, **options).join()
     if name == "serde":
         with pytest.raises(pxrs.InvalidRequest, match=r"^serde=<.*: a socket"):
             px.listen("inbox", print, processes=2, serde=Unsendable())
@@ -183,7 +183,7 @@ def test_a_program_that_starts_itself_is_told_what_is_missing(px: pxrs.Pxrs) -> 
     (folder / "program.py").write_text(
         "import pxrs\n"
         f"px = pxrs.connect({px.url!r})\n"
-        "px.run(print, topic='orders', group='g', processes=1)\n"
+        "px.run(print, topic='orders', group='g', processes=1).join()\n"
     )
     ended = subprocess.run(
         [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE
@@ -281,7 +281,7 @@ def test_an_interrupt_finds_no_worker_at_its_imports(px: pxrs.Pxrs) -> None:
         "    os.kill(os.getppid(), signal.SIGINT)\n"
         "if __name__ == '__main__':\n"
         f"    with pxrs.connect({px.url!r}) as px:\n"
-        "        px.run(handle, topic='orders', group='g', processes=1)\n"
+        "        px.run(handle, topic='orders', group='g', processes=1).join()\n"
         "    print('ended')\n"
     )
     ended = subprocess.run(

@@ -103,7 +103,7 @@ def test_a_due_retry_goes_before_what_was_fetched_and_not_begun(
             retry=Backoff(first=0.1, jitter=0.0, attempts=2),
             session_ttl=3600.0,
             debounce=0.0,
-        )
+        ).join()
         assert handled[2] == handled[0] != handled[1]
 
 
@@ -173,7 +173,7 @@ def handle_in_a_process(message: Message) -> None:
 def run_until_told(url: str) -> None:
     with pxrs.connect(url) as px:
         say("ready")
-        px.run(handle_in_a_process, topic="orders", group="g")
+        px.run(handle_in_a_process, topic="orders", group="g").join()
         say("left")
 
 

@@ -92,7 +92,7 @@ def test_a_reset_while_a_message_is_put_aside_takes_effect_at_once(px: pxrs.Pxrs
     def reset(record: logging.LogRecord) -> bool:
         if "again in" in record.getMessage() and not handled.is_set():
             (begun,) = px._running
-            runner: Any = begun._running
+            runner: Any = begun._work
             before = runner._seen_version
             px.groups.reset("g", "orders", to=1, force=True)
             with runner._turn:
@@ -184,7 +184,7 @@ def test_dead_letters_do_not_go_where_they_come_from(px: pxrs.Pxrs, topic: Any) 
     make(px, [])
     px.topics.create("other", partitions=1)
     with pytest.raises(pxrs.InvalidRequest, match="dead letters"):
-        px.run(print, topic=topic, group="g", on_failure=DeadLetter("orders"))
+        px.run(print, topic=topic, group="g", on_failure=DeadLetter("orders")).join()
     with pytest.raises(pxrs.GroupNotFound):
         px.groups.describe("g")
 
@@ -192,7 +192,7 @@ def test_dead_letters_do_not_go_where_they_come_from(px: pxrs.Pxrs, topic: Any) 
 def test_a_name_too_long_for_its_dead_letters_is_refused(px: pxrs.Pxrs) -> None:
     px.topics.create("x" * 249, partitions=1)
     with pytest.raises(pxrs.InvalidRequest, match="249"):
-        px.run(print, topic="x" * 249, group="g")
+        px.run(print, topic="x" * 249, group="g").join()
 
 
 @pytest.mark.parametrize("letters", [DeadLetter(), DeadLetter("orders-dead")])

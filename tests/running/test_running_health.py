@@ -180,7 +180,7 @@ def test_a_listener_that_has_failed_says_so(tmp_path: Path) -> None:
         (health,) = place.px.health().values()
         assert (health.state, health.ok) == ("failed", False)
         assert "can't be written" in health.detail
-        place.px._listeners.clear()
+        place.px._running.clear()
 
 
 @pytest.mark.engine("sqlite")

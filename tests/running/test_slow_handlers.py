@@ -33,7 +33,7 @@ def test_one_that_never_returns_ends_the_run_and_others_go_on(topic: pxrs.Pxrs) 
             ended.set()
 
     with pytest.raises(pxrs.HandlerFailed, match="max_handler_time"):
-        topic.run(hang, topic="orders", group="g", workers=2, max_handler_time=0.2)
+        topic.run(hang, topic="orders", group="g", workers=2, max_handler_time=0.2).join()
     # What was finished is committed; what hangs is not, and is another member's now.
     assert not checkpoints(topic)[0]
     with topic.consumer("orders", "g", auto_commit=False) as other:
@@ -55,7 +55,7 @@ def test_a_handler_within_its_time_is_left_alone(topic: pxrs.Pxrs) -> None:
         if len(seen) == 6:
             topic.stop()
 
-    topic.run(handle, topic="orders", group="g", max_handler_time=PATIENCE)
+    topic.run(handle, topic="orders", group="g", max_handler_time=PATIENCE).join()
     assert checkpoints(topic) == [3, 3]
 
 

@@ -54,7 +54,7 @@ def test_run_tells_how_many_handlers_it_waits_for(told: Told, limit: float | Non
             px.stop()
             assert told.event.wait(PATIENCE)
 
-        px.run(handle, topic="orders", group="g", workers=2, max_handler_time=limit)
+        px.run(handle, topic="orders", group="g", workers=2, max_handler_time=limit).join()
         assert px.groups.describe("g").lag == 0
     until = "" if limit is None else ", up to 20 s"
     assert told.words == [f"stopping: waiting for 2 handlers to return{until}"]

@@ -78,10 +78,10 @@ def test_asyncios_stop_ends_runs_and_listeners(px: pxrs.Pxrs) -> None:
                 await began.wait()
 
             listeners = [apx.listen(queue, handle) for queue in ("first", "second")]
-            running = asyncio.create_task(apx.run(handle, topic="orders", group="g"))
+            running = apx.run(handle, topic="orders", group="g")
             await began.wait()
             apx.stop()
-            await running
+            assert await running.join(PATIENCE)
             assert [await listener.join(PATIENCE) for listener in listeners] == [True, True]
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
@@ -103,7 +103,7 @@ def run_beside_a_listener(url: str, number: int) -> None:
     with pxrs.connect(url) as px:
         listener = px.listen("first", nothing)
         signal_when_heard(number)
-        px.run(nothing, topic="orders", group="g")
+        px.run(nothing, topic="orders", group="g").join()
         say([listener.join(), signal.getsignal(number) == default(number)])
 
 
@@ -127,7 +127,7 @@ def run_in_a_loop(url: str, number: int) -> None:
         async with aio.connect(url) as px:
             listener = px.listen("first", nothing)
             signal_when_heard(number)
-            await px.run(nothing, topic="orders", group="g")
+            await px.run(nothing, topic="orders", group="g").join()
             say([await listener.join(), signal.getsignal(number) == default(number)])
 
     asyncio.run(main())

@@ -11,8 +11,8 @@ import pytest
 from simulator.queues import draw, run
 from simulator.queues.plan import QueuePlan
 
-from pxrs.core.delivery import ConsumeTimes, Forever
 from pxrs.core.queue import QueueItem, WorkQueue, held_in
+from pxrs.core.retry import AT_ONCE, Backoff
 from pxrs.errors import OutcomeUnknown
 from pxrs.queues.held_items import HeldItems
 from pxrs.queues.hold_session import GivenBack, HoldSession
@@ -23,7 +23,7 @@ from pxrs.types import Delivery, Held, Holder, ItemState, Outcome, QueueChange
 from simulator import Broken
 from support.mutants import SEEDS, Mutant, Patch
 
-KEYED = QueuePlan(fifo=False, keys=2, policy=Forever(), lock_for=None)
+KEYED = QueuePlan(fifo=False, keys=2, retry=AT_ONCE, lock_for=None)
 
 
 def counted_after_the_hand_out(patch: Patch) -> None:
@@ -273,8 +273,8 @@ def puts_are_not_atomic(patch: Patch) -> None:
 NO_ANSWERS = Rates(unknown_applied=0.2, unknown_lost=0.2, unknown_late=0.2, longest_delay=1.0)
 INTERRUPTED = Rates(interrupted=0.3, longest_delay=5.0)
 AWAY = Rates(unavailable=0.3, busy=0.2)
-BRIEF = {"q0": QueuePlan(fifo=False, keys=0, policy=Forever(), lock_for=1.0)}
-TWICE = {"q0": QueuePlan(fifo=False, keys=0, policy=ConsumeTimes(2), lock_for=None)}
+BRIEF = {"q0": QueuePlan(fifo=False, keys=0, retry=AT_ONCE, lock_for=1.0)}
+TWICE = {"q0": QueuePlan(fifo=False, keys=0, retry=Backoff(first=0.0, attempts=2), lock_for=None)}
 
 MUTANTS = [
     Mutant(counted_after_the_hand_out, r"counts as|handed out", {"queues": TWICE, "trouble": 2.0}),

@@ -1,8 +1,7 @@
-"""`px.run` in a thread of its own, and how far its group has come."""
+"""`px.run` as group `g`, and how far its group has come."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -13,25 +12,19 @@ from support.child import PATIENCE
 
 
 class Running:
-    """`px.run` as group `g` in a thread; `join` waits for its end."""
+    """`px.run` as group `g`; `join` waits for its end, and keeps what ended it."""
 
     def __init__(
         self, px: pxrs.Pxrs, handler: Callable[[pxrs.Message], Any], **options: Any
     ) -> None:
         self.error: BaseException | None = None
-        self._px = px
-        self._thread = threading.Thread(target=self._run, args=(handler, options), daemon=True)
-        self._thread.start()
-
-    def _run(self, handler: Callable[[pxrs.Message], Any], options: dict[str, Any]) -> None:
-        try:
-            self._px.run(handler, group="g", **options)
-        except pxrs.PxrsError as error:
-            self.error = error
+        self._running = px.run(handler, group="g", **options)
 
     def join(self) -> None:
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
+        try:
+            assert self._running.join(PATIENCE)
+        except pxrs.PxrsError as error:
+            self.error = error
 
 
 def checkpoints(px: pxrs.Pxrs) -> int:

@@ -14,18 +14,18 @@ from msgspec.structs import fields as fields_of
 import pxrs
 from pxrs import aio
 from pxrs.config import ConsumerSettings, ProducerSettings
-from pxrs.running.job import Job, ListenerSettings
+from pxrs.running.job import ListenJob, RunJob
 from support.loops import run
 
 KINDS = [
     (pxrs.Pxrs.producer, pxrs.ProducerOptions, [ProducerSettings]),
     (pxrs.Pxrs.consumer, pxrs.ConsumerOptions, [ConsumerSettings]),
-    (pxrs.Pxrs.run, pxrs.RunOptions, [ConsumerSettings, Job]),
-    (pxrs.Pxrs.listen, pxrs.ListenOptions, [ListenerSettings]),
+    (pxrs.Pxrs.run, pxrs.RunOptions, [ConsumerSettings, RunJob]),
+    (pxrs.Pxrs.listen, pxrs.ListenOptions, [ListenJob]),
     (aio.Pxrs.producer, pxrs.ProducerOptions, [ProducerSettings]),
     (aio.Pxrs.consumer, aio.ConsumerOptions, [ConsumerSettings]),
-    (aio.Pxrs.run, pxrs.RunOptions, [ConsumerSettings, Job]),
-    (aio.Pxrs.listen, pxrs.ListenOptions, [ListenerSettings]),
+    (aio.Pxrs.run, pxrs.RunOptions, [ConsumerSettings, RunJob]),
+    (aio.Pxrs.listen, pxrs.ListenOptions, [ListenJob]),
 ]
 # Not what a struct of settings has: they go elsewhere, and None is none of them.
 WITHOUT_DEFAULT = {"instance", "serde", "key_serde", "on_assigned", "on_revoked", "on_lost"}

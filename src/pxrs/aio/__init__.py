@@ -8,7 +8,7 @@ from pxrs.aio.app import Connecting, Pxrs, connect
 from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions, Joining
 from pxrs.aio.producer import Producer, Sent, SentMany
 from pxrs.aio.reader import Follow, Reader
-from pxrs.aio.running import Listener
+from pxrs.aio.running import Running
 from pxrs.aio.transactions import Transaction, UnitOfWork
 
 __all__ = [
@@ -32,6 +32,6 @@ __all__ = [
     "Groups",
     # work queues
     "UnitOfWork",
-    "Listener",
+    "Running",
     "Queues",
 ]

@@ -23,12 +23,11 @@ from pxrs.aio.running import (
     ItemHandler,
     ItemsOnOwnLoop,
     ItemsOnThisLoop,
-    Listener,
     MessagesOnOwnLoop,
     MessagesOnThisLoop,
-    stop_on_signals_of_loop,
+    Running,
 )
-from pxrs.aio.threads import Threads, awaiting, outcome, passing, signed_as, waited_out
+from pxrs.aio.threads import Threads, awaiting, outcome, passing, signed_as
 from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.arguments import check_handler, is_coroutine_function
 from pxrs.callers import check_connection, given_connection
@@ -45,7 +44,7 @@ from pxrs.options import (
     refuse_unknown,
     takes,
 )
-from pxrs.running.job import Job, ListenerSettings, job_of
+from pxrs.running.job import ListenJob, RunJob, run_job
 from pxrs.serde import Serde
 from pxrs.stores.connections import lend
 from pxrs.types import Message, NewItem, Plain, Read, Value
@@ -158,34 +157,28 @@ class Pxrs:
 
         return Joining(self._threads, join)
 
-    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, Job])
-    async def run(
+    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, RunJob])
+    def run(
         self,
         handler: Callable[[Message], Any],
         *,
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
         **options: Unpack[RunOptions],
-    ) -> None:
+    ) -> Running:
         """Call `handler(message)` for every message of the group's share. See `pxrs.Pxrs.run`.
 
-        The handler may be a coroutine function: then `workers` is how many messages are awaited
-        at a time, on this loop. A plain function is called by threads. `stop` ends it: what is
-        in hand is finished and committed first. So does cancelling, which cancels handlers that
-        are being awaited: their messages come again. On the main thread's loop SIGTERM does what
-        `stop` does; SIGINT is `asyncio.run`'s, which cancels what is awaited.
+        It starts at once: `await px.run(…).join()` waits until it is stopped, and leaving
+        `async with px.run(…):` stops it. The handler may be a coroutine function: then `workers`
+        is how many messages are awaited at a time, on this loop. A plain function is called by
+        threads.
         """
         check_handler(handler, "message")
         on_loop = MessagesOnThisLoop(handler, asyncio.get_running_loop())
         called = MessagesOnOwnLoop(handler) if options.get("processes") else on_loop
-        running = self._blocking._new_run(job_of(called, topic, group, options))
-
-        def give_up() -> None:
-            running.stop()
-            on_loop.abandon()
-
-        with stop_on_signals_of_loop(self._blocking.stop):
-            await waited_out(self._threads.start(running.run), give_up)
+        running = self._blocking._start(run_job(called, topic, group, options))
+        on_loop.stop = running.stop
+        return Running(running, self._threads, on_loop.abandon, self._blocking.stop)
 
     # Work queues
 
@@ -326,25 +319,23 @@ class Pxrs:
         async with self.transaction(join=connection) as work:
             await work.send(*args, **options)
 
-    @takes(ListenOptions, defaults=[ListenerSettings])
-    def listen(
-        self, queue: str, handler: ItemHandler, **options: Unpack[ListenOptions]
-    ) -> Listener:
-        """Call `handler(item, tx)` for the queue's items. See `pxrs.Pxrs.listen`.
+    @takes(ListenOptions, defaults=[ListenJob])
+    def listen(self, queue: str, handler: ItemHandler, **options: Unpack[ListenOptions]) -> Running:
+        """Call `handler(item, tx)` for every item of the queue. See `pxrs.Pxrs.listen`.
 
-        With a coroutine function `workers` is how many items are awaited at a time, on this loop,
-        and `tx` is awaited, too. A plain function is called by threads, with a blocking `tx`.
-        `async with px.listen(…)` stops it and waits for what is in hand; stop it before the loop
-        ends.
+        It starts at once: `await px.listen(…).join()` waits until it is stopped, and leaving
+        `async with px.listen(…):` stops it. With a coroutine function `workers` is how many items
+        are awaited at a time, on this loop, and `tx` is awaited, too. A plain function is called
+        by threads, with a blocking `tx`.
         """
         check_handler(handler, "item", "tx")
         on_loop = ItemsOnThisLoop(handler, asyncio.get_running_loop(), self._waiters)
         called: Any = handler
         if is_coroutine_function(handler):
             called = ItemsOnOwnLoop(handler) if options.get("processes") else on_loop
-        listener = self._blocking.listen(queue, called, **options)
-        on_loop.stop = listener.stop
-        return Listener(listener, self._threads, on_loop.abandon, self._blocking.stop)
+        running = self._blocking.listen(queue, called, **options)
+        on_loop.stop = running.stop
+        return Running(running, self._threads, on_loop.abandon, self._blocking.stop)
 
     @property
     def queues(self) -> Queues:

@@ -1,4 +1,4 @@
-"""The listener for asyncio, and handlers that are coroutine functions.
+"""`run` and `listen` for asyncio: their handle, and handlers that are coroutine functions.
 
 `run` calls a handler in a worker thread, which waits while it is awaited on the loop. A listener's
 worker thread takes an item and calls the handler; while that is awaited on the loop, the thread
@@ -26,9 +26,8 @@ from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.queues import unit_of_work as blocking_work
 from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item
-from pxrs.running import listener as blocking
+from pxrs.running import handle as blocking
 from pxrs.running.handler_results import refuse_unfinished
-from pxrs.running.listener_processes import ProcessListener
 from pxrs.running.runner import Abandoned
 from pxrs.running.signals import LOOK, stop_on_signals
 from pxrs.types import Message
@@ -39,49 +38,46 @@ MessageHandler = Callable[[Message], Any]
 ItemHandler = Callable[[Item, Any], Any]
 
 
-class Listener:
-    """Workers that handle a queue's items until they are stopped. See `pxrs.Listener`."""
+class Running:
+    """A handler at work in the background. See `pxrs.Running`; stop it before the loop ends."""
 
     def __init__(
         self,
-        listener: blocking.Listener | ProcessListener,
+        running: blocking.Running,
         threads: Threads,
         abandon: Callable[[], None],
         stop_all: Callable[[], None],
     ) -> None:
-        self._blocking = listener
+        self._blocking = running
         self._threads = threads
         self._abandon = abandon
         self._stop_all = stop_all
 
     @property
     def handled(self) -> int | None:
-        """How many items were handled; processes count for themselves (None)."""
-        return getattr(self._blocking, "handled", None)
+        """How many messages or items were handled; None with worker processes."""
+        return self._blocking.handled
 
     @property
     def failed(self) -> int | None:
-        """How often the handler failed; processes count for themselves (None)."""
-        return getattr(self._blocking, "failed", None)
+        """How often the handler failed; None with worker processes."""
+        return self._blocking.failed
 
-    def start(self) -> Listener:
-        """Start the workers again, after a `stop`. Not awaited: it does not wait."""
-        self._blocking.start()
-        return self
-
-    stop = passing(blocking.Listener.stop)
+    stop = passing(blocking.Running.stop)
+    health = passing(blocking.Running.health)
 
     async def join(self, timeout: float | None = None) -> bool:
-        """Wait until all workers have finished; whether they have. See `pxrs.Listener.join`.
+        """Wait until it has ended, for `timeout` seconds at most; whether it has.
 
-        On the main thread's loop SIGTERM meanwhile does what `Pxrs.stop` does. SIGINT is
-        `asyncio.run`'s, which cancels what is awaited.
+        Raises what made it end by itself. On the main thread's loop SIGTERM meanwhile does what
+        `Pxrs.stop` does. SIGINT is `asyncio.run`'s, which cancels what is awaited. Cancelling
+        this ends the waiting, not the work.
         """
         join = partial(copy_context().run, self._blocking.join, timeout)
         with stop_on_signals_of_loop(self._stop_all):
             return await outcome(self._threads.start(join))
 
-    async def __aenter__(self) -> Listener:
+    async def __aenter__(self) -> Running:
         return self
 
     async def __aexit__(
@@ -90,10 +86,13 @@ class Listener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let the workers finish. A cancellation meanwhile cancels the handlers, too."""
-        self._blocking.stop()
+        """Stop, and wait for what is in hand. A cancellation meanwhile cancels the handlers.
+
+        Messages of handlers that were cancelled come again; their items have failed.
+        """
+        leave = partial(self._blocking.__exit__, kind, error, trace)
         with stop_on_signals_of_loop(self._stop_all):
-            await waited_out(self._threads.start(self._blocking.join), self._abandon)
+            await waited_out(self._threads.start(leave), self._abandon)
 
 
 class ItemsOnThisLoop:
@@ -138,7 +137,7 @@ class ItemsOnThisLoop:
             over.set_exception(error)
 
     def abandon(self) -> None:
-        """Cancel what is awaited: it has failed, and its items go the way of their policy."""
+        """Cancel what is awaited: its items have failed, and come again as `retry` says."""
         for task in list(self._handling):
             task.cancel()
 
@@ -177,14 +176,22 @@ class MessagesOnThisLoop:
         self._lock = threading.Lock()
         self._in_flight: set[Future[Any]] = set()
         self._abandoned = False
+        self.stop: Callable[[], None] = lambda: None
 
     def __call__(self, message: Message) -> None:
         found = self._handler(message)
         if not inspect.isawaitable(found):
             refuse_unfinished(found)
             return
+        handling = _unless_cancelled(found)
         with self._lock:
-            awaiting = asyncio.run_coroutine_threadsafe(awaited(found), self._loop)
+            try:
+                awaiting = asyncio.run_coroutine_threadsafe(handling, self._loop)
+            except RuntimeError:
+                # The loop was closed: nobody is left who could handle anything.
+                handling.close()
+                self.stop()
+                raise Abandoned from None
             self._in_flight.add(awaiting)
             if self._abandoned:
                 awaiting.cancel()
@@ -203,6 +210,17 @@ class MessagesOnThisLoop:
             self._abandoned = True
             for awaiting in list(self._in_flight):
                 awaiting.cancel()
+
+
+async def _unless_cancelled(found: Any) -> Any:
+    """Await it. A loop that ends cancels what it awaits: its message has not failed."""
+    try:
+        return await found
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise Abandoned from None
+        raise
 
 
 class MessagesOnOwnLoop(msgspec.Struct, frozen=True):

@@ -14,13 +14,13 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, Unpack
 from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.threads import Calls, awaiting, own_thread, signed_as, waited_out
 from pxrs.consuming import transactions as consuming
-from pxrs.core.delivery import Policy
+from pxrs.core.retry import AT_ONCE, Backoff
 from pxrs.errors import Closed, InvalidRequest
 from pxrs.options import PutManyOptions, PutOptions, takes
 from pxrs.queues import unit_of_work as blocking
 from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item, PutItem
-from pxrs.queues.unit_of_work import _FOREVER, CAREFUL_WAIT
+from pxrs.queues.unit_of_work import CAREFUL_WAIT
 from pxrs.stores.connections import own_side
 from pxrs.types import Header, NewItem, Value
 
@@ -98,13 +98,13 @@ class UnitOfWork(Generic[Value]):
         max_items: int,
         timeout: float | None = None,
         *,
-        policy: Policy = _FOREVER,
+        retry: Backoff = AT_ONCE,
         lock_for: float | None = None,
     ) -> list[Item[Value]]:
         """What there is, `max_items` at most; waits for the first. See `pxrs.UnitOfWork`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        attempt = partial(self._attempt, queue, max_items, policy, lock_for)
+        attempt = partial(self._attempt, queue, max_items, retry, lock_for)
         items, _ = await attempt()
         if items or (timeout is not None and timeout <= 0):
             return items
@@ -123,10 +123,10 @@ class UnitOfWork(Generic[Value]):
             waiter.close()
 
     async def _attempt(
-        self, queue: str, count: int, policy: Policy, lock_for: float | None
+        self, queue: str, count: int, retry: Backoff, lock_for: float | None
     ) -> tuple[list[Item[Value]], float | None]:
         unseen = self._running().unseen
-        taking = self._start(partial(unseen.take, queue, count, policy, lock_for))
+        taking = self._start(partial(unseen.take, queue, count, retry, lock_for))
         try:
             items, due = await self._done(taking, taking.cancel)
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""The wait between two attempts: (attempt, random) → delay."""
+"""When to try again, and how often: (attempt, random) → delay."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import msgspec
 from pxrs.errors import ConfigError, quoted
 
 _GROWTHS = ("exponential", "linear", "constant")
+# Ten years: no store can be told to wait longer.
+_LONGEST_DELAY = 10 * 365 * 24 * 3600.0
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """Delays that grow up to `longest`, with jitter so that failures spread out.
+    """How often something is tried, and the seconds between two attempts.
 
-    `growth` is "exponential" (by `factor`), "linear" (by `first`) or "constant". With a `jitter`
-    of 0.5 a delay lies in its upper half, with 0 it is exact. `attempts` counts the first one
-    too; None never gives up.
+    Delays grow up to `longest`: `growth` is "exponential" (by `factor`), "linear" (by `first`) or
+    "constant". With a `jitter` of 0.5 a delay lies in its upper half, so that many who failed
+    together spread out; with 0 it is exact. `attempts` counts the first one too: 1 tries once,
+    None never gives up.
     """
 
     first: float = 0.1
@@ -38,16 +41,17 @@ class Backoff(msgspec.Struct, frozen=True):
                 "first and longest must be at least 0 seconds, and factor at least 1; "
                 f"got first={self.first}, longest={self.longest}, factor={self.factor}"
             )
-        if self.attempts is not None and self.attempts < 1:
+        if self.attempts is not None and (type(self.attempts) is not int or self.attempts < 1):
             raise ConfigError(
-                f"attempts must be at least 1 (the first one counts), got {self.attempts}"
+                "attempts must be an integer of at least 1 (the first one counts), or None to "
+                f"never give up; got {quoted(self.attempts)}"
             )
 
     def delay(self, attempt: int, rng: Random) -> float | None:
         """Seconds to wait after the `attempt`-th failure, counted from 1; None to give up."""
         if self.attempts is not None and attempt >= self.attempts:
             return None
-        ceiling = min(self.longest, self.first * self._multiple(max(attempt, 1)))
+        ceiling = min(self.longest, _LONGEST_DELAY, self.first * self._multiple(max(attempt, 1)))
         return ceiling * (1 - self.jitter + self.jitter * rng.random())
 
     def _multiple(self, attempt: int) -> float:
@@ -56,3 +60,15 @@ class Backoff(msgspec.Struct, frozen=True):
         if self.growth == "constant":
             return 1
         return self.factor ** min(attempt - 1, 64)
+
+
+# For ever, without a pause: a take that was rolled back gives its item to the next one.
+AT_ONCE = Backoff(first=0.0, jitter=0.0, growth="constant")
+
+
+def check_retry(retry: object) -> None:
+    """Refuses what is no `Backoff`: found when the first handler fails, it is found too late."""
+    if not isinstance(retry, Backoff):
+        raise ConfigError(
+            f"retry must be a pxrs.Backoff, such as Backoff(attempts=5), got {quoted(retry)}"
+        )

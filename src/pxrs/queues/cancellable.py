@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pxrs.core.delivery import Policy
+from pxrs.core.retry import Backoff
 from pxrs.queues.hold_session import GivenBack
 from pxrs.queues.item import Item
 from pxrs.queues.unit_of_work import UnitOfWork
@@ -30,14 +30,14 @@ class Unseen:
         return self._work._context.stores.queues
 
     def take(
-        self, queue: str, count: int, policy: Policy, lock_for: float | None
+        self, queue: str, count: int, retry: Backoff, lock_for: float | None
     ) -> tuple[list[Item], float | None]:
         """What there is now, and in how many seconds there may be more, as far as is known.
 
         Until they are `seen` the items go back when the transaction ends, however it does.
         """
         with self._work._lock:
-            items, due, _ = self._work._look(queue, count, policy, lock_for)
+            items, due, _ = self._work._look(queue, count, retry, lock_for)
             self._items.update(((item.queue, item.id), item) for item in items)
         return items, due
 

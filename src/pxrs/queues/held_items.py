@@ -8,7 +8,7 @@ from itertools import count
 from typing import NamedTuple, TypeVar
 
 from pxrs.clock import Clock
-from pxrs.core.delivery import Dead, Policy, after_failure
+from pxrs.core.retry import Backoff
 from pxrs.errors import OutcomeUnknown, PxrsError
 from pxrs.queues.hold_session import Asked, GivenBack, HoldSession
 from pxrs.stores.api import Session, Stores
@@ -31,10 +31,10 @@ class Context(NamedTuple):
 
 
 class InHand(NamedTuple):
-    """A taken item and the policy it was taken under."""
+    """A taken item, and how often and when it may be delivered again."""
 
     held: Held
-    policy: Policy
+    retry: Backoff
 
 
 class HeldItems:
@@ -50,7 +50,7 @@ class HeldItems:
         self.taken: list[InHand] = []
         # Takes without an answer, because of an interrupt or an outage.
         self.asked: list[Asked] = []
-        self.surrendered = 0
+        self.surrendered: list[Held] = []
 
     @property
     def holder(self) -> Holder:
@@ -69,7 +69,7 @@ class HeldItems:
         self,
         queue: str,
         most_items: int,
-        policy: Policy,
+        retry: Backoff,
         lock_for: float | None,
         *,
         suspects: bool = True,
@@ -83,7 +83,7 @@ class HeldItems:
                 queue,
                 holder,
                 most_items,
-                most=policy.times,
+                most=retry.attempts,
                 lock_for=lock_for,
                 unit=asked.unit,
                 suspects=suspects,
@@ -95,7 +95,7 @@ class HeldItems:
         except PxrsError:
             self.asked.remove(asked)
             raise
-        self.taken += [InHand(delivery.held, policy) for delivery in taken.items]
+        self.taken += [InHand(delivery.held, retry) for delivery in taken.items]
         self.asked.remove(asked)
         return taken
 
@@ -118,14 +118,14 @@ class HeldItems:
         return found is Outcome.DONE
 
     def given_back(self, error: str, *, with_doubts: bool = True) -> GivenBack:
-        """What becomes of everything that was taken, by the policy it was taken under."""
+        """What becomes of everything that was taken, by the `retry` it was taken with."""
         releases = []
-        for held, policy in self.taken:
-            verdict = after_failure(policy, held.delivery, self._context.random)
-            if isinstance(verdict, Dead):
+        for held, retry in self.taken:
+            delay = retry.delay(held.delivery, self._context.random)
+            if delay is None:
                 releases.append(Release(held, error=error, dead=True))
             else:
-                releases.append(Release(held, verdict.delay, error))
+                releases.append(Release(held, delay, error))
         doubts = tuple(self.asked) if with_doubts else ()
         return GivenBack(self.holder, tuple(releases), doubts)
 
@@ -136,7 +136,7 @@ class HeldItems:
         # In place: whoever cleans up after a dropped transaction looks at the same list.
         self.taken[:] = [each for each in self.taken if each.held not in unwanted]
         releases = tuple(release for release in given.releases if release.held in unwanted)
-        self.surrendered += len(releases)
+        self.surrendered += [release.held for release in releases]
         self._context.hold_session.give_back(GivenBack(given.holder, releases))
 
     def release(self, error: str) -> None:

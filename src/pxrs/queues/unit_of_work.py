@@ -15,8 +15,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, Unpack
 
-from pxrs.core.delivery import Forever, Policy, check_policy, describe, storable
 from pxrs.core.queue import validate_item, validate_name
+from pxrs.core.retry import AT_ONCE, Backoff, check_retry
+from pxrs.core.words import describe, storable
 from pxrs.errors import (
     Fenced,
     InsideTransaction,
@@ -35,11 +36,10 @@ from pxrs.queues.item import Item, PutItem, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
-from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange, Value
+from pxrs.types import Delivery, Header, Held, Holder, NewItem, QueueChange, Value
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 CAREFUL_WAIT = 5.0
-_FOREVER = Forever()
 
 
 class Found(NamedTuple, Generic[Value]):
@@ -94,15 +94,17 @@ class UnitOfWork(Generic[Value]):
         queue: str,
         timeout: float | None = None,
         *,
-        policy: Policy = _FOREVER,
+        retry: Backoff = AT_ONCE,
         lock_for: float | None = None,
     ) -> Item[Value] | None:
         """The next item of the queue, held until this transaction ends.
 
-        Waits for one; None if none came within `timeout` seconds. `lock_for`: lose it after so
-        many seconds, even if this process lives.
+        Waits for one; None if none came within `timeout` seconds. `retry` says how often the item
+        may be delivered, and when again after a rollback: for ever and at once unless told
+        otherwise; `Backoff(attempts=1)` delivers it once and never again. `lock_for`: lose it
+        after so many seconds, even if this process lives.
         """
-        items = self.take_many(queue, 1, timeout, policy=policy, lock_for=lock_for)
+        items = self.take_many(queue, 1, timeout, retry=retry, lock_for=lock_for)
         return items[0] if items else None
 
     def take_many(
@@ -111,7 +113,7 @@ class UnitOfWork(Generic[Value]):
         max_items: int,
         timeout: float | None = None,
         *,
-        policy: Policy = _FOREVER,
+        retry: Backoff = AT_ONCE,
         lock_for: float | None = None,
     ) -> list[Item[Value]]:
         """What there is, `max_items` at most; waits until there is one, `timeout` seconds at most.
@@ -122,7 +124,7 @@ class UnitOfWork(Generic[Value]):
         deadline = None if timeout is None else self._context.clock.monotonic() + timeout
         try:
             while True:
-                items, due, _ = self._look(queue, max_items, policy, lock_for)
+                items, due, _ = self._look(queue, max_items, retry, lock_for)
                 if items:
                     return items
                 left = None if deadline is None else deadline - self._context.clock.monotonic()
@@ -142,14 +144,14 @@ class UnitOfWork(Generic[Value]):
         self,
         queue: str,
         most_items: int,
-        policy: Policy,
+        retry: Backoff,
         lock_for: float | None,
         *,
         suspects: bool = True,
     ) -> Found[Value]:
         """What there is now, without waiting. See `QueueStore.take` for `suspects`."""
         validate_name(queue)
-        check_policy(policy)
+        check_retry(retry)
         with self._locked():
             self._require_open()
             if self._given is not None and self._atomic is None and is_writing(self._given):
@@ -159,7 +161,7 @@ class UnitOfWork(Generic[Value]):
                 )
             self._give_back_if_dropped()
             items, due, suspect = self._held.take(
-                queue, most_items, policy, lock_for, suspects=suspects
+                queue, most_items, retry, lock_for, suspects=suspects
             )
             if not items and self._strict and self._context.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
@@ -193,8 +195,8 @@ class UnitOfWork(Generic[Value]):
         return self._held.is_lost
 
     @property
-    def unread(self) -> int:
-        """How many items it took, could not decode and gave back."""
+    def unread(self) -> Sequence[Held]:
+        """The items that it took, could not decode and gave back."""
         return self._held.surrendered
 
     @property

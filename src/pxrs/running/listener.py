@@ -1,30 +1,33 @@
-"""The listener container: a handler, a queue and several workers.
+"""`px.listen`: a handler, a queue and several workers.
 
 Every worker takes an item, calls the handler with it and its transaction, and commits. What the
-handler raises rolls back, and the policy decides what becomes of the item. A store that is away
-for a while is waited for.
+handler raises rolls back, and `retry` decides when the item is delivered again. A store that is
+away for a while is waited for.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from pxrs.clock import Clock
+from pxrs.config import Stop
 from pxrs.consuming.health import Health, Outage
-from pxrs.core.delivery import describe
 from pxrs.core.retry import Backoff
+from pxrs.core.words import describe
 from pxrs.errors import (
     Closed,
     Fenced,
-    InvalidRequest,
+    HandlerFailed,
     OutcomeUnknown,
     PxrsError,
     SessionLost,
@@ -33,12 +36,10 @@ from pxrs.errors import (
 from pxrs.queues.item import Item
 from pxrs.queues.unit_of_work import CAREFUL_WAIT, Found, UnitOfWork
 from pxrs.running.dead_letters import printable, words_of
+from pxrs.running.handle import WorkerThreads
 from pxrs.running.handler_results import refuse_unfinished
-from pxrs.running.inside import employer, work_for
-from pxrs.running.job import ListenerSettings
+from pxrs.running.job import ListenJob
 from pxrs.running.listener_turns import Turns
-from pxrs.running.runner import QUIET, tell_of_the_wait
-from pxrs.running.signals import stop_on_signals, wait_awake
 from pxrs.stores.api import QueueStore, Watch
 
 Handler = Callable[[Item, UnitOfWork], Any]
@@ -48,57 +49,42 @@ _EXTENSIONS_PER_DEADLINE = 3
 
 
 class Listener:
-    """Workers that handle a queue's items until they are stopped. See `px.listen`."""
+    """Workers that handle a queue's items until they are stopped. See `handle.Work`."""
 
     def __init__(
         self,
-        handler: Handler,
-        settings: ListenerSettings,
+        job: ListenJob,
         queues: QueueStore,
         begin: Callable[[], UnitOfWork],
         turns: Turns,
         clock: Clock,
-        stop_all: Callable[[], None],
     ) -> None:
-        self._handler = handler
-        self._settings = settings
+        self._handler = job.handler
+        self._job = job
+        # Who wants to stop at an item must find it there: no store may call it dead before.
+        self._retry = (
+            msgspec.structs.replace(job.retry, attempts=None)
+            if isinstance(job.on_failure, Stop)
+            else job.retry
+        )
         self._queues = queues
         self._begin = begin
         self._turns = turns
         self._clock = clock
-        self._stop_all = stop_all
         self._random = random.Random()
-        self._changed = threading.Condition()
+        self._counting = threading.Lock()
         self._stopping = threading.Event()
         self._over = threading.Event()
-        self._working = 0
-        self._threads: list[threading.Thread] = []
         self._watches: set[Watch] = set()
         self._running: dict[UnitOfWork, float] = {}
         self._failure: BaseException | None = None
-        self._outage = Outage(f"listener of {settings.queue!r}", clock, _LOG)
+        self._outage = Outage(f"listener of {job.queue!r}", clock, _LOG)
+        self._threads = WorkerThreads(
+            self, job.workers, self._work, lambda: len(self._running), job.max_handler_time
+        )
+        self.name = job.name
         self.handled = 0
         self.failed = 0
-
-    def start(self) -> Listener:
-        """Start the workers. After a `stop` it can be started again."""
-        with self._changed:
-            if any(thread.is_alive() for thread in self._threads):
-                raise InvalidRequest("the listener is running")
-            self._stopping.clear()
-            self._over.clear()
-            self._working = self._settings.workers
-            self._failure = None
-            self._threads = [
-                threading.Thread(target=self._work, name=f"pxrs-listener-{number}", daemon=True)
-                for number in range(self._settings.workers)
-            ]
-            if self._settings.deadline is not None:
-                extender = threading.Thread(target=self._extend, name="pxrs-extend", daemon=True)
-                self._threads.append(extender)
-            for thread in self._threads:
-                thread.start()
-        return self
 
     def stop(self) -> None:
         """Take no more items and finish those in hand; does not wait. From any thread."""
@@ -107,84 +93,52 @@ class Listener:
             watch.wake()
         self._turns.wake()
 
-    def _health(self) -> dict[str, Health]:
-        """How it is doing; nothing once it has ended as it was told to. From any thread."""
-        name = f"listen:{self._settings.queue}"
+    def health(self) -> dict[str, Health]:
+        """How it is doing. From any thread."""
         if self._failure is not None:
-            return {name: Health("failed", words_of(self._failure))}
-        if self._over.is_set():
-            return {}
+            return {self.name: Health("failed", words_of(self._failure))}
         if (lost := self._outage.since) is not None:
             away = self._now() - lost
-            return {name: Health("lost the store", f"no answer from the store for {away:.1f} s")}
-        workers = self._settings.workers
+            detail = f"no answer from the store for {away:.1f} s"
+            return {self.name: Health("lost the store", detail)}
+        workers = self._job.workers
         if since := list(self._running.values()):
             longest = self._now() - min(since)
             busy = f"{len(since)} of {workers} workers are at an item, up to {longest:.0f} s"
-            return {name: Health("running", busy)}
-        return {name: Health("idle", f"{workers} workers, nothing waits")}
+            return {self.name: Health("running", busy)}
+        return {self.name: Health("idle", f"{workers} workers, nothing waits")}
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait until all workers have finished; whether they have.
-
-        In the main thread SIGTERM and SIGINT meanwhile do what `Pxrs.stop` does: this listener
-        ends, and all else that runs under the same object. Raises what ended a worker that should
-        have gone on.
-        """
-        if employer() is self:
-            raise InvalidRequest("a handler can't wait for its own listener to end: only stop() it")
-        deadline = None if timeout is None else self._now() + timeout
-        with stop_on_signals(self._stop_all):
-            self._wait_for_the_end(deadline)
+    def run(self) -> None:
+        """Work until stopped; raises what made it stop by itself."""
+        self._threads.start()
+        if self._job.deadline is not None:
+            threading.Thread(target=self._extend, name="pxrs-extend", daemon=True).start()
+        try:
+            self._stopping.wait()
+            self._threads.drain(_LOG)
+        finally:
+            self._over.set()
         if self._failure is not None:
             raise self._failure
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _wait_for_the_end(self, deadline: float | None) -> None:
-        """Until the workers have ended, or the deadline; says what it waits for once it stops."""
-
-        def left(most: float | None = None) -> float | None:
-            if deadline is None:
-                return most
-            seconds = max(0.0, deadline - self._now())
-            return seconds if most is None else min(seconds, most)
-
-        if self._threads and wait_awake(self._stopping.wait, left()):
-            quiet = left(QUIET)
-            if not self._over.wait(quiet) and quiet == QUIET:
-                tell_of_the_wait(_LOG, len(self._running), None)
-        for thread in self._threads:
-            thread.join(left())
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-        self.join()
 
     # The workers
 
     def _work(self) -> None:
-        work_for(self)
         try:
             self._work_until_stopped()
         except Closed:
             self._stopping.set()
             self._turns.wake()
-        except BaseException as error:  # noqa: BLE001 - whoever joins is told
+        except Exception as error:  # noqa: BLE001 - whoever joins is told
             self._failure = self._failure or error
             self.stop()
-        finally:
-            with self._changed:
-                self._working -= 1
-                if self._working == 0:
-                    self._over.set()
+        except BaseException as error:  # noqa: BLE001 - it wanted to end the program
+            failure = HandlerFailed(
+                f"the handler raised {type(error).__name__} on an item of {self._job.queue!r}"
+            )
+            failure.__cause__ = error
+            self._failure = self._failure or failure
+            self.stop()
 
     def _work_until_stopped(self) -> None:
         failures = 0
@@ -193,7 +147,7 @@ class Listener:
             while not self._stopping.is_set():
                 try:
                     if watch is None:
-                        watch = self._queues.watch(self._settings.queue)
+                        watch = self._queues.watch(self._job.queue)
                         self._watches.add(watch)
                     self._one_item(watch)
                     failures = 0
@@ -218,9 +172,10 @@ class Listener:
                 except Exception as error:
                     if not work.unread:
                         raise
-                    _LOG.warning("an item of %r: %s", self._settings.queue, words_of(error))
+                    _LOG.warning("an item of %r: %s", self._job.queue, words_of(error))
                     # It was given back already, the way of one that can't be handled.
                     self._count(failed=1)
+                    self._stop_at(work.unread[-1].delivery, error)
                     return
                 if item is not None:
                     self._handle(item, work)
@@ -256,11 +211,9 @@ class Listener:
         return found
 
     def _look_once(self, work: UnitOfWork, *, suspects: bool) -> Found:
-        settings, asked = self._settings, self._now()
+        job, asked = self._job, self._now()
         try:
-            found = work._look(
-                settings.queue, 1, settings.policy, settings.deadline, suspects=suspects
-            )
+            found = work._look(job.queue, 1, self._retry, job.lock_for, suspects=suspects)
         except Exception:
             if work.unread:
                 self._outage.over(asked)
@@ -314,25 +267,40 @@ class Listener:
         )
         work.rollback(describe(error))
         self._count(failed=1)
+        if not isinstance(error, (StoreError, Closed, Fenced, SessionLost)):
+            self._stop_at(item.deliveries, error)
+
+    def _stop_at(self, deliveries: int, error: Exception) -> None:
+        """End the listener with `on_failure=Stop()`, if that was the item's last attempt."""
+        most = self._job.retry.attempts
+        if isinstance(self._job.on_failure, Stop) and most is not None and deliveries >= most:
+            raise HandlerFailed(
+                f"the handler failed on an item of {self._job.queue!r}, delivery {deliveries}: "
+                f"{words_of(error)}"
+            ) from error
 
     def _count(self, *, handled: int = 0, failed: int = 0) -> None:
-        with self._changed:
+        with self._counting:
             self.handled += handled
             self.failed += failed
 
     def _extend(self) -> None:
         """Hold on to what is being handled, while its handler lives and may go on."""
-        deadline = self._settings.deadline
+        deadline = self._job.deadline
         assert deadline is not None
         while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
             for work, since in list(self._running.items()):
                 if self._may_go_on(since):
                     with suppress(PxrsError):
-                        work.keep_hold(deadline)
+                        work.keep_hold(min(deadline, self._time_left(since)))
 
     def _may_go_on(self, since: float) -> bool:
-        limit = self._settings.max_handler_time
-        return limit is None or self._now() - since <= limit
+        return self._time_left(since) > 0
+
+    def _time_left(self, since: float) -> float:
+        """Seconds that a handler may go on which has begun at `since`."""
+        limit = self._job.max_handler_time
+        return math.inf if limit is None else since + limit - self._now()
 
     def _now(self) -> float:
         return self._clock.monotonic()

@@ -1,8 +1,8 @@
-"""Worker processes for `px.run`: spawned, never forked, each a member of the group of its own.
+"""Worker processes of `px.run` and `px.listen`: spawned, never forked. Each opens the store.
 
 For handlers that compute: threads share one interpreter lock, processes do not. A worker that
 dies or loses the store is started again; one that would fail in the same way again ends them all,
-and what it raised comes out of the parent's `run`.
+and the parent's `join` raises what it raised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pxrs.consuming.health import Health
 from pxrs.core.retry import Backoff
 from pxrs.decoding import Decoder
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
-from pxrs.running.job import Job
+from pxrs.running.job import Job, RunJob
 from pxrs.running.killers import Killers
 
 _LOG = logging.getLogger("pxrs.processes")
@@ -49,66 +49,52 @@ _LOOK = 0.5
 
 
 class WorkerJob(msgspec.Struct, frozen=True):
-    """What a worker process is told: the job, and where the store is."""
+    """What a worker process does: the job, in the store at this URL."""
 
     url: str
     job: Job
 
     def __call__(self, number: int) -> None:
-        """Run it in this process, as worker `number`."""
+        """Do it in this process, as worker `number`, until it is stopped."""
         from pxrs.app import connect
 
         with connect(self.url) as px:
-            px.run(**self.job.arguments(number))
+            start = px.run if isinstance(self.job, RunJob) else px.listen
+            start(**self.job.arguments(number)).join()
 
 
-class WatchedJob:
-    """The job for each worker process, whose death makes suspect what it had in hand."""
+class WatchedRun:
+    """A run for each worker process, whose death makes suspect the messages it had in hand.
 
-    def __init__(self, told: WorkerJob) -> None:
-        self._told = told
+    Items need no watching: a queue counts their deliveries, and knows whose holder died.
+    """
+
+    def __init__(self, url: str, job: RunJob) -> None:
+        self._url = url
+        self._job = job
         context = multiprocessing.get_context("spawn")
-        decoder = Decoder(told.job.key_serde, told.job.serde)
-        self._casualties = Killers(context, told.job.workers, told.job.retry.attempts, decoder)
+        decoder = Decoder(job.key_serde, job.serde)
+        self._killers = Killers(context, job.workers, job.retry.attempts, decoder)
 
     def for_worker(self, number: int) -> WorkerJob:
         """For a process that is about to be started."""
-        watched = self._casualties.watched(number, self._told.job.handler)
+        watched = self._killers.watched(number, self._job.handler)
         # It decodes by itself.
-        job = msgspec.structs.replace(self._told.job, handler=watched, serde=None, key_serde=None)
-        return WorkerJob(self._told.url, job)
+        job = msgspec.structs.replace(self._job, handler=watched, serde=None, key_serde=None)
+        return WorkerJob(self._url, job)
 
     def after_death(self, number: int) -> str:
         """Suspect what was in hand; which messages, in words."""
-        found = self._casualties.count(number)
+        found = self._killers.count(number)
         return ", ".join(
             f"{each.topic!r} partition {each.partition} offset {each.offset}" for each in found
         )
 
 
-class ProcessRun:
-    """See `pxrs.running.job.Running`: the job in processes of its own."""
-
-    def __init__(self, url: str, job: Job) -> None:
-        refuse_memory(url)
-        self._name = f"run:{job.group}"
-        worker_job = WorkerJob(url, job)
-        self._workers = Workers(worker_job, job.processes, WatchedJob(worker_job))
-
-    def run(self) -> None:
-        self._workers.run()
-
-    def stop(self) -> None:
-        self._workers.stop()
-
-    def health(self) -> dict[str, Health]:
-        return self._workers.health(self._name)
-
-
-def refuse_memory(url: str) -> None:
+def _refuse_memory(url: str) -> None:
     """Raise where processes would each have a store of their own."""
     if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
-        raise ConfigError("processes can't share memory://; use a file, or threads")
+        raise ConfigError("processes can't share memory://; use a file, or threads (workers=…)")
 
 
 class Worker:
@@ -189,12 +175,20 @@ class Restarts:
 
 
 class Workers:
-    """Keeps a number of processes running until it is stopped."""
+    """Keeps a number of processes running until it is stopped. See `handle.Work`."""
+
+    handled = None
+    failed = None
 
     def __init__(
-        self, target: Callable[[int], None], count: int, watched: WatchedJob | None = None
+        self,
+        target: Callable[[int], None],
+        count: int,
+        watched: WatchedRun | None = None,
+        name: str = "workers",
     ) -> None:
         _refuse_what_cannot_be_sent(target)
+        self.name = name
         self._target = target
         self._watched = watched
         self._context = multiprocessing.get_context("spawn")
@@ -205,13 +199,21 @@ class Workers:
         self._restarts = Restarts()
         self._stopping = threading.Event()
 
+    @classmethod
+    def of(cls, url: str, job: Job) -> Workers:
+        """For the processes of a job."""
+        _refuse_memory(url)
+        watched = WatchedRun(url, job) if isinstance(job, RunJob) else None
+        return cls(WorkerJob(url, job), job.processes, watched, job.name)
+
     def stop(self) -> None:
         """Ask them to finish: they drain, commit and leave. From any thread or signal."""
         self._stopping.set()
 
-    def health(self, name: str) -> dict[str, Health]:
+    def health(self) -> dict[str, Health]:
         """How each worker is doing, as this process knows it. From any thread."""
-        return {f"{name}/worker-{number}": self._health_of(number) for number in range(self._count)}
+        names = {number: f"{self.name}/worker-{number}" for number in range(self._count)}
+        return {name: self._health_of(number) for number, name in names.items()}
 
     def _health_of(self, number: int) -> Health:
         """Once its predecessor has died, one is well when it has lived as long as it was due."""

@@ -1,6 +1,6 @@
 """`px.run`: a handler, several workers, order per key, retries, dead letters.
 
-The calling thread fetches and fills the schedule; workers take from it. A message counts as
+One thread fetches and fills the schedule; workers take from it. A message counts as
 handled when its handler has returned, in whatever order that happens: the claim carries the
 finished runs above the checkpoint.
 """
@@ -24,14 +24,12 @@ from pxrs.core.schedule import Schedule
 from pxrs.decoding import Decoder
 from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
 from pxrs.running.dead_letters import DeadLetters, printable, words_of
+from pxrs.running.handle import WorkerThreads
 from pxrs.running.handler_results import refuse_unfinished
-from pxrs.running.inside import work_for
-from pxrs.running.job import Job
+from pxrs.running.job import RunJob
 from pxrs.types import Message
 
 _LOOK = 0.5
-# How long a run that stops waits for handlers before it says so.
-QUIET = 1.0
 _LOG = logging.getLogger("pxrs.run")
 
 
@@ -53,7 +51,7 @@ class Runner:
 
     def __init__(
         self,
-        job: Job,
+        job: RunJob,
         clock: Clock,
         dead_letters: DeadLetters | None,
         join: Callable[[], Member],
@@ -73,7 +71,15 @@ class Runner:
         self._failure: PxrsError | None = None
         self._member: Member | None = None
         self._seen_version = 0
+        self._threads = WorkerThreads(
+            self, job.workers, self._work, self._busy, job.max_handler_time
+        )
+        self.name = job.name
         self.handled = 0
+        self.failed = 0
+
+    def _busy(self) -> int:
+        return 0 if self._member is None else len(self._member.steps.working_since)
 
     def stop(self) -> None:
         """Stop fetching, let the workers finish, commit and leave. From any thread or signal."""
@@ -83,27 +89,21 @@ class Runner:
             threading.Thread(target=self._member.wake, daemon=True).start()
 
     def health(self) -> dict[str, Health]:
-        """What its consumer can't tell: that there is none yet, or what ends the run."""
-        name = f"run:{self._job.group}"
+        """How its member of the group is doing, or what ends the run."""
         if self._failure is not None:
-            return {name: Health("failed", words_of(self._failure))}
+            return {self.name: Health("failed", words_of(self._failure))}
         if self._member is None:
-            return {name: Health("joining", "it has not joined its group yet")}
-        return {}
+            return {self.name: Health("joining", "it has not joined its group yet")}
+        return {self._member.name: self._member.health()}
 
     def run(self) -> None:
         """Work until stopped; raises what made it stop by itself."""
         member = self._member = self._join()
-        workers = [
-            threading.Thread(target=self._work, name=f"pxrs-worker-{number}", daemon=True)
-            for number in range(self._job.workers)
-        ]
-        for worker in workers:
-            worker.start()
+        self._threads.start()
         try:
             self._dispatch(member)
         finally:
-            self._end_run(member, workers)
+            self._end_run(member)
         if self._failure is not None:
             raise self._failure
 
@@ -150,7 +150,6 @@ class Runner:
         return (message.topic, message.partition)
 
     def _work(self) -> None:
-        work_for(self)
         while (taken := self._next_task()) is not None:
             lane, task = taken
             try:
@@ -241,6 +240,8 @@ class Runner:
         message = task.message
         place = _place(message)
         self._attempts[place] += 1
+        with self._turn:
+            self.failed += 1
         attempts = self._attempts[place]
         delay = self._retry.delay(attempts, self._random)
         what = _describe(message, attempts, error)
@@ -288,37 +289,19 @@ class Runner:
         self._failure = self._failure or error
         self.stop()
 
-    def _end_run(self, member: Member, workers: list[threading.Thread]) -> None:
+    def _end_run(self, member: Member) -> None:
+        """Let the workers finish what they are at; what is only queued is left to others."""
+        self._stopping = True
+        with self._turn:
+            self._turn.notify_all()
         try:
-            self._drain(member, workers)
+            self._threads.drain(_LOG)
         finally:
             try:
                 member.close()
             finally:
                 if self._dead_letters is not None:
                     self._dead_letters.close()
-
-    def _drain(self, member: Member, workers: list[threading.Thread]) -> None:
-        """Let the workers finish what they are at; what is only queued is left to others."""
-        self._stopping = True
-        with self._turn:
-            self._turn.notify_all()
-        hanging = self._job.max_handler_time
-        for worker in workers:
-            worker.join(QUIET if hanging is None else min(QUIET, hanging))
-            if worker.is_alive():
-                break
-        tell_of_the_wait(_LOG, len(member.steps.working_since), hanging)
-        for worker in workers:
-            worker.join(hanging)
-
-
-def tell_of_the_wait(log: logging.Logger, handlers: int, longest: float | None) -> None:
-    """Say what a run or a listener that was told to stop is still waiting for."""
-    if handlers:
-        what = "1 handler" if handlers == 1 else f"{handlers} handlers"
-        time = "" if longest is None else f", up to {longest:g} s"
-        log.warning("stopping: waiting for %s to return%s", what, time)
 
 
 def _place(message: Message) -> tuple[str, int, int]:
