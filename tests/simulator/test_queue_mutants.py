@@ -86,13 +86,13 @@ def locks_survive_their_session(patch: Patch) -> None:
 def key_locks_the_item(patch: Patch) -> None:
     """What is in hand holds up nobody: the next one of its key is shown."""
 
-    def settle_lane(self: WorkQueue, lane: str, now_ms: int) -> None:
-        for number in self.lanes.get(lane, []):
+    def settle_key_order(self: WorkQueue, key_order: str, now_ms: int) -> None:
+        for number in self.key_orders.get(key_order, []):
             item = self.items[number]
             if item.state is ItemState.WAITING:
                 self._show(item, now_ms)
 
-    patch.setattr(WorkQueue, "settle_lane", settle_lane)
+    patch.setattr(WorkQueue, "settle_key_order", settle_key_order)
 
 
 def unanswered_take_is_forgotten(patch: Patch) -> None:

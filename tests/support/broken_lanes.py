@@ -55,12 +55,12 @@ class KeyOrderByItemLock(WorkQueue):
         now_ms: int,
     ) -> Delivery:
         delivery = super().hold(item, holder, most, lock_until, now_ms)
-        if item.lane is not None and not self.info.fifo:
-            self._show_next(item.lane, now_ms)
+        if item.key_order is not None and not self.info.fifo:
+            self._show_next(item.key_order, now_ms)
         return delivery
 
-    def _show_next(self, lane: str, now_ms: int) -> None:
-        for number in self.lanes[lane]:
+    def _show_next(self, key_order: str, now_ms: int) -> None:
+        for number in self.key_orders[key_order]:
             if self.items[number].state is not ItemState.HELD:
                 if self.items[number].state is ItemState.WAITING:
                     self._show(self.items[number], now_ms)
@@ -77,46 +77,46 @@ class FifoByItemLock(KeyOrderByItemLock):
         now_ms: int,
     ) -> Delivery:
         delivery = WorkQueue.hold(self, item, holder, most, lock_until, now_ms)
-        if self.info.fifo and item.lane is not None:
-            self._show_next(item.lane, now_ms)
+        if self.info.fifo and item.key_order is not None:
+            self._show_next(item.key_order, now_ms)
         return delivery
 
 
 class FifoRunsByKey(WorkQueue):
     def add(self, item: QueueItem, now_ms: int) -> None:
-        item.lane = item.key
+        item.key_order = item.key
         super().add(item, now_ms)
 
 
 class HoldersStopAtOne(WorkQueue):
-    def lanes_held(self, holder: Holder) -> list[str]:
+    def key_orders_held(self, holder: Holder) -> list[str]:
         return []
 
 
 class LanesAreForAnybody(WorkQueue):
-    def lanes_held(self, holder: Holder) -> list[str]:
-        return sorted(self.lanes)
+    def key_orders_held(self, holder: Holder) -> list[str]:
+        return sorted(self.key_orders)
 
 
 class GivesBackAtTheEnd(WorkQueue):
     def give_back(self, item: QueueItem, now_ms: int) -> None:
-        if item.lane is not None:
-            self.lanes[item.lane].remove(item.id)
-            self.lanes[item.lane].append(item.id)
+        if item.key_order is not None:
+            self.key_orders[item.key_order].remove(item.id)
+            self.key_orders[item.key_order].append(item.id)
         super().give_back(item, now_ms)
 
 
 class DeadFrontsBlock(WorkQueue):
     def bury(self, item: QueueItem, error: str, now_ms: int) -> None:
-        lane, item.lane = item.lane, None
+        key_order, item.key_order = item.key_order, None
         super().bury(item, error, now_ms)
-        item.lane = lane
+        item.key_order = key_order
 
 
 class DelayedFrontsArePassed(WorkQueue):
-    def settle_lane(self, lane: str, now_ms: int) -> None:
-        super().settle_lane(lane, now_ms)
-        run = [self.items[number] for number in self.lanes.get(lane, ())]
+    def settle_key_order(self, key_order: str, now_ms: int) -> None:
+        super().settle_key_order(key_order, now_ms)
+        run = [self.items[number] for number in self.key_orders.get(key_order, ())]
         if run and run[0].state is ItemState.DELAYED:
             for item in run[1:]:
                 if item.visible_ms <= now_ms:
@@ -140,9 +140,9 @@ class NeverShowsTheDelayed(WorkQueue):
 
 
 class PriorityAboveKeys(WorkQueue):
-    def settle_lane(self, lane: str, now_ms: int) -> None:
-        self.lanes.get(lane, []).sort(key=lambda number: self.items[number].rank)
-        super().settle_lane(lane, now_ms)
+    def settle_key_order(self, key_order: str, now_ms: int) -> None:
+        self.key_orders.get(key_order, []).sort(key=lambda number: self.items[number].rank)
+        super().settle_key_order(key_order, now_ms)
 
 
 class NewestFirst(WorkQueue):
@@ -158,7 +158,7 @@ class IgnoresPriority(WorkQueue):
 
 class KeysIgnoreCase(WorkQueue):
     def add(self, item: QueueItem, now_ms: int) -> None:
-        item.lane = item.lane and item.lane.lower().strip()
+        item.key_order = item.key_order and item.key_order.lower().strip()
         super().add(item, now_ms)
 
 

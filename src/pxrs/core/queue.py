@@ -36,8 +36,8 @@ from pxrs.types import (
     StoredItem,
 )
 
-# The lane of a fifo queue's items: there is only one.
-FIFO_LANE = ""
+# The key order of a fifo queue's items: there is only one.
+FIFO_KEY_ORDER = ""
 LIVE = (ItemState.READY, ItemState.DELAYED, ItemState.HELD, ItemState.WAITING)
 LOOSE = (ItemState.READY, ItemState.DELAYED, ItemState.WAITING)
 # For how long at least after a session's end a store can be asked what its units became.
@@ -166,9 +166,9 @@ def held_in(store: _Peeks, queue: str, holder: Holder) -> list[Delivery]:
     return found
 
 
-def lane_of(queue: Queue, key: str | None) -> str | None:
-    """Returns the lane of an item: its key, or the one lane of a fifo queue."""
-    return FIFO_LANE if queue.fifo else key
+def key_order_of(queue: Queue, key: str | None) -> str | None:
+    """Returns the key order of an item: its key, or the one key order of a fifo queue."""
+    return FIFO_KEY_ORDER if queue.fifo else key
 
 
 def indexed(key: str, most_bytes: int) -> str:
@@ -352,12 +352,12 @@ def delay_ms(seconds: float) -> int:
 class QueueItem:
     """An item of the memory store with all its state."""
 
-    def __init__(self, number: int, new: NewItem, lane: str | None, now_ms: int) -> None:
+    def __init__(self, number: int, new: NewItem, key_order: str | None, now_ms: int) -> None:
         self.id = number
         self.body = bytes(new.body)
         self.key = new.key
         self.priority = new.priority
-        self.lane = lane
+        self.key_order = key_order
         self.state = ItemState.WAITING
         self.visible_ms = now_ms + delay_ms(new.delay)
         self.put_ms = now_ms
@@ -376,10 +376,10 @@ class QueueItem:
         return -self.priority, self.id
 
     @classmethod
-    def restored(cls, stored: StoredItem, lane: str | None) -> QueueItem:
+    def restored(cls, stored: StoredItem, key_order: str | None) -> QueueItem:
         """Builds an item as it was in another store."""
         new = NewItem(queue="", body=stored.body, key=stored.key, priority=stored.priority)
-        item = cls(stored.id, new, lane, stored.put_ms)
+        item = cls(stored.id, new, key_order, stored.put_ms)
         item.visible_ms = stored.visible_ms or stored.put_ms
         item.deliveries = stored.deliveries
         item.taken_ms, item.dead_ms = stored.taken_ms, stored.dead_ms
@@ -411,7 +411,7 @@ class QueueItem:
 
 
 class WorkQueue:
-    """One queue. Each lane has at most one item, or one holder's items, at its front."""
+    """One queue. Each key order has at most one item, or one holder's items, at its front."""
 
     def __init__(self, info: Queue) -> None:
         self.info = info
@@ -419,7 +419,7 @@ class WorkQueue:
         self.ready: list[tuple[int, int]] = []
         self.delayed: list[tuple[int, int]] = []
         self.held: set[int] = set()
-        self.lanes: dict[str, list[int]] = {}
+        self.key_orders: dict[str, list[int]] = {}
         self.seen: dict[str, int] = {}
         self.next_id = 1
         self.put_count = 0
@@ -436,43 +436,43 @@ class WorkQueue:
                 if self.seen[key] <= now_ms:
                     del self.seen[key]
             self.seen[new.dedupe] = now_ms + delay_ms(new.dedupe_window)
-        self.add(QueueItem(self.next_id, new, lane_of(self.info, new.key), now_ms), now_ms)
+        self.add(QueueItem(self.next_id, new, key_order_of(self.info, new.key), now_ms), now_ms)
         self.put_count += 1
         return self.next_id - 1
 
     def add(self, item: QueueItem, now_ms: int) -> None:
         self.next_id += 1
         self.items[item.id] = item
-        if item.lane is None:
+        if item.key_order is None:
             self._show(item, now_ms)
         else:
-            self.lanes.setdefault(item.lane, []).append(item.id)
-            self.settle_lane(item.lane, now_ms)
+            self.key_orders.setdefault(item.key_order, []).append(item.id)
+            self.settle_key_order(item.key_order, now_ms)
 
     def revive(self, dead: QueueItem, now_ms: int) -> None:
         """Put a dead item at the end, as if it had never been handed out."""
         del self.items[dead.id]
         new = NewItem(queue="", body=dead.body, key=dead.key, priority=dead.priority)
-        item = QueueItem(self.next_id, new, dead.lane, now_ms)
+        item = QueueItem(self.next_id, new, dead.key_order, now_ms)
         item.error = dead.error
         self.add(item, now_ms)
 
     def restore(self, items: Sequence[StoredItem], now_ms: int) -> int:
         """Add items under their own numbers, wherever these stand among the others."""
         fresh = [stored for stored in items if stored.id not in self.items]
-        lanes: set[str] = set()
+        key_orders: set[str] = set()
         for stored in fresh:
-            item = QueueItem.restored(stored, lane_of(self.info, stored.key))
+            item = QueueItem.restored(stored, key_order_of(self.info, stored.key))
             self.items[item.id] = item
             if stored.state is ItemState.DEAD:
                 item.state = move(item.state, "buried")
-            elif item.lane is None:
+            elif item.key_order is None:
                 self._show(item, now_ms)
             else:
-                insort(self.lanes.setdefault(item.lane, []), item.id)
-                lanes.add(item.lane)
-        for lane in lanes:
-            self.settle_lane(lane, now_ms)
+                insort(self.key_orders.setdefault(item.key_order, []), item.id)
+                key_orders.add(item.key_order)
+        for key_order in key_orders:
+            self.settle_key_order(key_order, now_ms)
         self.items = dict(sorted(self.items.items()))
         self.next_id = max([self.next_id, *(stored.id + 1 for stored in fresh)])
         self.put_count += len(fresh)
@@ -488,26 +488,26 @@ class WorkQueue:
     def candidates(self, holder: Holder, count: int, now_ms: int) -> list[QueueItem]:
         """Lists what the holder may take, in order: fronts, then items behind those it holds."""
         found = [self.items[number] for _, number in self.ready[:count]]
-        lanes = [front.lane for front in found if front.lane is not None]
-        for lane in lanes + self.lanes_held(holder):
-            for item in self._waiting(lane)[: count - len(found)]:
+        key_orders = [front.key_order for front in found if front.key_order is not None]
+        for key_order in key_orders + self.key_orders_held(holder):
+            for item in self._waiting(key_order)[: count - len(found)]:
                 if item.visible_ms > now_ms:
                     break
                 found.append(item)
         return found
 
-    def lanes_held(self, holder: Holder) -> list[str]:
-        """Lists the lanes in which the holder holds an item, and may take the next."""
+    def key_orders_held(self, holder: Holder) -> list[str]:
+        """Lists the key orders in which the holder holds an item, and may take the next."""
         mine = [self.items[number] for number in self.held if self.items[number].holder == holder]
-        return sorted({item.lane for item in mine if item.lane is not None})
+        return sorted({item.key_order for item in mine if item.key_order is not None})
 
     def due_behind(self, holder: Holder) -> list[int]:
-        """Returns when the next item of each lane of the holder is due."""
-        nexts = [self._waiting(lane)[:1] for lane in self.lanes_held(holder)]
+        """Returns when the next item of each key order of the holder is due."""
+        nexts = [self._waiting(key_order)[:1] for key_order in self.key_orders_held(holder)]
         return [item.visible_ms for items in nexts for item in items]
 
-    def _waiting(self, lane: str) -> list[QueueItem]:
-        run = [self.items[number] for number in self.lanes[lane]]
+    def _waiting(self, key_order: str) -> list[QueueItem]:
+        run = [self.items[number] for number in self.key_orders[key_order]]
         return [item for item in run if item.state is ItemState.WAITING]
 
     def hold(
@@ -537,10 +537,10 @@ class WorkQueue:
         """Let it be handed out again when its time comes."""
         self._unlist(item)
         item.state = move(item.state, "given back")
-        if item.lane is None:
+        if item.key_order is None:
             self._show(item, now_ms)
         else:
-            self.settle_lane(item.lane, now_ms)
+            self.settle_key_order(item.key_order, now_ms)
 
     def bury(self, item: QueueItem, error: str, now_ms: int) -> None:
         self._leave(item, now_ms)
@@ -552,11 +552,11 @@ class WorkQueue:
         self._leave(item, now_ms)
         del self.items[item.id]
 
-    def settle_lane(self, lane: str, now_ms: int) -> None:
-        """Show the lane's first item, unless it is held."""
-        numbers = self.lanes.get(lane)
+    def settle_key_order(self, key_order: str, now_ms: int) -> None:
+        """Show the key order's first item, unless it is held."""
+        numbers = self.key_orders.get(key_order)
         if not numbers:
-            self.lanes.pop(lane, None)
+            self.key_orders.pop(key_order, None)
             return
         run = [self.items[number] for number in numbers]
         for item in run:
@@ -569,9 +569,9 @@ class WorkQueue:
     def _leave(self, item: QueueItem, now_ms: int) -> None:
         dead = item.state is ItemState.DEAD
         self._unlist(item)
-        if item.lane is not None and not dead:
-            self.lanes[item.lane].remove(item.id)
-            self.settle_lane(item.lane, now_ms)
+        if item.key_order is not None and not dead:
+            self.key_orders[item.key_order].remove(item.id)
+            self.settle_key_order(item.key_order, now_ms)
 
     def _show(self, item: QueueItem, now_ms: int) -> None:
         if item.visible_ms > now_ms:

@@ -1,14 +1,14 @@
 """The session that a process's transactions hold their items with.
 
-One for all of them. When it is lost, everything that it held is free in one step; transactions
-that began under it end, and those that begin later get a new one. A session that was found to be
-over is never used again, and never renewed: who was told that its items are free must not leave
-them locked.
+All of them share one. When it is lost, everything that it held is free in one step; transactions
+that began under it end, and those that begin later get a new one. A session that was once found to
+have ended is never used or renewed again: a transaction that has raised `SessionLost` must not
+leave its items locked.
 
-Three chores, each with a thread, because two of them may have to wait for the store's writer and
-renewing must not: `renew`, `tidy` (gives back what was dropped without an end, ends sessions that
-were given up, frees what dead processes held in queues that nobody takes from) and `settle` (gives
-back what a caller's own transaction has rolled back).
+Three background threads take turns of one step each. Two of them may have to wait for the store's
+writer, and renewing must not: `renew`; `tidy` (gives back items of transactions that were dropped
+without an end, ends sessions that were given up, frees what dead processes held in queues that no
+other process takes from); `settle` (gives back what a caller's own transaction has rolled back).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SWEEP_EVERY = 5.0
 _RENEWALS_PER_TTL = 4
 _RETRY = Backoff(first=0.01, longest=1.0)
 _LONG = 3600.0
-# So many units whose outcome is known are forgotten at once.
+# How many units whose outcome is known are forgotten by one commit.
 _FORGET_AT_ONCE = 64
 
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 class GivenBack(NamedTuple):
-    """What a holder lets go of. By the takes in `doubts` it may hold more than it knows of."""
+    """Items that a holder gives back. By the takes in `doubts` it may hold more than these."""
 
     holder: Holder
     releases: tuple[Release, ...]
@@ -86,7 +86,7 @@ class HoldSession:
             if self._closing.is_set():
                 raise Closed("the store was closed")
             if self._session is None or self._session.remaining() <= 0:
-                # Before it: an interrupt in between must not leave a session that nobody renews.
+                # Before it: an interrupt in between must not leave a session that is never renewed.
                 for chore in self._chores:
                     chore.start()
                 self._give_up()
@@ -94,19 +94,19 @@ class HoldSession:
             return self._session
 
     def next_name(self) -> str:
-        """A name for a transaction or a unit, which no other has."""
+        """Makes a unique name for a transaction or a unit."""
         return f"{self._name}{next(self._names):x}"
 
     def answered(self, session: str, unit: str) -> None:
-        """The outcome of the unit is known: a later one may forget its evidence."""
+        """Notes that the outcome of the unit is known: a later unit may forget its evidence."""
         with self._lock:
             self._known.setdefault(session, []).append(unit)
 
     def to_forget(self, session: str) -> tuple[str, ...]:
-        """Units that the next one is to forget: none, until there are many.
+        """Takes the units that the next commit is to forget: none, until there are many.
 
-        Whoever does not get that committed has to say so with `answered` again. If it is lost,
-        they go some time after the session.
+        A caller whose commit fails has to call `answered` for them again. If it does not, the store
+        forgets them some time after the session's end.
         """
         with self._lock:
             if len(self._known.get(session, ())) < _FORGET_AT_ONCE:
@@ -116,7 +116,7 @@ class HoldSession:
             return names
 
     def _forget_known(self) -> None:
-        """At the end: what is known need not wait until the session is long over."""
+        """Forgets at the end what the store would keep until long after the session."""
         with self._lock:
             session = self._session
             units = [] if session is None else self._known.pop(session.id, [])
@@ -127,14 +127,14 @@ class HoldSession:
                 self._stores.queues.apply(change)
 
     def holds(self, session: Session) -> bool:
-        """Whether the session lives, and with it everything that it holds."""
+        """Whether the session lives, and so everything that it holds is held."""
         if self._session is session and session.remaining() > 0:
             return True
         self.give_up(session)
         return False
 
     def give_up(self, session: Session) -> None:
-        """Neither use nor renew the session any more; it is ended as soon as the store is there."""
+        """Stop using and renewing the session; it is ended as soon as the store can be reached."""
         with self._lock:
             if self._session is session:
                 self._give_up()
@@ -147,13 +147,13 @@ class HoldSession:
             self._session = None
 
     def pause(self, failures: int) -> None:
-        """Wait a moment for a store that is away, the longer the more often it was."""
+        """Wait before the next try to reach the store, longer after each failure."""
         threading.Event().wait(_RETRY.delay(failures, self._random))
 
     # Giving back
 
     def release(self, given: GivenBack) -> bool:
-        """Give items back; whether nothing is left of it, in this way or with the session's end."""
+        """Give items back; false if the store could not be reached and it has to be tried again."""
         session = self._session
         if session is None or session.id != given.holder.session or not self.holds(session):
             return True
@@ -170,12 +170,12 @@ class HoldSession:
         except (SessionLost, Closed):
             return True
         except InsideTransaction:
-            # This thread holds the store's writer, by another transaction: another thread waits.
+            # This thread holds the store's writer by another transaction: another thread waits.
             self.give_back(given)
         except PxrsError as error:
             if error.retryable or isinstance(error, OutcomeUnknown):
                 return False
-            # It can't be written down, so the session has to go, and all its locks.
+            # The store refuses the release, so the session has to end, and all its locks with it.
             self._end(session)
         except Exception:
             self._end(session)
@@ -187,14 +187,15 @@ class HoldSession:
         self._end_each()
 
     def give_back(self, given: GivenBack) -> None:
-        """Have items released soon, by another thread. Destructors call it."""
+        """Have another thread release the items soon. Destructors call it."""
         self._dropped.append(given)
         self._tidying.wake()
 
     def release_unless_removed(self, given: GivenBack) -> None:
-        """Release what is still there once the caller's transaction, which removes it, has ended.
+        """Release the items that are still there when the caller's transaction has ended.
 
-        Releasing waits for that transaction, as every writer does; so another thread waits.
+        If it commits, it removes them. Releasing waits for it, as every writer does; so another
+        thread waits.
         """
         self._joined.append(given)
         with self._lock:
@@ -204,7 +205,7 @@ class HoldSession:
     # The chores
 
     def renew(self) -> float | None:
-        """Renew once; the seconds until the next time, None at the end."""
+        """Renews the session once; the seconds until the next time, None at the end."""
         session = self._session
         if self._closing.is_set():
             return None
@@ -214,12 +215,12 @@ class HoldSession:
             except SessionLost:
                 self.give_up(session)
             except PxrsError:
-                # The store is away. If that lasts, the session ends by itself.
+                # The store can't be reached. If that lasts, the session ends by itself.
                 pass
         return self._ttl / _RENEWALS_PER_TTL
 
     def tidy(self) -> float | None:
-        """Release, end and sweep once; the seconds until the next time, None at the end."""
+        """Releases, ends and sweeps once; the seconds until the next time, None at the end."""
         if self._closing.is_set():
             return None
         done = self._release_each(self._dropped)
@@ -233,7 +234,7 @@ class HoldSession:
         return _RETRY.delay(self._failures, self._random) if self._failures else _SWEEP_EVERY
 
     def settle(self) -> float | None:
-        """Release what callers' transactions have rolled back; None at the end."""
+        """Releases what callers' transactions have rolled back; None at the end."""
         if self._closing.is_set():
             return None
         return _LONG if self._release_each(self._joined) else _RETRY.first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pxrs.core.queue import indexed, lane_of
+from pxrs.core.queue import indexed, key_order_of
 from pxrs.errors import SessionLost
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.queues import statements as sql
@@ -38,7 +38,7 @@ def queue_row(name: str, number: int, fifo: int, created: int) -> QueueRow:
 
 def lane_text(queue: Queue, key: str | None) -> str | None:
     """What stands in the index for an item's lane. Oracle takes no text at all for NULL."""
-    lane = lane_of(queue, key)
+    lane = key_order_of(queue, key)
     if lane is None:
         return None
     return indexed(lane, LONGEST_LANE) if lane else _FIFO

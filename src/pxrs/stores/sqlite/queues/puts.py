@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from itertools import count
 
-from pxrs.core.queue import delay_ms, is_suspect, lane_of, validate_for
+from pxrs.core.queue import delay_ms, is_suspect, key_order_of, validate_for
 from pxrs.stores.rows import DEAD, DELAYED, READY, WAITING
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.stores.sqlite.queues import rows
@@ -52,7 +52,7 @@ def _put_fresh(
     for at, item in enumerate(items):
         if len(item.body) > _INLINE_BYTES:
             _store_body(connection, rows.item_id(queue.id, first + at), item.body)
-    lanes = {lane for item in items if (lane := lane_of(queue.info, item.key)) is not None}
+    lanes = {lane for item in items if (lane := key_order_of(queue.info, item.key)) is not None}
     rows.settle(connection, ((queue.id, lane) for lane in lanes), now_ms)
     return first
 
@@ -79,7 +79,7 @@ def restore_items(
         "UPDATE pxrs_queues SET next = max(next, ?), put = put + ? WHERE id = ?",
         (max((item.id + 1 for item in items), default=0), len(fresh), queue.id),
     )
-    lanes = {lane for item in items if (lane := lane_of(queue.info, item.key)) is not None}
+    lanes = {lane for item in items if (lane := key_order_of(queue.info, item.key)) is not None}
     for lane in sorted(lanes):
         rows.hide_front(connection, queue.id, lane)
     rows.settle(connection, ((queue.id, lane) for lane in sorted(lanes)), now_ms)
@@ -87,7 +87,7 @@ def restore_items(
 
 
 def _restored_row(queue: rows.QueueRow, item: StoredItem, now_ms: int) -> tuple[object, ...]:
-    lane = lane_of(queue.info, item.key)
+    lane = key_order_of(queue.info, item.key)
     visible = item.visible_ms or item.put_ms
     state = DELAYED if visible > now_ms else READY
     if item.state is ItemState.DEAD:
@@ -113,7 +113,7 @@ def _restored_row(queue: rows.QueueRow, item: StoredItem, now_ms: int) -> tuple[
 
 
 def _row(queue: rows.QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:
-    lane = lane_of(queue.info, item.key)
+    lane = key_order_of(queue.info, item.key)
     visible = now_ms + delay_ms(item.delay) if item.delay else now_ms
     state = WAITING if lane is not None else DELAYED if item.delay else READY
     body = item.body if len(item.body) <= _INLINE_BYTES else None
