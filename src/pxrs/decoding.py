@@ -70,7 +70,7 @@ class Decoder:
         except Exception as error:
             error.add_note(
                 f"while decoding offset {message.offset} of {message.topic!r} partition "
-                f"{message.partition}; to go on without it, read from offset {message.offset + 1}"
+                f"{message.partition}; to skip it, read from offset {message.offset + 1}"
             )
             raise
 

@@ -1,4 +1,4 @@
-"""How keys and values become bytes."""
+"""Serdes: keys and values to bytes and back."""
 
 from __future__ import annotations
 

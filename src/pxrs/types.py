@@ -42,7 +42,7 @@ class LogPartition(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """What a handler writes beside its own effects so that a stale owner's writes can be refused.
+    """A token that a handler stores with its own effects, to refuse those of a stale owner.
 
     The epoch of a message that was read without a group is 0.
     """
@@ -55,7 +55,7 @@ class Fence(NamedTuple):
 class Message(msgspec.Struct, Generic[Value], frozen=True, gc=False):
     """One message. `key` and `value` are bytes unless a serde decoded them.
 
-    `Message[Order]` has an `Order` as its value; None if None was sent, which no type tells.
+    `Message[Order]` has an `Order` as its value; None if None was sent, which the type hides.
     `gc=False`: a message refers to values and to its fence, never back to itself.
     """
 
@@ -76,7 +76,7 @@ class Message(msgspec.Struct, Generic[Value], frozen=True, gc=False):
 
 
 class Position(NamedTuple):
-    """Where a message was written."""
+    """The topic, partition and offset of a written message."""
 
     topic: str
     partition: int
@@ -102,7 +102,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounds(NamedTuple):
-    """What a partition holds: offsets from `start` up to, not including, `end`."""
+    """The offsets of a partition, from `start` up to (not including) `end`."""
 
     start: int
     end: int
@@ -158,7 +158,7 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 class Limits(NamedTuple):
-    """What one `commit` can carry."""
+    """The limits of one `commit`."""
 
     operations: int
     value_bytes: int
@@ -218,7 +218,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holder(NamedTuple):
-    """Who holds items: a transaction of a session. What it holds is free when that session ends."""
+    """The holder of items: a transaction of a session. Its items are free when the session ends."""
 
     session: str
     transaction: str
@@ -260,9 +260,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(NamedTuple):
-    """What could be had, and in how many seconds more may be, as far as the store knows.
+    """The items that were taken, and in how many seconds more may be due, if the store knows.
 
-    `suspect`: nothing could, because a suspect is next and none was asked for.
+    `suspect`: no items, because a suspect is next and none was asked for.
     """
 
     items: list[Delivery]
@@ -280,7 +280,7 @@ class Release(NamedTuple):
 
 
 class QueueChange(msgspec.Struct, frozen=True):
-    """What a transaction does to queues: all of it or nothing.
+    """A transaction's changes to queues: all of them or none.
 
     `unit` names this very commit: another attempt at the same has another name. One without a name
     can't be asked after, and leaves no evidence. `forget` are earlier units of the session whose
@@ -295,7 +295,7 @@ class QueueChange(msgspec.Struct, frozen=True):
 
 
 class Outcome(enum.StrEnum):
-    """What became of a commit that was not answered. `NEVER` is final, `UNKNOWN` is not."""
+    """The outcome of a commit without an answer. `NEVER` is final, `UNKNOWN` is not."""
 
     DONE = "done"
     NEVER = "never"
@@ -303,7 +303,7 @@ class Outcome(enum.StrEnum):
 
 
 class ItemState(enum.StrEnum):
-    """Where an item stands. `WAITING`: behind another of its key, or of its fifo queue."""
+    """The state of an item. `WAITING`: behind another of its key, or of its fifo queue."""
 
     READY = "ready"
     DELAYED = "delayed"
@@ -313,9 +313,9 @@ class ItemState(enum.StrEnum):
 
 
 class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item as it lies in its queue, for people to look at and to be copied.
+    """An item in its queue, as `peek` and copies show it.
 
-    `visible_ms`: when it shows, if that time has not come.
+    `visible_ms`: when it can be taken, if it is delayed.
     """
 
     id: int
@@ -333,7 +333,7 @@ class StoredItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what a queue holds, and what has gone through it since it was made."""
+    """How many items a queue has in each state, and how many it has had since it was created."""
 
     ready: int = 0
     delayed: int = 0
@@ -346,12 +346,12 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """Items that are still to be handled."""
+        """The number of items that are not handled yet."""
         return self.ready + self.delayed + self.held + self.waiting
 
 
 class QueueLimits(NamedTuple):
-    """What one transaction can carry."""
+    """The limits of one transaction."""
 
     items: int
     body_bytes: int

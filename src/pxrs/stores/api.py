@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from pxrs.codec.batches import HEADER_SIZE
-from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.errors import InvalidRequest, PxrsError, quoted
 from pxrs.types import (
     Append,
     Appended,
@@ -47,8 +47,8 @@ from pxrs.types import (
 class Watch(Protocol):
     """A wake-up. Armed when handed out: a change after that ends the next `wait`.
 
-    Wake-ups are hints. They may repeat, may be spurious and may cover many changes; whoever
-    is woken reads again.
+    Wake-ups are hints. They may repeat, may be spurious and may cover many changes; a woken
+    caller reads again.
     """
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -64,7 +64,7 @@ class Watch(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop watching and wake whoever waits. Can be called from any thread, twice too."""
+        """Stop watching and wake all waiters. Can be called from any thread, twice too."""
         ...
 
 
@@ -82,7 +82,7 @@ class Session(Protocol):
         ...
 
     def remaining(self) -> float:
-        """Seconds for which nobody can take this session's place, by this process's own clock.
+        """Seconds for which no other can take this session's place, by this process's own clock.
 
         Counted from when the last successful renewal was sent. 0 when it is over.
         """
@@ -163,11 +163,11 @@ class LogStore(Protocol):
         ...
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        """What each partition of the topic holds."""
+        """Return the offsets of each partition of the topic."""
         ...
 
     def size(self, where: LogPartition) -> int:
-        """How many bytes the partition's batches take."""
+        """Return the size of the partition's batches in bytes."""
         ...
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
@@ -246,7 +246,7 @@ class QueueStore(Protocol):
         ...
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
-        """What the holder holds in the queue, once its `take` named `unit` can't change that.
+        """List what the holder holds in the queue, once its `take` named `unit` can't change that.
 
         It waits for that `take` if it is under way. If it has not begun by then it is refused
         with `Fenced` whenever it comes: the answer is final.
@@ -271,7 +271,7 @@ class QueueStore(Protocol):
         ...
 
     def outcome(self, session: str, unit: str) -> Outcome:
-        """What became of a unit, applied here or by `atomic`, whose answer did not come.
+        """Return the outcome of a unit, applied here or by `atomic`, whose answer did not arrive.
 
         It waits for the unit if that is under way. `DONE` and `NEVER` are final: a unit that has
         not been committed by then is refused whenever it comes. `UNKNOWN` if there is no evidence
@@ -286,8 +286,8 @@ class QueueStore(Protocol):
     def reap(self) -> float | None:
         """Free what is held by ended sessions and past its time; when to look again, in seconds.
 
-        What died at its last delivery is dead. `take` does this when it has to; somebody should
-        do it now and then where nobody takes.
+        An item whose holder died at its last delivery is dead. `take` does this when it must; call
+        it now and then for queues from which no one takes.
         """
         ...
 
@@ -342,9 +342,10 @@ class Atomic(Protocol):
     """Collects changes to several stores and applies them in one engine commit.
 
     Leaving the block applies and commits; leaving it by an exception rolls back. A transaction
-    that was ended inside the block, whoever did it, makes leaving it an `InvalidRequest`, even if
-    another has begun since: nothing is applied without what was done before. Whoever was
-    interrupted on the way out leaves once more, by the interrupt: what has ended by then stays so.
+    that was ended inside the block, by the caller or the engine, makes leaving it an
+    `InvalidRequest`, even if another has begun since: nothing is applied without what was done
+    before. If leaving is interrupted, the block is left once more, by the interrupt: what has
+    ended by then stays so.
     After the block `versions`, `appended` and `queued` hold what `commit`, `append` and
     `QueueStore.apply` would have returned.
     """
@@ -355,7 +356,7 @@ class Atomic(Protocol):
         ...
 
     def lost(self, error: BaseException) -> PxrsError | None:
-        """What an error of a statement on `connection` means, if that was lost with it.
+        """Translate an error of a statement on `connection`, if the connection was lost with it.
 
         None if it is the statement's own error, which is the caller's to handle.
         """
@@ -368,7 +369,7 @@ class Atomic(Protocol):
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether nobody else can change the store until the block ends.
+        """Whether no other process can change the store until the block ends.
 
         Then no hold can be extended meanwhile, nor lost: one whose time was not over when the
         block began is held until it ends. Where it is false, `QueueStore.extend` works beside it.
@@ -411,7 +412,7 @@ class Atomic(Protocol):
 
 
 class Stores(Protocol):
-    """What a URL opens: the stores of one place, or of several put together."""
+    """The stores that a URL opens: of one engine, or of several put together."""
 
     @property
     def url(self) -> str: ...
@@ -465,7 +466,7 @@ def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Li
             )
     for write in writes:
         if not write.key or not write.key.isprintable():
-            raise InvalidRequest(f"{write.key!r} can't be a key: printable text is needed")
+            raise InvalidRequest(f"a record's key must be printable text, got {quoted(write.key)}")
         if isinstance(write, Put) and len(write.value) > limits.value_bytes:
             raise InvalidRequest(
                 f"{len(write.value)} bytes for {write.key!r}; this store takes {limits.value_bytes}"
@@ -517,7 +518,7 @@ class FetchesMany(Protocol):
     def fetch_many(
         self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
     ) -> Generator[Fetched | PxrsError]:
-        """What `fetch` gives or raises for each of the partitions and offsets, in their order.
+        """Yield what `fetch` would return or raise for each partition and offset, in order.
 
         Each at most `max_bytes`, but at least one batch. Close the iterator if it is not read to
         its end.

@@ -1,4 +1,4 @@
-"""What the block of an `Atomic` collects, the same on every engine that has one."""
+"""Collects the changes of an `Atomic` block, the same way on every engine that has one."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def ended_inside(hint: str = "") -> InvalidRequest:
 def new_mark() -> str:
     """The name of a savepoint that marks a block's transaction.
 
-    It is gone once somebody has ended that transaction, the engine itself included, even if
+    It is gone once that transaction has ended, by the caller or the engine itself, even if
     another one has begun since: what is done then would land without what was done before.
     """
     return f"pxrs_{secrets.token_hex(8)}"

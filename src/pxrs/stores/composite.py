@@ -56,7 +56,7 @@ class CompositeStores:
         return self._queues
 
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
-        """Where coordination and queues can commit together; messages take no part in it."""
+        """Commit coordination and queues together, if the engine can; messages take no part."""
         if self._atomic is not None:
             return self._atomic(connection)
         raise NotAtomic(

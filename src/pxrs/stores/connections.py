@@ -1,15 +1,15 @@
 """Connections of callers: a driver's own, SQLAlchemy's sessions and connections, Django's.
 
 A caller either lends one, and pxrs commits it (`Lent`); or lets pxrs join the transaction that
-the caller ends. Nobody guesses which from what the connection happens to be doing.
+the caller ends. The state of the connection never decides which.
 
 Two levels are easily taken for one. SQLAlchemy "begins" when a session is first used, which sends
 nothing to the database; drivers begin by themselves at the first statement, or at the first one
 that writes. So a store asks the driver whether the database is in a transaction, and ends that
-transaction through whoever the caller uses: a session whose commit happens behind its back would
-go on with a state that is not there any more.
+transaction through the object that the caller uses: a session whose commit happens behind its back
+would go on with a state that is not there any more.
 
-SQLAlchemy and Django are never imported here: whoever has one of their objects has done that.
+SQLAlchemy and Django are never imported here: a caller that has one of their objects did that.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def borrow(connection: Any) -> Loan:
 def is_writing(connection: Any) -> bool:
     """Whether the caller is inside a transaction of SQLite's, which has one writer.
 
-    Whoever waits for that writer in the caller's own thread waits for ever.
+    Waiting for that writer in the caller's own thread would never end.
     """
     loan = connection.loan if isinstance(connection, Lent) else borrow(connection)
     driver = loan.begun()
@@ -357,7 +357,7 @@ class _Session:
 
 
 def _refuse_block(subject: Any) -> None:
-    """Committing inside of somebody's `with begin()` would leave the rest of it without one."""
+    """Rejects a caller's `with begin()` block: the rest of it would have no transaction."""
     if subject.in_nested_transaction() or getattr(subject, "_trans_context_manager", None):
         raise is_in_a_block(f"a begin() block of this {type(subject).__name__}")
 
@@ -368,7 +368,7 @@ def _drivers_own(error: Any) -> BaseException:
 
 
 def no_transaction(how: str) -> InvalidRequest:
-    """Joining has to wait for a transaction: without one each statement would be committed."""
+    """Builds the error for joining without a transaction: each statement would be committed."""
     return InvalidRequest(
         "the connection commits every statement by itself and is in no transaction, so there is "
         f"none to join; open one first ({how}), and what pxrs writes lands when it commits"
@@ -376,7 +376,7 @@ def no_transaction(how: str) -> InvalidRequest:
 
 
 def is_in_a_block(which: str) -> InvalidRequest:
-    """Somebody else's block is to commit, so pxrs must not."""
+    """Builds the error for a block that commits by itself, where pxrs must not."""
     return InvalidRequest(
         f"{which} commits by itself, and pxrs can't commit inside of it; pass join= instead of "
         "commits=, or leave that block out"
@@ -384,7 +384,7 @@ def is_in_a_block(which: str) -> InvalidRequest:
 
 
 def refuse_drivers_block(connection: Any) -> None:
-    """psycopg lets nobody commit inside of its `with connection.transaction()`."""
+    """Rejects psycopg's `with connection.transaction()`, in which no one may commit."""
     if getattr(connection, "_num_transactions", 0):
         raise is_in_a_block("connection.transaction()")
 
@@ -400,7 +400,7 @@ class OnLoop(NamedTuple):
     loop: AbstractEventLoop
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What `work` gives, done by the loop. From any thread but the loop's own."""
+        """Run `work` on the loop and return its result. From any thread but the loop's own."""
         import asyncio  # only who has a loop pays for it
 
         with suppress(RuntimeError):

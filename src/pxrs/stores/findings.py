@@ -1,4 +1,4 @@
-"""What an examination of a store has found. Each backend contributes a list of these."""
+"""Findings of an examination of a store. Each engine contributes a list of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Level(enum.StrEnum):
-    """How bad it is: `WARNING` may cost data or time one day, `PROBLEM` does not work."""
+    """The severity: `WARNING` may cost data or time one day, `PROBLEM` does not work."""
 
     OK = "ok"
     NOTE = "note"

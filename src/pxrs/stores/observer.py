@@ -1,13 +1,13 @@
-"""When a session of another process may be ended because of its time. For engines with rows.
+"""Decides when a session of another process may be ended by time, for engines with rows.
 
 A session's row says until when it lives, by the server's clock. Past that moment its holder can
 neither renew it nor write with it. Other processes still do not end it at once: if the server stood
-still, nobody could renew, and everybody would be declared dead together. An observer ends it
+still, no process could renew, and all would be declared dead together. An observer ends it
 
 - if it has been in touch with the server for one whole TTL: the holder could have been, too. In
   touch means that no two answers lie further apart than `OUT_OF_TOUCH`;
 - or if it knows for one whole TTL that the row stands as it does. This needs no steady contact: a
-  process that is too busy to look often would otherwise never end anybody.
+  process that is too busy to look often would otherwise never end a session.
 
 A deadline further ahead than one TTL was written before the server's clock was set back. A holder
 that lives renews it within the TTL, and it is right again. One that stands as it did one TTL after
@@ -42,7 +42,7 @@ class Suspect(NamedTuple):
 
 
 class Observer:
-    """What one process knows of its contact with a server, and of suspects. Thread-safe."""
+    """Tracks one process's contact with a server, and suspects. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class Observer:
 
     @property
     def is_due(self) -> bool:
-        """Whether nobody has looked for a while."""
+        """Whether the last look was a while ago."""
         last = self._last
         return last is None or self._clock.monotonic() - last >= TICK
 

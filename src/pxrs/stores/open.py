@@ -15,7 +15,7 @@ from pxrs.stores.findings import Finding, warning
 
 
 class Opened(NamedTuple):
-    """What one URL opens: whole stores, or only coordination, or only logs."""
+    """The stores that one URL opens: all of them, or only coordination, or only logs."""
 
     close: Callable[[], None]
     coord: CoordStore | None = None
@@ -83,7 +83,7 @@ class Migrated(NamedTuple):
 def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None) -> list[Migrated]:
     """Bring every place that the URL names to this version of pxrs, creating what is not there.
 
-    Opening a store does that too; this is for whoever may change tables where others may not.
+    Opening a store does that too; this is for a role that may change tables where others may not.
     """
     done = []
     for place in split_url(url, coord, log).urls():
@@ -153,7 +153,7 @@ def _memory(url: StoreUrl) -> Opened:
     kept = warning(
         "durability",
         "messages live as long as this process",
-        "use sqlite:/// for what has to be kept",
+        "use sqlite:/// for what must be kept",
     )
     return _whole(open_memory(url.place))._replace(findings=lambda: [kept])
 

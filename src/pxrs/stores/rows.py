@@ -1,4 +1,4 @@
-"""What engines that keep tables have in common: rows of items and batches, versions of records."""
+"""Shared by engines that keep tables: rows of items and batches, versions of records."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ STATES = (
 
 
 def numbers_of(states: Sequence[ItemState]) -> list[int]:
-    """How these states are written, each once."""
+    """Returns the numbers by which these states are stored, each once."""
     return sorted({STATES.index(state) for state in states})
 
 
 def possible(ids: Sequence[int], end: int = 2**63 - 1) -> list[int]:
-    """Those that an item can have, each once."""
+    """Returns the ids that an item can have, each once."""
     return [number for number in dict.fromkeys(ids) if 0 < number < end]
 
 
 def counted(
     counts: Sequence[int], *, overdue: int, oldest: int | None, put: int, done: int
 ) -> QueueStats:
-    """From the numbers of items by state. Delayed items whose time has come, `overdue`, are ready:
-    nobody has noted it yet."""
+    """Builds stats from the numbers of items by state.
+
+    Delayed items whose time has come, `overdue`, are ready although not yet marked so.
+    """
     ready, delayed, held, waiting, dead = counts
     return QueueStats(
         ready=ready + overdue,
@@ -112,5 +114,5 @@ CHANCE_BITS = 20
 
 
 def next_step() -> int:
-    """How far a counter of versions goes with one commit."""
+    """Returns by how much one commit raises a counter of versions."""
     return 1 + secrets.randbits(CHANCE_BITS)

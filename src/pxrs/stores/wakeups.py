@@ -38,7 +38,7 @@ class Wakeups(Generic[T]):
                     watch.wake()
 
     def wanted(self) -> list[Callable[[T], bool]]:
-        """What the open watches wait for."""
+        """The subjects of all open watches."""
         with self._lock:
             return list(self._watches.values())
 
@@ -62,7 +62,7 @@ class Wakeups(Generic[T]):
                 watch.close()
 
     def abandon(self, lock: threading.RLock) -> None:
-        """In a forked child: nobody would ever wake them, and the lock may be held by nobody."""
+        """In a forked child: drop all watches, and the lock, which may be held for ever."""
         for watch in self._watches:
             watch.abandon(lock)
         self._lock = lock

@@ -1,4 +1,4 @@
-"""Clocks for tests: one stands still until it is told to go on."""
+"""Clocks for tests: one stands still until a test moves it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class VirtualClock:
 
     @property
     def subscribers(self) -> int:
-        """How many are told when it moves."""
+        """The number of subscribers that are called when it moves."""
         return len(self._subscribers)
 
     def monotonic(self) -> float:

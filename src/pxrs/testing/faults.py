@@ -15,11 +15,11 @@ that one of them can be cut off. What can go wrong:
 - a caller is interrupted while it commits or takes something, which is done, not done, or done
   later;
 - the same of whatever changes a queue: `take`, `extend`, `apply` and `release`;
-- the same of a transaction. One that is on its way holds its locks, and whoever commits something
-  about the same records waits until it has arrived; or it holds none, and may be overtaken;
+- the same of a transaction. One that is on its way holds its locks, and another commit
+  of the same records waits until it has arrived; or it holds none, and may be overtaken;
 - the same of each batch of an append by itself, or there is no room for it (`StoreFull`);
 - reads and renewals fail;
-- nobody, or one of them, can reach the store for a while; or it crashes, and what was on its way
+- all of them, or one, can't reach the store for a while; or it crashes, and what was on its way
   is gone;
 - wake-ups are lost, or come late.
 
@@ -52,12 +52,12 @@ from pxrs.types import Append, Appended, Check, Holder, LogPartition, Write
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what goes wrong, each as a probability per call.
+    """The rates of faults, each as a probability per call.
 
     `unknown_late` commits arrive up to `longest_delay` seconds later. `unlocked`: how many of the
-    transactions among them have not reached the store at all, so that nobody waits for them.
-    `interrupted` commits are done, not done, or done later, and whoever waited for the answer got
-    `Interrupted` instead. `full`: of the batches of an append.
+    transactions among them have not reached the store at all, so that no commit waits for them.
+    `interrupted` commits are done, not done, or done later, and their caller gets `Interrupted`
+    instead of an answer. `full`: of the batches of an append.
     """
 
     unknown_applied: float = 0.0
@@ -79,15 +79,15 @@ NOTHING = Rates()
 
 
 class Interrupted(BaseException):
-    """What a signal's handler raises in the middle of a call, as Ctrl-C does."""
+    """Raised in the middle of a call, as by a signal's handler on Ctrl-C."""
 
 
 class Faults:
     """Decides what fails.
 
-    `before_call` is told of every call before it is made, `no_answer` of the keys of every
-    commit whose outcome stays unknown to its caller. `interruptible` says whether a signal can
-    meet the thread in which somebody calls right now; always, by default.
+    `before_call` is called before every call, `no_answer` with the keys of every commit whose
+    outcome stays unknown to its caller. `interruptible` says whether a signal can reach the thread
+    of the current call; always, by default.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Faults:
         self._late: list[_Late] = []
 
     def cut_off(self, who: str | None, until: float) -> None:
-        """Let nobody, or not this one, reach the store until then."""
+        """Cut all, or this one, off from the store until then."""
         if who is None:
             self._all_cut_off = max(self._all_cut_off, until)
         else:
@@ -120,7 +120,7 @@ class Faults:
         """The store dies, and can be reached again at that time.
 
         What was not flushed is undone: all that was on its way. What was answered is flushed, and
-        nobody reads what is not, so a commit that the crash undoes looks like one that was lost
+        no one reads what is not, so a commit that the crash undoes looks like one that was lost
         (`Rates.unknown_lost`). Numbers that a store gives out by itself may then be given out once
         more: they prove nothing.
         """
@@ -188,7 +188,7 @@ class Faults:
         self._late.append(_Late(self.clock.monotonic() + delay, sent.do, sent.unit, locked))
 
     def wait_out(self, unit: Holder) -> None:
-        """Somebody asks after this unit. It arrives now, or later: then the store refuses it."""
+        """Let the unit arrive because a caller asks for it, or later: then the store refuses it."""
         if self.rng.random() < 0.5:
             for late in self._take_late(lambda late: late.unit == unit):
                 late.arrive()
@@ -215,7 +215,7 @@ class _Late(NamedTuple):
     locked: frozenset[str]
 
     def arrive(self) -> None:
-        """Do it, if the store still takes it; nobody hears the answer."""
+        """Do it, if the store still takes it; the answer is lost."""
         try:
             self.commit()
         except PxrsError:
@@ -250,7 +250,7 @@ def _refused(rate: str, error: type[PxrsError], why: str) -> Fate:
     return refused
 
 
-_busy = _refused("busy", StoreBusy, "somebody else is writing")
+_busy = _refused("busy", StoreBusy, "another process is writing")
 _in_the_way = _refused("busy", TransactionConflict, "another transaction was in the way")
 _full = _refused("full", StoreFull, "there is no room for the batch")
 _away = _refused("unavailable", StoreUnavailable, "the partition can't be reached")
@@ -467,7 +467,7 @@ class FaultyLog(
         return results
 
     def _some_of(self, appends: Sequence[Append]) -> list[Append]:
-        """What was sent before an interrupt: of each partition the first ones."""
+        """Returns what was sent before an interrupt: of each partition the first ones."""
         ends = {where: self._faults.rng.random() < 0.5 for where, _ in appends}
         sent = []
         for append in appends:
@@ -490,7 +490,7 @@ class FaultyLog(
         try:
             appended: Appended = self._faults.make(sent, (_full, _away, _lost, _late))
         except PxrsError as error:
-            # The frames would keep all that they see as long as somebody keeps the error.
+            # The frames would keep all that they see as long as the error is kept.
             return error.with_traceback(None)
         return appended
 
@@ -498,9 +498,9 @@ class FaultyLog(
 class FaultyAtomic(_Faulty, seam=Atomic):
     """An `Atomic` that fails when it begins or when it commits.
 
-    One that is done late holds its locks until then, and whoever commits something about the same
-    records waits for it; or it has not reached the store yet, and holds none. Whoever commits may
-    be interrupted: before it is done, after that, or while it is on its way.
+    One that is done late holds its locks until then, and other commits of the same records wait for
+    it; or it has not reached the store yet, and holds none. A commit may be interrupted: before it
+    is done, after that, or while it is on its way.
     """
 
     def __init__(

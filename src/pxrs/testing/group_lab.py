@@ -72,7 +72,7 @@ class Crash(BaseException):
 
 
 class Handled(NamedTuple):
-    """A message that a handler has seen. `stale`: somebody else owned its partition by then."""
+    """A message that a handler has seen. `stale`: another member owned its partition by then."""
 
     member: str
     message: Message
@@ -81,7 +81,7 @@ class Handled(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A commit that was refused, because somebody else owns these partitions now."""
+    """A commit that was refused, because another member owns these partitions now."""
 
     member: str
     partitions: tuple[int, ...]
@@ -106,8 +106,8 @@ class LabMember:
         fenced: Callable[[str, frozenset[TopicPartition]], None],
         hold: Context | None,
     ) -> None:
-        """`handled` is told of every message that the handler has seen, `fenced` of every commit
-        that was refused. `hold`: for one that handles each message in a transaction."""
+        """`handled` is called with every message that the handler has seen, `fenced` with every
+        commit that was refused. `hold`: for one that handles each message in a transaction."""
         self.name = settings.member_name
         self.state: State = "running"
         self._member = member
@@ -151,7 +151,7 @@ class LabMember:
         return self._member.table.version
 
     def due(self) -> float:
-        """When it has something to do at the latest."""
+        """Returns when the member must take its next step."""
         times = [self._renew_at, self._commit_at]
         return min(times if self._look_at is None else [*times, self._look_at])
 
@@ -238,7 +238,7 @@ class LabMember:
         self._handled(self.name, message)
 
     def _leave_loop(self) -> None:
-        """What is in hand will be handed out again."""
+        """Give back what is in hand; it will be handed out again."""
         self._member.leave_loop()
         self._loop, self._shown = iter(()), None
 
@@ -246,8 +246,8 @@ class LabMember:
 class GroupLab:
     """A topic, a group and its members, in one thread and with a clock of its own.
 
-    Time passes in `advance`, and as little as needed in `run` and `run_until_quiet`. Whoever is
-    alive does then what is due: renews its session, looks at the group, handles, commits. A
+    Time passes in `advance`, and as little as needed in `run` and `run_until_quiet`. Each living
+    member does then what is due: renews its session, looks at the group, handles, commits. A
     handler takes no time. Members take turns, in the order in which they were started; with a
     `seed`, in an order that the seed decides.
     """
@@ -420,13 +420,13 @@ class GroupLab:
             if done():
                 return
             if end is None and not self._running():
-                raise AssertionError(f"{what}: nobody runs\n{self.describe()}")
+                raise AssertionError(f"{what}: no member runs\n{self.describe()}")
             if self.clock.monotonic() >= give_up:
                 raise AssertionError(f"{what}: not within {limit:g} s\n{self.describe()}")
             self._tick(end)
 
     def _exhaust(self, handled: int | None) -> bool:
-        """Step until nobody has anything to do at this time; true if enough were handled."""
+        """Step until no member has anything to do at this time; true if enough were handled."""
         before = None
         while before != (before := self._fingerprint()):
             for member in self._turns():
@@ -457,7 +457,7 @@ class GroupLab:
         return [member for member in self._members.values() if member.state == "running"]
 
     def _tick(self, end: float | None) -> None:
-        """Move to when somebody has something to do."""
+        """Move the clock to the next step of any member."""
         now = self.clock.monotonic()
         times = [member.due() for member in self._running()]
         times += [end] if end is not None else []
@@ -497,7 +497,7 @@ class GroupLab:
 
     @property
     def owners(self) -> dict[int, str | None]:
-        """Who owns each partition by the group's records."""
+        """The owner of each partition, by the group's records."""
         return {number: claim.name for number, claim in self._claims().items()}
 
     @property
@@ -521,7 +521,7 @@ class GroupLab:
         return sorted(position for position, often in times.items() if often > 1)
 
     def handled_by(self, name: str) -> list[Message]:
-        """What a member's handler has seen, in that order."""
+        """Return the messages that a member's handler has seen, in order."""
         return [each.message for each in self.handled if each.member == name]
 
     def values(self) -> list[Any]:
