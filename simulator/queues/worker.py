@@ -36,7 +36,7 @@ class Job:
     def __init__(self, work: UnitOfWork) -> None:
         self.work = work
         # Its session begins with it, as for one that takes at once.
-        self.transaction = work.holder.transaction
+        self.transaction = work._held.holder.transaction
         self.items: list[Item] = []
         self.puts = 0
         self.ended = False
@@ -215,7 +215,7 @@ class Worker:
 
     def _forget_lost(self) -> None:
         for job in list(self.jobs):
-            if job.work.is_lost:
+            if job.work._held.is_lost:
                 self._end(job)
                 with suppress(OutcomeUnknown):
                     job.work.rollback()

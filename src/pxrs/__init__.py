@@ -1,6 +1,6 @@
 """Safe parallel consumption of ordered messages on the store you already run."""
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from pxrs._version import __version__
 from pxrs.app import Pxrs, connect
@@ -61,7 +61,7 @@ from pxrs.serde import JSON, Serde
 from pxrs.topics import PartitionInfo, TopicInfo, Topics
 from pxrs.types import Bounds, Fence, ItemState, Message, Position, Queue, Topic, TopicPartition
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pxrs.consuming.consumer import Consumer
     from pxrs.consuming.health import Health
     from pxrs.consuming.transactions import Transaction
@@ -106,7 +106,7 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _LATER:
         raise AttributeError(f"module 'pxrs' has no attribute {name!r}")
     from importlib import import_module
@@ -117,7 +117,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted(__all__)
 
 
 __all__ = [

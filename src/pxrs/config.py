@@ -160,7 +160,7 @@ class SqliteSettings(msgspec.Struct, frozen=True):
 
 def sqlite_settings(options: Mapping[str, str]) -> SqliteSettings:
     """Settings from a URL's options."""
-    refuse_unknown(options, set(SqliteSettings.__struct_fields__), "sqlite://")
+    refuse_url_options(options, set(SqliteSettings.__struct_fields__), "sqlite://")
     defaults = SqliteSettings()
     return SqliteSettings(
         durability=options.get("durability", defaults.durability),
@@ -235,7 +235,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
             check_seconds("revoke_timeout", self.revoke_timeout)
 
 
-def refuse_unknown(options: Mapping[str, str], known: set[str], where: str) -> None:
+def refuse_url_options(options: Mapping[str, str], known: set[str], where: str) -> None:
     """Rejects options that are not known, such as mistyped ones."""
     for name in options:
         if name not in known:
@@ -437,7 +437,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def etcd_settings(url: StoreUrl) -> EtcdSettings:
     """`etcd://host:2379,host2:2379/prefix?timeout=10&tls=true&ca=…&cert=…&key=…`."""
-    refuse_unknown(url.options, {"timeout", "tls", "ca", "cert", "key"}, "etcd://")
+    refuse_url_options(url.options, {"timeout", "tls", "ca", "cert", "key"}, "etcd://")
     address = split_address(url, 2379)
     return EtcdSettings(
         hosts=address.hosts,
@@ -462,7 +462,7 @@ class ZooKeeperSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def zookeeper_settings(url: StoreUrl) -> ZooKeeperSettings:
     """`zookeeper://host:2181,host2:2181/root?timeout=10&tls=true&ca=…&cert=…&key=…`."""
-    refuse_unknown(url.options, {"timeout", "tls", "ca", "cert", "key"}, "zookeeper://")
+    refuse_url_options(url.options, {"timeout", "tls", "ca", "cert", "key"}, "zookeeper://")
     address = split_address(url, 2181)
     return ZooKeeperSettings(
         hosts=address.hosts,
@@ -499,7 +499,7 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
     A user without a password is a token, as in NATS' own URLs.
     """
     own = {"replicas", "timeout", "credentials", "nkey", "domain"}
-    refuse_unknown(url.options, own | {"tls", "ca", "cert", "key"}, "nats://")
+    refuse_url_options(url.options, own | {"tls", "ca", "cert", "key"}, "nats://")
     address = split_address(url, 4222)
     prefix = address.path or "pxrs"
     if not set(prefix) <= _WORD or len(prefix) > 100:

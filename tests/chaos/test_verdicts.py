@@ -160,7 +160,7 @@ def test_a_take_that_was_given_up_holds_nothing_when_it_comes(
     px.put(QUEUE, "item")
     other = Worker(px.stores)
     with ThreadPoolExecutor(1) as pool, px.begin() as tx:
-        assert tx.holder.session
+        assert tx._held.holder.session
         with late_reader(postgres_url, proxy):
             job = pool.submit(tx.take, QUEUE, 0)
             proxy.await_request()

@@ -303,7 +303,7 @@ def test_a_session_found_to_be_over_never_comes_back() -> None:
     assert tx.take("in", 0) is not None
     clock.advance(6)
     # Renewed in the store, but its holder never heard of it: 4 s are left here, 10 s there.
-    stores.coord.renew(tx.holder.session, 10.0)
+    stores.coord.renew(tx._held.holder.session, 10.0)
     clock.advance(5)
     with pytest.raises(SessionLost):
         tx.put("out", "x")

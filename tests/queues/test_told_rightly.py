@@ -137,7 +137,7 @@ def test_a_rollback_beside_a_block_of_the_same_thread_ends_nobodys_session(px: p
     block.execute("CREATE TABLE t (n)")
     one.rollback()
     block.commit()
-    assert not other.is_lost
+    assert not other._held.is_lost
     other.commit()
     with px.begin() as again:
         item = again.take("q", PATIENCE)

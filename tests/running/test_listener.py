@@ -128,7 +128,7 @@ def test_commit_that_the_store_refuses_is_the_items_failure(px: Pxrs) -> None:
 
 @pytest.mark.parametrize("body", [b"b{", b"z?"], ids=["serde", "kind"])
 def test_undecodable_item_goes_the_way_of_a_failing_handler(px: Pxrs, body: bytes) -> None:
-    holder = px.begin().holder
+    holder = px.begin()._held.holder
     px.stores.queues.apply(QueueChange(holder, put=(NewItem(queue="in", body=body),)))
     px.put("in", {"a": 1}, serde=JSON())
     handler: list[Any] = []
@@ -323,13 +323,13 @@ def test_item_is_extended_while_its_handler_lives(px: Pxrs) -> None:
     extended = threading.Semaphore(0)
 
     def act(item: Item, tx: UnitOfWork) -> None:
-        extend = tx.keep_hold
+        extend = tx._keep_hold
 
         def noted(seconds: float) -> None:
             extend(seconds)
             extended.release()
 
-        tx.keep_hold = noted  # type: ignore[method-assign]
+        tx._keep_hold = noted  # type: ignore[method-assign]
         for _ in range(7):
             assert extended.acquire(timeout=PATIENCE)
 

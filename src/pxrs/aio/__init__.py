@@ -4,17 +4,18 @@ Topics, messages and errors are those of `pxrs`.
 """
 
 from pxrs.aio.admin import Groups, Queues, Topics
-from pxrs.aio.app import Connecting, Pxrs, connect
-from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions, Joining
+from pxrs.aio.app import Pxrs, connect
+from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions
 from pxrs.aio.producer import Producer, Sent, SentMany
 from pxrs.aio.reader import Follow, Reader
 from pxrs.aio.running import Running
+from pxrs.aio.threads import Opening
 from pxrs.aio.transactions import Transaction, UnitOfWork
 
 __all__ = [
     # opening
     "connect",
-    "Connecting",
+    "Opening",
     "Pxrs",
     "Topics",
     # sending and reading
@@ -24,7 +25,6 @@ __all__ = [
     "Reader",
     "Follow",
     # groups
-    "Joining",
     "Consumer",
     "ConsumerOptions",
     "Arriving",

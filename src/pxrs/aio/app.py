@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -15,7 +15,7 @@ from typing import Any, Unpack, overload
 from pxrs import app as blocking
 from pxrs import options as blocking_options
 from pxrs.aio.admin import Groups, Queues, Topics
-from pxrs.aio.consumer import ConsumerOptions, Joining, OnLoop
+from pxrs.aio.consumer import Consumer, ConsumerOptions, OnLoop
 from pxrs.aio.producer import Producer
 from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.reader import Reader
@@ -27,7 +27,7 @@ from pxrs.aio.running import (
     MessagesOnThisLoop,
     Running,
 )
-from pxrs.aio.threads import Threads, awaiting, outcome, passing, signed_as
+from pxrs.aio.threads import Opening, Threads, awaiting, outcome, passing, signed_as
 from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.arguments import check_handler, is_coroutine_function
 from pxrs.callers import check_connection, given_connection
@@ -50,45 +50,18 @@ from pxrs.stores.connections import lend
 from pxrs.types import Message, NewItem, Plain, Read, Value
 
 
-def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Connecting:
+def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Opening[Pxrs]:
     """Open a store: `px = await connect(url)` or `async with connect(url) as px`.
 
     For the URLs see `pxrs.connect`.
     """
-    return Connecting(partial(blocking.connect, url, coord=coord, log=log))
 
-
-class Connecting:
-    """A store about to be opened, by awaiting it or by entering it."""
-
-    def __init__(self, connect: Callable[[], blocking.Pxrs]) -> None:
-        self._connect = connect
-        self._opened: Pxrs | None = None
-
-    def __await__(self) -> Generator[Any, None, Pxrs]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Pxrs:
-        self._opened = await self._open()
-        return self._opened
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._opened is not None:
-            await self._opened._end(error)
-
-    async def _open(self) -> Pxrs:
+    def begin() -> tuple[Future[blocking.Pxrs], Callable[[blocking.Pxrs], Pxrs]]:
         threads = Threads()
-        opening = threads.start(self._connect)
-        try:
-            return Pxrs(await outcome(opening), threads)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)
-            raise
+        opening = threads.start(partial(blocking.connect, url, coord=coord, log=log))
+        return opening, lambda px: Pxrs(px, threads)
+
+    return Opening(begin)
 
 
 class Pxrs:
@@ -138,7 +111,7 @@ class Pxrs:
         *,
         serde: Serde[Read] | None = None,
         **options: Unpack[ConsumerOptions],
-    ) -> Joining[Read]:
+    ) -> Opening[Consumer[Read]]:
         """Consume topics as a member of a group: `async with px.consumer(…) as consumer`.
 
         See `pxrs.Pxrs.consumer`. The callbacks run on the event loop, while a call for messages
@@ -146,16 +119,20 @@ class Pxrs:
         """
         refuse_unknown("consumer", options, ConsumerOptions)
 
-        def join(on_loop: OnLoop) -> BlockingConsumer[Read]:
+        def begin() -> tuple[
+            Future[BlockingConsumer[Read]], Callable[[BlockingConsumer[Read]], Consumer[Read]]
+        ]:
+            on_loop = OnLoop(asyncio.get_running_loop())
             told: Any = {
                 **options,
                 "on_assigned": on_loop(options.get("on_assigned")),
                 "on_revoked": on_loop(options.get("on_revoked")),
                 "on_lost": on_loop(options.get("on_lost")),
             }
-            return self._blocking.consumer(topics, group, serde=serde, **told)
+            join = partial(self._blocking.consumer, topics, group, serde=serde, **told)
+            return self._threads.start(join), lambda got: Consumer(got, self._threads, on_loop)
 
-        return Joining(self._threads, join)
+        return Opening(begin)
 
     @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, RunJob])
     def run(
@@ -206,7 +183,7 @@ class Pxrs:
             serde=serde,
             strict=strict,
         )
-        return UnitOfWork(begin, Surroundings(self._threads, self._waiters))
+        return UnitOfWork(begin, Surroundings(self._threads.submit, self._waiters))
 
     def begin(
         self,
@@ -229,7 +206,7 @@ class Pxrs:
             serde=serde,
             strict=strict,
         )
-        return UnitOfWork(begin, Surroundings(self._threads, self._waiters))
+        return UnitOfWork(begin, Surroundings(self._threads.submit, self._waiters))
 
     @overload
     async def put(
@@ -387,9 +364,3 @@ class Pxrs:
         trace: TracebackType | None,
     ) -> None:
         await self._end(error)
-
-
-def _close_unwanted(opening: Future[blocking.Pxrs]) -> None:
-    """Nobody waited for this store to open."""
-    if opening.exception() is None:
-        opening.result().close()

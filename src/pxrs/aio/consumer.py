@@ -38,42 +38,6 @@ class ConsumerOptions(MemberOptions, total=False):
     on_lost: Callback[set[TopicPartition]] | None
 
 
-class Joining(Generic[Value]):
-    """A consumer about to join its group: `async with` it, or `await` it and close it."""
-
-    def __init__(
-        self, threads: Threads, join: Callable[[OnLoop], blocking.Consumer[Value]]
-    ) -> None:
-        self._threads = threads
-        self._join = join
-        self._joined: Consumer[Value] | None = None
-
-    def __await__(self) -> Generator[Any, None, Consumer[Value]]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Consumer[Value]:
-        self._joined = await self._open()
-        return self._joined
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._joined is not None:
-            await self._joined.close()
-
-    async def _open(self) -> Consumer[Value]:
-        on_loop = OnLoop(asyncio.get_running_loop())
-        joining = self._threads.start(partial(self._join, on_loop))
-        try:
-            return Consumer(await outcome(joining), self._threads, on_loop)
-        except asyncio.CancelledError:
-            joining.add_done_callback(_leave_unwanted)
-            raise
-
-
 class Consumer(Generic[Value]):
     """Consumes topics as a member of a group. See `pxrs.Consumer`. For one task at a time.
 
@@ -182,7 +146,7 @@ class Consumer(Generic[Value]):
                     result = work(tx)
                     return await result if inspect.isawaitable(result) else result
             except TransactionConflict:
-                if not begun.keeps_on_conflict:
+                if not begun._keeps_on_conflict:
                     raise
         raise AssertionError("unreachable: the last attempt raises")
 
@@ -342,9 +306,3 @@ class OnLoop:
 
 
 _callback_of: ContextVar[OnLoop | None] = ContextVar("pxrs_callback_of", default=None)
-
-
-def _leave_unwanted(joining: Future[blocking.Consumer]) -> None:
-    """Nobody waited for this consumer to join."""
-    if joining.exception() is None:
-        joining.result().close()

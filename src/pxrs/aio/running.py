@@ -109,7 +109,7 @@ class ItemsOnThisLoop:
 
     def __call__(self, item: Item, work: blocking_work.UnitOfWork) -> None:
         calls = Calls()
-        tx = UnitOfWork(lambda: work, Surroundings(calls, self._waiters, one_thread=True))
+        tx = UnitOfWork(lambda: work, Surroundings(calls.submit, self._waiters, one_thread=True))
         over: Future[None] = Future()
         begin = partial(self._begin, _handle(self._handler, item, tx), over)
         # Not run_coroutine_threadsafe: its future is done when it is cancelled, not when the
@@ -148,18 +148,16 @@ class ItemsOnOwnLoop(msgspec.Struct, frozen=True):
     handler: ItemHandler
 
     def __call__(self, item: Item, work: blocking_work.UnitOfWork) -> None:
-        around = Surroundings(AtOnce(), QueueWaiters(Unseen(work).queues), one_thread=True)
+        around = Surroundings(_at_once, QueueWaiters(Unseen(work).queues), one_thread=True)
         tx = UnitOfWork(lambda: work, around)
         runner_of_this_thread().run(_handle(self.handler, item, tx))
 
 
-class AtOnce:
-    """Makes calls on the loop's own thread: nobody but one handler is on that loop."""
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-        fulfil(future, work)
-        return future
+def _at_once(work: Callable[[], T]) -> Future[T]:
+    """Make the call on the loop's own thread: nobody but one handler is on that loop."""
+    future: Future[T] = Future()
+    fulfil(future, work)
+    return future
 
 
 async def _handle(handler: ItemHandler, item: Item, tx: UnitOfWork) -> None:

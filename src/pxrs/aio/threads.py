@@ -11,11 +11,12 @@ import inspect
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pxrs.errors import Closed, InvalidRequest
 
@@ -99,6 +100,48 @@ def own_thread() -> Calls:
     calls = Calls()
     threading.Thread(target=calls.serve, name="pxrs-aio-block", daemon=True).start()
     return calls
+
+
+class Opening(Generic[T]):
+    """About to be opened: `await` it and close it, or use it with `async with`.
+
+    `begin` has a thread open something, and says what is made of that for the loop. If nobody
+    waits for it any more when it is open, it is closed.
+    """
+
+    def __init__(self, begin: Callable[[], tuple[Future[Any], Callable[[Any], T]]]) -> None:
+        self._begin = begin
+        self._opened: Any = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> T:
+        self._opened = await self._open()
+        opened: T = self._opened
+        return opened
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._opened is not None:
+            await self._opened.__aexit__(kind, error, trace)
+
+    async def _open(self) -> T:
+        opening, wrap = self._begin()
+        try:
+            return wrap(await outcome(opening))
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+
+
+def _close_unwanted(opening: Future[Any]) -> None:
+    if opening.exception() is None:
+        opening.result().close()
 
 
 async def outcome(future: Future[T]) -> T:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
 from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.threads import Calls, awaiting, own_thread, signed_as, waited_out
@@ -27,20 +27,15 @@ from pxrs.types import Header, NewItem, Value
 T = TypeVar("T")
 
 
-class Place(Protocol):
-    """Where blocking calls are made."""
-
-    def submit(self, work: Callable[[], T]) -> Future[T]: ...
-
-
 class Surroundings(NamedTuple):
     """Where a transaction's calls are made, and how it hears of items.
 
-    `one_thread`: all calls are made by the same one, as locks want it. And by nobody else: other
-    threads may use the transaction then, and the loop's own must not wait for them.
+    `submit` has a thread make a blocking call. `one_thread`: all calls are made by the same
+    one, as locks want it. And by nobody else: other threads may use the transaction then, and the
+    loop's own must not wait for them.
     """
 
-    place: Place
+    submit: Callable[[Callable[[], Any]], Future[Any]]
     waiters: QueueWaiters
     one_thread: bool = False
 
@@ -245,7 +240,8 @@ class UnitOfWork(Generic[Value]):
         return await self._done(future, future.cancel)
 
     def _start(self, work: Callable[[], T]) -> Future[T]:
-        return (self._own or self._around.place).submit(work)
+        submit = self._around.submit if self._own is None else self._own.submit
+        return submit(work)
 
     async def _done(self, future: Future[T], give_up: Callable[[], object] | None = None) -> T:
         self._calls += 1
@@ -279,10 +275,11 @@ class Transaction(UnitOfWork[str | bytes]):
         self._unseen = Unseen(tx)
         self._on_change = on_change
         self._thread: Calls | None = None
-        super().__init__(tx.__enter__, Surroundings(self, QueueWaiters(self._unseen.queues), True))
+        waiters = QueueWaiters(self._unseen.queues)
+        super().__init__(tx.__enter__, Surroundings(self._submit, waiters, one_thread=True))
 
-    def submit(self, work: Callable[[], Any]) -> Any:
-        """See `pxrs.aio.transactions.Place`: all calls are made by the one thread."""
+    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """All calls are made by the one thread."""
         if self._thread is None:
             raise InvalidRequest("use the transaction with `async with`, inside its block")
         return self._thread.submit(work)
@@ -290,7 +287,7 @@ class Transaction(UnitOfWork[str | bytes]):
     @property
     def connection(self) -> Any:
         """The database connection that will commit: the caller's, or once `execute` has run."""
-        if not self._blocking.has_connection:
+        if not self._blocking._has_connection:
             raise InvalidRequest("await tx.execute(…) first: that begins the database transaction")
         return own_side(self._blocking.connection)
 

@@ -232,7 +232,7 @@ class Transaction(UnitOfWork[str | bytes]):
         self._inside = False
 
     @property
-    def keeps_on_conflict(self) -> bool:
+    def _keeps_on_conflict(self) -> bool:
         """Whether the same messages are still in hand after a conflict, to be tried again."""
         return self._checkpoint.keeps_on_conflict
 
@@ -359,7 +359,7 @@ class Transactions:
                 with begun as tx:
                     return work(tx)
             except TransactionConflict:
-                if not begun.keeps_on_conflict:
+                if not begun._keeps_on_conflict:
                     raise
         raise AssertionError("unreachable: the last attempt raises")
 

@@ -36,7 +36,7 @@ from pxrs.queues.item import Item, PutItem, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
-from pxrs.types import Delivery, Header, Held, Holder, NewItem, QueueChange, Value
+from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange, Value
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 CAREFUL_WAIT = 5.0
@@ -190,21 +190,6 @@ class UnitOfWork(Generic[Value]):
         return not self._ended
 
     @property
-    def is_lost(self) -> bool:
-        """Whether its session is over, and everything it held is free."""
-        return self._held.is_lost
-
-    @property
-    def unread(self) -> Sequence[Held]:
-        """The items that it took, could not decode and gave back."""
-        return self._held.surrendered
-
-    @property
-    def holder(self) -> Holder:
-        """Who holds its items, as the store knows it."""
-        return self._held.holder
-
-    @property
     def in_hand(self) -> int:
         """How many items it holds."""
         return len(self._held.taken)
@@ -253,7 +238,7 @@ class UnitOfWork(Generic[Value]):
             self._require_open()
             self._held.extend(seconds)
 
-    def keep_hold(self, seconds: float) -> None:
+    def _keep_hold(self, seconds: float) -> None:
         """`extend` from another thread, beside whatever the transaction does; it is not waited for.
 
         Where its own block keeps all others from writing, nothing has to be extended.
@@ -294,7 +279,7 @@ class UnitOfWork(Generic[Value]):
             return self._open_atomic().connection
 
     @property
-    def has_connection(self) -> bool:
+    def _has_connection(self) -> bool:
         """Whether `connection` is there already, and need not be waited for."""
         return self._atomic is not None
 

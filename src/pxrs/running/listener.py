@@ -170,12 +170,12 @@ class Listener:
                 try:
                     item = self._take(work, watch)
                 except Exception as error:
-                    if not work.unread:
+                    if not work._held.surrendered:
                         raise
                     _LOG.warning("an item of %r: %s", self._job.queue, words_of(error))
                     # It was given back already, the way of one that can't be handled.
                     self._count(failed=1)
-                    self._stop_at(work.unread[-1].delivery, error)
+                    self._stop_at(work._held.surrendered[-1].delivery, error)
                     return
                 if item is not None:
                     self._handle(item, work)
@@ -215,7 +215,7 @@ class Listener:
         try:
             found = work._look(job.queue, 1, self._retry, job.lock_for, suspects=suspects)
         except Exception:
-            if work.unread:
+            if work._held.surrendered:
                 self._outage.over(asked)
             raise
         self._outage.over(asked)
@@ -224,7 +224,7 @@ class Listener:
     def _holds(self, work: UnitOfWork) -> bool:
         """Whether an item may be in its hand that a death of this process would be counted for."""
         since = self._running.get(work)
-        return not work.is_lost and (since is None or self._may_go_on(since))
+        return not work._held.is_lost and (since is None or self._may_go_on(since))
 
     def _handle(self, item: Item, work: UnitOfWork) -> None:
         self._running[work] = self._now()
@@ -292,7 +292,7 @@ class Listener:
             for work, since in list(self._running.items()):
                 if self._may_go_on(since):
                     with suppress(PxrsError):
-                        work.keep_hold(min(deadline, self._time_left(since)))
+                        work._keep_hold(min(deadline, self._time_left(since)))
 
     def _may_go_on(self, since: float) -> bool:
         return self._time_left(since) > 0

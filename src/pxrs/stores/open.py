@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pxrs.config import StoreUrl, parse_url, public, refuse_unknown, split_url, sqlite_settings
+from pxrs.config import StoreUrl, parse_url, public, refuse_url_options, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import NO_MESSAGES, CompositeStores
@@ -149,7 +149,7 @@ def _sqlite(url: StoreUrl) -> Opened:
 def _memory(url: StoreUrl) -> Opened:
     from pxrs.stores.memory.stores import open_memory
 
-    refuse_unknown(url.options, set(), "memory://")
+    refuse_url_options(url.options, set(), "memory://")
     kept = warning(
         "durability",
         "messages live as long as this process",

@@ -1,0 +1,176 @@
+"""Every public name of every public class, written down: an addition is a decision."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any, is_typeddict
+
+import pytest
+
+import pxrs
+from pxrs import aio
+
+BLOCKING = {
+    "Pxrs": (
+        "begin close consumer groups health listen producer put put_many queues reader redrive "
+        "run send stop stores topics transaction url"
+    ),
+    "Topic": "created_ms id name partitioner partitions retention retention_bytes retention_ms",
+    "Topics": "apply_retention bounds create delete describe find list",
+    "TopicInfo": "messages partitions size topic",
+    "PartitionInfo": "end partition size start",
+    "TopicPartition": "partition topic",
+    "Message": "fence headers key offset partition timestamp topic value",
+    "Fence": "epoch partition topic",
+    "Position": "offset partition topic",
+    "Bounds": "end start",
+    "Producer": "close flush send send_many",
+    "Sent": "done result when_done",
+    "SentMany": "done result",
+    "Reader": "bounds follow offset_at read topic",
+    "Serde": "decode encode",
+    "JSON": "",
+    "Consumer": (
+        "assignment batches close commit commit_async health member pause poll resume "
+        "run_transaction seek seek_to_time transaction wake"
+    ),
+    "Running": "failed handled health join stop",
+    "Health": "detail ok state",
+    "Transaction": (
+        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "take take_many"
+    ),
+    "Backoff": "attempts delay factor first growth jitter longest",
+    "DeadLetter": "name_for topic",
+    "Stop": "",
+    "Groups": "delete describe explain list reset",
+    "GroupSummary": "generation members name state",
+    "GroupInfo": (
+        "at_ms awaited coordinator generation lag lag_seconds members name partitions reason state"
+    ),
+    "MemberInfo": "client joined_ms name owned static topics",
+    "GroupPartition": "checkpoint end epoch lag lag_seconds metadata owner partition start topic",
+    "GroupHistory": "name rebalances resets",
+    "Rebalance": "at_ms coordinator generation members moves reason",
+    "PartitionMove": "after before partition topic",
+    "GroupReset": "at_ms by changes why",
+    "CheckpointChange": "after before partition topic",
+    "UnitOfWork": (
+        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "take take_many"
+    ),
+    "Item": "deliveries error headers id key priority put_ms queue value",
+    "PutItem": "id",
+    "Queue": "created_ms fifo name",
+    "Queues": "create dead delete describe drop list peek purge rates redrive",
+    "QueueInfo": "created_ms dead delayed depth done fifo held name oldest_age put ready waiting",
+    "QueueRates": "done put",
+    "ItemInfo": (
+        "dead_ms deliveries error headers id key priority put_ms queue state taken_ms value "
+        "visible_ms"
+    ),
+    "ItemState": "DEAD DELAYED HELD READY WAITING",
+}
+
+ASYNC = {
+    "Opening": "",
+    "Pxrs": (
+        "begin close consumer groups health listen producer put put_many queues reader redrive "
+        "run send stop topics transaction url"
+    ),
+    "Topics": "apply_retention bounds create delete describe find list",
+    "Producer": "close flush send send_many",
+    "Sent": "done result",
+    "SentMany": "done result",
+    "Reader": "bounds follow offset_at read topic",
+    "Follow": "aclose",
+    "Consumer": (
+        "assignment batches close commit commit_async health member pause poll resume "
+        "run_transaction seek seek_to_time transaction"
+    ),
+    "Arriving": "",
+    "Transaction": (
+        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "take take_many"
+    ),
+    "Groups": "delete describe explain list reset",
+    "UnitOfWork": (
+        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "take take_many"
+    ),
+    "Running": "failed handled health join stop",
+    "Queues": "create dead delete describe drop list peek purge rates redrive",
+}
+
+
+def _blocking() -> list[object]:
+    """One of each that has attributes which its class does not show."""
+    with ExitStack() as stack:
+        px = stack.enter_context(pxrs.connect("memory://"))
+        px.topics.create("t", partitions=1)
+        producer = stack.enter_context(px.producer())
+        consumer = stack.enter_context(px.consumer("t", group="g"))
+        sent = producer.send("t", b"value")
+        sent.result()
+        unit = stack.enter_context(px.transaction())
+        listener = stack.enter_context(px.listen("q", lambda item, tx: None))
+        made = [px, px.topics, px.queues, px.groups, px.reader("t"), producer, consumer, sent]
+        return [*made, producer.send_many("t", []), consumer.transaction(), unit, listener]
+
+
+def _awaited() -> list[object]:
+    async def make() -> list[object]:
+        async with aio.connect("memory://") as px:
+            await px.topics.create("t", partitions=1)
+            async with px.producer() as producer, px.consumer("t", group="g") as consumer:
+                sent = await producer.send("t", b"value")
+                await sent
+                unit, transaction = px.transaction(), consumer.transaction()
+                made = [px, px.topics, px.queues, px.groups, await px.reader("t"), producer]
+                many = await producer.send_many("t", [])
+                return [*made, consumer, sent, many, unit, transaction]
+
+    return asyncio.run(make())
+
+
+def _public(thing: object, kind: type) -> set[str]:
+    """What it has beside the names of Python's own classes."""
+    foreign = (base for base in kind.__mro__ if not base.__module__.startswith("pxrs"))
+    inherited = {name for base in foreign for name in dir(base)}
+    return {name for name in dir(thing) if not name.startswith("_")} - inherited
+
+
+def surface(module: ModuleType, live: list[object]) -> dict[str, str]:
+    """The public names of each class, but for errors and options."""
+    found = {}
+    for name in module.__all__:
+        kind = getattr(module, name)
+        if inspect.isclass(kind) and not issubclass(kind, BaseException) and not is_typeddict(kind):
+            names = _public(kind, kind)
+            for thing in live:
+                if type(thing) is kind:
+                    names |= _public(thing, kind)
+            found[name] = " ".join(sorted(names))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("module", "make", "expected"),
+    [(pxrs, _blocking, BLOCKING), (aio, _awaited, ASYNC)],
+    ids=["pxrs", "pxrs.aio"],
+)
+def test_nothing_is_public_that_was_not_decided_to_be(
+    module: Any, make: Callable[[], list[object]], expected: dict[str, str]
+) -> None:
+    assert surface(module, make()) == expected
+
+
+def test_modules_show_their_public_names() -> None:
+    for module in (pxrs, aio):
+        shown = {name for name in vars(module) if not name.startswith("_")}
+        classes = {name for name in shown if not inspect.ismodule(getattr(module, name))}
+        assert classes <= set(module.__all__)
