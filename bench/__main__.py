@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench import engines, groups, jetstream, log, queues, report
+from bench import engines, groups, jetstream, log, queues, report, walks
 from bench.harness import Options, Say, Section
 
 
@@ -57,6 +57,12 @@ _command("groups", "Consumer groups on SQLite, in one process and in several.", 
 _command("engines", "Engines that are servers, with fsync.", engines.PARTS)
 _command("queue", "Work queues on SQLite: 100-byte items, synchronous=FULL.", queues.PARTS)
 _command("jetstream", "JetStream against nats-py: 100-byte messages, one server.", jetstream.PARTS)
+
+
+@main.command("walks", help="The calls that a message takes on its way, counted.")
+@click.option("--tree", is_flag=True, help="Print each call.")
+def _walks(tree: bool) -> None:
+    walks.show(click.echo, tree=tree)
 
 
 def _measure(parts: Parts, options: Options, target: Path | None) -> bool:
