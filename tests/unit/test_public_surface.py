@@ -33,7 +33,7 @@ BLOCKING = {
     "SentMany": "done result",
     "Reader": "bounds follow offset_at read topic",
     "Serde": "decode encode",
-    "JSON": "",
+    "JSON": "decode encode",
     "Consumer": (
         "assignment batches close commit commit_async health member pause poll resume "
         "run_transaction seek seek_to_time transaction wake"
@@ -119,7 +119,14 @@ def _blocking() -> list[object]:
         unit = stack.enter_context(px.transaction())
         listener = stack.enter_context(px.listen("q", lambda item, tx: None))
         made = [px, px.topics, px.queues, px.groups, px.reader("t"), producer, consumer, sent]
-        return [*made, producer.send_many("t", []), consumer.transaction(), unit, listener]
+        return [
+            *made,
+            producer.send_many("t", []),
+            consumer.transaction(),
+            unit,
+            listener,
+            pxrs.JSON(),
+        ]
 
 
 def _awaited() -> list[object]:
