@@ -188,10 +188,18 @@ class Draft:
         """Only if the record still has this version; 0: only if there is none, and it is put."""
         self._checks[key] = version
 
-    def put(self, key: str, value: bytes, session: str | None = None) -> None:
+    def put(
+        self, key: str, value: bytes, session: str | None = None, *, version: int | None = None
+    ) -> None:
+        """Write a record; `version`: see `require`."""
+        if version is not None:
+            self.require(key, version)
         self._writes[key] = Put(key, value, session)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, version: int | None = None) -> None:
+        """Remove a record, if it is there; `version`: see `require`."""
+        if version is not None:
+            self.require(key, version)
         self._writes[key] = Delete(key)
 
     def vouch(self, *sessions: str) -> None:
@@ -255,10 +263,8 @@ class Draft:
         at = Layout(name)
         if self.coord.get(at.head) is not None:
             self._directory.finish_deletion(at)
-        self.require(at.head, 0)
-        self.put(at.head, encode(Head(fifo, self.now_ms)))
-        self.require(at.tail, 0)
-        self.put(at.tail, encode(tail or Tail()))
+        self.put(at.head, encode(Head(fifo, self.now_ms)), version=0)
+        self.put(at.tail, encode(tail or Tail()), version=0)
 
     def end(self, name: str) -> int:
         """The first number that no item of the queue can have yet."""
@@ -294,8 +300,7 @@ class Draft:
             if known is None:
                 self.make_queue(name, False, tail)
             else:
-                self.require(at.tail, known.tail_version)
-                self.put(at.tail, encode(tail))
+                self.put(at.tail, encode(tail), version=known.tail_version)
 
     # Items
 
@@ -320,8 +325,7 @@ class Draft:
     def detach(self, at: Layout, entry: Entry) -> None:
         """Take it from where it stands, if it still stands there at the commit."""
         standing = entry.standing
-        self.require(entry.key, entry.version)
-        self.delete(entry.key)
+        self.delete(entry.key, entry.version)
         order = None if standing.key_order is None else self.order(at, standing.key_order)
         if standing.holder is None:
             if order is not None:
@@ -425,11 +429,9 @@ class KeyOrder:
         key = self._at.key_order(self._name)
         if self.held or self._front is not None:
             record = KeyOrderRecord(tuple(sorted(self.held)), self._holder, self._front)
-            draft.require(key, self._version)
-            draft.put(key, encode(record))
+            draft.put(key, encode(record), version=self._version)
         elif self._version:
-            draft.require(key, self._version)
-            draft.delete(key)
+            draft.delete(key, self._version)
 
     def _hide_front(self, draft: Draft) -> None:
         """Put what shows back among the waiting ones if one with a lower number has come."""
@@ -440,8 +442,7 @@ class KeyOrder:
         found = self._coord.get(self._front)
         if found is not None:
             entry = entry_of(found)
-            draft.require(entry.key, entry.version)
-            draft.delete(entry.key)
+            draft.delete(entry.key, entry.version)
             self._added[entry.standing.number] = entry.standing
             self._front = None
 

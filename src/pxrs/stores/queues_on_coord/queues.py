@@ -154,8 +154,7 @@ class RecipeQueues:
             found = self._coord.get(at.head)
             self._directory.forget(name)
             if found is not None and not (head := decode(found.value, Head)).deleting:
-                draft.require(at.head, found.version)
-                draft.put(at.head, encode(replace(head, deleting=True)))
+                draft.put(at.head, encode(replace(head, deleting=True)), version=found.version)
                 draft.delete(at.tail)
 
         self._context.commit(f"queue {name!r} could not be deleted", build)
@@ -294,8 +293,7 @@ class RecipeQueues:
                 replace(each.standing, until=deadline.id, until_ms=until_ms) for each in before
             ]
             for each, entry, standing in zip(wanted, before, longer, strict=True):
-                draft.require(entry.key, entry.version)
-                draft.put(entry.key, encode(standing))
+                draft.put(entry.key, encode(standing), version=entry.version)
                 draft.put(Layout(each.queue).until(each.id), b"", deadline.id)
             return draft, longer
 
@@ -433,8 +431,7 @@ class RecipeQueues:
             is_gone = draft.refused is not None and record.key in draft.refused.current
             if is_gone or draft.queue(at.queue) is None:
                 return False
-            draft.require(record.key, record.version)
-            draft.delete(record.key)
+            draft.delete(record.key, record.version)
             draft.count_dropped(at.queue, 1)
             return True
 
@@ -460,8 +457,7 @@ class RecipeQueues:
                 error=item.standing.error,
             )
             fresh = replace(item, standing=None, dead_ms=None, put_ms=draft.now_ms)
-            draft.require(record.key, record.version)
-            draft.delete(record.key)
+            draft.delete(record.key, record.version)
             draft.add(at, standing, fresh, body)
             return True
 
@@ -524,8 +520,8 @@ def _put(draft: Draft, new: NewItem, seen: set[str]) -> int | None:
         if key in seen or (found is not None and _is_seen(found, draft.now_ms)):
             return None
         seen.add(key)
-        draft.require(key, 0 if found is None else found.version)
-        draft.put(key, encode(Seen(draft.now_ms + delay_ms(new.dedupe_window))))
+        record = Seen(draft.now_ms + delay_ms(new.dedupe_window))
+        draft.put(key, encode(record), version=0 if found is None else found.version)
     standing = Standing(
         number=draft.next_number(new.queue),
         key_order=order_name(queue, new.key),
@@ -573,8 +569,7 @@ def _add_restored(draft: Draft, at: Layout, queue: Queue, stored: StoredItem) ->
     item = Item(key=stored.key, priority=stored.priority, put_ms=stored.put_ms)
     if stored.state is ItemState.DEAD:
         dead = replace(item, standing=standing, dead_ms=stored.dead_ms)
-        draft.require(at.dead(stored.id), 0)
-        draft.put(at.dead(stored.id), encode_item(dead, stored.body))
+        draft.put(at.dead(stored.id), encode_item(dead, stored.body), version=0)
     else:
         draft.require(at.item(stored.id), 0)
         draft.add(at, standing, item, stored.body)

@@ -50,8 +50,7 @@ class Receipts:
         key = _key(change.holder.session, change.unit)
         if draft.refused is not None and key in draft.refused.current:
             raise given_up(change.unit)
-        draft.require(key, 0)
-        draft.put(key, encode(Receipt(change.unit, draft.now_ms, change.holder.session)))
+        draft.put(key, encode(Receipt(change.unit, draft.now_ms, change.holder.session)), version=0)
 
     def outcome(self, session: str, unit: str) -> Outcome:
         """Read the record, or make it, and with that keep the unit from ever making it."""
