@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pxrs.groups.admin import Groups
     from pxrs.queues.admin import Queues
     from pxrs.queues.held_items import Context
+    from pxrs.queues.item import Item
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Handler, Listener
     from pxrs.running.listener_turns import Turns
@@ -167,6 +168,28 @@ class Pxrs:
         self._members.add(member)
         return Consumer(member)
 
+    @overload
+    def run(
+        self,
+        handler: Callable[[Message[bytes]], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        serde: None = None,
+        **options: Unpack[RunOptions],
+    ) -> Running: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[Message[Value]], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        serde: Serde[Value],
+        **options: Unpack[RunOptions],
+    ) -> Running: ...
+
     @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, RunJob])
     def run(
         self,
@@ -174,6 +197,7 @@ class Pxrs:
         *,
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
+        serde: Serde | None = None,
         **options: Unpack[RunOptions],
     ) -> Running:
         """Call `handler(message)` for every message of the group's share, until stopped.
@@ -186,10 +210,11 @@ class Pxrs:
         the run: `join` raises `HandlerFailed`.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
-        threads and a member of its own; the handler has to be importable, not a closure.
+        threads and a member of its own; the handler has to be importable, not a closure. `serde`
+        is how values become objects; without, they are bytes.
         """
         check_handler(handler, "message", instead="pxrs.aio's run")
-        return self._start(run_job(handler, topic, group, options))
+        return self._start(run_job(handler, topic, group, serde, options))
 
     def _start(self, job: Job) -> Running:
         """Start a run or a listener, which `stop`, `health` and `close` know from here on."""
@@ -370,8 +395,35 @@ class Pxrs:
         with self.transaction(join=connection) as work:
             work.send(topic, value, key, partition=partition, headers=headers)
 
+    @overload
+    def listen(
+        self,
+        queue: str,
+        handler: Callable[[Item[str | bytes], UnitOfWork[str | bytes]], Any],
+        *,
+        serde: None = None,
+        **options: Unpack[ListenOptions],
+    ) -> Running: ...
+
+    @overload
+    def listen(
+        self,
+        queue: str,
+        handler: Callable[[Item[Value], UnitOfWork[Value]], Any],
+        *,
+        serde: Serde[Value],
+        **options: Unpack[ListenOptions],
+    ) -> Running: ...
+
     @takes(ListenOptions, defaults=[ListenJob])
-    def listen(self, queue: str, handler: Handler, **options: Unpack[ListenOptions]) -> Running:
+    def listen(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        serde: Serde | None = None,
+        **options: Unpack[ListenOptions],
+    ) -> Running:
         """Call `handler(item, tx)` for every item of the queue, until stopped.
 
         It starts at once, in the background: `px.listen(…).join()` waits until it is stopped, and
@@ -383,10 +435,11 @@ class Pxrs:
 
         `workers` are threads. With `processes` so many processes have `workers` threads each; the
         handler has to be importable, not a closure. An item whose last holder died is handled
-        while no other worker of the process has one in hand.
+        while no other worker of the process has one in hand. `serde` is how values become objects,
+        and objects values; without, they are text or bytes.
         """
         check_handler(handler, "item", "tx", instead="pxrs.aio's listen")
-        return self._start(listen_job(queue, handler, options))
+        return self._start(listen_job(queue, handler, serde, options))
 
     def _new_listener(self, job: ListenJob) -> Listener:
         from pxrs.running.listener import Listener

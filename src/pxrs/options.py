@@ -1,8 +1,8 @@
 """The options of `producer`, `consumer`, `run`, `listen` and `put`, declared once for all of them.
 
 Functions take them as `**options: Unpack[ConsumerOptions]`, so type checkers know every name and
-type. Defaults and checks are those of the settings that are filled with them. Where a `serde` tells
-type checkers what values are it is no option, but a parameter of its own.
+type. Defaults and checks are those of the settings that are filled with them. A `serde` is a
+parameter of its own, no option: it tells type checkers what values are.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ class RunOptions(MemberOptions, total=False):
     max_in_flight: how many messages may be fetched and not finished.
     max_handler_time: seconds that a handler may take. After that others get its message: a thread
         can't be killed, so the run leaves the group and ends with `HandlerFailed`.
-    serde: how values become objects; without, they are bytes.
     """
 
     workers: int
@@ -116,7 +115,6 @@ class RunOptions(MemberOptions, total=False):
     on_failure: OnFailure
     max_in_flight: int
     max_handler_time: float | None
-    serde: Serde | None
 
 
 class PutManyOptions(TypedDict, total=False):
@@ -157,7 +155,6 @@ class ListenOptions(TypedDict, total=False):
         commit is refused; the other workers go on.
     deadline: seconds that an item is held for, extended while it is being handled: a process that
         is frozen or cut off loses it then. None: as long as its session lives.
-    serde: how bodies become objects.
     """
 
     workers: int
@@ -166,7 +163,6 @@ class ListenOptions(TypedDict, total=False):
     on_failure: OnFailure
     max_handler_time: float | None
     deadline: float | None
-    serde: Serde | None
 
 
 def takes(*kinds: type, defaults: Sequence[type[msgspec.Struct]]) -> Callable[[F], F]:

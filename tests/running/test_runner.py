@@ -95,11 +95,11 @@ def test_a_due_retry_goes_before_what_was_fetched_and_not_begun(
             if len(handled) == 3:
                 moving.stop()
 
-        moving.run(
+        moving.run(  # type: ignore[call-overload]
             handle,
             topic="fetched",
             group="g",
-            parallel=parallel,  # type: ignore[arg-type]
+            parallel=parallel,
             retry=Backoff(first=0.1, jitter=0.0, attempts=2),
             session_ttl=3600.0,
             debounce=0.0,

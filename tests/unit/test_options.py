@@ -97,7 +97,7 @@ def test_what_is_like_no_option_is_told_which_there_are() -> None:
         with pytest.raises(TypeError, match=r"'colour'\. It takes batch_bytes, .*serde"):
             px.producer(**anything)
         with pytest.raises(TypeError, match="'auto_commit'"):  # `run` always does
-            px.run(handle, topic="orders", group="g", auto_commit=True)  # type: ignore[call-arg]
+            px.run(handle, topic="orders", group="g", auto_commit=True)  # type: ignore[call-overload]
 
 
 def test_options_can_be_kept_as_a_value() -> None:
@@ -114,11 +114,11 @@ def type_checkers_know_names_and_types(px: pxrs.Pxrs, apx: aio.Pxrs) -> None:
     px.producer(linger="soon")  # type: ignore[arg-type]
     px.consumer("orders", "g", sesion_ttl=1.0)  # type: ignore[call-arg]
     px.consumer("orders", "g", start="newest")  # type: ignore[arg-type]
-    px.run(handle, topic="orders", group="g", workers="2")  # type: ignore[arg-type]
-    px.listen("mail", handle, deadline="never")  # type: ignore[arg-type]
+    px.run(handle, topic="orders", group="g", workers="2")  # type: ignore[call-overload]
+    px.listen("mail", handle, deadline="never")  # type: ignore[call-overload]
     apx.producer(linger="soon")  # type: ignore[arg-type]
     apx.consumer("orders", "g", sesion_ttl=1.0)  # type: ignore[call-arg]
-    apx.listen("mail", handle, worker=1)  # type: ignore[call-arg]
+    apx.listen("mail", handle, worker=1)  # type: ignore[call-overload]
 
     async def told(parts: object) -> None:
         """Only asyncio's consumer awaits it."""

@@ -119,6 +119,30 @@ def queues(px: Pxrs) -> None:
     assert_type(px.queues.dead("orders", serde=JSON(Order))[0].value, Order | bytes)
 
 
+def handlers(px: Pxrs) -> None:
+    px.run(handle_bytes, topic="orders", group="g", workers=2)
+    px.run(handle_order, topic="orders", group="g", serde=JSON(Order))
+    px.run(handle_any, topic="orders", group="g")
+    px.run(handle_any, topic="orders", group="g", serde=JSON(Order))
+    px.run(handle_order, topic="orders", group="g")  # type: ignore[arg-type]
+    px.run(handle_bytes, topic="orders", group="g", serde=JSON(Order))  # type: ignore[arg-type]
+    px.run(handle_bytes, topic="orders", group="g", worker=2)  # type: ignore[call-overload]
+
+    px.listen("orders", handle_item, serde=JSON(Order), deadline=5.0)
+    px.listen("mail", handle_mail)
+    px.listen("mail", handle_item)  # type: ignore[arg-type]
+    px.listen("orders", handle_mail, serde=JSON(Order))  # type: ignore[arg-type]
+
+
+def handle_bytes(message: Message[bytes]) -> None: ...
+def handle_order(message: Message[Order]) -> None: ...
+def handle_any(message: Message) -> None: ...
+def handle_item(item: Item[Order], tx: UnitOfWork[Order]) -> None: ...
+def handle_mail(item: Item[str | bytes], tx: UnitOfWork[str | bytes]) -> None: ...
+async def await_item(item: Item[Order], tx: aio.UnitOfWork[Order]) -> None: ...
+async def await_order(message: Message[Order]) -> None: ...
+
+
 async def awaited(px: aio.Pxrs) -> None:
     async with px.consumer("orders", "g", serde=JSON(Order)) as typed:
         assert_type(typed, aio.Consumer[Order])
@@ -148,5 +172,9 @@ async def awaited(px: aio.Pxrs) -> None:
         assert_type(await tx.take("orders"), Item[Order] | None)
         await tx.put("orders", Order())
         await tx.put("orders", 42)  # type: ignore[arg-type]
+    px.run(await_order, topic="orders", group="g", serde=JSON(Order))
+    px.run(await_order, topic="orders", group="g")  # type: ignore[arg-type]
+    px.listen("orders", await_item, serde=JSON(Order))
+    px.listen("orders", await_item)  # type: ignore[arg-type]
     assert_type(await px.queues.peek("mail"), Sequence[ItemInfo[str | bytes]])
     assert_type(await px.queues.dead("mail", serde=JSON(Order)), Sequence[ItemInfo[Order]])

@@ -44,7 +44,8 @@ from pxrs.options import (
     refuse_unknown,
     takes,
 )
-from pxrs.running.job import ListenJob, RunJob, run_job
+from pxrs.queues.item import Item
+from pxrs.running.job import ListenJob, RunJob, listen_job, run_job
 from pxrs.serde import Serde
 from pxrs.stores.connections import lend
 from pxrs.types import Message, NewItem, Plain, Read, Value
@@ -134,6 +135,28 @@ class Pxrs:
 
         return Opening(begin)
 
+    @overload
+    def run(
+        self,
+        handler: Callable[[Message[bytes]], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        serde: None = None,
+        **options: Unpack[RunOptions],
+    ) -> Running: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[Message[Value]], Any],
+        *,
+        topic: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        serde: Serde[Value],
+        **options: Unpack[RunOptions],
+    ) -> Running: ...
+
     @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, RunJob])
     def run(
         self,
@@ -141,6 +164,7 @@ class Pxrs:
         *,
         topic: str | Sequence[str] | re.Pattern[str],
         group: str,
+        serde: Serde | None = None,
         **options: Unpack[RunOptions],
     ) -> Running:
         """Call `handler(message)` for every message of the group's share. See `pxrs.Pxrs.run`.
@@ -153,7 +177,7 @@ class Pxrs:
         check_handler(handler, "message")
         on_loop = MessagesOnThisLoop(handler, asyncio.get_running_loop())
         called = MessagesOnOwnLoop(handler) if options.get("processes") else on_loop
-        running = self._blocking._start(run_job(called, topic, group, options))
+        running = self._blocking._start(run_job(called, topic, group, serde, options))
         on_loop.stop = running.stop
         return Running(running, self._threads, on_loop.abandon, self._blocking.stop)
 
@@ -296,8 +320,35 @@ class Pxrs:
         async with self.transaction(join=connection) as work:
             await work.send(*args, **options)
 
+    @overload
+    def listen(
+        self,
+        queue: str,
+        handler: Callable[[Item[str | bytes], Any], Any],
+        *,
+        serde: None = None,
+        **options: Unpack[ListenOptions],
+    ) -> Running: ...
+
+    @overload
+    def listen(
+        self,
+        queue: str,
+        handler: Callable[[Item[Value], Any], Any],
+        *,
+        serde: Serde[Value],
+        **options: Unpack[ListenOptions],
+    ) -> Running: ...
+
     @takes(ListenOptions, defaults=[ListenJob])
-    def listen(self, queue: str, handler: ItemHandler, **options: Unpack[ListenOptions]) -> Running:
+    def listen(
+        self,
+        queue: str,
+        handler: ItemHandler,
+        *,
+        serde: Serde | None = None,
+        **options: Unpack[ListenOptions],
+    ) -> Running:
         """Call `handler(item, tx)` for every item of the queue. See `pxrs.Pxrs.listen`.
 
         It starts at once: `await px.listen(…).join()` waits until it is stopped, and leaving
@@ -310,7 +361,7 @@ class Pxrs:
         called: Any = handler
         if is_coroutine_function(handler):
             called = ItemsOnOwnLoop(handler) if options.get("processes") else on_loop
-        running = self._blocking.listen(queue, called, **options)
+        running = self._blocking._start(listen_job(queue, called, serde, options))
         on_loop.stop = running.stop
         return Running(running, self._threads, on_loop.abandon, self._blocking.stop)
 

@@ -114,18 +114,23 @@ def run_job(
     handler: MessageHandler,
     topic: str | Sequence[str] | re.Pattern[str],
     group: str,
+    serde: Serde | None,
     options: RunOptions,
 ) -> RunJob:
     """What `run` was called with, checked."""
     refuse_unknown("run", options, RunOptions)
     member = {name: it for name, it in options.items() if name not in RunJob.__struct_fields__}
-    return filled(RunJob, options, handler=handler, topic=topic, group=group, member=member)
+    return filled(
+        RunJob, options, handler=handler, topic=topic, group=group, serde=serde, member=member
+    )
 
 
-def listen_job(queue: str, handler: Callable[..., Any], options: ListenOptions) -> ListenJob:
+def listen_job(
+    queue: str, handler: Callable[..., Any], serde: Serde | None, options: ListenOptions
+) -> ListenJob:
     """What `listen` was called with, checked."""
     refuse_unknown("listen", options, ListenOptions)
-    return filled(ListenJob, options, queue=queue, handler=handler)
+    return filled(ListenJob, options, queue=queue, handler=handler, serde=serde)
 
 
 def _check(job: Job) -> None:
