@@ -9,7 +9,7 @@ import pytest
 import pxrs
 from support.command import Shell
 
-QUICK = ("--pace", "0", "--burst", "1000", "--round", "8")
+QUICK = ("--pace", "0", "--burst", "200", "--round", "2")
 _PATIENCE = 300.0
 _SECRET = "hunter2"
 _PROOFS = 9

@@ -176,8 +176,10 @@ def strike() -> None:
 
 def test_an_interrupted_commit_that_is_tried_again_is_done_once(site: Site) -> None:
     """Wherever the interrupt comes, also when the commit is done and its answer is lost with it."""
+    # A commit passes ten times as many points on ZooKeeper: about a hundred are tried there too.
+    step = 61 if site.url.startswith("zookeeper") else 19
     with pxrs.connect(site.url) as px:
-        for point in range(0, 100_000, 19):
+        for point in range(0, 100_000, step):
             with px.transaction() as tx:
                 tx.put("jobs", f"{point}")
             with px.transaction() as tx:
