@@ -1,4 +1,4 @@
-"""Suites that every backend has to pass, ours and anybody's.
+"""Suites that every backend has to pass, ours and yours.
 
 With pytest:
 
@@ -68,22 +68,22 @@ __all__ = [
 
 
 def coord_checks() -> tuple[Rule, ...]:
-    """What a `CoordStore` has to pass."""
+    """The checks of a `CoordStore`."""
     return coord.suite.checks() + sessions.suite.checks() + watches.suite.checks()
 
 
 def log_checks() -> tuple[Rule, ...]:
-    """What a `LogStore` has to pass."""
+    """The checks of a `LogStore`."""
     return log.suite.checks() + producers.suite.checks() + retention.suite.checks()
 
 
 def doubt_checks() -> tuple[Rule, ...]:
-    """What a `LogStore` has to pass in a `FailingLab`, whose appends fail or go unanswered."""
+    """The checks of a `LogStore` in a `FailingLab`, whose appends fail or go unanswered."""
     return doubts.suite.checks()
 
 
 def queue_checks() -> tuple[Rule, ...]:
-    """What a `QueueStore` has to pass."""
+    """The checks of a `QueueStore`."""
     parts = (
         queues,
         queue_refusals,
@@ -99,12 +99,12 @@ def queue_checks() -> tuple[Rule, ...]:
 
 
 def restore_checks() -> tuple[Rule, ...]:
-    """What an `ItemRestorer` has to pass: queues that can be filled from another store."""
+    """The checks of an `ItemRestorer`: queues that can be filled from another store."""
     return queue_restore.suite.checks()
 
 
 def wake_checks() -> tuple[Rule, ...]:
-    """What depends on wake-ups and on sessions being noticed, of the suites of all three protocols.
+    """The checks, of all three protocols, that depend on wake-ups and on noticing ended sessions.
 
     For another way to the same store: without notifications, by polling.
     """
@@ -114,5 +114,5 @@ def wake_checks() -> tuple[Rule, ...]:
 
 
 def atomic_checks() -> tuple[Rule, ...]:
-    """What `Stores.atomic` has to pass where a backend offers it."""
+    """The checks of `Stores.atomic`, where a backend offers it."""
     return atomic.suite.checks()

@@ -159,7 +159,7 @@ def check_exception_rolls_back(lab: Lab) -> None:
 
 @suite
 def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
-    """Whoever ended it, and even if another has begun since: what was done before is not in it."""
+    """A block whose transaction was ended inside applies nothing, even if another has begun."""
     stores = new_stores(lab)
     put(stores.coord, "k", b"old")
     for end in ("ROLLBACK", "COMMIT"):
@@ -250,7 +250,7 @@ def check_nothing_is_seen_before_the_end(lab: Lab) -> None:
 
 @suite
 def check_blocks_wake(lab: Lab) -> None:
-    """What a block did wakes those who watch it."""
+    """The changes of a block wake those who watch them."""
     stores, other = new_stores(lab), lab.open()
     records, messages = other.coord.watch("k"), other.log.watch(HERE)
     with stores.atomic() as tx:
@@ -371,7 +371,7 @@ def check_lost_item_rolls_back(lab: Lab) -> None:
 
 @suite
 def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
-    """A block that lasts keeps nobody from extending, unless it keeps everybody from everything."""
+    """A long block keeps no holder from extending, unless it keeps all writers from everything."""
     stores = new_stores(lab)
     worker = Worker(stores)
     worker.put(b"old")
@@ -405,7 +405,7 @@ def check_a_block_changes_queues_once(lab: Lab) -> None:
 
 @suite
 def check_blocks_wake_takers(lab: Lab) -> None:
-    """What a block put wakes those who wait for items."""
+    """Items put by a block wake those who wait for them."""
     stores, other = new_stores(lab), lab.open()
     watch = other.queues.watch("p")
     with stores.atomic() as tx:

@@ -314,7 +314,7 @@ def check_recreated_record_is_another(lab: Lab) -> None:
 
 @suite
 def check_impossible_commits_are_refused(lab: Lab) -> None:
-    """What some engine can't do is `InvalidRequest` on every engine and changes nothing."""
+    """A request that some engine can't do is `InvalidRequest` on all, and changes nothing."""
     coord = lab.open().coord
     version = put(coord, "k", b"1")
     before = coord.list("")
@@ -356,7 +356,7 @@ def check_limits_hold(lab: Lab) -> None:
 
 @suite
 def check_results_are_the_callers_own(lab: Lab) -> None:
-    """What a call returned can be changed without changing the store."""
+    """Changing what a call returned does not change the store."""
     coord = lab.open().coord
     outcome = committed(coord.commit((), (Put("k", b"1"),)))
     version = outcome.versions["k"]

@@ -32,7 +32,7 @@ def ways_of(lab: Lab) -> Sequence[FailingAppend]:
 
 
 def tried(way: FailingAppend, sent: Sequence[Append]) -> list[Appended | PxrsError]:
-    """What the log says of each batch; an exception is said of all."""
+    """The outcome of each batch; an exception is the outcome of all."""
     try:
         outcomes = way(sent)
     except PxrsError as error:
@@ -52,7 +52,7 @@ def send_until_known(log: LogStore, sent: Sequence[Append]) -> None:
 
 
 def values_of(sent: Sequence[Append], where: LogPartition, producer: int) -> list[bytes]:
-    """What was sent to a partition: one message a batch, named by who sent it, and its number."""
+    """The messages sent to a partition: one per batch, named by sender and number."""
     number = sum(1 for append in sent if append.where == where)
     return [_value(producer, where, sequence) for sequence in range(number)]
 

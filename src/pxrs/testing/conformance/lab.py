@@ -1,4 +1,4 @@
-"""What the author of a backend brings to the suites, and how checks are collected and run."""
+"""The protocol that the author of a backend implements, and how checks are collected and run."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def check_offsets_out_of_range(lab: Lab) -> None:
 
 @suite
 def check_unknown_partitions(lab: Lab) -> None:
-    """What is not there can't be read, trimmed or measured."""
+    """Reading, trimming or measuring an unknown partition raises."""
     log = new_log(lab)
     for where in (LogPartition("none", 0), LogPartition("t-1", 2), LogPartition("t-1", -1)):
         with raises(TopicNotFound, PartitionNotFound):
@@ -286,7 +286,7 @@ def _in_order(value: bytes) -> tuple[int, ...]:
 
 @suite
 def check_readers_miss_nothing(lab: Lab) -> None:
-    """Who reads while others append, and waits at the end, sees every batch in order."""
+    """A reader that reads while others append, and waits at the end, sees every batch in order."""
     writer, reader = new_log(lab), lab.open().log
     calls = 25
 
@@ -310,8 +310,8 @@ def check_readers_miss_nothing(lab: Lab) -> None:
 
 
 def must_wake(lab: Lab, watch: Watch, why: str) -> None:
-    """The watch has something to tell, or is told in time."""
-    require(watch.wait(lab.patience), f"nobody was woken by {why}")
+    """Require that the watch wakes within the lab's patience."""
+    require(watch.wait(lab.patience), f"the watch was not woken by {why}")
 
 
 @suite

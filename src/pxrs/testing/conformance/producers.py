@@ -83,7 +83,7 @@ def check_sequences_within_one_call(lab: Lab) -> None:
 
 @suite
 def check_a_refusal_is_said_of_its_batch_only(lab: Lab) -> None:
-    """What one partition or producer is refused is not said of others, nor of later batches.
+    """A refusal is reported for its batch only, not for other partitions, producers, or batches.
 
     Sent again, the call is answered alike: what was appended is known, what was refused is not.
     """

@@ -104,7 +104,7 @@ def check_the_used_up_die_once(lab: Lab) -> None:
 
 @suite
 def check_the_dead_have_an_error(lab: Lab) -> None:
-    """Who was used up without a word, or died with its holder, has an error that says so."""
+    """An item that was used up without error, or died with its holder, has an error saying so."""
     stores = lab.open()
     worker, mortal = Worker(stores), Worker(stores)
     worker.put(b"silent", b"lost")
@@ -119,7 +119,7 @@ def check_the_dead_have_an_error(lab: Lab) -> None:
 
 @suite
 def check_death_at_the_last_delivery_is_death(lab: Lab) -> None:
-    """Who dies, or is late, with an item at its last delivery leaves it dead: `reap` sees to it."""
+    """`reap` buries an item whose holder died or was late at its last delivery."""
     stores = lab.open()
     mortal, late = Worker(lab.open()), Worker(stores)
     late.put(b"a", b"b", b"c")
@@ -137,7 +137,7 @@ def check_death_at_the_last_delivery_is_death(lab: Lab) -> None:
 
 @suite
 def check_suspects_are_handed_out_alone(lab: Lab) -> None:
-    """What a holder died with, or was late with, goes out one by one: it may kill again."""
+    """Items whose holder died or was late are handed out one by one: one of them may kill again."""
     stores = lab.open()
     mortal, late = Worker(lab.open()), Worker(stores)
     late.put(*(b"%d" % number for number in range(6)))
@@ -157,7 +157,7 @@ def check_suspects_are_handed_out_alone(lab: Lab) -> None:
 
 @suite
 def check_suspects_go_to_who_wants_them(lab: Lab) -> None:
-    """Who has others in hand takes none: it is told of it, and the suspect is not counted."""
+    """A holder of other items gets no suspect; it learns of it, and the suspect is not counted."""
     stores = lab.open()
     mortal, heir = Worker(lab.open()), Worker(stores)
     heir.put(b"suspect", b"next")
@@ -197,7 +197,7 @@ def check_suspects_keep_their_place_and_their_bound(lab: Lab) -> None:
 
 @suite
 def check_poison_burns_no_innocent_counts(lab: Lab) -> None:
-    """An item that kills whoever takes it dies of it; the batch it first was in does not."""
+    """An item that kills every taker ends up dead; the batch it first was in does not."""
     stores = lab.open()
     Worker(stores).put(*(b"%d" % number for number in range(8)), b"poison")
     done: set[bytes] = set()
@@ -217,7 +217,7 @@ def check_poison_burns_no_innocent_counts(lab: Lab) -> None:
 
 @suite
 def check_a_released_suspect_is_cleared(lab: Lab) -> None:
-    """Who gives a suspect back has survived it: it goes out with others again."""
+    """A suspect that is given back is handed out with others again."""
     stores = lab.open()
     mortal = Worker(stores)
     mortal.put(b"a", b"b")

@@ -1,4 +1,4 @@
-"""Items in somebody's hands: whose they are, and for how long."""
+"""Held items: which transaction holds them, and for how long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ suite = Suite()
 
 @suite
 def check_a_held_item_is_nobody_elses(lab: Lab) -> None:
-    """What one transaction holds no other gets, on whatever handle or of the same session."""
+    """No other transaction gets a held item, on any handle, not even one of the same session."""
     here, there = lab.open(), lab.open()
     first = Worker(here)
     first.put(b"a", b"b")
@@ -94,7 +94,7 @@ def check_fence_knows_the_future(lab: Lab) -> None:
 
 @suite
 def check_fence_knows_the_session(lab: Lab) -> None:
-    """Who lost its session can do nothing with what it held, noticed by others or not."""
+    """A holder that lost its session can do nothing with what it held, noticed by others or not."""
     here, there = lab.open(), lab.open()
     for closes in (True, False):
         zombie = Worker(here, here.coord.session(LONG if closes else lab.ttl))
@@ -133,7 +133,7 @@ def check_unknown_sessions_hold_nothing(lab: Lab) -> None:
 
 @suite
 def check_fence_knows_the_deadline(lab: Lab) -> None:
-    """Who held for too long has lost, even if nobody else has looked yet."""
+    """A holder past its deadline has lost its items, even if no other worker has looked yet."""
     stores = lab.open()
     late = Worker(stores)
     late.put(b"a")
@@ -266,7 +266,7 @@ def check_locks_vanish_with_the_session(lab: Lab) -> None:
 
 @suite
 def check_release_gives_back_at_once(lab: Lab) -> None:
-    """A released item can be had again, by anybody, with its count and its last error."""
+    """Any worker can take a released item again, with its count and its last error."""
     here, there = lab.open(), lab.open()
     worker, other = Worker(here), Worker(there)
     worker.put(b"a")
@@ -282,7 +282,7 @@ def check_release_gives_back_at_once(lab: Lab) -> None:
 
 @suite
 def check_release_after_a_delay(lab: Lab) -> None:
-    """An item released with a delay is nobody's until that is over."""
+    """An item released with a delay is handed out to no worker until the delay is over."""
     stores = lab.open()
     worker = Worker(stores)
     worker.put(b"a", b"b")
@@ -367,7 +367,7 @@ def check_reap_frees(lab: Lab) -> None:
 
 @suite
 def check_reap_knows_nothing_to_wait_for(lab: Lab) -> None:
-    """Where nothing is delayed or held with a deadline nobody knows when to look again."""
+    """`take` names no time to look again when nothing is delayed or held with a deadline."""
     worker = Worker(lab.open())
     same(worker.queues.reap(), None, "when to look again at nothing")
     worker.put(b"a", b"b")

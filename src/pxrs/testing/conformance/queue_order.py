@@ -27,7 +27,7 @@ suite = Suite()
 
 @suite
 def check_older_items_come_first(lab: Lab) -> None:
-    """Where nobody else takes, items without a key are handed out in the order they were put."""
+    """A single taker gets items without a key in the order in which they were put."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     expected = [b"%d" % number for number in range(12)]
@@ -52,7 +52,7 @@ def check_higher_priorities_come_first(lab: Lab) -> None:
 
 @suite
 def check_a_key_has_one_holder(lab: Lab) -> None:
-    """While one transaction holds an item of a key, nobody gets another one of that key."""
+    """While one transaction holds an item of a key, no other gets an item of that key."""
     here, there = lab.open(), lab.open()
     first = Worker(here)
     first.put(b"1", b"2", b"3", key="k")
@@ -97,7 +97,7 @@ def check_keys_are_exact(lab: Lab) -> None:
 
 @suite
 def check_the_same_holder_may_go_on(lab: Lab) -> None:
-    """Who holds an item of a key may have those behind it, in order, in one take or in many."""
+    """The holder of an item of a key may take those behind it, in order, in one take or in many."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     expected = [b"%d" % number for number in range(6)]
@@ -114,7 +114,7 @@ def check_the_same_holder_may_go_on(lab: Lab) -> None:
 
 @suite
 def check_a_released_run_is_in_order_again(lab: Lab) -> None:
-    """What is given back of a key is handed out again in its order, before what came later."""
+    """Items of a key that are given back are handed out again in order, before what came later."""
     here, there = lab.open(), lab.open()
     for giving in ("in turn", "backwards", "by the session's end"):
         worker = Worker(here)
@@ -150,7 +150,7 @@ def check_what_is_given_back_is_next(lab: Lab) -> None:
 
 @suite
 def check_a_lost_front_is_not_followed(lab: Lab) -> None:
-    """Who was late with a key's front has no right to what is behind it: it gets the front."""
+    """A holder that was late with a key's front gets the front again, not what is behind it."""
     stores = lab.open()
     worker = Worker(stores)
     for queue, lot in (("warm", 1), ("cold", 2)):
@@ -191,7 +191,7 @@ def check_a_dead_front_lets_the_next_through(lab: Lab) -> None:
 
 @suite
 def check_a_dead_front_among_others(lab: Lab) -> None:
-    """A used-up front in the middle of a batch costs nobody its place, and its key goes on."""
+    """A used-up front in the middle of a batch costs no item its place, and its key goes on."""
     stores = lab.open()
     worker = Worker(stores)
     worker.put(b"a1", key="a")
@@ -287,7 +287,7 @@ def check_fifo_goes_on_after_a_back_off(lab: Lab) -> None:
 
 @suite
 def check_fifo_refuses_priority_and_delay(lab: Lab) -> None:
-    """What would break a fifo queue's order is refused, with all that came with it."""
+    """A change that would break a fifo queue's order is refused as a whole."""
     stores = lab.open()
     stores.queues.create("q", fifo=True)
     worker = Worker(stores)
@@ -319,7 +319,7 @@ def check_delayed_items_show_on_time(lab: Lab) -> None:
     worker.put(b"soon", delay=soon(lab))
     let_time_pass(lab, here)
     stats = there.queues.stats("q")
-    same((stats.ready, stats.delayed), (1, 2), "ready and delayed, before anybody took")
+    same((stats.ready, stats.delayed), (1, 2), "ready and delayed, before the first take")
     same(bodies(there.queues.peek("q", (READY,))), [b"soon"], "what is ready")
     same(bodies(there.queues.peek("q", (DELAYED,))), [b"late", b"later"], "what is delayed")
     same(bodies(Worker(there).take(PLENTY)), [b"soon"], "what could be had in time")

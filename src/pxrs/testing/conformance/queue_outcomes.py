@@ -1,4 +1,4 @@
-"""What a `QueueStore` can say of a change, or a take, whose answer did not come."""
+"""What a `QueueStore` knows about a change, or a take, whose answer did not arrive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_done_stays_done(lab: Lab) -> None:
 
 @suite
 def check_never_is_final(lab: Lab) -> None:
-    """Who was told that a unit was never done can rely on it: it is refused when it comes."""
+    """A unit that was reported as never done is refused when it arrives later."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     worker.put(b"work")
@@ -99,7 +99,7 @@ def check_units_belong_to_their_session(lab: Lab) -> None:
 
 @suite
 def check_evidence_outlives_the_session(lab: Lab) -> None:
-    """Who lost its session while it waited for an answer learns what became of its change.
+    """A holder that lost its session while waiting for an answer learns the change's outcome.
 
     Where there is no evidence nobody knows: it may have been there and be gone. A store that does
     know that it was never there sees to it that it never is.
@@ -123,7 +123,7 @@ def check_evidence_outlives_the_session(lab: Lab) -> None:
 
 @suite
 def check_units_without_a_name_are_counted(lab: Lab) -> None:
-    """Nobody can ask after them, and none is in another's way. They are done all the same."""
+    """Changes without a unit are done; their outcome can't be asked for, none blocks another."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     for _ in range(3):
@@ -153,7 +153,7 @@ def check_what_is_forgotten_still_counts(lab: Lab) -> None:
 
 @suite
 def check_a_lost_take_is_found(lab: Lab) -> None:
-    """Who did not hear the answer to a take finds what it holds, as it was handed out."""
+    """A worker that got no answer to a take finds what it holds, as it was handed out."""
     here, there = lab.open(), lab.open()
     worker, other = Worker(here), Worker(there)
     worker.put(b"1", b"2", b"3", key="k", priority=1)
@@ -186,7 +186,7 @@ def check_a_late_take_holds_nothing(lab: Lab) -> None:
 
 @suite
 def check_a_given_up_take_harms_no_other(lab: Lab) -> None:
-    """Units are told apart by their names, and not by who holds."""
+    """Units are identified by their names, not by their holders."""
     here = lab.open()
     worker = Worker(here)
     worker.put(b"1")

@@ -22,7 +22,7 @@ TAKERS = 8
 
 
 class Hands:
-    """What is in whose hands, as those who took it say. Who is wrong is found out at once."""
+    """Records which taker holds which item, and fails at the first contradiction."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ def check_no_item_is_in_two_hands(lab: Lab) -> None:
 
 @suite
 def check_keys_stay_in_order_in_a_race(lab: Lab) -> None:
-    """Whoever takes, each key's items are finished in the order in which they were put."""
+    """Each key's items are finished in the order of their puts, whichever worker takes them."""
     handles = [lab.open() for _ in range(2)]
     quota, hands = 8, Hands()
     keys = ("a", "b", "c", None, "d")

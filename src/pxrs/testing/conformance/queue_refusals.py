@@ -1,4 +1,4 @@
-"""What a `QueueStore` refuses, and that it changes nothing then."""
+"""Requests that a `QueueStore` refuses without changing anything."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_bad_items_are_refused(lab: Lab) -> None:
 
 @suite
 def check_bad_calls_are_refused(lab: Lab) -> None:
-    """What can't be asked for is refused, and nothing is changed or counted."""
+    """Invalid requests are refused, and change or count nothing."""
     stores = lab.open()
     queues, worker = stores.queues, Worker(stores)
     worker.put(b"1", b"2")

@@ -1,4 +1,4 @@
-"""What checks of queues are written with."""
+"""Helpers for the checks of queues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Worker:
         most: int | None = None,
         lock_for: float | None = None,
     ) -> list[Delivery]:
-        """What one `take` gives."""
+        """The deliveries of one `take`."""
         taken = self.queues.take(queue, self.holder, number, most=most, lock_for=lock_for)
         require(len(taken.items) <= number, "more was handed out than asked for")
         return taken.items
@@ -140,7 +140,7 @@ def wait_for_item(lab: Lab, worker: Worker, queue: str = Q) -> Delivery:
                 return taken.items[0]
             woken = watch.wait(lab.patience if taken.due is None else taken.due)
             if not woken and taken.due is None:
-                raise Violation("nothing was due, and nobody woke who waited for an item")
+                raise Violation("nothing was due, and the waiter for an item was not woken")
     finally:
         watch.close()
 
@@ -169,7 +169,7 @@ def bodies(items: Iterable[Delivery | StoredItem]) -> list[bytes]:
 
 
 def look(stores: Stores, queue: str = Q) -> list[StoredItem]:
-    """Every item of a queue, the dead too, after those nobody holds any more were freed."""
+    """Every item of a queue, the dead too, after items of ended holders were freed."""
     stores.queues.reap()
     return stores.queues.peek(queue, tuple(ItemState), limit=PLENTY)
 

@@ -187,7 +187,7 @@ def check_large_items_can_be_looked_at_while_they_go(lab: Lab) -> None:
 
 @suite
 def check_drop_spares_the_held(lab: Lab) -> None:
-    """What is held is not dropped; everything else is, the dead too, once."""
+    """`drop` leaves held items; it removes all others, the dead too, once."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     ids = worker.put(b"held", b"dead", b"ready")
@@ -245,7 +245,7 @@ def check_purge_sees_what_is_due(lab: Lab) -> None:
 
 @suite
 def check_a_purged_holder_is_fenced(lab: Lab) -> None:
-    """Who held what was purged finds it gone, and its key free."""
+    """A holder of a purged item finds it gone, and its key free."""
     stores = lab.open()
     worker = Worker(stores)
     worker.put(b"1", b"2", key="k")
@@ -258,7 +258,7 @@ def check_a_purged_holder_is_fenced(lab: Lab) -> None:
 
 @suite
 def check_redrive_takes_the_dead_alone(lab: Lab) -> None:
-    """What is not dead, or not there, is not put back."""
+    """`redrive` puts back no item that is not dead, or not there."""
     stores = lab.open()
     worker = Worker(stores)
     ids = worker.put(b"held", b"dead", b"ready")

@@ -26,7 +26,7 @@ suite = Suite()
 
 @suite
 def check_every_kind_of_change_wakes(lab: Lab) -> None:
-    """Whatever makes an item available wakes who waits on another handle."""
+    """Every change that makes an item available wakes a waiter on another handle."""
     here, there = lab.open(), lab.open()
     worker, mortal = Worker(here), Worker(here)
     watch = there.queues.watch("q")
@@ -71,7 +71,7 @@ def check_every_queue_is_watched(lab: Lab) -> None:
 
 @suite
 def check_a_used_up_front_wakes(lab: Lab) -> None:
-    """Who finds a key's front used up, and takes other things, wakes who may have the next one."""
+    """A take that finds a key's front used up wakes a waiter that may have the next one."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     worker.put(b"used", key="k", priority=9)
@@ -89,13 +89,13 @@ def check_a_used_up_front_wakes(lab: Lab) -> None:
 
 @suite
 def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
-    """Who waits is woken when a holder's session expires, and gets what it held."""
+    """A waiter is woken when a holder's session expires, and gets what it held."""
     if not any(a_sleeper_inherits(lab, factor) for factor in FACTORS):
         raise Violation("no session lived long enough to be waited for")
 
 
 def a_sleeper_inherits(lab: Lab, factor: int) -> bool:
-    """False if the session was over before anybody waited, which proves nothing."""
+    """False if the session was over before the waiter waited, which proves nothing."""
     here, there = lab.open(), lab.open()
     holder = Worker(here, here.coord.session(factor * lab.ttl / FACTORS[0]))
     queue, heir = f"q{factor}", Worker(there)
@@ -142,7 +142,7 @@ def check_a_put_wakes_a_sleeper(lab: Lab) -> None:
 
 @suite
 def check_a_put_behind_a_held_item_wakes(lab: Lab) -> None:
-    """Who holds a key's front and waits for the next of that key is woken, whoever puts it."""
+    """A holder of a key's front is woken when any handle puts the next item of that key."""
     here, there = lab.open(), lab.open()
     holder = Worker(here)
     holder.put(b"1", key="k")
@@ -195,7 +195,7 @@ def check_due_is_when_a_hold_ends(lab: Lab) -> None:
 
 @suite
 def check_due_knows_what_is_behind_a_held_front(lab: Lab) -> None:
-    """Who holds a key's front is told when the delayed one behind it can be had."""
+    """A holder of a key's front learns when the delayed item behind it can be had."""
     stores = lab.open()
     worker = Worker(stores)
     for key, delay in (("far", LONG), ("near", soon(lab))):
@@ -231,7 +231,7 @@ def check_a_shorter_hold_wakes(lab: Lab) -> None:
 
 @suite
 def check_nobody_oversleeps(lab: Lab) -> None:
-    """Who waits for the watch and for what is due gets delayed, released and late items in time."""
+    """A waiter that minds the watch and `due` gets delayed, released and late items in time."""
     here, there = lab.open(), lab.open()
     worker, sleeper = Worker(here), Worker(there)
     worker.put(b"backs off")
@@ -255,7 +255,7 @@ def check_nobody_oversleeps(lab: Lab) -> None:
 
 
 def require_due(lab: Lab, worker: Worker, seconds: float) -> None:
-    """What is due by then, however slow the machine is; time only passes, so it may come nearer.
+    """Require that an item is due in about so many seconds; a slow machine may bring it nearer.
 
     Who has not seen all may say to look again sooner, but not for ever.
     """

@@ -153,7 +153,7 @@ def check_an_empty_change_is_fine(lab: Lab) -> None:
 
 @suite
 def check_a_put_needs_no_session(lab: Lab) -> None:
-    """Where nothing is removed nobody asks for the session: it may be over."""
+    """A change that removes nothing is done, even if its session is over."""
     stores = lab.open()
     worker = Worker(stores)
     worker.session.close()
@@ -216,7 +216,7 @@ def check_the_dedupe_window_ends(lab: Lab) -> None:
 
 @suite
 def check_a_refused_change_leaves_no_dedupe_key(lab: Lab) -> None:
-    """What was not put has not been seen."""
+    """A put that was refused leaves no trace in the dedupe window."""
     stores = lab.open()
     worker = Worker(stores)
     new = NewItem(queue="q", body=b"1", dedupe="k", dedupe_window=LONG)

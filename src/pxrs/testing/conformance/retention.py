@@ -77,7 +77,7 @@ def check_expire_by_either(lab: Lab) -> None:
 
 @suite
 def check_newest_batch_never_expires(lab: Lab) -> None:
-    """Whatever the age and size, the newest batch stays."""
+    """The newest batch stays, whatever its age and size."""
     log = new_log(lab)
     same(log.expire(HERE, 1000, 0), 0, "the start of an empty partition")
     append(log, HERE, batch(b"0"), batch(b"1", b"2"))

@@ -88,7 +88,7 @@ def check_records_vanish_on_expiry(lab: Lab) -> None:
 
 @suite
 def check_records_vanish_all_at_once(lab: Lab) -> None:
-    """Whoever sees one record of a session gone sees all of them gone."""
+    """A reader that sees one record of a session gone sees all of them gone."""
     here, there = lab.open().coord, lab.open().coord
     for number in range(8):
         session = here.session(LONG)
@@ -134,7 +134,7 @@ def check_expired_session_is_dead(lab: Lab) -> None:
 
 @suite
 def check_late_renewal_is_refused(lab: Lab) -> None:
-    """A renewal that comes too late is refused even if nobody noticed the expiry before."""
+    """A renewal that comes too late is refused, even if the expiry was not noticed before."""
     coord = lab.open().coord
     session = mortal(lab, coord, "k")
     lab.let_expire(session)
@@ -189,7 +189,7 @@ def renewed_in_time(session: Session) -> bool:
         session.renew()
     except SessionLost as error:
         if time.monotonic() - asked < left:
-            raise Violation(f"lost, though nobody could take it for {left} s") from error
+            raise Violation(f"the session was lost with {left} s of its TTL left") from error
         return False
     return True
 

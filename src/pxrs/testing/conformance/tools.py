@@ -1,4 +1,4 @@
-"""What checks are written with."""
+"""Helpers for checks."""
 
 from __future__ import annotations
 

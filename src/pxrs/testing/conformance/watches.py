@@ -24,8 +24,8 @@ suite = Suite()
 
 
 def must_wake(lab: Lab, watch: Watch, why: str) -> None:
-    """The watch has something to tell, or is told in time."""
-    require(watch.wait(lab.patience), f"nobody was woken by {why}")
+    """Require that the watch wakes within the lab's patience."""
+    require(watch.wait(lab.patience), f"the watch was not woken by {why}")
 
 
 def wait_until(lab: Lab, watch: Watch, seen: Callable[[], bool]) -> None:
@@ -47,7 +47,7 @@ def check_watch_is_armed_on_return(lab: Lab) -> None:
 
 @suite
 def check_no_change_between_waits_is_lost(lab: Lab) -> None:
-    """A change that happens while nobody waits ends the next wait."""
+    """A change between two waits ends the next wait."""
     here, there = lab.open().coord, lab.open().coord
     watch = here.watch("k/")
     for coord in (here, there, here):
@@ -163,7 +163,7 @@ def check_no_change_is_missed_in_a_race(lab: Lab) -> None:
 
 @suite
 def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
-    """Who waits is woken when a session expires, though nobody touches the store."""
+    """A waiter is woken when a session expires, even if no client touches the store."""
 
     def expire(watch: Watch, there: CoordStore, session: Session) -> None:
         def sleep() -> None:
@@ -177,7 +177,7 @@ def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
 
 @suite
 def check_a_watch_can_be_woken(lab: Lab) -> None:
-    """`wake` ends the wait at hand or, if nobody waits, the next one."""
+    """`wake` ends the current wait or, if there is none, the next one."""
     watch = lab.open().coord.watch("k/")
     watch.wake()
     must_wake(lab, watch, "a call of wake")
