@@ -1,4 +1,4 @@
-"""Waiting for queues: a thread for each queue that somebody waits for, however many wait."""
+"""Waiting for queues: one thread for each queue that tasks wait for, however many they are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class QueueWaiters:
         self._watched: dict[str, WatchedQueue] = {}
 
     def waiter(self, queue: str) -> QueueWaiter:
-        """For one who is going to wait; it has to be opened, and closed."""
+        """Makes a waiter for one task; it has to be opened, and closed."""
         return QueueWaiter(self, queue)
 
     def join(self, waiter: QueueWaiter) -> None:
@@ -68,7 +68,7 @@ class QueueWaiters:
 
 
 class WatchedQueue:
-    """A watch and those who want to hear of it."""
+    """A watch and the waiters that it wakes."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -76,7 +76,7 @@ class WatchedQueue:
 
 
 class QueueWaiter:
-    """One task's part in it: what happens before it waits ends the wait at once."""
+    """One task's wake-up: a change before it waits ends the wait at once."""
 
     def __init__(self, waiters: QueueWaiters, queue: str) -> None:
         self.queue = queue
@@ -102,7 +102,7 @@ class QueueWaiter:
             return
 
     def notify(self) -> None:
-        """Wake who waits, or let the next wait end at once. From any thread."""
+        """End the wait, or the next one at once. From any thread."""
         with self._lock:
             self._notified = True
             wake, self._wake = self._wake, None

@@ -24,7 +24,6 @@ from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.threads import Calls, Threads, fulfil, outcome, passing, waited_out
 from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.queues import unit_of_work as blocking_work
-from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item
 from pxrs.running import handle as blocking
 from pxrs.running.handler_results import refuse_unfinished
@@ -148,7 +147,7 @@ class ItemsOnOwnLoop(msgspec.Struct, frozen=True):
     handler: ItemHandler
 
     def __call__(self, item: Item, work: blocking_work.UnitOfWork) -> None:
-        around = Surroundings(_at_once, QueueWaiters(Unseen(work).queues), one_thread=True)
+        around = Surroundings(_at_once, QueueWaiters(work._context.stores.queues), one_thread=True)
         tx = UnitOfWork(lambda: work, around)
         runner_of_this_thread().run(_handle(self.handler, item, tx))
 

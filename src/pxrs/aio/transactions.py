@@ -18,7 +18,6 @@ from pxrs.core.retry import AT_ONCE, Backoff
 from pxrs.errors import Closed, InvalidRequest
 from pxrs.options import PutManyOptions, PutOptions, takes
 from pxrs.queues import unit_of_work as blocking
-from pxrs.queues.cancellable import Unseen
 from pxrs.queues.item import Item, PutItem
 from pxrs.queues.unit_of_work import CAREFUL_WAIT
 from pxrs.stores.connections import own_side
@@ -44,7 +43,7 @@ class Running(NamedTuple, Generic[Value]):
     """A transaction that has begun."""
 
     work: blocking.UnitOfWork[Value]
-    unseen: Unseen
+    unseen: blocking.Unseen[Value]
 
 
 class UnitOfWork(Generic[Value]):
@@ -208,7 +207,7 @@ class UnitOfWork(Generic[Value]):
     async def __aenter__(self) -> Self:
         if self._begun is None:
             work = await self._call(self._begin)
-            self._begun = Running(work, Unseen(work))
+            self._begun = Running(work, blocking.Unseen(work))
         return self
 
     async def __aexit__(
@@ -272,10 +271,10 @@ class Transaction(UnitOfWork[str | bytes]):
 
     def __init__(self, tx: consuming.Transaction, on_change: Callable[[bool], None]) -> None:
         self._tx = tx
-        self._unseen = Unseen(tx)
+        self._unseen = blocking.Unseen(tx)
         self._on_change = on_change
         self._thread: Calls | None = None
-        waiters = QueueWaiters(self._unseen.queues)
+        waiters = QueueWaiters(tx._context.stores.queues)
         super().__init__(tx.__enter__, Surroundings(self._submit, waiters, one_thread=True))
 
     def _submit(self, work: Callable[[], Any]) -> Future[Any]:

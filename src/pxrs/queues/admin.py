@@ -64,7 +64,7 @@ class ItemInfo(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
 
 
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead items are meant: those for which everything that is given holds."""
+    """Selects dead items: those for which everything that is given holds."""
 
     ids: tuple[int, ...] | None = None
     key: str | None = None
@@ -72,7 +72,7 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     dead_for: float | None = None
 
     def matches(self, item: StoredItem, now_ms: int) -> bool:
-        """Whether it is meant. `error` is a part of its error, `dead_for` the least age."""
+        """Whether it is selected. `error` is a part of its error, `dead_for` the least age."""
         return (
             (self.ids is None or item.id in self.ids)
             and (self.key is None or item.key == self.key)
@@ -126,7 +126,7 @@ class Queues:
         return [_shown(name, item, serde) for item in found]
 
     def purge(self, name: str) -> int:
-        """Remove everything that nobody holds and that is not dead; how many items."""
+        """Remove all items that are neither held nor dead; how many."""
         self._find(name)
         return self._store.purge(name)
 
@@ -148,7 +148,7 @@ class Queues:
         dead_for: float | None = None,
         serde: Serde[Plain] | None = None,
     ) -> Sequence[ItemInfo[Plain]]:
-        """Items that used up their deliveries, with how it ended."""
+        """Items that used up their deliveries, with the error of the last one."""
         wanted = _filter(ids, key, error, dead_for)
         found = []
         for item in self._matching(name, wanted):

@@ -1,4 +1,4 @@
-"""What one transaction holds of queues, and how it lets go of it."""
+"""The items that one transaction holds, and how it gives them back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class HeldItems:
 
     @property
     def holder(self) -> Holder:
-        """Who holds: this transaction, in the process's session of now."""
+        """The holder, as the store knows it: this transaction, under the process's session."""
         if self._holder is None:
             self._session = self._context.hold_session.session()
             self._holder = Holder(self._session.id, self._context.hold_session.next_name())
@@ -74,7 +74,7 @@ class HeldItems:
         *,
         suspects: bool = True,
     ) -> Taken:
-        """What there is now. A take that was not answered is looked for in the store."""
+        """Takes what there is now. If no answer comes, asks the store what this take has held."""
         queues, holder = self._context.stores.queues, self.holder
         asked = Asked(queue, self._context.hold_session.next_name())
         self.asked.append(asked)
@@ -106,19 +106,22 @@ class HeldItems:
             self._context.stores.queues.extend(self.holder, held, seconds)
 
     def was_applied(self, unit: str) -> bool:
-        """What became of a commit that was not answered. Raises `OutcomeUnknown` if nobody knows.
+        """Asks what became of a commit that got no answer. Raises `OutcomeUnknown` if none comes.
 
-        Asks until there is an answer: nobody may be told that it is done when it is not, nor
-        that it is not when it is, or will be.
+        Asks until there is an answer: the caller must neither hear that it is done when it is not,
+        nor that it is not when it is, or will be.
         """
         session = self.holder.session
         found = self._ask(lambda: self._context.stores.queues.outcome(session, unit))
         if found is Outcome.UNKNOWN:
-            raise OutcomeUnknown("the commit was not answered, and its session is forgotten")
+            raise OutcomeUnknown(
+                "the store did not answer the commit, and has forgotten its session; look before "
+                "you do it again"
+            )
         return found is Outcome.DONE
 
     def given_back(self, error: str, *, with_doubts: bool = True) -> GivenBack:
-        """What becomes of everything that was taken, by the `retry` it was taken with."""
+        """Builds the release of everything that was taken, by the `retry` it was taken with."""
         releases = []
         for held, retry in self.taken:
             delay = retry.delay(held.delivery, self._context.random)
@@ -133,7 +136,7 @@ class HeldItems:
         """Give back some of what was taken; the transaction goes on without it."""
         unwanted = {delivery.held for delivery in items}
         given = self.given_back(error, with_doubts=False)
-        # In place: whoever cleans up after a dropped transaction looks at the same list.
+        # In place: the finalizer of a dropped transaction looks at the same list.
         self.taken[:] = [each for each in self.taken if each.held not in unwanted]
         releases = tuple(release for release in given.releases if release.held in unwanted)
         self.surrendered += [release.held for release in releases]
@@ -154,17 +157,17 @@ class HeldItems:
             raise
 
     def release_when_caller_ends(self, error: str) -> None:
-        """Give back what is still there when the caller's own transaction is over."""
+        """Give back what is still there when the caller's own transaction has ended."""
         if self.taken or self.asked:
             self._context.hold_session.release_unless_removed(self.given_back(error))
 
     def release_later(self, error: str) -> None:
-        """Have everything given back by another thread. Destructors call it."""
+        """Have another thread give everything back. Destructors call it."""
         if self.taken or self.asked:
             self._context.hold_session.give_back(self.given_back(error))
 
     def forget_doubts(self) -> None:
-        """The transaction is committed; what it was not answered about goes back."""
+        """Gives back, after the commit, what takes that got no answer may have held."""
         if self.asked:
             self._context.hold_session.give_back(GivenBack(self.holder, (), tuple(self.asked)))
 
@@ -173,7 +176,7 @@ class HeldItems:
             try:
                 return question()
             except PxrsError as error:
-                # A question may be asked again, though nobody knows whether it was heard.
+                # Asking changes nothing more the second time, so it may be repeated.
                 can_be_asked_again = error.retryable or isinstance(error, OutcomeUnknown)
                 if not can_be_asked_again or failures > _PATIENCE:
                     raise OutcomeUnknown(

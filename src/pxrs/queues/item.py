@@ -47,10 +47,10 @@ class PutItem(msgspec.Struct, frozen=True, gc=False):
     def id(self) -> int | None:
         """The item's id, once its transaction has committed; `InvalidRequest` before that.
 
-        None if no item was put, because it is a duplicate (`dedupe=`). And None if the store did
-        not answer the commit and only said later that it was done: what it put is there then, but
-        nobody can say under which id. In a transaction of the caller's (`join=`) it is known when
-        the block is left, and counts if the caller commits.
+        None if no item was put, because it is a duplicate (`dedupe=`). Also None if the store did
+        not answer the commit and only confirmed it later: then the item is in the queue, but its id
+        was lost with the answer. In a transaction of the caller's (`join=`) it is known when the
+        block is left, and counts if the caller commits.
         """
         if not self._ids:
             raise InvalidRequest("the item has no id yet: its transaction has not committed")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, Unpack
@@ -32,18 +32,19 @@ from pxrs.errors import (
 from pxrs.options import PutManyOptions, PutOptions, refuse_unknown, takes
 from pxrs.producing.records import Outgoing
 from pxrs.queues.held_items import Context, HeldItems
+from pxrs.queues.hold_session import GivenBack
 from pxrs.queues.item import Item, PutItem, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
-from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange, Value
+from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange, Release, Value
 
 # Behind the wake-ups: how long a lost one can go unnoticed.
 CAREFUL_WAIT = 5.0
 
 
 class Found(NamedTuple, Generic[Value]):
-    """What a look at a queue has found: `pxrs.types.Taken`, with items as users see them."""
+    """The result of one look at a queue: `pxrs.types.Taken`, with items as users see them."""
 
     items: list[Item[Value]]
     due: float | None
@@ -51,8 +52,10 @@ class Found(NamedTuple, Generic[Value]):
 
 
 class UnitOfWork(Generic[Value]):
-    """See the module. Thread-safe. `px.transaction()` commits on success, `px.begin()` does not:
-    there `commit()` has to be called, and leaving the block without it rolls back.
+    """Takes and puts items, sends messages and runs SQL, all or nothing. Thread-safe.
+
+    A `px.transaction()` commits when its block is left, and rolls back if that is by an exception.
+    A `px.begin()` commits only by `commit()`; leaving its block without it rolls back.
     """
 
     def __init__(
@@ -78,9 +81,9 @@ class UnitOfWork(Generic[Value]):
         self._ids: list[int | None] = []
         self._outgoing: Outgoing | None = None
         self._atomic: Atomic | None = None
-        # Statements of the caller's can't be repeated here.
+        # The caller's own statements can't be repeated here, so the commit is tried once.
         self._has_one_try = isinstance(connection, Lent)
-        # The commit that was sent last, and whether nobody knows what became of it.
+        # The commit that was sent last, and whether its outcome is still unknown.
         self._sent = QueueChange(Holder("", ""))
         self._in_doubt = False
         self._ended = ""
@@ -116,7 +119,7 @@ class UnitOfWork(Generic[Value]):
         retry: Backoff = AT_ONCE,
         lock_for: float | None = None,
     ) -> list[Item[Value]]:
-        """What there is, `max_items` at most; waits until there is one, `timeout` seconds at most.
+        """Takes up to `max_items` items; waits for the first one, `timeout` seconds at most.
 
         An item whose last holder died comes alone.
         """
@@ -149,7 +152,7 @@ class UnitOfWork(Generic[Value]):
         *,
         suspects: bool = True,
     ) -> Found[Value]:
-        """What there is now, without waiting. See `QueueStore.take` for `suspects`."""
+        """Takes what there is now, without waiting. See `QueueStore.take` for `suspects`."""
         validate_name(queue)
         check_retry(retry)
         with self._locked():
@@ -173,7 +176,7 @@ class UnitOfWork(Generic[Value]):
                 raise
 
     def _give_back_if_dropped(self) -> None:
-        """From the first take on: a transaction that only puts has nothing to give back."""
+        """Arms the finalizer, at the first take: what only puts has nothing to give back."""
         if self._drop is None:
             self._drop = weakref.finalize(
                 self, self._held.release_later, "its transaction was dropped"
@@ -369,13 +372,13 @@ class UnitOfWork(Generic[Value]):
         return committed
 
     def _was_committed(self) -> bool:
-        """What became of the commit in doubt. Raises `OutcomeUnknown` if nobody knows."""
+        """Asks what became of the commit in doubt. Raises `OutcomeUnknown` if that is unknown."""
         committed = self._held.was_applied(self._sent.unit)
         self._answered(committed=committed)
         return committed
 
     def _answered(self, *, committed: bool) -> None:
-        """The outcome of what was sent is known: that it was done need not be remembered."""
+        """Notes that the outcome of what was sent is known: the store may forget its evidence."""
         if not self._in_doubt:
             return
         if committed:
@@ -395,7 +398,7 @@ class UnitOfWork(Generic[Value]):
         except BaseException as error:
             self._undo(error)
             raise
-        # Known here until it is over: whoever is interrupted on the way in can still end it.
+        # `_atomic` stays set until it is over: after an interrupt on the way in it can be ended.
         atomic.__exit__(None, None, None)
         if atomic.joined:
             # At once: what was written into the caller's transaction must not be written again.
@@ -405,7 +408,7 @@ class UnitOfWork(Generic[Value]):
             self._held.release_when_caller_ends("it was rolled back")
 
     def _change(self) -> QueueChange:
-        """What is about to be sent, as a unit of its own: another try is another unit."""
+        """Builds the change to send, as a unit of its own: another try is another unit."""
         holder, hold_session = self._held.holder, self._context.hold_session
         removed = tuple(each.held for each in self._held.taken)
         # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
@@ -446,8 +449,8 @@ class UnitOfWork(Generic[Value]):
         What has had its last delivery is dead then; `error` is noted on it. One that was
         interrupted is finished by another thread; calling it again waits for that.
 
-        Raises `OutcomeUnknown` if a commit was interrupted before and nobody can say whether it
-        was done: it may be, or come to be.
+        Raises `OutcomeUnknown` if a commit was interrupted before and the store can't say whether
+        it was done: it may be, or come to be.
         """
         self._roll_back(PxrsError("rolled back"), storable(error))
         if self._in_doubt:
@@ -520,3 +523,59 @@ class UnitOfWork(Generic[Value]):
         except BaseException as failure:
             self._roll_back(failure, describe(failure))
             raise
+
+
+class Unseen(Generic[Value]):
+    """The items that a transaction took for a task on an event loop, until the task has them.
+
+    A blocking `take` hands its items to its caller. A task can be cancelled while a thread takes
+    for it, and then nobody has seen what that thread got: it must neither be removed by a commit
+    nor stay locked. Thread-safe.
+    """
+
+    def __init__(self, work: UnitOfWork[Value]) -> None:
+        self._work = work
+        self._items: dict[tuple[str, int], Item[Value]] = {}
+
+    def take(
+        self, queue: str, count: int, retry: Backoff, lock_for: float | None
+    ) -> tuple[list[Item[Value]], float | None]:
+        """Takes what there is now, without waiting; and in how many seconds there may be more.
+
+        Until they are `seen` the items go back when the transaction ends, however it does.
+        """
+        with self._work._lock:
+            items, due, _ = self._work._look(queue, count, retry, lock_for)
+            self._items.update(((item.queue, item.id), item) for item in items)
+        return items, due
+
+    def seen(self, items: Sequence[Item[Value]]) -> None:
+        """Notes that the task has them. Does not wait."""
+        for item in items:
+            self._items.pop((item.queue, item.id), None)
+
+    def give_back(self, items: Sequence[Item[Value]]) -> None:
+        """Releases them; the transaction goes on without them.
+
+        Their deliveries stay counted, and no error is noted.
+        """
+        work = self._work
+        with work._lock:
+            unwanted = {(item.queue, item.id) for item in items}
+            given = [held for held, _ in work._held.taken if (held.queue, held.id) in unwanted]
+            # In place: the transaction's finalizer looks at the same list.
+            work._held.taken[:] = [each for each in work._held.taken if each.held not in given]
+            self.seen(items)
+        if not given or not work.is_open:
+            return
+        unseen = GivenBack(work._held.holder, tuple(Release(held) for held in given))
+        hold_session = work._context.hold_session
+        # Inside a write transaction of its own this thread can't release: another one will.
+        if work._atomic is not None or not hold_session.release(unseen):
+            hold_session.give_back(unseen)
+
+    def end(self, how: Callable[[], None]) -> None:
+        """Ends the transaction in this way, without the items that the task has not seen."""
+        with self._work._lock:
+            self.give_back(list(self._items.values()))
+            how()
