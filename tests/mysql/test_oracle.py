@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from pxrs.stores.mysql import schema, statements
-from pxrs.stores.mysql.oracle import TABLES, prepared, rendered
+from pxrs.stores.mysql.oracle import ORACLE, TABLES, rendered
 from pxrs.stores.mysql.queues import statements as queue_statements
 from pxrs.stores.rows import DEAD, DELAYED, HELD, READY
 
@@ -61,7 +61,7 @@ def test_every_statement_is_rendered(name: str) -> None:
     names = re.findall(r"%\((\w+)\)s", EVERY[name])
     lists = {"ids", "keys", "names", "lanes", "gone", "states", "units", "numbers"}
     values = {each: ["a", "b"] if each in lists else "a" for each in names} | {"pairs": [(1, 2)]}
-    text, given = prepared(EVERY[name], values)
+    text, given = ORACLE.one(EVERY[name], values)
     assert not _FOREIGN.search(text)
     locks = "FOR UPDATE" in text
     limits = re.search(r"FETCH FIRST|ROWNUM|DISTINCT|GROUP BY", text)
@@ -84,7 +84,7 @@ def test_taking_skips_what_is_locked_and_is_limited_by_how_much_is_fetched() -> 
 
 def test_lists_become_as_many_values() -> None:
     held = {"queue": 7, "session": "s", "tx": "t", "ids": [1, 2], "pairs": [(1, 3), (2, 4)]}
-    text, values = prepared(queue_statements.REMOVE, held)
+    text, values = ORACLE.one(queue_statements.REMOVE, held)
     assert text.startswith(
         "DELETE FROM pxrs_queue_items WHERE queue_id = :1 AND item_id IN (:2, :3)"
         f" AND (item_id, deliveries) IN ((:4, :5), (:6, :7)) AND state = {HELD}"

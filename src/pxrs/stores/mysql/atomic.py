@@ -118,9 +118,6 @@ class _PlainCursors:
 class _BlockConnection(Connection):
     """Runs statements of pxrs on SQLAlchemy's connection."""
 
-    def __init__(self, alchemy: sqlalchemy.Connection, database: Database) -> None:
-        super().__init__(alchemy, database.place, database.prepare)
-
     def _cursor(self) -> AbstractContextManager[Any]:
         return _AlchemyCursor(self.driver)
 
@@ -376,7 +373,7 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
             self._on(connection).run(f"SAVEPOINT {self._mark}")
 
     def _on(self, connection: sqlalchemy.Connection) -> Connection:
-        return _BlockConnection(connection, self._database)
+        return _BlockConnection(connection, self._database.place, self._database.dialect)
 
     def _given(self) -> Loan:
         assert self._loan is not None

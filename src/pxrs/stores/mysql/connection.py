@@ -7,10 +7,10 @@ in Oracle's words.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pymysql
 from pymysql.constants import FIELD_TYPE
@@ -27,8 +27,6 @@ from pxrs.errors import (
 )
 
 Row = tuple[Any, ...]
-# Builds the text for a driver, and its values in order, from a statement and its values by name.
-Prepare = Callable[[str, Mapping[str, Any]], tuple[str, list[Any]]]
 
 _DEADLOCK = {1205, 1213}
 _FULL = {1021, 1114}
@@ -37,15 +35,47 @@ _GONE = {
     0, 1040, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2006, 2013, 2014, 2045, 2055,
     4031,
 }  # fmt: skip
-# Columns and values that are keys: bytes in the database (see `schema`), text here. They are sent
-# as bytes, whatever character set a caller's connection has.
-_KEYS = {
-    "key", "keys", "first", "last", "name", "names", "lane", "lanes", "item_key", "seen_key", "tx",
-    "units",
-}  # fmt: skip
 # Oracle takes a thousand values in a list.
 _PIECE = 1000
 _PLACE = re.compile(r"%\((\w+)\)s")
+
+
+class Dialect(NamedTuple):
+    """How a driver takes a statement that is written for MariaDB, with values by name."""
+
+    render: Callable[[str], str]
+    # What stands for a value; with its number, if the driver wants that.
+    mark: str
+    # The names of values that are sent as bytes.
+    as_bytes: Container[str] = ()
+
+    def one(self, statement: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
+        """The text with a mark for each value, several for a list, and the values in order."""
+        before, *rest = _split(self.render(statement))
+        parts, found = [before], list[Any]()
+
+        def marks(value: Any) -> str:
+            if isinstance(value, (list, tuple)):
+                return f"({', '.join(map(marks, value))})"
+            found.append(value)
+            return self.mark.format(len(found))
+
+        for name, after in zip(rest[::2], rest[1::2], strict=True):
+            parts += (marks(self._sent(name, values[name])), after)
+        return "".join(parts), found
+
+    def many(
+        self, statement: str, rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[list[Any]]]:
+        """The same for each of the rows. None of their values is a list."""
+        names = _split(self.render(statement))[1::2]
+        found = [[self._sent(name, row[name]) for name in names] for row in rows]
+        return self.one(statement, rows[0])[0], found
+
+    def _sent(self, name: str, value: Any) -> Any:
+        if name not in self.as_bytes or value is None:
+            return value
+        return value.encode() if isinstance(value, str) else [each.encode() for each in value]
 
 
 class Raced(Exception):  # noqa: N818 - the transaction is run again
@@ -58,15 +88,15 @@ class Connection:
     Raises errors of pxrs; `Raced` where a record is there already.
     """
 
-    def __init__(self, driver: Any, place: str, prepare: Prepare) -> None:
+    def __init__(self, driver: Any, place: str, dialect: Dialect) -> None:
         self.driver = driver
         self._place = place
-        self._prepare = prepare
+        self._dialect = dialect
 
     def rows(self, statement: str, **values: Any) -> list[Row]:
         """Run a query; its rows."""
         with self._translating(), self._cursor() as cursor:
-            cursor.execute(*self._prepare(statement, values))
+            cursor.execute(*self._dialect.one(statement, values))
             # Oracle can't lock rows and limit them at once: there they are locked as fetched.
             limit = values.get("limit")
             found = cursor.fetchall() if limit is None else cursor.fetchmany(limit)
@@ -80,7 +110,7 @@ class Connection:
     def run(self, statement: str, **values: Any) -> int:
         """Run a statement that changes something; how many rows it found."""
         with self._translating(), self._cursor() as cursor:
-            cursor.execute(*self._prepare(statement, values))
+            cursor.execute(*self._dialect.one(statement, values))
             return int(cursor.rowcount)
 
     def rows_in(self, statement: str, **values: Any) -> list[Row]:
@@ -97,9 +127,8 @@ class Connection:
     def run_many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run it for each of the rows; PyMySQL inserts many at once."""
         if rows:
-            prepared = [self._prepare(statement, row) for row in rows]
             with self._translating(), self._cursor() as cursor:
-                cursor.executemany(prepared[0][0], [values for _, values in prepared])
+                cursor.executemany(*self._dialect.many(statement, rows))
 
     def last_row(self, statements: str, values: Sequence[Any]) -> Row:
         """Send several statements at once; the row of the last. One that fails ends them all."""
@@ -162,29 +191,6 @@ def translated(error: BaseException, place: str) -> PxrsError | Raced | None:
     return StoreError(text)
 
 
-def positional(mark: str, statement: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """The statement with a mark for each value, several for a list, and the values in order."""
-    text, *rest = _split(statement)
-    found: list[Any] = []
-
-    def placed(value: Any) -> str:
-        if isinstance(value, (list, tuple)):
-            return f"({', '.join(map(placed, value))})"
-        found.append(value)
-        return mark.format(len(found))
-
-    parts = [text]
-    for name, after in zip(rest[::2], rest[1::2], strict=True):
-        parts += (placed(values[name]), after)
-    return "".join(parts), found
-
-
-def prepared(statement: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """As MariaDB and MySQL take it."""
-    sent = {name: _as_bytes(each) if name in _KEYS else each for name, each in values.items()}
-    return positional("%s", statement, sent)
-
-
 def _in_pieces(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     lists = {name: each for name, each in values.items() if isinstance(each, list)}
     for start in range(0, max(map(len, lists.values())), _PIECE):
@@ -197,10 +203,26 @@ def _split(statement: str) -> list[str]:
     return _PLACE.split(statement)
 
 
-def _as_bytes(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [each.encode() for each in value]
-    return value.encode() if isinstance(value, str) else value
+# Keys are bytes in the database (see `tables.sql`), text here. They are sent as bytes, whatever
+# character set a caller's connection has.
+MYSQL = Dialect(
+    lambda statement: statement,
+    "%s",
+    {
+        "key",
+        "keys",
+        "first",
+        "last",
+        "name",
+        "names",
+        "lane",
+        "lanes",
+        "item_key",
+        "seen_key",
+        "tx",
+        "units",
+    },
+)
 
 
 def _with_text_keys(columns: Sequence[Any], rows: Sequence[Row]) -> list[Row]:

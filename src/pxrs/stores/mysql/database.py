@@ -28,7 +28,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.stores.mysql import oracle, schema
-from pxrs.stores.mysql.connection import Connection, Raced, Row, prepared, translated
+from pxrs.stores.mysql.connection import MYSQL, Connection, Raced, Row, translated
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Database:
     def __init__(self, settings: SqlSettings) -> None:
         self.place = settings.shown
         self.is_oracle = settings.dialect == "oracle"
-        self.prepare = oracle.prepared if self.is_oracle else prepared
+        self.dialect = oracle.ORACLE if self.is_oracle else MYSQL
         self._options = settings.options
         self._pid = os.getpid()
         self._closed = False
@@ -194,7 +194,7 @@ class Database:
     def _lent(self, pool: _Pool) -> Iterator[Connection]:
         self.check_open()
         with pool.lend() as driver:
-            yield Connection(driver, self.place, self.prepare)
+            yield Connection(driver, self.place, self.dialect)
 
 
 class _Pool:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from pxrs.errors import ConfigError
-from pxrs.stores.mysql.connection import positional
+from pxrs.stores.mysql.connection import Dialect
 from pxrs.stores.mysql.schema import TABLES as MYSQL_TABLES
 from pxrs.stores.mysql.statements import NOW_MS
 
@@ -61,9 +61,8 @@ def rendered(statement: str) -> str:
     return statement
 
 
-def prepared(statement: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """As python-oracledb takes it: by position, since names may be reserved words there."""
-    return positional(":{}", rendered(statement), values)
+# Values go by position: their names may be reserved words.
+ORACLE = Dialect(rendered, ":{}")
 
 
 def _tables() -> Iterator[str]:

@@ -261,7 +261,7 @@ def _restore(connection: Connection, name: str, items: Sequence[StoredItem]) -> 
     ids = [item.id for item in items]
     there = {row[0] for row in connection.rows_in(sql.PRESENT, queue=queue.id, ids=ids)}
     fresh = [_restored(queue, item, now) for item in items if item.id not in there]
-    connection.run_many(sql.INSERT, fresh)
+    connection.run_many(sql.RESTORE, fresh)
     above = max((number + 1 for number in ids), default=0)
     connection.run(sql.NUMBER_ABOVE, queue=queue.id, above=above, fresh=len(fresh))
     lanes = sorted(_known(row["lane"] for row in fresh))

@@ -111,7 +111,7 @@ def fence(queue: int, holder: Holder, held: Sequence[Held]) -> dict[str, Any]:
 def item_row(
     queue: QueueRow, number: int, key: str | None, due: int, now: int, **columns: Any
 ) -> dict[str, Any]:
-    """An item as `sql.INSERT` takes it: a new one, but for what `columns` says."""
+    """An item for `sql.INSERT`: a new one, but for what `columns` says."""
     lane = lane_text(queue.info, key)
     return {
         "queue": queue.id,
@@ -123,8 +123,5 @@ def item_row(
         "deliveries": 0,
         "suspect": 0,
         "put_ms": now,
-        "taken_ms": None,
-        "dead_ms": None,
-        "error": None,
         **columns,
     }

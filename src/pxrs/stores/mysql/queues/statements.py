@@ -104,10 +104,13 @@ DUE = f"""SELECT id, name, {NOW_MS},
     FROM pxrs_queues"""
 
 # Putting
-INSERT = """INSERT INTO pxrs_queue_items (queue_id, item_id, state, grade, lane, item_key, due_ms,
-        deliveries, suspect, put_ms, taken_ms, dead_ms, error_text, body)
-    VALUES (%(queue)s, %(item)s, %(state)s, %(grade)s, %(lane)s, %(item_key)s, %(due_ms)s,
-        %(deliveries)s, %(suspect)s, %(put_ms)s, %(taken_ms)s, %(dead_ms)s, %(error)s, %(body)s)"""
+_COLUMNS = """queue_id, item_id, state, grade, lane, item_key, due_ms, deliveries, suspect,
+    put_ms, body"""
+_VALUES = """%(queue)s, %(item)s, %(state)s, %(grade)s, %(lane)s, %(item_key)s, %(due_ms)s,
+    %(deliveries)s, %(suspect)s, %(put_ms)s, %(body)s"""
+INSERT = f"INSERT INTO pxrs_queue_items ({_COLUMNS}) VALUES ({_VALUES})"
+RESTORE = f"""INSERT INTO pxrs_queue_items ({_COLUMNS}, taken_ms, dead_ms, error_text)
+    VALUES ({_VALUES}, %(taken_ms)s, %(dead_ms)s, %(error)s)"""
 PRESENT = f"SELECT item_id FROM pxrs_queue_items WHERE {_THESE}"
 FORGET_SEEN = f"DELETE FROM pxrs_queue_seen WHERE queue_id = %(queue)s AND until_ms <= {NOW_MS}"
 SEEN_BEFORE = """SELECT seen_key FROM pxrs_queue_seen
