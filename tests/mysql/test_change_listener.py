@@ -10,7 +10,7 @@ import pytest
 
 from pxrs.errors import StoreBusy
 from pxrs.stores.mysql.change_listener import ChangeListener
-from pxrs.stores.mysql.queues import taking as queue_take
+from pxrs.stores.mysql.queues.taking import Sight, Take
 from pxrs.stores.rows import READY
 from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.testing.conformance.sessions import LONG
@@ -63,10 +63,10 @@ def test_what_fell_due_and_is_locked_by_another_take_is_asked_for_again(
     worker = Worker(stores)
     (number,) = worker.put(b"1", delay=LONG)
     place.query("UPDATE pxrs_queue_items SET due_ms = 1")
-    look = queue_take._look
+    look = Take._look
     with place.engine.connect() as other:
 
-        def overtaken(*arguments: Any) -> queue_take.Sight:
+        def overtaken(*arguments: Any) -> Sight:
             sight = look(*arguments)
             place.query(f"UPDATE pxrs_queue_items SET state = {READY}")
             other.exec_driver_sql(
@@ -74,7 +74,7 @@ def test_what_fell_due_and_is_locked_by_another_take_is_asked_for_again(
             )
             return sight
 
-        monkeypatch.setattr(queue_take, "_look", overtaken)
+        monkeypatch.setattr(Take, "_look", overtaken)
         assert worker.due() is not None
         other.rollback()
     monkeypatch.undo()

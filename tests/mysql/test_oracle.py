@@ -94,7 +94,7 @@ def test_lists_become_as_many_values() -> None:
 
 
 def test_a_page_is_limited_without_a_lock() -> None:
-    text = rendered(statements.PAGE_FROM)
+    text = rendered(statements.LIST_FROM)
     assert text.endswith("ORDER BY name FETCH FIRST %(limit)s ROWS ONLY")
     assert "FOR UPDATE" not in text
 

@@ -59,11 +59,11 @@ def test_who_was_out_of_touch_judges_nobody_by_time(place: SqlPlace) -> None:
         watch = observer.coord.watch("k/")
         place.query("UPDATE pxrs_sessions SET ttl = 2.0")
         # It has been in touch for the whole TTL, and sees nothing wrong.
-        observer.coord.changes.observation.observer._since = float("-inf")
+        observer.coord.sessions.observer._since = float("-inf")
         look_on(watch, observer.coord)
         proxy.refuse()
         with pytest.raises(StoreUnavailable):
-            observer.coord.changes.observation.look()
+            observer.coord.sessions.look()
         place.query(_LATE)
         proxy.heal()
         look_on(watch, observer.coord)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +21,6 @@ from pxrs.errors import (
     NotAtomic,
     OutcomeUnknown,
     PxrsError,
-    StoreBusy,
     StoreError,
     StoreUnavailable,
     TransactionConflict,
@@ -31,7 +29,7 @@ from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
 from pxrs.stores.connections import Loan, borrow, loan_of, no_transaction
 from pxrs.stores.mysql.connection import Connection, Raced, translated
 from pxrs.stores.mysql.coord import SqlCoord, commit, validate
-from pxrs.stores.mysql.database import IDLE_IN_BLOCK, Database
+from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues.changes import Applied, Change
 from pxrs.stores.mysql.queues.store import SqlQueues
 from pxrs.types import Batch, Conflict, LogPartition
@@ -51,43 +49,29 @@ _OR_THE_SERVER = (
 )
 
 
-class BlockConnections:
-    """SQLAlchemy's connections for blocks of callers, which may last.
-
-    They are none of those that `Database` uses: however many blocks there are, sessions are renewed
-    and items extended.
-    """
+class Alchemy:
+    """Makes SQLAlchemy's connections around the driver's. It pools none."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._engine = sqlalchemy.create_engine(
-            "oracle+oracledb://" if database.is_oracle else "mysql+pymysql://",
-            creator=partial(database.connect, IDLE_IN_BLOCK),
-            # A statement of the caller's can't be repeated on another connection.
-            pool_pre_ping=True,
-            # Every transaction is ended by its block: another rollback would be a round trip.
-            pool_reset_on_return=None,
-            skip_autocommit_rollback=True,
-        )
+        name = "oracle+oracledb" if database.is_oracle else "mysql+pymysql"
+        self._engine = sqlalchemy.create_engine(f"{name}://", creator=self._refuse_another)
+        with self.lend() as connection:
+            self._engine.dialect.initialize(connection)
+
+    def _refuse_another(self) -> Any:
+        # SQLAlchemy would go on with it where one is lost, outside of the transaction.
+        raise StoreUnavailable(f"{self._database.place}: the connection of this block was lost")
 
     @contextmanager
     def lend(self) -> Iterator[sqlalchemy.Connection]:
-        """A connection of pxrs' for one block."""
-        try:
-            connection = self._engine.connect()
-        except exc.TimeoutError as error:
-            raise StoreBusy(
-                f"all connections of this process to {self._database.place} are in use by "
-                "transactions; use shorter ones, or fewer at once"
-            ) from error
-        except exc.DBAPIError as error:
-            raise translated(error, self._database.place) or error from error
-        with connection:
+        """A connection of pxrs' for one block. What the block leaves open is rolled back."""
+        with self._database.for_block() as driver, self.around(driver) as connection, connection:
             yield connection
 
     @contextmanager
     def around(self, driver: Any) -> Iterator[sqlalchemy.Connection]:
-        """SQLAlchemy's connection around one of the caller's, which is neither ended nor closed.
+        """One around a connection of the caller's, which is neither ended nor closed.
 
         Closing SQLAlchemy's own would roll back; what it got from its pool is given back instead.
         """
@@ -97,9 +81,6 @@ class BlockConnections:
             yield sqlalchemy.Connection(self._engine, proxied)
         finally:
             proxied.close()
-
-    def close(self) -> None:
-        self._engine.dispose()
 
 
 class _PlainCursors:
@@ -177,13 +158,13 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
     """
 
     def __init__(
-        self, coord: SqlCoord, queues: SqlQueues, blocks: BlockConnections, connection: Any
+        self, coord: SqlCoord, queues: SqlQueues, alchemy: Alchemy, connection: Any
     ) -> None:
         super().__init__(coord.limits, queues.limits)
         self._coord = coord
         self._database = coord.database
         self._queues = queues
-        self._blocks = blocks
+        self._alchemy = alchemy
         self._loan, is_lent = loan_of(connection)
         self.joined = self._loan is not None and not is_lent
         # Whether the transaction was begun outside.
@@ -218,7 +199,7 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
     def __enter__(self) -> SqlAtomic:
         self._require_new()
         if self._loan is None:
-            connection = self._held.enter_context(self._blocks.lend())
+            connection = self._held.enter_context(self._alchemy.lend())
             self._loan = borrow(connection)
             self._loan.open()
         else:
@@ -247,7 +228,7 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
                 "this store commits on SQLAlchemy's sessions and connections, and joins those and "
                 f"PyMySQL's connections, not {type(driver).__name__}"
             )
-        return self._held.enter_context(self._blocks.around(driver))
+        return self._held.enter_context(self._alchemy.around(driver))
 
     def _look_at(self, connection: sqlalchemy.Connection, loan: Loan) -> None:
         """Find out what state the caller's transaction is in. It has to be one in this database."""

@@ -9,31 +9,26 @@ After trouble everybody is woken.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Collection
 
 from pxrs.loop import Loop
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues.statements import WATCHED
-from pxrs.stores.mysql.sessions import Observation
+from pxrs.stores.mysql.sessions import Sessions
 from pxrs.stores.wakeups import LocalWatch, Wakeups
 
 _SOON = 0.02
 _LATE = 0.25
 
-_open_listeners: weakref.WeakSet[ChangeListener] = weakref.WeakSet()
-
 
 class ChangeListener:
-    """All watches of one store. `observation` is set by who makes it."""
+    """All watches of one store; ends the sessions that it finds to be over."""
 
-    observation: Observation
-
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, sessions: Sessions) -> None:
         self._database = database
+        self._sessions = sessions
         self._lock = threading.RLock()
         self._wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
         self._queue_wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
@@ -45,7 +40,7 @@ class ChangeListener:
         # Of each queue that somebody watches: which it is, and how often it has changed.
         self._seen_queues: dict[str, tuple[int, int] | None] = {}
         self._queue_lock = threading.Lock()
-        _open_listeners.add(self)
+        database.origin.on_fork(self._abandon)
 
     def watch(self, prefixes: tuple[str, ...]) -> LocalWatch:
         """Armed on return: what is committed from now on is after the revision seen here."""
@@ -81,29 +76,34 @@ class ChangeListener:
     def ring(self, keys: Collection[str]) -> None:
         """These were changed by this process."""
         self._wakeups.ring(keys)
-        self._loop.wake()
+        self._look_soon()
 
     def ring_queues(self, names: Collection[str]) -> None:
         """There may be something to take from these."""
         if names:
             self._queue_wakeups.ring(names)
-            self._loop.wake()
+            self._look_soon()
 
     def ring_all(self) -> None:
         """Anything may have changed."""
         self._wakeups.ring((None,))
         self._queue_wakeups.ring((None,))
-        self._loop.wake()
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        # Nobody would ever hear what a loop is told that does not run.
+        if self._is_looking:
+            self._loop.wake()
 
     def close(self) -> None:
         self._stop.set()
-        self._loop.wake()
+        self._look_soon()
         if self._database.usable:
             self._loop.join()
         self._wakeups.close()
         self._queue_wakeups.close()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: the thread is gone, and locks may be held by nobody."""
         self._lock = threading.RLock()
         self._queue_lock = threading.Lock()
@@ -123,18 +123,18 @@ class ChangeListener:
         except Exception:  # noqa: BLE001 - who waits would never learn that nobody looks
             # What happens meanwhile is not known: everybody looks for themselves.
             self._seen = None
-            self.observation.observer.out_of_touch()
+            self._sessions.observer.out_of_touch()
             self._pause = _LATE
         return self._pause
 
     def _look(self) -> bool:
         """Ring for what has changed since the last look; whether anything had."""
-        sent = self.observation.clock.monotonic()
+        sent = self._sessions.clock.monotonic()
         ((revision, removals, suspects),) = self._database.read(sql.LOOK)
         if suspects:
-            self.observation.look()
+            self._sessions.look()
         else:
-            self.observation.observer.judge((), sent)
+            self._sessions.observer.judge((), sent)
         before, self._seen = self._seen, (revision, removals)
         if before is None or before[1] != removals or revision < before[0]:
             # A record is gone, or a session with what it held; or a crash has taken commits.
@@ -175,11 +175,3 @@ class _Queues:
 
     def __call__(self, name: str | None) -> bool:
         return name is None or name in self.names
-
-
-def _after_fork_in_child() -> None:
-    for changes in list(_open_listeners):
-        changes.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -203,26 +203,13 @@ def _split(statement: str) -> list[str]:
     return _PLACE.split(statement)
 
 
-# Keys are bytes in the database (see `tables.sql`), text here. They are sent as bytes, whatever
+# Keys are bytes in the database (see `sql/tables.sql`), text here. They are sent as bytes, whatever
 # character set a caller's connection has.
-MYSQL = Dialect(
-    lambda statement: statement,
-    "%s",
-    {
-        "key",
-        "keys",
-        "first",
-        "last",
-        "name",
-        "names",
-        "lane",
-        "lanes",
-        "item_key",
-        "seen_key",
-        "tx",
-        "units",
-    },
-)
+_KEYS = {
+    "first", "item_key", "key", "keys", "lane", "lanes", "last", "name", "names", "seen_key", "tx",
+    "units",
+}  # fmt: skip
+MYSQL = Dialect(lambda statement: statement, "%s", _KEYS)
 
 
 def _with_text_keys(columns: Sequence[Any], rows: Sequence[Row]) -> list[Row]:

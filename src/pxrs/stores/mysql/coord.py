@@ -22,12 +22,13 @@ from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.connection import Connection, Row
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.schema import LONGEST_KEY
-from pxrs.stores.mysql.sessions import Observation, Sessions, SqlSession
+from pxrs.stores.mysql.sessions import Sessions, SqlSession
 from pxrs.stores.rows import next_step
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
 _LAST = chr(0x10FFFF)
+_NO_LIMIT = 2**31 - 1
 
 
 class SqlCoord:
@@ -37,9 +38,9 @@ class SqlCoord:
 
     def __init__(self, settings: SqlSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.database = Database(settings)
-        self.changes = ChangeListener(self.database)
-        self._sessions = Sessions(self.database, clock, self.changes.ring_all)
-        self.changes.observation = Observation(self.database, clock, self._sessions.end_expired)
+        self.sessions = Sessions(self.database, clock)
+        self.changes = ChangeListener(self.database, self.sessions)
+        self.sessions.on_ended = self.changes.ring_all
 
     def get(self, key: str) -> Versioned | None:
         rows = self.database.read(sql.GET, key=key)
@@ -50,12 +51,12 @@ class SqlCoord:
     ) -> list[Versioned]:
         validate_limit(limit)
         beyond = after is not None and after >= prefix
-        span = {"first": max(after or "", prefix), "last": prefix + _LAST}
-        if limit is None:
-            rows = self.database.read(sql.LIST_AFTER if beyond else sql.LIST_FROM, **span)
-        else:
-            page = sql.PAGE_AFTER if beyond else sql.PAGE_FROM
-            rows = self.database.read(page, **span, limit=limit)
+        rows = self.database.read(
+            sql.LIST_AFTER if beyond else sql.LIST_FROM,
+            first=max(after or "", prefix),
+            last=prefix + _LAST,
+            limit=_NO_LIMIT if limit is None else limit,
+        )
         return [_record(row) for row in rows]
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
@@ -77,7 +78,7 @@ class SqlCoord:
         return self.changes.watch(prefixes)
 
     def session(self, ttl: float) -> SqlSession:
-        return self._sessions.open(ttl)
+        return self.sessions.open(ttl)
 
     def findings(self) -> builtins.list[Finding]:
         """What an examination of the engine finds."""
@@ -88,7 +89,7 @@ class SqlCoord:
     def close(self) -> None:
         self.changes.close()
         if self.database.usable:
-            self._sessions.close()
+            self.sessions.close()
         self.database.close()
 
 

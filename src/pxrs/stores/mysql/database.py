@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import ssl
@@ -27,6 +26,7 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from pxrs.forks import Origin
 from pxrs.stores.mysql import oracle, schema
 from pxrs.stores.mysql.connection import MYSQL, Connection, Raced, Row, translated
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 # A process frozen inside a transaction must not hold a claim's row for longer than this.
 _IDLE_SECONDS = 3
 # As long as a session usually lasts without being renewed.
-IDLE_IN_BLOCK = 10
+_IDLE_IN_BLOCK = 10
 _LOCK_WAIT = 10
 _TRIES = 20
 # Connections of each kind: at most, and kept while nobody uses them.
@@ -53,10 +53,13 @@ class Database:
         self.is_oracle = settings.dialect == "oracle"
         self.dialect = oracle.ORACLE if self.is_oracle else MYSQL
         self._options = settings.options
-        self._pid = os.getpid()
+        self.origin = Origin()
         self._closed = False
-        self._writers = _Pool(lambda: self.connect(_IDLE_SECONDS), self.place)
-        self._readers = _Pool(lambda: self.connect(_IDLE_SECONDS, autocommit=True), self.place)
+        self._writers = _Pool(lambda: self._connect(_IDLE_SECONDS), self.place)
+        self._readers = _Pool(lambda: self._connect(_IDLE_SECONDS, autocommit=True), self.place)
+        # Blocks of callers may last, and have connections of their own: however many of them there
+        # are, sessions are renewed and items extended.
+        self._in_blocks = _Pool(lambda: self._connect(_IDLE_IN_BLOCK), self.place)
         try:
             self._create()
             self.version = self.read(schema.SERVER)[0][0] if not self.is_oracle else "Oracle"
@@ -66,7 +69,7 @@ class Database:
 
     # Opening and closing
 
-    def connect(self, idle: int, *, autocommit: bool = False) -> Any:
+    def _connect(self, idle: int, *, autocommit: bool = False) -> Any:
         """A new connection of the driver. MariaDB ends its transactions when idle so long."""
         try:
             if self.is_oracle:
@@ -84,19 +87,19 @@ class Database:
 
     @property
     def usable(self) -> bool:
-        return not self._closed and os.getpid() == self._pid
+        return not self._closed and not self.origin.is_parent
 
     def check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise Closed("this store was opened before a fork; open another in the child")
+        self.origin.refuse_child()
         if self._closed:
             raise Closed("the store was closed")
 
     def close(self) -> None:
         if self.usable:
             self._closed = True
-            self._writers.close()
-            self._readers.close()
+            self.origin.close()
+            for pool in (self._writers, self._readers, self._in_blocks):
+                pool.close()
 
     def _create(self) -> None:
         """Make the tables that are missing; several processes may do so at once."""
@@ -191,6 +194,13 @@ class Database:
             yield connection
 
     @contextmanager
+    def for_block(self) -> Iterator[Any]:
+        """A connection of the driver for a transaction that lasts as long as a caller's block."""
+        self.check_open()
+        with self._in_blocks.lend() as driver:
+            yield driver
+
+    @contextmanager
     def _lent(self, pool: _Pool) -> Iterator[Connection]:
         self.check_open()
         with pool.lend() as driver:
@@ -213,7 +223,7 @@ class _Pool:
         if not self._room.acquire(timeout=_BUSY_SECONDS):
             raise StoreBusy(
                 f"all connections of this process to {self._place} have been in use for "
-                f"{_BUSY_SECONDS:g} s; use fewer threads"
+                f"{_BUSY_SECONDS:g} s; use shorter transactions, or fewer at once"
             )
         try:
             driver = self._take()

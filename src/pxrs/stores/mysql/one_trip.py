@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pxrs.errors import OutcomeUnknown, PxrsError, StoreUnavailable
-from pxrs.stores.mysql.connection import Raced
+from pxrs.stores.mysql import statements as sql
+from pxrs.stores.mysql.connection import MYSQL, Raced
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.rows import next_step
 from pxrs.types import Check, Committed, Delete, Put, Write
@@ -60,19 +61,17 @@ def _batch(checks: Sequence[Check], writes: Sequence[Write]) -> Iterator[Stateme
     """Rows are locked in the same order as by a commit that goes the long way."""
     puts = sorted((write for write in writes if isinstance(write, Put)), key=lambda put: put.key)
     deletes = sorted(write.key for write in writes if isinstance(write, Delete))
-    absent = sorted({check.key for check in checks if check.version == 0})
+    absent = {check.key for check in checks if check.version == 0}
     keys = sorted({check.key for check in checks} | {write.key for write in writes})
     yield "START TRANSACTION", ()
     yield from _living(sorted({put.session for put in puts if put.session is not None}))
-    lock = f"SELECT name FROM pxrs_coord WHERE name IN {_marks(keys)} ORDER BY name FOR UPDATE"
-    yield lock, _encoded(keys)
-    yield _checked([check for check in checks if check.version], absent)
-    more = ", removals = removals + 1" if deletes else ""
-    yield f"UPDATE pxrs_meta SET revision = revision + %s{more} WHERE @pxrs_ok", (next_step(),)
+    yield MYSQL.one(f"{sql.NAMED} ORDER BY name FOR UPDATE", {"keys": keys})
+    yield _checked([check for check in checks if check.version], sorted(absent))
+    raised = sql.RAISE_BOTH if deletes else sql.RAISE_REVISION
+    yield MYSQL.one(f"{raised} WHERE @pxrs_ok", {"step": next_step()})
     yield "SELECT revision INTO @pxrs_revision FROM pxrs_meta", ()
     if deletes:
-        gone = f"DELETE FROM pxrs_coord WHERE @pxrs_ok AND name IN {_marks(deletes)}"
-        yield gone, _encoded(deletes)
+        yield MYSQL.one(f"{sql.DELETE} AND @pxrs_ok", {"keys": deletes})
     # Of two who make the same record one has to fail: no second one may change it.
     yield from _put([put for put in puts if put.key in absent], "")
     yield from _put([put for put in puts if put.key not in absent], _OR_CHANGE)
@@ -84,20 +83,23 @@ def _living(sessions: list[str]) -> Iterator[Statement]:
     if not sessions:
         yield "SET @pxrs_lost = 0", ()
         return
-    where = f"FROM pxrs_sessions WHERE id IN {_marks(sessions)}"
-    yield f"SELECT id {where} ORDER BY id FOR UPDATE", sessions
-    living = f"SELECT %s - COUNT(*) INTO @pxrs_lost {where} AND deadline > UTC_TIMESTAMP(6)"
-    yield living, (len(sessions), *sessions)
+    yield MYSQL.one(sql.LOCK_SESSIONS, {"ids": sessions})
+    living = f"""SELECT %(wanted)s - COUNT(*) INTO @pxrs_lost FROM pxrs_sessions
+        WHERE id IN %(ids)s AND {sql.ALIVE}"""
+    yield MYSQL.one(living, {"wanted": len(sessions), "ids": sessions})
 
 
 def _checked(present: list[Check], absent: list[str]) -> Statement:
     """A record that is bound to a session can't be checked: that is told the long way."""
     known = " OR ".join(["name = %s AND version = %s"] * len(present)) or "FALSE"
-    versions = [value for check in present for value in (check.key.encode(), check.version)]
     text = f"""SELECT @pxrs_lost = 0 AND %s = (SELECT COUNT(*) FROM pxrs_coord
-        WHERE ({known}) AND session_id IS NULL) AND NOT EXISTS
-        (SELECT 1 FROM pxrs_coord WHERE name IN {_marks(absent)}) INTO @pxrs_ok"""
-    return text, (len(present), *versions, *_encoded(absent))
+        WHERE ({known}) AND session_id IS NULL)"""
+    values = [value for check in present for value in (check.key.encode(), check.version)]
+    if absent:
+        there, names = MYSQL.one(sql.NAMED, {"keys": absent})
+        text += f" AND NOT EXISTS ({there})"
+        values += names
+    return f"{text} INTO @pxrs_ok", (len(present), *values)
 
 
 def _put(puts: list[Put], otherwise: str) -> Iterator[Statement]:
@@ -106,11 +108,3 @@ def _put(puts: list[Put], otherwise: str) -> Iterator[Statement]:
         values = [(put.key.encode(), bytes(put.value), put.session) for put in puts]
         text = _INSERT.format(rows=rows) + otherwise
         yield text, [value for row in values for value in row]
-
-
-def _marks(values: Sequence[Any]) -> str:
-    return f"({', '.join(['%s'] * len(values)) or 'NULL'})"
-
-
-def _encoded(keys: Sequence[str]) -> list[bytes]:
-    return [key.encode() for key in keys]

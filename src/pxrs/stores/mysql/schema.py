@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from importlib.resources import files
+from pxrs.stores.sql_files import statements
 
 # 2: queues.
 VERSION = 3
@@ -17,14 +16,8 @@ FIRST_META = f"""INSERT INTO pxrs_meta (id, schema_version, revision, removals)
 SET_VERSION = "UPDATE pxrs_meta SET schema_version = %(new)s WHERE schema_version = %(old)s"
 
 
-def _read(name: str) -> str:
-    """A file of SQL beside this module, without its comments."""
-    text = files(__package__).joinpath(name).read_text("utf-8")
-    return re.sub(r"^--.*\n", "", text, flags=re.MULTILINE).strip()
-
-
-TABLES = [each.strip() for each in _read("tables.sql").split(";") if each.strip()]
-PARTITIONS_VIEW = _read("partitions_view.sql")
+TABLES = list(statements(__package__, "tables"))
+(PARTITIONS_VIEW,) = statements(__package__, "partitions_view")
 
 
 def is_missing_table(error: BaseException | None) -> bool:

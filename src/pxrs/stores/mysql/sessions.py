@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from pxrs.clock import Clock
@@ -26,40 +26,17 @@ from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.rows import next_step
 
 
-class Observation:
-    """Looks at the sessions of others, and ends those that `observer` says are over."""
+class Sessions:
+    """Holds the sessions of this process, and ends those of others that `observer` says are over.
 
-    def __init__(
-        self, database: Database, clock: Clock, end: Callable[[Sequence[str]], bool]
-    ) -> None:
+    `on_ended` is called after any has ended.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self.clock = clock
-        self._end = end
         self.observer = Observer(clock)
-
-    def look_if_due(self) -> bool:
-        """Look, unless somebody just has; whether any session ended."""
-        return self.observer.is_due and self.look()
-
-    def look(self) -> bool:
-        """End the sessions that are over; whether there were any."""
-        sent = self.clock.monotonic()
-        try:
-            found = self._database.read(sql.SUSPECTS)
-        except PxrsError:
-            self.observer.out_of_touch()
-            raise
-        over = self.observer.judge((Suspect(*row) for row in found), sent)
-        return bool(over) and self._end(over)
-
-
-class Sessions:
-    """The sessions that this process holds, and the end of those of others."""
-
-    def __init__(self, database: Database, clock: Clock, on_ended: Callable[[], None]) -> None:
-        self._database = database
-        self._clock = clock
-        self._on_ended = on_ended
+        self.on_ended: Callable[[], None] = lambda: None
         self._held: set[SqlSession] = set()
         self._holder = f"{socket.gethostname()}:{os.getpid()}"[:200]
 
@@ -67,10 +44,10 @@ class Sessions:
         if not 0.05 <= ttl <= 86_400:
             raise InvalidRequest(f"ttl must be from 0.05 to 86400 seconds, got {ttl}")
         name = secrets.token_hex(12)
-        sent = self._clock.monotonic()
+        sent = self.clock.monotonic()
         values = {"id": name, "ttl": ttl, "holder": self._holder}
         self._database.write(lambda connection: connection.run(sql.OPEN, **values))
-        session = SqlSession(self, self._clock, name, ttl, sent)
+        session = SqlSession(self, name, ttl, sent)
         self._held.add(session)
         return session
 
@@ -86,24 +63,36 @@ class Sessions:
     def end(self, session: SqlSession) -> None:
         self._held.discard(session)
         self._database.write(lambda connection: _end(connection, [session.id]))
-        self._on_ended()
+        self.on_ended()
 
-    def end_expired(self, ids: Sequence[str]) -> bool:
-        """End those of them that stand as suspects still; whether there were any."""
+    def look_if_due(self) -> bool:
+        """Look, unless another thread just has; whether any session ended."""
+        return self.observer.is_due and self.look()
 
-        def work(connection: Connection) -> bool:
-            over = connection.rows_in(sql.LOCK_SUSPECTS, ids=list(ids))
-            return bool(over) and _end(connection, [row[0] for row in over])
-
-        ended = self._database.write(work)
+    def look(self) -> bool:
+        """End the sessions that are over; whether there were any."""
+        sent = self.clock.monotonic()
+        try:
+            found = self._database.read(sql.SUSPECTS)
+        except PxrsError:
+            self.observer.out_of_touch()
+            raise
+        over = list(self.observer.judge((Suspect(*row) for row in found), sent))
+        ended = bool(over) and self._database.write(lambda connection: _end_late(connection, over))
         if ended:
-            self._on_ended()
+            self.on_ended()
         return ended
 
     def close(self) -> None:
         for session in list(self._held):
             with suppress(PxrsError):
                 session.close()
+
+
+def _end_late(connection: Connection, ids: list[str]) -> bool:
+    """End those of the sessions that stand as suspects still; whether there were any."""
+    over = connection.rows_in(sql.LOCK_SUSPECTS, ids=ids)
+    return bool(over) and _end(connection, [row[0] for row in over])
 
 
 def _end(connection: Connection, ids: list[str]) -> bool:
@@ -119,13 +108,11 @@ def _end(connection: Connection, ids: list[str]) -> bool:
 class SqlSession:
     """See `pxrs.stores.api.Session`."""
 
-    def __init__(
-        self, sessions: Sessions, clock: Clock, name: str, ttl: float, sent: float
-    ) -> None:
+    def __init__(self, sessions: Sessions, name: str, ttl: float, sent: float) -> None:
         self.id = name
         self.ttl = ttl
         self._sessions = sessions
-        self._clock = clock
+        self._clock = sessions.clock
         self._deadline = sent + ttl
         self._over = self._ended = False
         self._renewing = threading.Lock()

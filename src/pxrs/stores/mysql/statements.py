@@ -24,10 +24,9 @@ def latest(statement: str, *, locking: bool) -> str:
 _RECORDS = """SELECT name, body, version, session_id FROM pxrs_coord
     LEFT JOIN pxrs_sessions ON id = session_id WHERE (session_id IS NULL OR id IS NOT NULL)"""
 GET = f"{_RECORDS} AND name = %(key)s"
-LIST_FROM = f"{_RECORDS} AND name >= %(first)s AND name <= %(last)s ORDER BY name"
-LIST_AFTER = f"{_RECORDS} AND name > %(first)s AND name <= %(last)s ORDER BY name"
-PAGE_FROM = f"{LIST_FROM} LIMIT %(limit)s"
-PAGE_AFTER = f"{LIST_AFTER} LIMIT %(limit)s"
+_PAGE = "name <= %(last)s ORDER BY name LIMIT %(limit)s"
+LIST_FROM = f"{_RECORDS} AND name >= %(first)s AND {_PAGE}"
+LIST_AFTER = f"{_RECORDS} AND name > %(first)s AND {_PAGE}"
 LOOK = f"""SELECT revision, removals, (SELECT COUNT(*) FROM pxrs_sessions WHERE {_SUSPECT})
     FROM pxrs_meta"""
 CHANGED = "SELECT name FROM pxrs_coord WHERE version > %(since)s"
@@ -37,6 +36,7 @@ FOUND_SESSIONS = "SELECT id FROM pxrs_sessions WHERE id IN %(ids)s"
 LOCK_SESSIONS = f"{FOUND_SESSIONS} ORDER BY id FOR UPDATE"
 # They are locked already; a locking read sees their latest state, whatever the snapshot.
 LIVING_SESSIONS = f"{FOUND_SESSIONS} AND {ALIVE} LOCK IN SHARE MODE"
+NAMED = "SELECT name FROM pxrs_coord WHERE name IN %(keys)s"
 LOCK_RECORDS = """SELECT name, body, version, session_id FROM pxrs_coord WHERE name IN %(keys)s
     ORDER BY name FOR UPDATE"""
 RAISE_REVISION = "UPDATE pxrs_meta SET revision = revision + %(step)s"

@@ -14,7 +14,7 @@ from pxrs.stores.mysql.coord import SqlCoord
 from pxrs.stores.mysql.queues.store import SqlQueues
 
 if TYPE_CHECKING:
-    from pxrs.stores.mysql.atomic import BlockConnections, SqlAtomic
+    from pxrs.stores.mysql.atomic import Alchemy, SqlAtomic
 
 
 class SqlStores:
@@ -24,19 +24,19 @@ class SqlStores:
         self.url = settings.url
         self.coord = SqlCoord(settings, clock)
         self.log = cast(LogStore, NoLog(settings.shown))
-        self.queues = SqlQueues(self.coord.database, self.coord.changes, clock)
-        self._blocks: BlockConnections | None = None
+        self.queues = SqlQueues(self.coord)
+        self._alchemy: Alchemy | None = None
         self._lock = threading.Lock()
 
     def atomic(self, connection: Any = None) -> SqlAtomic:
         # Only blocks of callers need SQLAlchemy: nobody else has to import it.
-        from pxrs.stores.mysql.atomic import BlockConnections, SqlAtomic
+        from pxrs.stores.mysql.atomic import Alchemy, SqlAtomic
 
         self.coord.database.check_open()
         with self._lock:
-            if self._blocks is None:
-                self._blocks = BlockConnections(self.coord.database)
-        return SqlAtomic(self.coord, self.queues, self._blocks, connection)
+            if self._alchemy is None:
+                self._alchemy = Alchemy(self.coord.database)
+        return SqlAtomic(self.coord, self.queues, self._alchemy, connection)
 
     def findings(self) -> list[Finding]:
         """What an examination of the engine finds."""
@@ -44,6 +44,4 @@ class SqlStores:
 
     def close(self) -> None:
         self.queues.close()
-        if self._blocks is not None and self.coord.database.usable:
-            self._blocks.close()
         self.coord.close()

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from pxrs.clock import Clock
 from pxrs.core.queue import (
     LIVE,
     LOOSE,
@@ -25,12 +24,12 @@ from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.connection import Connection, Raced, Row
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues import statements as sql
-from pxrs.stores.mysql.queues.changes import make_queue
-from pxrs.stores.mysql.queues.rows import (
+from pxrs.stores.mysql.queues.changes import (
     QueueRow,
     find_queues,
     item_row,
     lock_queues,
+    make_queue,
     queue_row,
     settle,
 )
@@ -47,10 +46,9 @@ _NUMBERS = 2**63
 class QueueUpkeep:
     """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
 
-    def __init__(self, database: Database, changes: ChangeListener, clock: Clock) -> None:
+    def __init__(self, database: Database, changes: ChangeListener) -> None:
         self._database = database
         self._changes = changes
-        self._clock = clock
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
         validate_name(name)

@@ -8,30 +8,18 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from pxrs.core.queue import delay_ms, given_up, indexed, validate_for
-from pxrs.errors import Fenced
+from pxrs.core.queue import delay_ms, given_up, indexed, key_order_of, validate_for
+from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.mysql.connection import Connection, Raced
 from pxrs.stores.mysql.queues import statements as sql
-from pxrs.stores.mysql.queues.rows import (
-    Locked,
-    QueueRow,
-    by_queue,
-    fence,
-    find_queues,
-    item_row,
-    lanes_of,
-    lock_queues,
-    require_session,
-    session_lost,
-    settle,
-)
 from pxrs.stores.mysql.schema import LONGEST_LANE
 from pxrs.stores.mysql.statements import latest as reading
-from pxrs.types import Held, Queue, QueueChange
+from pxrs.stores.rows import DELAYED, READY, WAITING
+from pxrs.types import Held, Holder, Queue, QueueChange
 
 # A unit's records: how many there are is in their numbers' last bits.
 _PLACES = 2**14
@@ -39,6 +27,23 @@ _PLACES = 2**14
 VOID = -1
 # Instead of a session, of units that nobody can ask after: they go as those of ended sessions do.
 NOBODY = "-"
+# Instead of the key, of items of a fifo queue.
+_FIFO = "f"
+
+
+class QueueRow(NamedTuple):
+    """A queue and its number in the database."""
+
+    id: int
+    info: Queue
+
+
+class Locked(NamedTuple):
+    """A queue whose row is locked: the next item's number, and the time."""
+
+    queue: QueueRow
+    next_item: int
+    now: int
 
 
 class Applied(NamedTuple):
@@ -239,3 +244,101 @@ def deleted(name: str) -> Fenced:
 def make_queue(connection: Connection, name: str, *, fifo: bool) -> None:
     """Make a queue, unless another transaction has."""
     connection.run(sql.MAKE, id=secrets.randbits(62), name=name, fifo=int(fifo))
+
+
+# Queues and lanes as rows
+
+
+def queue_row(name: str, number: int, fifo: int, created: int) -> QueueRow:
+    return QueueRow(number, Queue(name=name, fifo=bool(fifo), created_ms=created))
+
+
+def lane_text(queue: Queue, key: str | None) -> str | None:
+    """What stands in the index for an item's lane. Oracle takes no text at all for NULL."""
+    lane = key_order_of(queue, key)
+    if lane is None:
+        return None
+    return indexed(lane, LONGEST_LANE) if lane else _FIFO
+
+
+def require_session(connection: Connection, session: str) -> int:
+    """Keep the session from ending until this transaction does; the time in ms."""
+    now: int | None = connection.value(sql.REQUIRE, session=session)
+    if now is None:
+        raise session_lost(session)
+    return now
+
+
+def session_lost(session: str) -> SessionLost:
+    return SessionLost(f"session {session} is over, and what it held is free")
+
+
+def find_queues(connection: Connection, names: Collection[str]) -> dict[str, QueueRow]:
+    rows = connection.rows_in(sql.FIND, names=sorted(names))
+    return {row[0]: queue_row(*row) for row in rows}
+
+
+def lock_queues(connection: Connection, names: Collection[str]) -> dict[str, Locked]:
+    """Lock the queues' rows, in the order of their names. One that is not there is missing."""
+    rows = connection.rows_in(sql.LOCK_QUEUES, names=sorted(names))
+    return {row[0]: Locked(queue_row(*row[:4]), *row[4:]) for row in rows}
+
+
+def lanes_of(
+    connection: Connection, queue: int, items: Iterable[int], *, latest: bool = False
+) -> set[str]:
+    """The lanes that the items are in. An item stays in its lane."""
+    statement = reading(sql.LANES_OF, locking=latest)
+    return {lane for _, lane in connection.rows_in(statement, queue=queue, ids=list(items))}
+
+
+def settle(
+    connection: Connection, queue: int, lanes: Collection[str], now: int, *, latest: bool = False
+) -> None:
+    """Show the first item of each lane, unless there is one at its front already.
+
+    Under the lock of the queue's row: whoever else would change a front has to wait for it.
+    """
+    statement = reading(sql.LANES, locking=latest)
+    firsts: dict[str, dict[int, int]] = {}
+    for lane, state, first in connection.rows_in(statement, queue=queue, lanes=sorted(lanes)):
+        firsts.setdefault(lane, {})[state] = first
+    shown = [found[WAITING] for found in firsts.values() if set(found) == {WAITING}]
+    connection.run_in(sql.SHOW, queue=queue, ids=shown, now=now)
+
+
+def by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
+    found: dict[str, list[Held]] = {}
+    for each in held:
+        found.setdefault(each.queue, []).append(each)
+    return found
+
+
+def fence(queue: int, holder: Holder, held: Sequence[Held]) -> dict[str, Any]:
+    """The very deliveries, for a statement that only touches what the holder holds so."""
+    return {
+        "queue": queue,
+        "session": holder.session,
+        "tx": holder.transaction,
+        "ids": [each.id for each in held],
+        "pairs": [(each.id, each.delivery) for each in held],
+    }
+
+
+def item_row(
+    queue: QueueRow, number: int, key: str | None, due: int, now: int, **columns: Any
+) -> dict[str, Any]:
+    """An item for `sql.INSERT`: a new one, but for what `columns` says."""
+    lane = lane_text(queue.info, key)
+    return {
+        "queue": queue.id,
+        "item": number,
+        "state": WAITING if lane is not None else DELAYED if due > now else READY,
+        "lane": lane,
+        "item_key": key,
+        "due_ms": due,
+        "deliveries": 0,
+        "suspect": 0,
+        "put_ms": now,
+        **columns,
+    }

@@ -148,7 +148,6 @@ BECAME = """SELECT done FROM pxrs_queue_commits WHERE session_id = %(session)s A
 # it is read as it stands, committed or not, and then locked by its number.
 HELD_BY = f"""SELECT queue_id, item_id FROM pxrs_queue_items FORCE INDEX (pxrs_items_ready)
     WHERE queue_id = {_NAMED} AND state = {HELD} AND {_HOLDER}"""
-LOCK_HELD_BY = f"{HELD_BY} FOR UPDATE"
 LOCK_ITEMS = f"""SELECT item_id FROM pxrs_queue_items FORCE INDEX (PRIMARY)
     WHERE {_THESE} FOR UPDATE"""
 _NOTED = "SELECT n, queue_id, done FROM pxrs_queue_commits WHERE session_id = %(session)s"

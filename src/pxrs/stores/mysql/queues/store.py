@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from pxrs.clock import Clock
 from pxrs.core.queue import (
     delay_ms,
     given_up,
@@ -23,22 +22,25 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import Fenced, PxrsError
-from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.connection import Connection, Raced
-from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.coord import SqlCoord
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.admin import LIMITS, QueueUpkeep
-from pxrs.stores.mysql.queues.changes import VOID, Applied, Change, deleted, unit_row
-from pxrs.stores.mysql.queues.rows import (
+from pxrs.stores.mysql.queues.changes import (
+    VOID,
+    Applied,
+    Change,
     by_queue,
+    deleted,
     fence,
     find_queues,
     lanes_of,
     lock_queues,
     require_session,
     settle,
+    unit_row,
 )
-from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, Wanted, due_in, is_due
+from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, due_in, is_due
 from pxrs.stores.wakeups import LocalWatch
 from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
 
@@ -52,8 +54,10 @@ class SqlQueues(QueueUpkeep):
 
     limits = LIMITS
 
-    def __init__(self, database: Database, changes: ChangeListener, clock: Clock) -> None:
-        super().__init__(database, changes, clock)
+    def __init__(self, coord: SqlCoord) -> None:
+        super().__init__(coord.database, coord.changes)
+        self._sessions = coord.sessions
+        self._clock = coord.sessions.clock
         self._next_free: dict[str, float] = {}
         self._next_tidy = 0.0
         # Takes that were given up. None of them can be on its way: a take is counted and held
@@ -79,29 +83,27 @@ class SqlQueues(QueueUpkeep):
         self._database.require_skip_locked()
         number = min(count, LIMITS.items)
         bound = None if most is None else min(most, _MOST)
-        wanted = Wanted(queue, holder, number, bound, lock_for, suspects)
+        take = Take(queue, holder, number, bound, lock_for, suspects=suspects)
         now = self._clock.monotonic()
         if now >= self._next_free.get(queue, 0.0):
             self._next_free[queue] = now + _FREE_EVERY
             self._free_named(queue)
-        taken = self._take(wanted)
+        taken = self._take(take)
         if not taken.items:
-            self._changes.observation.look_if_due()
+            self._sessions.look_if_due()
             if self._free_named(queue):
-                taken = self._take(wanted)
+                taken = self._take(take)
         return taken
 
-    def _take(self, wanted: Wanted) -> Taken:
-        for locking in (False, True):
-            taking = Take(wanted, locking=locking)
-            try:
-                taken = self._database.write(taking.run)
-            except QueueNeeded:
-                continue
-            if taking.moved:
-                self._changes.ring_queues([wanted.queue])
-            return taken
-        raise AssertionError("unreachable")
+    def _take(self, take: Take) -> Taken:
+        try:
+            taken = self._database.write(take.run)
+        except QueueNeeded:
+            take.locking = True
+            taken = self._database.write(take.run)
+        if take.moved:
+            self._changes.ring_queues([take.queue])
+        return taken
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
@@ -175,8 +177,9 @@ class SqlQueues(QueueUpkeep):
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         self._given_up.add((holder.session, unit))
-        await_take = _await_take_on_oracle if self._database.is_oracle else _await_take
-        self._database.write(lambda connection: await_take(connection, queue, holder))
+        if not self._database.is_oracle:
+            # There nobody can see what is not committed.
+            self._database.write(lambda connection: _await_take(connection, queue, holder))
         return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
@@ -194,7 +197,7 @@ class SqlQueues(QueueUpkeep):
     # What the dead leave behind
 
     def reap(self) -> float | None:
-        self._changes.observation.look_if_due()
+        self._sessions.look_if_due()
         found = self._database.read(sql.DUE)
         overdue = [
             (queue, name)
@@ -237,11 +240,6 @@ def _await_take(connection: Connection, queue: str, holder: Holder) -> None:
     found = connection.rows(sql.HELD_BY, name=queue, session=session, tx=tx)
     if found:
         connection.rows_in(sql.LOCK_ITEMS, queue=found[0][0], ids=[row[1] for row in found])
-
-
-def _await_take_on_oracle(connection: Connection, queue: str, holder: Holder) -> None:
-    session, tx = holder.session, holder.transaction
-    connection.rows(sql.LOCK_HELD_BY, name=queue, session=session, tx=tx)
 
 
 def _release(connection: Connection, holder: Holder, releases: Sequence[Release]) -> set[str]:

@@ -10,23 +10,12 @@ from typing import NamedTuple
 from pxrs.core.queue import Picked, delay_ms, pick
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.queues import statements as sql
-from pxrs.stores.mysql.queues.rows import lock_queues, session_lost, settle
+from pxrs.stores.mysql.queues.changes import lock_queues, session_lost, settle
 from pxrs.types import Delivery, Held, Holder, Taken
 
 # A hold without a deadline ends then.
 _NEVER = 2**62
 _BUSY_MS = 20
-
-
-class Wanted(NamedTuple):
-    """What a `take` asks for."""
-
-    queue: str
-    holder: Holder
-    number: int
-    most: int | None
-    lock_for: float | None
-    suspects: bool
 
 
 class Candidate(NamedTuple):
@@ -59,21 +48,35 @@ class QueueNeeded(Exception):  # noqa: N818 - the transaction is run again
 
 
 class Take:
-    """One take inside a transaction. `moved`: something can be had by others that could not be."""
+    """One take inside a transaction. `locking`: the queue is locked before its items.
 
-    def __init__(self, wanted: Wanted, *, locking: bool) -> None:
-        self._wanted = wanted
-        self._holder = {"session": wanted.holder.session, "tx": wanted.holder.transaction}
-        self._locking = locking
-        self.moved = False
+    `moved` afterwards: others can have something that they could not have before.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        holder: Holder,
+        number: int,
+        most: int | None,
+        lock_for: float | None,
+        *,
+        suspects: bool,
+    ) -> None:
+        self.queue = queue
+        self._holder = {"session": holder.session, "tx": holder.transaction}
+        self._number = number
+        self._most = most
+        self._lock_for = lock_for
+        self._suspects = suspects
+        self.locking = self.moved = False
 
     def run(self, connection: Connection) -> Taken:
-        wanted = self._wanted
         self.moved = False
-        sight = _look(connection, wanted)
+        sight = self._look(connection)
         if sight.queue is None:
             return Taken([], None)
-        if self._locking and not lock_queues(connection, [wanted.queue]):
+        if self.locking and not lock_queues(connection, [self.queue]):
             return Taken([], None)
         overdue = is_due(sight.now, sight.shows)
         if overdue:
@@ -94,23 +97,28 @@ class Take:
             sql.HOLD,
             queue=sight.queue,
             ids=[item.id for item in chosen],
-            most=wanted.most,
-            until=_NEVER if wanted.lock_for is None else sight.now + delay_ms(wanted.lock_for),
+            most=self._most,
+            until=_NEVER if self._lock_for is None else sight.now + delay_ms(self._lock_for),
             now=sight.now,
             **self._holder,
         )
-        return Taken([_delivery(wanted.queue, item) for item in chosen], None)
+        return Taken([_delivery(self.queue, item) for item in chosen], None)
+
+    def _look(self, connection: Connection) -> Sight:
+        rows = connection.rows(sql.LOOK, name=self.queue, **self._holder)
+        if not rows:
+            raise session_lost(self._holder["session"])
+        return Sight(*rows[0])
 
     def _choose(self, connection: Connection, sight: Sight) -> Picked[Candidate]:
-        wanted = self._wanted
         while True:
             candidates = self._candidates(connection, sight)
-            picked = pick(candidates, wanted.number, wanted.most, suspects=wanted.suspects)
+            picked = pick(candidates, self._number, self._most, suspects=self._suspects)
             used_up = picked.used_up
             if not used_up:
                 return picked
             lanes = {item.lane for item in used_up if item.lane is not None}
-            if lanes and not self._locking:
+            if lanes and not self.locking:
                 raise QueueNeeded
             ids = [item.id for item in used_up]
             connection.run_in(sql.BURY, queue=sight.queue, ids=ids, now=sight.now)
@@ -122,7 +130,7 @@ class Take:
 
     def _candidates(self, connection: Connection, sight: Sight) -> list[Candidate]:
         """Fronts first, then what follows what the holder has or is about to have."""
-        number = self._wanted.number
+        number = self._number
         rows = connection.rows(sql.FRONTS, queue=sight.queue, limit=number)
         found = [Candidate(*row) for row in rows]
         if len(found) == number:
@@ -156,14 +164,6 @@ class Take:
             for lane in self._lanes_held(connection, sight)
         ]
         return min((each for each in found if each is not None), default=None)
-
-
-def _look(connection: Connection, wanted: Wanted) -> Sight:
-    session, tx = wanted.holder.session, wanted.holder.transaction
-    rows = connection.rows(sql.LOOK, name=wanted.queue, session=session, tx=tx)
-    if not rows:
-        raise session_lost(session)
-    return Sight(*rows[0])
 
 
 def is_due(now: int, moment: int | None) -> bool:

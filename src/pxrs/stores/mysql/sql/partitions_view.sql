@@ -11,4 +11,4 @@ CREATE OR REPLACE VIEW pxrs_partitions AS
     JOIN (SELECT SUBSTRING(CONVERT(name USING utf8mb4), 8) AS name,
                 JSON_VALUE(CONVERT(body USING utf8mb4), '$.id') AS id
             FROM pxrs_coord WHERE name > 'topics/' AND name < 'topics0') topic
-        ON topic.id = SUBSTRING_INDEX(SUBSTRING_INDEX(claim.k, '/', -2), '/', 1)
+        ON topic.id = SUBSTRING_INDEX(SUBSTRING_INDEX(claim.k, '/', -2), '/', 1);
