@@ -66,7 +66,7 @@ class Alchemy:
     @contextmanager
     def lend(self) -> Iterator[sqlalchemy.Connection]:
         """A connection of pxrs' for one block. What the block leaves open is rolled back."""
-        with self._database.for_block() as driver, self.around(driver) as connection, connection:
+        with self._database.for_block() as ours, self.around(ours.driver) as connection, connection:
             yield connection
 
     @contextmanager
@@ -104,7 +104,7 @@ class _BlockConnection(Connection):
 
 
 class _AlchemyCursor:
-    """What `Connection` needs of a cursor, by SQLAlchemy's result."""
+    """A cursor for `Connection` that runs statements through SQLAlchemy."""
 
     def __init__(self, alchemy: sqlalchemy.Connection) -> None:
         self._alchemy = alchemy

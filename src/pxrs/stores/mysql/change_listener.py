@@ -1,10 +1,10 @@
 """Watches: commits of this process ring at once, those of others are looked for.
 
-These databases tell nobody of a change. One thread per store asks for the revision, often while
-things change and four times a second when they don't, and only while somebody watches.
+These databases announce no changes. One thread per store asks for the revision, often while things
+change and four times a second when they don't. It starts with the first watch.
 
-Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody looks.
-After trouble everybody is woken.
+Whatever goes wrong in the thread, it goes on: those who wait would never learn that it had ended.
+After trouble all of them are woken.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ChangeListener:
         self._is_looking = False
         self._pause = _SOON
         self._seen: tuple[int, int] | None = None
-        # Of each queue that somebody watches: which it is, and how often it has changed.
+        # Of each queue that is watched: its number, and how often it has changed.
         self._seen_queues: dict[str, tuple[int, int] | None] = {}
         self._queue_lock = threading.Lock()
         database.origin.on_fork(self._abandon)
@@ -91,7 +91,7 @@ class ChangeListener:
         self._look_soon()
 
     def _look_soon(self) -> None:
-        # Nobody would ever hear what a loop is told that does not run.
+        # A loop that does not run would keep every call of `wake`.
         if self._is_looking:
             self._loop.wake()
 
@@ -104,7 +104,7 @@ class ChangeListener:
         self._queue_wakeups.close()
 
     def _abandon(self) -> None:
-        """In a forked child: the thread is gone, and locks may be held by nobody."""
+        """In a forked child: the thread is gone, and locks may be held by threads of the parent."""
         self._lock = threading.RLock()
         self._queue_lock = threading.Lock()
         self._wakeups.abandon(self._lock)
@@ -120,7 +120,7 @@ class ChangeListener:
             changed = self._look()
             changed = self._look_at_queues() or changed
             self._pause = _SOON if changed else min(2 * self._pause, _LATE)
-        except Exception:  # noqa: BLE001 - who waits would never learn that nobody looks
+        except Exception:  # noqa: BLE001 - see above: the thread must go on
             # What happens meanwhile is not known: everybody looks for themselves.
             self._seen = None
             self._sessions.observer.out_of_touch()
@@ -168,7 +168,7 @@ class ChangeListener:
 
 
 class _Queues:
-    """What a watch on queues wants."""
+    """Wants changes of some queues."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = frozenset(names)

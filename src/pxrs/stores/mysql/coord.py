@@ -1,7 +1,7 @@
 """CoordStore on SQL: a commit locks what it checks and writes, then checks, then writes.
 
-Rows are locked in one order, sessions before records before the revision, each sorted. Who
-meets a deadlock all the same, through somebody else's statements, runs again.
+Rows are locked in one order, sessions before records before the revision, each sorted. A commit
+that meets a deadlock all the same, through statements that are not pxrs', runs again.
 
 On MariaDB and MySQL most commits take one round trip: see `one_trip.py`.
 """
@@ -81,7 +81,7 @@ class SqlCoord:
         return self.sessions.open(ttl)
 
     def findings(self) -> builtins.list[Finding]:
-        """What an examination of the engine finds."""
+        """Examine the server."""
         from pxrs.stores.mysql.doctor import findings
 
         return findings(self.database)

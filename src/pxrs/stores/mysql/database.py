@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import pymysql
@@ -38,7 +38,7 @@ _IDLE_SECONDS = 3
 _IDLE_IN_BLOCK = 10
 _LOCK_WAIT = 10
 _TRIES = 20
-# Connections of each kind: at most, and kept while nobody uses them.
+# Connections of each kind: at most, and kept while idle.
 _MOST = 15
 _KEPT = 5
 _BUSY_SECONDS = 30.0
@@ -187,18 +187,13 @@ class Database:
             time.sleep(0.001 * number)
         raise TransactionConflict(f"{self.place}: given up after {number + 1} tries: {why}")
 
-    @contextmanager
-    def at_once(self) -> Iterator[Connection]:
+    def at_once(self) -> AbstractContextManager[Connection]:
         """A connection that can send several statements together; not on Oracle."""
-        with self._lent(self._readers) as connection:
-            yield connection
+        return self._lent(self._readers)
 
-    @contextmanager
-    def for_block(self) -> Iterator[Any]:
-        """A connection of the driver for a transaction that lasts as long as a caller's block."""
-        self.check_open()
-        with self._in_blocks.lend() as driver:
-            yield driver
+    def for_block(self) -> AbstractContextManager[Connection]:
+        """A connection for a transaction that lasts as long as a caller's block."""
+        return self._lent(self._in_blocks)
 
     @contextmanager
     def _lent(self, pool: _Pool) -> Iterator[Connection]:
@@ -208,7 +203,7 @@ class Database:
 
 
 class _Pool:
-    """Connections that one thread uses at a time. A few that nobody uses are kept."""
+    """Connections that one thread uses at a time. A few idle ones are kept."""
 
     def __init__(self, connect: Callable[[], Any], place: str) -> None:
         self._connect = connect
@@ -234,7 +229,7 @@ class _Pool:
                     self._keep(driver)
                 raise
             except BaseException:
-                # It may be anywhere in the middle of an answer: nobody may go on from there.
+                # It may be in the middle of an answer: it can't be used again.
                 _close(driver)
                 raise
             self._keep(driver)
@@ -242,7 +237,7 @@ class _Pool:
             self._room.release()
 
     def _take(self) -> Any:
-        """One that the server has not closed: of a commit on such a one nobody would know."""
+        """One that the server has not closed: the outcome of a commit on such a one is unknown."""
         with suppress(IndexError):
             while True:
                 driver = self._idle.pop()
@@ -260,7 +255,7 @@ class _Pool:
             self.close()
 
     def close(self) -> None:
-        """Close what nobody uses; the others are closed when they come back."""
+        """Close idle connections; those in use are closed when they come back."""
         self._closed = True
         with suppress(IndexError):
             while True:
@@ -268,7 +263,7 @@ class _Pool:
 
 
 def _connect(options: dict[str, Any], idle: int, *, autocommit: bool) -> Any:
-    """What every transaction goes by is set. MySQL has no limit for idle ones; MariaDB has."""
+    """A connection of PyMySQL. MySQL has no limit for idle transactions; MariaDB has."""
     flags = CLIENT.FOUND_ROWS | (CLIENT.MULTI_STATEMENTS if autocommit else 0)
     flags |= options.get("client_flag", 0)
     driver = pymysql.connect(**{**options, "client_flag": flags}, autocommit=autocommit)
@@ -281,14 +276,14 @@ def _connect(options: dict[str, Any], idle: int, *, autocommit: bool) -> Any:
 
 
 def _is_fit(driver: Any) -> bool:
-    """Whether the server has not hung up while nobody used it, as far as this machine knows."""
+    """Whether the server has not hung up meanwhile, as far as this machine knows."""
     if not isinstance(driver, pymysql.Connection):
         return bool(driver.is_healthy())
     sock = driver._sock
     if not isinstance(sock, socket.socket):
         return False
     poll = select.poll()
-    # Nobody has asked for anything, so anything that came is a farewell; but TLS says more.
+    # Nothing was asked, so anything that came is the server's farewell; but TLS says more.
     poll.register(sock, _HUNG_UP | (0 if isinstance(sock, ssl.SSLSocket) else select.POLLIN))
     return not poll.poll(0)
 

@@ -90,7 +90,7 @@ def _living(sessions: list[str]) -> Iterator[Statement]:
 
 
 def _checked(present: list[Check], absent: list[str]) -> Statement:
-    """A record that is bound to a session can't be checked: that is told the long way."""
+    """Sets `@pxrs_ok`. A record that is bound to a session fails it: the long way tells why."""
     known = " OR ".join(["name = %s AND version = %s"] * len(present)) or "FALSE"
     text = f"""SELECT @pxrs_lost = 0 AND %s = (SELECT COUNT(*) FROM pxrs_coord
         WHERE ({known}) AND session_id IS NULL)"""

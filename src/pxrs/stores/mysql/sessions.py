@@ -1,7 +1,7 @@
 """Sessions: rows judged by the database's clock.
 
-A session is alive while its row is there; whoever ends it deletes the row and everything written
-with it, in one transaction. Why a verdict can't be taken back: renewing locks the row, and counts
+A session is alive while its row is there. Ending it deletes the row and everything written with
+it, in one transaction. Why a verdict can't be taken back: renewing locks the row, and counts
 only if its time is not over then; ending by time locks it too, and looks again. One of the two is
 first.
 

@@ -1,4 +1,4 @@
-"""What coordination and sessions send. The tests render all of it for Oracle, too.
+"""The statements of coordination and sessions. The tests render all of them for Oracle, too.
 
 Time is the database's: when the statement began.
 """

@@ -1,4 +1,4 @@
-"""What a `mysql://` or `oracle://` URL opens: coordination and queues, but no messages."""
+"""The stores of a `mysql://` or `oracle://` URL: coordination and queues, but no messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SqlStores:
         self._lock = threading.Lock()
 
     def atomic(self, connection: Any = None) -> SqlAtomic:
-        # Only blocks of callers need SQLAlchemy: nobody else has to import it.
+        # Only blocks of callers need SQLAlchemy, which takes long to import.
         from pxrs.stores.mysql.atomic import Alchemy, SqlAtomic
 
         self.coord.database.check_open()
@@ -39,7 +39,7 @@ class SqlStores:
         return SqlAtomic(self.coord, self.queues, self._alchemy, connection)
 
     def findings(self) -> list[Finding]:
-        """What an examination of the engine finds."""
+        """Examine the server."""
         return self.coord.findings()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Queues as people look after them: make, list, look into, clear out, fill from elsewhere."""
+"""Administration of queues: create, list, peek, purge, redrive, restore; and tidying up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NUMBERS = 2**63
 
 
 class QueueUpkeep:
-    """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
+    """The verbs of a `QueueStore` that neither hold items nor commit a unit of work."""
 
     def __init__(self, database: Database, changes: ChangeListener) -> None:
         self._database = database
@@ -72,7 +72,7 @@ class QueueUpkeep:
             locked = lock_queues(connection, [name]).get(name)
             if locked is None:
                 return None
-            # Nobody finds it any more; its items go a piece at a time.
+            # It can't be found any more; its items go a piece at a time.
             queue = locked.queue.id
             connection.run(sql.DROP_QUEUE, queue=queue)
             connection.run(sql.DROP_SEEN, queue=queue)
@@ -163,10 +163,10 @@ class QueueUpkeep:
     # What was applied, and what is left over
 
     def _tidy(self) -> None:
-        """Forget what nobody will ask for, and remove what belongs to no queue.
+        """Forget units that are too old to be asked after, and remove items of no queue.
 
         That a session is over is noted when it is first seen: it counts for programs that come
-        later, though none of them may live for as long as somebody might ask.
+        later, though none of them may live for as long as units may be asked after.
         """
         for session, seen_ms, now_ms in self._database.read(sql.ORPHANED):
             if seen_ms is None:

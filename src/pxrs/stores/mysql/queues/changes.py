@@ -25,7 +25,7 @@ from pxrs.types import Held, Holder, Queue, QueueChange
 _PLACES = 2**14
 # Instead of how many items were removed: the unit was given up.
 VOID = -1
-# Instead of a session, of units that nobody can ask after: they go as those of ended sessions do.
+# Instead of a session, of units without a name: they go as those of ended sessions do.
 NOBODY = "-"
 # Instead of the key, of items of a fifo queue.
 _FIFO = "f"
@@ -47,7 +47,7 @@ class Locked(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What a change did: the new items' ids, and in which queues there may be something new."""
+    """The outcome of a change: new items' ids, and the queues that may have something to take."""
 
     numbers: list[int | None]
     stirred: frozenset[str]
@@ -154,7 +154,7 @@ class Change:
         if gone < len(held):
             raise Fenced(
                 f"{len(held) - gone} of {len(held)} items of queue {name!r} are not held any more; "
-                "somebody else has them, or will"
+                "they are handed out again"
             )
 
     def _put_all(self) -> list[int | None]:
@@ -177,7 +177,7 @@ class Change:
         return numbers
 
     def _fresh(self, queue: int, places: Sequence[int]) -> list[int]:
-        """Without those that were put before. Nobody else puts here: the queue is locked."""
+        """The places whose items were not put before. The queue is locked: no other puts here."""
         keys = {
             at: indexed(item.dedupe, LONGEST_LANE)
             for at in places
@@ -203,7 +203,7 @@ class Change:
         return fresh
 
     def _stir(self) -> None:
-        """Whoever waits has to look: what was put to is told with the numbers already."""
+        """Let those who wait look at queues whose lanes moved; `NUMBER` does it where one puts."""
         moved = [self._queues[name].id for name in self._lanes if name not in self._puts]
         self._connection.run_in(sql.STIR, ids=sorted(moved))
 
@@ -226,7 +226,7 @@ class Change:
 
 
 def unit_row(session: str, unit: str, queue: int, done: int, at: int = 0) -> dict[str, Any]:
-    """One record of a unit. Its number comes of the unit's name: nobody else writes it."""
+    """One record of a unit. Its number is made of the unit's name: no other unit has it."""
     digest = int.from_bytes(sha256(unit.encode()).digest()[:8]) >> 1
     return {
         "session": session,
@@ -254,7 +254,7 @@ def queue_row(name: str, number: int, fifo: int, created: int) -> QueueRow:
 
 
 def lane_text(queue: Queue, key: str | None) -> str | None:
-    """What stands in the index for an item's lane. Oracle takes no text at all for NULL."""
+    """An item's lane as the index has it. Oracle takes no text at all for NULL."""
     lane = key_order_of(queue, key)
     if lane is None:
         return None
@@ -297,7 +297,7 @@ def settle(
 ) -> None:
     """Show the first item of each lane, unless there is one at its front already.
 
-    Under the lock of the queue's row: whoever else would change a front has to wait for it.
+    Under the lock of the queue's row: others who would change a front have to wait for it.
     """
     statement = reading(sql.LANES, locking=latest)
     firsts: dict[str, dict[int, int]] = {}

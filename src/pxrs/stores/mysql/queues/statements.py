@@ -1,4 +1,4 @@
-"""What queues send.
+"""The statements of queues.
 
 Rows are locked in one order: sessions, queues, items, each sorted. Taking waits for nobody: it
 skips what is locked. MySQL computes an update's columns one after the other, so none is read here

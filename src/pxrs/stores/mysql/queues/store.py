@@ -123,7 +123,7 @@ class SqlQueues(QueueUpkeep):
                 if any(end > until for (end,) in ends):
                     sooner.add(name)
                 connection.run_in(sql.EXTEND, **these, until=until)
-            # Whoever waits was told of a later time, or of none.
+            # Those who wait have been told a later time, or none.
             for name in sorted(sooner):
                 connection.run(sql.STIR, ids=[queues[name].id])
             return sooner
@@ -153,7 +153,7 @@ class SqlQueues(QueueUpkeep):
                 self._forget_units(change.holder.session, change.forget)
 
     def outcome(self, session: str, unit: str) -> Outcome:
-        """Whoever writes the unit's record first decides: its commit, or this."""
+        """The first to write the unit's record decides: its commit, or this call."""
 
         def work(connection: Connection) -> Outcome | None:
             found = connection.value(sql.BECAME, session=session, tx=unit)
@@ -178,7 +178,7 @@ class SqlQueues(QueueUpkeep):
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         self._given_up.add((holder.session, unit))
         if not self._database.is_oracle:
-            # There nobody can see what is not committed.
+            # Oracle shows no transaction what is not committed.
             self._database.write(lambda connection: _await_take(connection, queue, holder))
         return held_in(self, queue, holder)
 
@@ -215,7 +215,7 @@ class SqlQueues(QueueUpkeep):
         return min((due for due in dues if due is not None), default=None)
 
     def _free_named(self, name: str) -> bool:
-        """Free what nobody holds any more in the queue; whether there was any of it."""
+        """Free items of the queue whose holder is gone or late; whether there were any."""
         lost = self._database.read(sql.LOST_NAMED, name=name)
         return any(self._free(queue, name) for (queue,) in lost)
 
@@ -269,7 +269,7 @@ def _release(connection: Connection, holder: Holder, releases: Sequence[Release]
 
 
 def _free(connection: Connection, queue: int, name: str) -> bool:
-    """Free what nobody holds any more, and show what is due; whether anything was freed."""
+    """Free items whose holder is gone or late, and show what is due; whether any was freed."""
     locked = lock_queues(connection, [name]).get(name)
     if locked is None or locked.queue.id != queue:
         return False

@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What a first look at a queue finds: the time, what is ready, due and held."""
+    """A first look at a queue: the time, and what is ready, due and held."""
 
     now: int
     queue: int | None
@@ -125,7 +125,7 @@ class Take:
             if lanes:
                 settle(connection, sight.queue or 0, lanes, sight.now)
                 connection.run(sql.STIR, ids=[sight.queue])
-                # What was behind them may be somebody else's.
+                # Other holders may take what was behind them.
                 self.moved = True
 
     def _candidates(self, connection: Connection, sight: Sight) -> list[Candidate]:

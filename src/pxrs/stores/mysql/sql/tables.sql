@@ -29,8 +29,8 @@ CREATE TABLE IF NOT EXISTS pxrs_meta (
     PRIMARY KEY (id)
 ) ENGINE=InnoDB;
 
--- `changes` rises whenever there may be something to take that was not there before. Whoever puts,
--- or changes the front of a lane, locks this row first and keeps it until its commit.
+-- `changes` rises whenever there may be something to take that was not there before. A transaction
+-- that puts, or changes the front of a lane, locks this row first and keeps it until its commit.
 CREATE TABLE IF NOT EXISTS pxrs_queues (
     id BIGINT NOT NULL,
     name VARBINARY(1000) NOT NULL,
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS pxrs_queues (
 -- A lane is what has to stay in order: the items of a key, or all of a fifo queue. At its front is
 -- one item that is ready or delayed, or those that one transaction holds; all others wait.
 --
--- `due_ms` says when the item's state may end: a delayed or waiting one can be had from then on, a
+-- `due_ms` says when the item's state may end: a delayed or waiting one can be taken from then on, a
 -- held one is free again. One index serves both.
 CREATE TABLE IF NOT EXISTS pxrs_queue_items (
     queue_id BIGINT NOT NULL,
@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS pxrs_queue_items (
     INDEX pxrs_items_lane (queue_id, lane, state, item_id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
--- Changes that were applied, for whoever did not hear the answer, and how many items each removed.
+-- Changes that were applied, for those who did not hear the answer, and how many items each removed.
 -- `n` is the time, and something to tell apart what happens at once.
 CREATE TABLE IF NOT EXISTS pxrs_queue_commits (
     session_id VARCHAR(64) NOT NULL,
