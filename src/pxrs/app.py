@@ -110,7 +110,7 @@ class Pxrs:
 
     @property
     def url(self) -> str:
-        """Where the store is."""
+        """The URL of the store, without passwords."""
         return self.stores.url
 
     @property
@@ -518,7 +518,7 @@ class Pxrs:
         return Member(self._context(), wanted, settings, decoder, callbacks, most_out)
 
     def health(self) -> dict[str, Health]:
-        """How every consumer, run and listener of this object is doing, by name. From any thread.
+        """Return the health of every consumer, run and listener, by name. From any thread.
 
         For probes: `all(each.ok for each in px.health().values())`. A consumer's name is its
         member's; see `Running.health` for the others. A run or listener that has ended by itself
@@ -570,7 +570,7 @@ class Pxrs:
         return any(running._is_around_here for running in self._running)
 
     def _end_session(self) -> None:
-        """What is still held is free."""
+        """Free what is still held."""
         if self._work_context is not None:
             self._work_context.hold_session.close()
 

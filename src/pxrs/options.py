@@ -23,9 +23,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ProducerOptions(TypedDict, total=False):
-    """What `px.producer` takes. Seconds and bytes.
+    """Options of `px.producer`. Seconds and bytes.
 
-    linger: seconds that a message may wait for company if nobody waits for it.
+    linger: seconds that a message may wait for others to share its batch.
     batch_bytes: when a batch is full; one batch is of one thread and partition.
     buffer_bytes: what may be on its way in all. When it is full, `send` waits …
     max_block: … for so many seconds, then it raises `BufferFull`.
@@ -47,7 +47,7 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class MemberOptions(TypedDict, total=False):
-    """How a member takes part in its group: for `px.consumer` and `px.run`.
+    """Options of a member of a group: for `px.consumer` and `px.run`.
 
     instance: a name that makes the member static: it keeps its partitions across a quick restart.
     auto_commit_interval: seconds between two commits of what was handled.
@@ -80,7 +80,7 @@ class MemberOptions(TypedDict, total=False):
 
 
 class ConsumerOptions(MemberOptions, total=False):
-    """What `px.consumer` takes, besides `MemberOptions`.
+    """Options of `px.consumer`, besides `MemberOptions`.
 
     auto_commit: whether handled messages are committed in the background.
     on_assigned: called with the partitions that came and their checkpoints.
@@ -95,7 +95,7 @@ class ConsumerOptions(MemberOptions, total=False):
 
 
 class RunOptions(MemberOptions, total=False):
-    """What `px.run` takes, besides `MemberOptions`.
+    """Options of `px.run`, besides `MemberOptions`.
 
     workers: threads, in each process.
     processes: how many processes do it, each a member of its own; 0: none but this one.
@@ -118,7 +118,7 @@ class RunOptions(MemberOptions, total=False):
 
 
 class PutManyOptions(TypedDict, total=False):
-    """What `put_many` takes, for each of its items.
+    """Options of `put_many`, for each of its items.
 
     priority: a higher one goes first.
     delay: seconds before which the item is not handed out.
@@ -133,7 +133,7 @@ class PutManyOptions(TypedDict, total=False):
 
 
 class PutOptions(PutManyOptions, total=False):
-    """What `put` takes, besides `PutManyOptions`.
+    """Options of `put`, besides `PutManyOptions`.
 
     dedupe: of several items with one dedupe key within the window only the first is put.
     dedupe_window: seconds from then on.
@@ -144,7 +144,7 @@ class PutOptions(PutManyOptions, total=False):
 
 
 class ListenOptions(TypedDict, total=False):
-    """What `px.listen` takes.
+    """Options of `px.listen`.
 
     workers: threads, in each process.
     processes: how many processes do it; 0: none but this one.

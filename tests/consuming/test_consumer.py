@@ -121,7 +121,7 @@ class TestCommittingInTheBackground:
             assert checkpoint(topic) == 2
             take(consumer, 1)
             topic.groups.reset("g", "t", to="earliest", force=True)
-            with pytest.raises(pxrs.Fenced, match="owned by somebody else now: t/0") as told:
+            with pytest.raises(pxrs.Fenced, match="another member owns these now: t/0") as told:
                 consumer.commit_async().result(PATIENCE)
             assert told.value.parts == {pxrs.TopicPartition("t", 0)}
             assert checkpoint(topic) == 0

@@ -76,7 +76,7 @@ def test_nobody_is_told_that_it_failed_once_it_was_taken_over() -> None:
         group.look(b)
 
     lose_the_answer(group, take_over)
-    with pytest.raises(OutcomeUnknown, match="written over what would tell"):
+    with pytest.raises(OutcomeUnknown, match="overwritten the evidence"):
         send_one(group.transactions(a, "a"))
     assert (group.sent(), group.claim().owner) == (1, b.membership.me.id)
     assert group.poll(b) == []

@@ -196,7 +196,7 @@ def test_seek_of_a_lost_partition_leaves_no_record() -> None:
     b = group.member("a", "again")
     group.look(b)
     assert group.claim().owner == b.membership.me.id
-    with pytest.raises(Fenced, match="owned by somebody else"):
+    with pytest.raises(Fenced, match="another member owns"):
         a.seek("t", 0, 1)
     assert group.stores.coord.list(resets_prefix("g")) == []
 

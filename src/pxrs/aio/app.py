@@ -80,7 +80,7 @@ class Pxrs:
 
     @property
     def url(self) -> str:
-        """Where the store is."""
+        """The URL of the store, without passwords."""
         return self._blocking.url
 
     redrive = awaiting(blocking.Pxrs.redrive, waits=True)

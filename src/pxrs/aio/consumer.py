@@ -256,7 +256,7 @@ class Consumer(Generic[Value]):
 
 
 class Going:
-    """Something that happens whether or not it is awaited; nobody has to look how it went."""
+    """A task that runs whether or not it is awaited, and whose error may be ignored."""
 
     def __init__(self, going: Future[None]) -> None:
         self._going = going
@@ -266,7 +266,7 @@ class Going:
 
 
 class Arriving(AsyncIterator[T], Generic[T]):
-    """What a consumer hands out, as it comes. Dropping it, by `break` too, gives back the rest."""
+    """Iterates over a consumer's messages. Dropping it, by `break` too, gives back the rest."""
 
     def __init__(self, more: Callable[[], Awaitable[Iterator[T]]]) -> None:
         self._more = more

@@ -54,12 +54,12 @@ class Running:
 
     @property
     def handled(self) -> int | None:
-        """How many messages or items were handled; None with worker processes."""
+        """The number of handled messages or items; None with worker processes."""
         return self._blocking.handled
 
     @property
     def failed(self) -> int | None:
-        """How often the handler failed; None with worker processes."""
+        """The number of failed attempts; None with worker processes."""
         return self._blocking.failed
 
     stop = passing(blocking.Running.stop)

@@ -1,4 +1,4 @@
-"""Where an event loop's blocking calls go, and how it hears that they are done.
+"""Threads for an event loop's blocking calls, and how the loop hears that they are done.
 
 Methods that only make a blocking call are not written out: `describe = awaiting(Groups.describe)`.
 Their object has the blocking one in `_blocking`, and in `_call` how calls are made.
@@ -145,14 +145,14 @@ def _close_unwanted(opening: Future[Any]) -> None:
 
 
 async def outcome(future: Future[T]) -> T:
-    """What the future holds once it is done. Cancelling this leaves the future alone."""
+    """Await the result of a future. Cancelling this leaves the future alone."""
     if not future.done():
         await called(lambda wake: future.add_done_callback(lambda _: wake()))
     return future.result()
 
 
 async def waited_out(future: Future[T], give_up: Callable[[], object] | None = None) -> T:
-    """What the future holds. A cancellation is passed on, but not before the future is done.
+    """Await the result of a future. A cancellation is passed on after the future is done.
 
     `give_up` is called when one comes, to hurry the future on.
     """

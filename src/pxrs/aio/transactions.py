@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Surroundings(NamedTuple):
-    """Where a transaction's calls are made, and how it hears of items.
+    """Makes a transaction's calls, and tells it of items.
 
     `submit` has a thread make a blocking call. `one_thread`: all calls are made by the same
     one, as locks want it. And by nobody else: other threads may use the transaction then, and the
@@ -75,7 +75,7 @@ class UnitOfWork(Generic[Value]):
 
     @property
     def in_hand(self) -> int:
-        """How many items it holds."""
+        """The number of items it holds."""
         return self._blocking.in_hand
 
     # Taking and putting
@@ -95,7 +95,7 @@ class UnitOfWork(Generic[Value]):
         retry: Backoff = AT_ONCE,
         lock_for: float | None = None,
     ) -> list[Item[Value]]:
-        """What there is, `max_items` at most; waits for the first. See `pxrs.UnitOfWork`."""
+        """Take what there is, up to `max_items`; waits for the first. See `pxrs.UnitOfWork`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         attempt = partial(self._attempt, queue, max_items, retry, lock_for)

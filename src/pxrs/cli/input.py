@@ -16,7 +16,7 @@ BLOCK = 2**18
 
 
 class Input:
-    """Where the values of one command come from. `what` names one of them: message, item."""
+    """The source of a command's values. `what` names one of them: message, item."""
 
     def __init__(self, values: tuple[str, ...], file: str | None, what: str) -> None:
         if file is not None and values:

@@ -194,7 +194,7 @@ class Background:
                 self._watch.wait(max(0.0, min(times) - now))
 
     def _leave_for_good(self, closing: tuple[Callable[[], None], ...]) -> None:
-        """Otherwise its partitions would be a member's of which nobody takes messages."""
+        """Leave because the consumer was dropped: no one would take messages of its partitions."""
         _LOG.warning("%s: was dropped without close(), and leaves the group", self._who)
         self._stop.set()
         for thread in self._threads:
@@ -232,7 +232,7 @@ class Background:
     # What operators read
 
     def _watch_progress(self) -> None:
-        """Warn once of messages that somebody has been at for too long."""
+        """Warn once of messages that a handler has been at for too long."""
         since = self._member.in_hand_since()
         if since is None or since == self._warned_of:
             return
@@ -313,12 +313,12 @@ class LogWatch:
             self._watch, self._version = watch, version
 
     def wait(self, seconds: float) -> None:
-        """Until a log may have grown, somebody wakes it, or the time is over."""
+        """Wait until a log may have grown, `wake` is called, or the time is over."""
         if self._watch is not None and not self._closed:
             self._watch.wait(seconds)
 
     def wait_for_store(self, seconds: float) -> None:
-        """The same while the store does not answer: only somebody wakes it."""
+        """The same while the store does not answer: only `wake` or the time ends it."""
         if not self._closed:
             self._nudge.wait(seconds)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pxrs.consuming.partition_table import Change, PartitionTable
-from pxrs.errors import InsideTransaction, InvalidRequest
+from pxrs.errors import InsideTransaction, InvalidRequest, quoted
 from pxrs.types import TopicPartition
 
 Parts = set[TopicPartition]
@@ -55,7 +55,7 @@ class Callbacks:
     ) -> None:
         for name, callback in (("assigned", assigned), ("revoked", revoked), ("lost", lost)):
             if callback is not None and not callable(callback):
-                raise InvalidRequest(f"on_{name}={callback!r}; a function is needed")
+                raise InvalidRequest(f"on_{name} must be a function, got {quoted(callback)}")
         self.assigned = assigned
         self.revoked = revoked
         self.lost = lost

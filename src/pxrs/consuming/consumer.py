@@ -40,7 +40,7 @@ class Consumer(Generic[Value]):
         return {owned.part for owned in partitions if owned.state == "owned"}
 
     def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
-        """How this consumer is doing. From any thread; for probes, `health().ok`.
+        """Return the health of this consumer. From any thread; for probes, `health().ok`.
 
         `stuck_after`: how many seconds a handler may be at what it was given; as the consumer was
         made, unless another number is given.

@@ -32,14 +32,14 @@ _TOGETHER = 16
 
 
 class _Place(NamedTuple):
-    """Where a partition stood when it was fetched for: what came is void if it was moved since."""
+    """The position of a partition when it was fetched for; the result is void if it moved since."""
 
     turn: int
     position: int
 
 
 class _Troubles:
-    """What went wrong in one round. The partition whose turn it is, `first`, raises at once."""
+    """The failures of one round. The partition whose turn it is, `first`, raises at once."""
 
     def __init__(self, first: OwnedPartition | None, topic_gone: Callable[[], None]) -> None:
         self.first = first
@@ -48,7 +48,7 @@ class _Troubles:
         self.error: Exception | None = None
 
     def attempt(self, owned: OwnedPartition, work: Callable[[], bool]) -> bool:
-        """What the work returns; false if it failed."""
+        """Run the work and return its result; false if it failed."""
         try:
             return work()
         except TopicNotFound:
@@ -172,7 +172,7 @@ class Fetcher:
     def _fetched(
         self, partitions: list[OwnedPartition]
     ) -> Generator[tuple[OwnedPartition, _Place, Fetched | Exception]]:
-        """What the log has for each partition, and from where on; the rest comes meanwhile."""
+        """Yields what the log has for each partition, and from where; the rest comes meanwhile."""
         if len(partitions) > 1 and isinstance(self._log, FetchesMany):
             for few in (
                 partitions[at : at + _TOGETHER] for at in range(0, len(partitions), _TOGETHER)
@@ -228,7 +228,7 @@ class Fetcher:
         return position
 
     def _start(self, owned: OwnedPartition, start: int, end: int) -> None:
-        """Where to begin: at the checkpoint; by policy where there is none or it is gone."""
+        """Returns where to begin: at the checkpoint, or by policy if it is missing or gone."""
         if owned.checkpoint is not None:
             if start <= owned.checkpoint <= end:
                 self._table.start(owned, owned.checkpoint)
@@ -248,7 +248,7 @@ class Fetcher:
             self._table.start(owned, start)
 
     def _out_of_range(self, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:
-        """What comes next is not there any more: told, or passed over as the settings say.
+        """Raise because the next message is gone, or skip it, as the settings say.
 
         True: it is worth looking again at once.
         """
@@ -264,7 +264,7 @@ class Fetcher:
 
 
 def _size(fetched: Fetched | Exception) -> int:
-    """How many bytes were fetched."""
+    """Returns the number of bytes fetched."""
     if isinstance(fetched, Exception):
         return 0
     return sum(len(batch.data) for batch in fetched.batches)

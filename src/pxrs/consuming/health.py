@@ -1,4 +1,4 @@
-"""How a consumer, a run or a listener is doing, in one word and a sentence. Pure."""
+"""Judges the health of a consumer, a run or a listener: a state and a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the verdict is made of. Times are seconds of the monotonic clock.
+    """The facts of a verdict. Times are seconds of the monotonic clock.
 
     `asked_at`: when the caller has last asked for messages; one that waits for them asks on.
     `fatal` ended the member's part in its group, `fenced` if somebody else has its place.

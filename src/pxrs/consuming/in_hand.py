@@ -49,7 +49,7 @@ class InFlight:
         return not self.begun and self.turn != self.owned.turn
 
     def hold_back(self) -> None:
-        """What the caller has not seen is handed out again, later."""
+        """Give back what the caller has not seen; it is handed out again."""
         owned = self.owned
         if owned.turn == self.turn and self.seen < len(self.messages):
             owned.go_to(min(owned.handed, self.messages[self.seen].offset))
@@ -80,7 +80,7 @@ def line_up(flights: list[InFlight], lock: threading.RLock) -> None:
 
 
 class Reached:
-    """How far a partition was handled, under its progress of that moment."""
+    """How far a partition was handled, with its progress of that moment."""
 
     __slots__ = ("_progress", "mark", "owned")
 
@@ -91,12 +91,12 @@ class Reached:
 
     @property
     def is_current(self) -> bool:
-        """Whether nobody has sought, or given messages back, since."""
+        """Whether there was no seek, and no message was given back, since."""
         return self.owned.progress is self._progress
 
 
 class Extent(NamedTuple):
-    """How far a commit goes: what the caller had been handed when it asked for it.
+    """The extent of a commit: what the caller had been handed when it asked for it.
 
     What is handed out while the commit waits for its turn is no part of it. `partitions`: the
     partitions that the caller means. `lost`: those that it had lost by then.
@@ -109,7 +109,7 @@ class Extent(NamedTuple):
     def marks(
         self, partitions: Mapping[TopicPartition, OwnedPartition]
     ) -> dict[TopicPartition, Mark]:
-        """What there is to commit of it, with these partitions at the table."""
+        """Returns what there is to commit, with these owned partitions."""
         return {
             each.owned.part: each.mark
             for each in self.reached
@@ -151,7 +151,7 @@ class Uncommitted:
 
     @property
     def lost(self) -> frozenset[TopicPartition]:
-        """Those that were lost and claimed again since somebody committed."""
+        """Returns partitions that were lost and claimed again since the last commit."""
         return frozenset(self._lost)
 
     def settle(self, extent: Extent, gone: set[OwnedPartition]) -> None:

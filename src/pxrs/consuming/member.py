@@ -219,7 +219,7 @@ class Member:
     # Commits
 
     def committing(self, message: Message | None) -> Callable[[], None]:
-        """How far a commit goes is decided here; calling the result makes it."""
+        """Decides how far a commit goes; calling the result makes it."""
         self.require_open()
         if message is None:
             return partial(self._commit, partial(self.steps.commit_up_to, self.steps.extent()))

@@ -105,7 +105,7 @@ class MemberSteps:
 
     @property
     def alive(self) -> bool:
-        """Whether nobody else can have taken this member's place, by its own clock."""
+        """Whether no other can have taken this member's place, by its own clock."""
         session = self.membership.session
         return session is not None and session.remaining() > 0
 
@@ -188,7 +188,7 @@ class MemberSteps:
             self.uncommitted.clear()
 
     def _end(self, flights: list[InFlight]) -> None:
-        """Nobody works on the flights any more: count what was handled, give back the rest."""
+        """Count what was handled in the flights and give back the rest; no handler is at them."""
         with self.table.lock:
             ended = [flight for flight in self.table.in_flight if flight in flights]
             for flight in ended:
@@ -243,7 +243,7 @@ class MemberSteps:
 
     @property
     def trouble(self) -> Exception | None:
-        """What keeps a partition from being read, as of the last fetch."""
+        """The error that keeps a partition from being read, as of the last fetch."""
         return self._fetcher.trouble
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
@@ -279,7 +279,7 @@ class MemberSteps:
             return self.commit(self.table.marks())
 
     def extent(self) -> Extent:
-        """What the caller has seen by now; from here on it counts as handled."""
+        """Counts what the caller has seen by now as handled, and returns it."""
         with self.table.lock:
             for flight in self.table.in_flight:
                 flight.count(flight.seen)
@@ -350,7 +350,7 @@ class MemberSteps:
         return applied.lost
 
     def ask(self) -> Extent:
-        """What the caller has seen shall be committed, at the latest when it is given away."""
+        """Ask for a commit of what the caller has seen, at the latest when it is given away."""
         with self.table.lock:
             extent = self.extent()
             self.table.ask(extent.marks(self.table.partitions))

@@ -88,7 +88,7 @@ class OwnedPartition:
 
     @property
     def lag(self) -> int:
-        """How many messages wait here, as far as is known."""
+        """The number of messages that wait here, as far as is known."""
         return max(0, self.end - self.progress.checkpoint) if self.progress is not None else 0
 
     @property
@@ -156,13 +156,13 @@ class OwnedPartition:
         self.position = position
 
     def forget_buffer(self) -> None:
-        """What was fetched and not handed out will be fetched again."""
+        """Drop what was fetched and not handed out; it will be fetched again."""
         self.buffer, self.at = [], 0
         self.position = self.handed
 
     @property
     def waiting(self) -> int:
-        """How many messages lie in the buffer."""
+        """The number of messages in the buffer."""
         return len(self.buffer) - self.at
 
     def hand_out(self, most: int) -> list[Message]:
@@ -182,13 +182,13 @@ class OwnedPartition:
             self.progress.finish(start, end)
 
     def mark(self) -> Mark | None:
-        """How far it was handled; None before it has started."""
+        """Its progress; None before it has started."""
         if self.progress is None:
             return None
         return Mark(self.progress.checkpoint, self.progress.runs)
 
     def moved(self) -> Mark | None:
-        """How far it was handled, if that is further than what is committed."""
+        """Its progress, if that is further than what is committed."""
         mark = self.mark()
         if mark is None or (mark.checkpoint, mark.done) == (self.checkpoint, self.done):
             return None

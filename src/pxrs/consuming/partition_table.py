@@ -20,7 +20,7 @@ from pxrs.types import Message, TopicPartition
 
 
 class Change(NamedTuple):
-    """What the caller has to be told of its assignment: "assigned", "leaving" or "lost"."""
+    """A change of the assignment to report: "assigned", "leaving" or "lost"."""
 
     kind: str
     parts: dict[TopicPartition, int | None]
@@ -129,7 +129,7 @@ class PartitionTable:
     # For the consumer
 
     def next_change(self) -> Change | None:
-        """What the caller has to be told next; from now on it counts as told."""
+        """Returns the next change to report; from now on it counts as reported."""
         with self.lock:
             told = self._told
             if lost := [
@@ -148,7 +148,7 @@ class PartitionTable:
             return None
 
     def forget_told(self) -> tuple[set[TopicPartition], set[TopicPartition]]:
-        """What the caller believes to own and does, and what it has lost; that ends here."""
+        """Returns what the caller was told to own: what it still does, and what it has lost."""
         with self.lock:
             told, self._told = self._told, {}
             kept = {part for part, owned in told.items() if self.partitions.get(part) is owned}
@@ -202,7 +202,7 @@ class PartitionTable:
             return owned.waiting > 0
 
     def give_back(self, owned: OwnedPartition, handed: int) -> None:
-        """What was handed out from this offset on was not looked at."""
+        """Give back what was handed out from this offset on: it was not looked at."""
         with self.lock:
             owned.go_to(min(owned.handed, handed))
 
@@ -231,7 +231,7 @@ class PartitionTable:
             self.version += 1
 
     def marks(self) -> dict[TopicPartition, Mark]:
-        """How far everything was handled that has moved since it was claimed or committed."""
+        """Returns the progress of all that moved since it was claimed or committed."""
         with self.lock:
             return {
                 part: mark
@@ -256,7 +256,7 @@ class PartitionTable:
                 self.partitions[part].asked = mark
 
     def asked(self) -> dict[TopicPartition, Mark]:
-        """What shall be committed and is not yet."""
+        """Returns the progress that shall be committed and is not yet."""
         with self.lock:
             partitions = self.partitions.items()
             return {part: owned.asked for part, owned in partitions if owned.asked is not None}
@@ -315,7 +315,7 @@ class PartitionTable:
             return not owned.full
 
     def _room(self, owned: OwnedPartition) -> int:
-        """How many more messages of a partition may be out. It is noted if there is no room."""
+        """Returns how many more messages of a partition may be out. Notes if there is no room."""
         if self._most_out is None:
             return owned.waiting
         room = 0 if owned.window_is_full else self._share() - owned.out

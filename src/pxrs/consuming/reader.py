@@ -11,7 +11,7 @@ from pxrs.arguments import check_time, check_whole
 from pxrs.clock import Clock
 from pxrs.codec.batches import decode
 from pxrs.decoding import Decoder, cut
-from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
+from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound, quoted
 from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic, Value
 
@@ -112,7 +112,9 @@ class Reader(Generic[Value]):
         if start == "latest":
             return held.end
         if not isinstance(start, int) or isinstance(start, bool):
-            raise InvalidRequest(f"start = {start!r}; an offset, 'earliest' or 'latest'")
+            raise InvalidRequest(
+                f"start must be an offset, 'earliest' or 'latest', got {quoted(start)}"
+            )
         if not held.start <= start <= held.end:
             raise OffsetOutOfRange(self.topic.name, partition, start, *held)
         return start
@@ -151,7 +153,7 @@ class Reader(Generic[Value]):
 
 
 class Follower:
-    """What `follow` is made of: positions, and a watch on what comes after them."""
+    """The iterator of `follow`: positions, and a watch on what comes after them."""
 
     def __init__(
         self,
@@ -261,15 +263,15 @@ class Follower:
 def _starts(
     topic: Topic, partitions: Sequence[int] | None, start: Start | Mapping[int, Start]
 ) -> list[tuple[int, Start]]:
-    """Where to start, for each partition wanted."""
+    """Returns where to start, for each partition wanted."""
     if isinstance(start, Mapping):
         if partitions is not None:
             raise InvalidRequest("name the partitions either in `start` or in `partitions`")
         if not start:
-            raise InvalidRequest("start = {}; a partition at least is needed")
+            raise InvalidRequest("start must name at least one partition, got {}")
         return list(start.items())
     if partitions is None:
         partitions = range(topic.partitions)
     elif not isinstance(partitions, Sequence) or not partitions:
-        raise InvalidRequest(f"partitions = {partitions!r}; a list of numbers is needed")
+        raise InvalidRequest(f"partitions must be a list of numbers, got {quoted(partitions)}")
     return [(number, start) for number in partitions]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pxrs.config import SUFFIX, DeadLetter, OnFailure, check_topic_name
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, quoted
 from pxrs.topics import Topics
 
 
@@ -29,7 +29,7 @@ class Subscription:
         self._names: tuple[str, ...] = ()
         if isinstance(wanted, re.Pattern):
             if not isinstance(wanted.pattern, str):
-                raise InvalidRequest(f"the pattern {wanted.pattern!r} is of bytes; names are text")
+                raise InvalidRequest(f"the pattern must be text, got {quoted(wanted.pattern)}")
             self._pattern = wanted
             return
         names = [wanted] if isinstance(wanted, str) else _listed(wanted)
@@ -67,7 +67,7 @@ class Subscription:
 def _listed(wanted: object) -> list[str]:
     if not isinstance(wanted, Iterable) or isinstance(wanted, bytes):
         raise InvalidRequest(
-            f"topics={wanted!r}; a name is needed, a list of names, or a pattern as re.compile "
-            "makes it"
+            "topics must be a name, a list of names, or a pattern of re.compile, "
+            f"got {quoted(wanted)}"
         )
     return list(wanted)

@@ -39,10 +39,10 @@ from pxrs.types import Conflict, TopicPartition, Versioned
 
 
 class Work(Protocol):
-    """What a consumer has handed out and a transaction is about."""
+    """The messages that a consumer has handed out and a transaction covers."""
 
     def marks(self) -> dict[TopicPartition, Mark]:
-        """How far the partitions will be handled once the transaction is committed."""
+        """Returns the progress of the partitions once the transaction is committed."""
         ...
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None: ...
@@ -205,8 +205,8 @@ class Checkpoint:
                 self.refused(current)
             self._lose(others)
             raise OutcomeUnknown(
-                "the transaction got no answer, and whoever took its partitions over has written "
-                f"over what would tell: {names_of(others)}"
+                "the transaction got no answer, and the members that took its partitions over have "
+                f"overwritten the evidence: {names_of(others)}"
             ) from doubt
         # One of them proves all: they were one commit. The others were taken after it.
         self._lose(others)
@@ -348,7 +348,7 @@ class Transactions:
     def attempts(self, connection: Any, most: int) -> Iterator[Transaction]:
         """Transactions over the same messages, one after the other; the last one gives them up."""
         if most < 1:
-            raise InvalidRequest(f"{most} attempts; at least 1 is needed")
+            raise InvalidRequest(f"attempts must be at least 1, got {most}")
         for left in reversed(range(most)):
             yield self.begin(connection, keep_on_conflict=left > 0)
 
@@ -396,7 +396,7 @@ class Handed:
             return {part: mark for part, mark in marks.items() if mark is not None}
 
     def _mark(self, owned: OwnedPartition) -> Mark | None:
-        """How far it is handled with what is in hand. None if it was not started."""
+        """Returns its progress with what is in hand. None if it was not started."""
         before = owned.mark()
         if before is None:
             return None

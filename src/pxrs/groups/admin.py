@@ -45,6 +45,7 @@ from pxrs.errors import (
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
+    quoted,
 )
 from pxrs.groups.info import (
     CheckpointChange,
@@ -95,7 +96,7 @@ class _Group(NamedTuple):
         return group_state(self.head, self.members, held, there)
 
     def awaited(self) -> tuple[str, ...]:
-        """Static members that are gone, and whose partitions nobody else has been given yet."""
+        """Static members that are gone, and whose partitions still wait for them."""
         if not self.members:
             # Nobody is there to give them to.
             return ()
@@ -172,7 +173,7 @@ class Groups:
         )
 
     def explain(self, group: str, limit: int = 20) -> GroupHistory:
-        """What happened to the group: its last generations, and its last resets and seeks."""
+        """Return the history of the group: its last generations, resets and seeks."""
         check_whole("limit", limit, least=1)
         self._find(group)
         moves = [decode(each, Move) for each in self._coord.list(history_prefix(group))]
@@ -281,7 +282,7 @@ class Groups:
         timestamp_ms: int | None,
         partitions: Sequence[int] | None,
     ) -> dict[int, int]:
-        """Where each partition shall go on; an error if one of them can't."""
+        """Returns the new checkpoint of each partition; raises if one is impossible."""
         if (to is None) == (timestamp_ms is None):
             raise InvalidRequest("a reset goes either `to` an offset or to a `timestamp_ms`")
         if timestamp_ms is not None:
@@ -302,7 +303,9 @@ class Groups:
             else:
                 offset = {"earliest": start, "latest": end}.get(str(to), to)
             if not isinstance(offset, int) or isinstance(offset, bool):
-                raise InvalidRequest(f"to = {to!r}; an offset, 'earliest' or 'latest'")
+                raise InvalidRequest(
+                    f"to must be an offset, 'earliest' or 'latest', got {quoted(to)}"
+                )
             if not start <= offset <= end:
                 raise OffsetOutOfRange(topic.name, number, offset, start, end)
             offsets[number] = offset

@@ -1,4 +1,4 @@
-"""What `px.groups` tells about a group and its history: frozen values, as of one moment."""
+"""The answers of `px.groups` about a group and its history: frozen values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group has come in one partition.
+    """A group's progress in one partition.
 
     `owner` is the name of the member that works on it, None if nobody who is there does.
     `epoch` is 0 and `checkpoint` None before anybody claimed or committed it. The log holds
@@ -84,7 +84,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionMove(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition that a generation gave to another member; None stands for nobody."""
+    """A partition that a generation gave to another member; None stands for no member."""
 
     topic: str
     partition: int
@@ -104,7 +104,7 @@ class Rebalance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was set by somebody's wish; None stands for none."""
+    """A checkpoint that was set by hand; None stands for no checkpoint."""
 
     topic: str
     partition: int
@@ -125,7 +125,7 @@ class GroupReset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a group, oldest first."""
+    """The history of a group, oldest first."""
 
     name: str
     rebalances: tuple[Rebalance, ...]

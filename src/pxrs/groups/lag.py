@@ -1,4 +1,4 @@
-"""How far behind a group is, in messages and in seconds."""
+"""Computes the lag of a group, in messages and in seconds."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _HAIR = 1e-6
 
 
 class PartitionWork(Protocol):
-    """Where the partitions are worked on."""
+    """The part of a member that works on its partitions."""
 
     def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:
         """These are ours now; start at their checkpoints."""
@@ -53,20 +53,20 @@ class PartitionWork(Protocol):
         ...
 
     def releasable(self) -> dict[TopicPartition, Mark | None]:
-        """Those given away on which nobody works any more, and how far they were handled."""
+        """Return partitions to give away that no handler works on, and their progress."""
         ...
 
     def final_marks(self) -> dict[TopicPartition, Mark | None]:
-        """How far everything was handled, when the member leaves."""
+        """Return the progress of all partitions, when the member leaves."""
         ...
 
     def gone(self, parts: Iterable[TopicPartition], *, lost: bool) -> None:
-        """Not ours any more: released, or lost to somebody else."""
+        """Drop partitions that are no longer ours: released, or lost."""
         ...
 
 
 class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a member is and how patient. Seconds."""
+    """The identity and timeouts of a member. Seconds."""
 
     group: str
     name: str
@@ -233,7 +233,7 @@ class Membership:
         )
 
     def safe_until(self) -> float:
-        """Until when nobody can take its place, even if no renewal succeeds any more."""
+        """Returns until when no other can take its place, even if no renewal succeeds."""
         # First: who is frozen between the two promises too little, not too much.
         now, session = self._clock.monotonic(), self.session
         left = session.remaining() if session is not None else 0.0
@@ -310,7 +310,7 @@ class Membership:
         return changed
 
     def release_what_is_finished(self) -> None:
-        """Release the partitions that are to be given away and that nobody works on."""
+        """Release the partitions to give away that no handler works on."""
         with self._owned_claims.lock:
             marks = self._table.releasable()
             if not marks:

@@ -43,11 +43,11 @@ def names_of(parts: Iterable[TopicPartition]) -> str:
 def fenced(parts: Iterable[TopicPartition]) -> Fenced:
     """The error that names these partitions."""
     parts = frozenset(parts)
-    return Fenced(f"not committed, owned by somebody else now: {names_of(parts)}", parts)
+    return Fenced(f"not committed, another member owns these now: {names_of(parts)}", parts)
 
 
 def not_owned(part: TopicPartition, topics: Topics) -> Fenced | PartitionNotFound:
-    """The error for a partition that a consumer does not own: nobody can own one that is not."""
+    """Builds the error for a partition that a consumer does not own, or that does not exist."""
     # Whatever is with the topic, or the store: owned it is not.
     with suppress(PxrsError):
         partitions = topics.find(part.topic).partitions
@@ -58,7 +58,7 @@ def not_owned(part: TopicPartition, topics: Topics) -> Fenced | PartitionNotFoun
 
 
 def all_of(assignment: set[TopicPartition]) -> set[TopicPartition]:
-    """Where all that a consumer owns is meant: refused if that is nothing."""
+    """Rejects a call about all owned partitions if there are none."""
     if not assignment:
         raise Fenced(f"this consumer owns no partition; {_WHAT_TO_DO}")
     return assignment
@@ -68,7 +68,7 @@ _TRIES = 3
 
 
 class Mark(NamedTuple):
-    """How far a partition was handled: the checkpoint, and what is done above it."""
+    """The progress of a partition: the checkpoint, and what is done above it."""
 
     checkpoint: int
     done: Runs = ()
@@ -76,13 +76,13 @@ class Mark(NamedTuple):
 
 
 def mark_of(owned_claim: OwnedClaim) -> Mark:
-    """How far the group has come, as the claim has it."""
+    """Returns the group's progress, as the claim has it."""
     claim = owned_claim.claim
     return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
 
 
 class Applied(NamedTuple):
-    """How a change of several claims went: what was written, what was lost.
+    """The result of a change of several claims: what was written, what was lost.
 
     `stale` means that the guard did not hold, and nothing was written at all.
     """
@@ -116,7 +116,7 @@ def leaves_doubt(error: BaseException) -> bool:
 
 
 class OwnedClaims:
-    """What this member holds. Thread-safe; every write is serialised."""
+    """The claims that this member owns. Thread-safe; every write is serialised."""
 
     def __init__(
         self, coord: CoordStore, clock: Clock, new_id: Callable[[], str] | None = None
@@ -193,7 +193,7 @@ class OwnedClaims:
             return self._apply([release(owned_claim)], release)
 
     def drop(self, parts: Iterable[TopicPartition]) -> None:
-        """Forget claims that somebody else has now."""
+        """Forget claims that another member has now."""
         with self.lock:
             for part in parts:
                 self._held.pop(part, None)
@@ -412,7 +412,7 @@ class OwnedClaims:
         written: list[OwnedClaim],
         lost: set[TopicPartition],
     ) -> list[Step]:
-        """What is left to write after a conflict."""
+        """Returns what is left to write after a conflict."""
         left: list[Step] = []
         for step in steps:
             if step.put.key not in conflict.current:

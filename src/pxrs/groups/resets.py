@@ -16,7 +16,7 @@ from pxrs.types import Delete, Put, TopicPartition
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was set by somebody's wish, not by handling messages."""
+    """A checkpoint that was set by hand, not by handling messages."""
 
     topic: str
     partition: int
@@ -88,5 +88,5 @@ def forget_old_resets(coord: CoordStore, group: str) -> None:
 
 
 def write_of(key: str) -> str:
-    """What the records of one reset have in common."""
+    """The common part of the records of one reset."""
     return key.rpartition("-")[0]

@@ -46,7 +46,7 @@ class GroupReader:
         self._topics = topics
 
     def see(self, name: str, held: frozenset[TopicPartition]) -> Snapshot:
-        """What the member of this name has to know, but for the claims that it holds."""
+        """Returns the view of the member of this name, without the claims that it holds."""
         found = self._coord.get(head_key(self._group))
         head = decode(found, Head) if found is not None else Head()
         members = {

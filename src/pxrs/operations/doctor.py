@@ -143,7 +143,7 @@ def _record(coord: CoordStore) -> Iterator[tuple[str, int]]:
     outcome = coord.commit([Check(key, 0)], [Put(key, b"pxrs doctor")])
     try:
         if not isinstance(outcome, Committed):
-            raise StoreUnavailable(f"{key} is there already")
+            raise StoreUnavailable(f"{key} exists already")
         yield key, outcome.versions[key]
     finally:
         with suppress(PxrsError):

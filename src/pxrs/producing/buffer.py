@@ -100,7 +100,7 @@ class ThreadBuffer:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is here and nobody will put anything here."""
+        """Whether it is empty, and no thread will put anything into it."""
         if self.thread.is_alive() and not self.left_behind:
             return False
         return self.taking is None and not self.box.batches()
@@ -195,7 +195,7 @@ class Outbox:
             buffer.unreported = 0
 
     def when_room(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once there is room, by whoever makes it; at once if there is."""
+        """Call `callback` once there is room, in the thread that makes it; at once if there is."""
         with self._room:
             if not self.has_room:
                 self._want_room.append(callback)
@@ -203,14 +203,14 @@ class Outbox:
         callback()
 
     def full(self) -> BufferFull:
-        """What to raise when there was no room for `max_block` seconds."""
+        """Builds the error for a buffer that stayed full for `max_block` seconds."""
         return BufferFull(
             f"{self._held} bytes wait to be written and none went for "
             f"{self.max_block:g} s; is the store busy? This message was not kept"
         )
 
     def refuse_own_sender(self) -> None:
-        """Raise if this very thread is inside `send`: nobody can wait for itself to finish."""
+        """Raise if this very thread is inside `send`: it can't wait for itself to finish."""
         me = threading.get_ident()
         if any(buffer.busy and buffer.owner == me for buffer in self._buffers):
             raise InsideTransaction(
@@ -246,7 +246,7 @@ class Outbox:
         return taken
 
     def unsettled_in(self, where: LogPartition) -> list[PendingBatch]:
-        """What was taken for a partition and is not settled, in order."""
+        """Returns the unsettled batches of a partition, in order."""
         return [each for each in self._waiting if each.where == where and not each.settled]
 
     def only_for(self, wheres: Container[LogPartition]) -> bool:
@@ -298,7 +298,7 @@ class Outbox:
 
 
 class Patience:
-    """How long a message waits for its topic to be looked up: as long as it may for its append."""
+    """Retries the look-up of a topic, for as long as a message may wait for its append."""
 
     def __init__(self, topic: str, clock: Clock, seconds: float) -> None:
         self._topic = topic

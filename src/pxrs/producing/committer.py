@@ -154,7 +154,7 @@ class Committer:
             self.due.set()
 
     def refuse_broken(self) -> None:
-        """Raise if the background thread is not there: nobody would commit what is put."""
+        """Raise if the background thread is not running: nothing would commit what is put."""
         self._origin.refuse_child()
         if self.broken:
             raise Closed("the producer's thread was ended by an error; flush it and make another")
@@ -448,7 +448,7 @@ def _delivery_failed(cause: BaseException) -> PxrsError:
 
 def _maybe_delivered(cause: BaseException) -> PxrsError:
     error = OutcomeUnknown(
-        f"given up, and nobody can tell whether it was appended: {_text(cause)}; "
+        f"given up, and it is not known whether it was appended: {_text(cause)}; "
         "look for the message in the topic before you send it again"
     )
     error.__cause__ = cause

@@ -79,7 +79,7 @@ class PendingBatch:
         self.call_back()
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once this is settled, by whoever settles it; at once if it is."""
+        """Call `callback` once this is settled, in the thread that settles it; at once if it is."""
         self.callbacks.append(callback)
         if self.settled:
             self.call_back()
@@ -192,7 +192,7 @@ class SentMany(Sequence[Sent]):
 
     @contextmanager
     def _waited_for(self) -> Iterator[None]:
-        """Somebody waits for all of them; the first failure tells of the others that are known."""
+        """Mark all batches as waited for; the first failure also reports the other known ones."""
         batches = dict.fromkeys(self._batches)
         for pending in batches:
             pending.waiters.append(None)
@@ -207,7 +207,7 @@ class SentMany(Sequence[Sent]):
 
 @contextmanager
 def counted(sent: SentMany) -> Iterator[None]:
-    """What is raised in the middle of a `send_many` says how many messages went before."""
+    """Adds to an error in the middle of a `send_many` how many messages went before."""
     try:
         yield
     except Exception as error:
@@ -238,13 +238,13 @@ class Undelivered:
         self._failed.append(pending)
 
     def log(self, batches: Iterable[PendingBatch]) -> None:
-        """One line for those of a round that failed, unless somebody waits for them."""
+        """Log one line for the messages of a round that failed, unless a thread waits for them."""
         lost = [each for each in batches if _is_untold(each) and not each.waiters]
         if lost:
             LOG.error("%s: %s", _what_happened(lost), _why(lost))
 
     def error(self) -> PxrsError | None:
-        """What happened that nobody was told of, to be raised: from here on it is told."""
+        """Return one error for all failures not yet reported; they count as reported now."""
         lost: list[PendingBatch] = []
         for _ in range(len(self._failed)):
             try:
@@ -272,7 +272,7 @@ class Undelivered:
 
 
 def described(batches: Iterable[PendingBatch]) -> str:
-    """How many messages to which topics these are."""
+    """Says how many messages to which topics these are."""
     counts: Counter[str] = Counter()
     for pending in batches:
         counts[pending.topic.name] += pending.count

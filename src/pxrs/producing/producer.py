@@ -23,6 +23,7 @@ from pxrs.errors import (
     Closed,
     InvalidRequest,
     StoreError,
+    quoted,
 )
 from pxrs.forks import Origin
 from pxrs.producing.buffer import (
@@ -154,7 +155,9 @@ class Producer(Generic[Value]):
                 buffer.tick(now)
             timestamp = buffer.ms
         elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
-            raise InvalidRequest(f"timestamp = {timestamp!r}; milliseconds since 1970 are needed")
+            raise InvalidRequest(
+                f"timestamp must be milliseconds since 1970, got {quoted(timestamp)}"
+            )
         if headers or key is None or data is None:
             size, headers = self._checks.size(key, data, headers)
         else:
@@ -424,8 +427,8 @@ def _at_exit() -> None:
         producer._committer.rest(max(0.0, deadline - monotonic()))
         if lost := [pending for pending in batches if not pending.settled]:
             LOG.error(
-                "not delivered: %s: the program ended before they could be; close the producer "
-                "to wait longer, and to be told",
+                "not delivered: %s: the program ended first; close the producer "
+                "to wait longer, and to get the error",
                 described(lost),
             )
     # Last: a warning may be turned into an error.

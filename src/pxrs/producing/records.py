@@ -11,7 +11,7 @@ from pxrs.clock import Clock
 from pxrs.codec.batches import encode
 from pxrs.config import ProducerSettings
 from pxrs.core.routing import hasher
-from pxrs.errors import InvalidRequest, MessageTooLarge, PartitionNotFound
+from pxrs.errors import InvalidRequest, MessageTooLarge, PartitionNotFound, quoted
 from pxrs.producing.buffer import RECORD_BYTES
 from pxrs.serde import Serde, check_serde, to_bytes
 from pxrs.topics import Topics
@@ -22,7 +22,7 @@ _CHUNK = 4096
 
 
 class Checks:
-    """What one producer or transaction sends: what its serdes can encode, up to a size."""
+    """Encodes and checks the messages of one producer or transaction, up to a size."""
 
     def __init__(
         self, most: int, key_serde: Serde | None = None, value_serde: Serde | None = None
@@ -70,7 +70,7 @@ class Checks:
     def size(
         self, key: bytes | None, value: bytes | None, headers: Sequence[Header] | None
     ) -> tuple[int, list[Header]]:
-        """What the message takes in the buffer, and its headers, if it is not too large."""
+        """Returns the size of the message in the buffer, and its headers; rejects large ones."""
         checked = checked_headers(headers) if headers else NO_HEADERS
         size = len(key or b"") + len(value or b"")
         size += sum(len(name.encode()) + len(content or b"") for name, content in checked)
@@ -88,7 +88,7 @@ def plain(value: object, what: str) -> bytes | None:
 
 
 def encoded(serde: Serde, value: object, what: str) -> bytes:
-    """What the serde makes of it."""
+    """Encodes a value with the serde."""
     data = serde.encode(value)
     if not isinstance(data, bytes):
         raise InvalidRequest(f"the serde made a {type(data).__name__} of a {what}, not bytes")
@@ -123,7 +123,9 @@ def checked_headers(headers: object) -> list[Header]:
             or not isinstance(header[0], str)
             or not isinstance(header[1], bytes | None)
         ):
-            raise InvalidRequest(f"a header is a pair of a str and bytes (or None), not {header!r}")
+            raise InvalidRequest(
+                f"a header must be a pair of a str and bytes (or None), got {quoted(header)}"
+            )
         to_bytes(header[0], "header name")
     return [(name, content) for name, content in headers]
 

@@ -101,7 +101,7 @@ class Queues:
         return self._info(self._find(name))
 
     def rates(self, name: str, seconds: float = 1.0) -> QueueRates:
-        """How many items per second are put and done, measured for so many seconds."""
+        """Measure for so many seconds how many items per second are put and done."""
         if not seconds > 0:
             raise InvalidRequest(f"seconds must be a positive number, got {seconds}")
         self._find(name)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Context(NamedTuple):
-    """What transactions of one open store share."""
+    """The parts that transactions of one open store share."""
 
     stores: Stores
     topics: Topics

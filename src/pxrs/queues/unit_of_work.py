@@ -194,7 +194,7 @@ class UnitOfWork(Generic[Value]):
 
     @property
     def in_hand(self) -> int:
-        """How many items it holds."""
+        """The number of items it holds."""
         return len(self._held.taken)
 
     def _as_item(self, delivery: Delivery) -> Item[Value]:

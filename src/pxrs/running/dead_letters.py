@@ -1,4 +1,4 @@
-"""What happens to a message on which the handler has failed for the last time."""
+"""Dead letters: messages on which the handler has failed for the last time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PARTITION = f"{_PREFIX}partition"
 
 
 class Origin(NamedTuple):
-    """Where a dead letter came from."""
+    """The origin of a dead letter."""
 
     topic: str
     partition: int
 
     @classmethod
     def of(cls, letter: Message) -> Origin | None:
-        """What the letter's headers say; None if it is no dead letter."""
+        """Reads the origin from a letter's headers; None if it is no dead letter."""
         headers = dict(_added(letter))  # of a letter that died once more: the last ones
         topic, partition = headers.get(_TOPIC), headers.get(_PARTITION)
         if topic is None or partition is None or not partition.isdigit():
@@ -101,7 +101,7 @@ class DeadLetters:
 
 
 def words_of(error: BaseException) -> str:
-    """What the error says, if it can be made to speak, in letters that can be written."""
+    """Describes an error in text that can be stored, even if its `__str__` fails."""
     try:
         words = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error's own words may raise anything

@@ -23,21 +23,21 @@ _QUIET = 1.0
 
 
 class Work(Protocol):
-    """What a handle has run in the background: by threads of this process, or by processes."""
+    """The work of a handle: done by threads of this process, or by worker processes."""
 
     @property
     def name(self) -> str:
-        """What health and logs call it."""
+        """Its name in health and logs."""
         ...
 
     @property
     def handled(self) -> int | None:
-        """How many messages or items were handled; None if other processes count them."""
+        """The number of handled messages or items; None if other processes count them."""
         ...
 
     @property
     def failed(self) -> int | None:
-        """How often the handler failed; None if other processes count that."""
+        """The number of failed attempts; None if other processes count them."""
         ...
 
     def run(self) -> None:
@@ -49,7 +49,7 @@ class Work(Protocol):
         ...
 
     def health(self) -> dict[str, Health]:
-        """How its parts are doing, by name. From any thread."""
+        """Return the health of its parts, by name. From any thread."""
         ...
 
 
@@ -84,12 +84,12 @@ class Running:
 
     @property
     def handled(self) -> int | None:
-        """How many messages or items were handled; None with worker processes."""
+        """The number of handled messages or items; None with worker processes."""
         return self._work.handled
 
     @property
     def failed(self) -> int | None:
-        """How often the handler failed; None with worker processes."""
+        """The number of failed attempts; None with worker processes."""
         return self._work.failed
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class Running:
         return ended
 
     def health(self) -> dict[str, Health]:
-        """How it is doing, by name; nothing once it has ended as it was told to.
+        """Return its health, by name; nothing once it has ended because it was stopped.
 
         A run is named after its member in the group (`run:<group>` until it has one), a listener
         is `listen:<queue>`; worker processes are `run:<group>/worker-0` and on.
@@ -156,11 +156,11 @@ class Running:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether it has ended, and nobody is left to be told why."""
+        """Whether it has ended, and its error needs no further report."""
         return self._ended.is_set() and (self._failure is None or self._was_told)
 
     def _close(self) -> None:
-        """Wait for its end, for a while; raises what ended it unless somebody was told."""
+        """Wait for its end, for a while; raises what ended it unless that was raised before."""
         if not self._is_abandoned and not self._is_settled:
             self.join(_PATIENCE)
 

@@ -1,4 +1,4 @@
-"""What handlers return: nothing that is still to be run.
+"""Rejects handler results that are work no one would run (coroutines, generators).
 
 A coroutine or a generator means that none of the work was done. To count it as handled would be
 to lose the message, so it is a failure of the handler like any other.
@@ -15,13 +15,13 @@ from pxrs.errors import InvalidRequest
 
 
 def refuse_unfinished(found: Any) -> None:
-    """Raise if what a handler returned is work that nobody will do."""
+    """Raise if a handler returned work that no one would run."""
     if found is None:
         return
     if isinstance(found, (GeneratorType, AsyncGeneratorType)):
         raise InvalidRequest(
-            f"the handler returned a generator ({_name(found)}), of which nothing has run. "
-            "Let it run it to its end: for _ in …"
+            f"the handler returned a generator ({_name(found)}), and none of its code has run; "
+            "run it in the handler: for _ in …"
         )
     if not isinstance(found, Awaitable):
         return
@@ -30,8 +30,8 @@ def refuse_unfinished(found: Any) -> None:
         with suppress(ValueError, RuntimeError):
             found.close()
     raise InvalidRequest(
-        f"the handler returned something to be awaited ({_name(found)}), and nobody awaits it "
-        "here. Make the handler an `async def` and give it to pxrs.aio, or call asyncio.run in it"
+        f"the handler returned an awaitable ({_name(found)}), which is not awaited here; make the "
+        "handler an `async def` and use pxrs.aio, or call asyncio.run in it"
     )
 
 

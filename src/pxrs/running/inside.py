@@ -14,5 +14,5 @@ def work_for(employer: object) -> None:
 
 
 def employer() -> object | None:
-    """Whose handler this may be in; None if it is in none."""
+    """Returns the run or listener whose handler is calling; None if none is."""
     return _employer.get()

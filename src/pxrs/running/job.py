@@ -18,7 +18,7 @@ from pxrs.config import (
     check_seconds,
 )
 from pxrs.core.retry import Backoff, check_retry
-from pxrs.errors import ConfigError
+from pxrs.errors import ConfigError, quoted
 from pxrs.options import ListenOptions, MemberOptions, RunOptions, filled, refuse_unknown
 from pxrs.serde import Serde, check_serde
 from pxrs.types import Message
@@ -54,7 +54,7 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What health and logs call it."""
+        """Its name in health and logs."""
         return f"run:{self.group}"
 
     def arguments(self, number: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class ListenJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What health and logs call it."""
+        """Its name in health and logs."""
         return f"listen:{self.queue}"
 
     @property
@@ -117,7 +117,7 @@ def run_job(
     serde: Serde | None,
     options: RunOptions,
 ) -> RunJob:
-    """What `run` was called with, checked."""
+    """Checks the arguments of `run`."""
     refuse_unknown("run", options, RunOptions)
     member = {name: it for name, it in options.items() if name not in RunJob.__struct_fields__}
     return filled(
@@ -128,22 +128,22 @@ def run_job(
 def listen_job(
     queue: str, handler: Callable[..., Any], serde: Serde | None, options: ListenOptions
 ) -> ListenJob:
-    """What `listen` was called with, checked."""
+    """Checks the arguments of `listen`."""
     refuse_unknown("listen", options, ListenOptions)
     return filled(ListenJob, options, queue=queue, handler=handler, serde=serde)
 
 
 def _check(job: Job) -> None:
-    """What both have. Found when the first handler fails, a mistake is found by nobody."""
+    """Checks the options of both: a mistake that shows only at the first failure is found late."""
     check_retry(job.retry)
     if not isinstance(job.on_failure, (DeadLetter, Stop)):
         raise ConfigError(
-            f"on_failure must be pxrs.DeadLetter() or pxrs.Stop(), got {job.on_failure!r}"
+            f"on_failure must be pxrs.DeadLetter() or pxrs.Stop(), got {quoted(job.on_failure)}"
         )
     check_at_least_one("workers", job.workers)
     check_serde(job.serde, "serde")
     processes: object = job.processes
     if not isinstance(processes, int) or isinstance(processes, bool) or processes < 0:
         raise ConfigError(
-            f"processes must be a whole number, 0 for threads in this process; got {processes!r}"
+            f"processes must be an integer, 0 for threads in this process; got {quoted(processes)}"
         )

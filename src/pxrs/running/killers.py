@@ -60,7 +60,7 @@ class _Slots:
 
 
 class Board:
-    """What the threads of one process have in hand, for whoever looks after its death."""
+    """Records what the threads of one process have in hand, to be read after its death."""
 
     def __init__(self, context: SpawnContext, threads: int) -> None:
         self._slots = _Slots(context, threads)
@@ -75,7 +75,7 @@ class Board:
         self._slots.clear(thread)
 
     def in_hand(self) -> list[Position]:
-        """What the threads have in hand, or had when they died."""
+        """Returns what the threads have in hand, or had when they died."""
         noted = [self._slots.read(thread) for thread in range(self.threads)]
         return [place for busy, place in noted if busy]
 
@@ -92,7 +92,7 @@ class News:
 
     @property
     def written(self) -> int:
-        """How many entries there were; the last `_LATEST` of them can be read."""
+        """The number of entries so far; the last `_LATEST` of them can be read."""
         return int(self._written.value)
 
     def write(self, place: Position, deaths: int) -> None:

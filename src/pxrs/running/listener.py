@@ -94,7 +94,7 @@ class Listener:
         self._turns.wake()
 
     def health(self) -> dict[str, Health]:
-        """How it is doing. From any thread."""
+        """Return its health. From any thread."""
         if self._failure is not None:
             return {self.name: Health("failed", words_of(self._failure))}
         if (lost := self._outage.since) is not None:
@@ -196,7 +196,7 @@ class Listener:
         return None
 
     def _look(self, work: UnitOfWork) -> Found:
-        """What there is now. A suspect is taken when nobody else has anything in hand."""
+        """Takes what there is now. A suspect is taken only if no other worker holds an item."""
         found = self._look_once(work, suspects=False)
         while found.suspect:
             alone = self._turns.be_alone(work, self._stopping.is_set)

@@ -79,7 +79,7 @@ class Turns:
             self._forget(who)
 
     def wake(self) -> None:
-        """Somebody is stopping: who waits is to look."""
+        """Wake all waiters: something is stopping."""
         with self._changed:
             self._changed.notify_all()
 

@@ -31,7 +31,7 @@ from pxrs.config import parse_url, split_url
 from pxrs.consuming.health import Health
 from pxrs.core.retry import Backoff
 from pxrs.decoding import Decoder
-from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError
+from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError, quoted
 from pxrs.running.job import Job, RunJob
 from pxrs.running.killers import Killers
 
@@ -49,7 +49,7 @@ _LOOK = 0.5
 
 
 class WorkerJob(msgspec.Struct, frozen=True):
-    """What a worker process does: the job, in the store at this URL."""
+    """The work of a worker process: the job, in the store at this URL."""
 
     url: str
     job: Job
@@ -113,7 +113,7 @@ class Worker:
 
     @property
     def events(self) -> list[Any]:
-        """What to wait for: its end, and its beginning until that was told."""
+        """Returns what to wait for: its end, and its start until that was reported."""
         return [self.process.sentinel, *(() if self.has_begun else (self.reports,))]
 
     def hear(self) -> None:
@@ -127,7 +127,7 @@ class Worker:
                 self.has_begun = True
 
     def why_it_gave_up(self) -> BaseException | None:
-        """What it has ended of, unless another one in its place may do better."""
+        """Returns the error it ended with, unless another process may do better."""
         with self.reports:
             self.hear()
         if self._gave_up_for is not None:
@@ -137,7 +137,7 @@ class Worker:
             return None
         return InvalidRequest(
             f"worker process {self.process.name} could not start, for the reason that it has "
-            "printed. It imports the program's main module: what starts the workers has to stand "
+            "printed. It imports the program's main module: what starts the workers must stand "
             "under `if __name__ == '__main__':` there"
         )
 
@@ -153,14 +153,14 @@ class Worker:
 
 
 class Death(NamedTuple):
-    """How a worker ended, and the seconds until another one takes its place."""
+    """The end of a worker, and the seconds until another one takes its place."""
 
     how: str
     pause: float
 
 
 class Restarts:
-    """How long to wait before a worker is started again: longer each time that it dies young."""
+    """Computes the wait before a worker is started again: longer each time it dies young."""
 
     def __init__(self) -> None:
         self._deaths: Counter[int] = Counter()
@@ -211,7 +211,7 @@ class Workers:
         self._stopping.set()
 
     def health(self) -> dict[str, Health]:
-        """How each worker is doing, as this process knows it. From any thread."""
+        """Return the health of each worker, as this process knows it. From any thread."""
         names = {number: f"{self.name}/worker-{number}" for number in range(self._count)}
         return {name: self._health_of(number) for number, name in names.items()}
 
@@ -322,7 +322,7 @@ def _refuse_what_cannot_be_sent(target: Callable[[int], None]) -> None:
                 _HANDLERS if name == "handler" else f"Let {name} be something that can be pickled"
             )
             raise InvalidRequest(
-                f"{name}={value!r} can't be sent to worker processes: {reason}. {advice}; "
+                f"{name}={quoted(value)} can't be sent to worker processes: {reason}. {advice}; "
                 "or use threads (workers=…)"
             ) from reason
     raise InvalidRequest(f"this can't be sent to worker processes: {error}") from error

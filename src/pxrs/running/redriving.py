@@ -93,7 +93,7 @@ class Redriving:
             self.sent[place.topic] += 1
 
     def _place(self, letter: Message) -> _Place:
-        """Where it came from; where there is no such partition any more its key decides."""
+        """Returns the partition it came from; if that is gone, its key decides."""
         if self._to is not None:
             return _Place(self._to, None)
         origin = Origin.of(letter)

@@ -89,7 +89,7 @@ class Runner:
             threading.Thread(target=self._member.wake, daemon=True).start()
 
     def health(self) -> dict[str, Health]:
-        """How its member of the group is doing, or what ends the run."""
+        """Return the health of its member, or the error that ends the run."""
         if self._failure is not None:
             return {self.name: Health("failed", words_of(self._failure))}
         if self._member is None:
@@ -125,7 +125,7 @@ class Runner:
             self._watch_the_clock(member)
 
     def _hurry_what_is_void(self, member: Member) -> None:
-        """What waits for another attempt at a message that is not ours any more is in the way."""
+        """End the waits of messages that are no longer ours for another attempt."""
         if member.table.version == self._seen_version:
             return
         self._seen_version = member.table.version
@@ -309,7 +309,7 @@ def _place(message: Message) -> tuple[str, int, int]:
 
 
 def _gave_up(message: Message, error: BaseException) -> HandlerFailed:
-    """What to tell when a handler did not fail on a message, but wanted to end the program."""
+    """Builds the error for a handler that wanted to end the program."""
     failure = HandlerFailed(
         f"the handler raised {type(error).__name__} on {message.topic!r} partition "
         f"{message.partition} offset {message.offset}"

@@ -117,7 +117,7 @@ class _Ears:
 
 
 def _stop_each(heard: SimpleQueue[tuple[Stop, ...]]) -> None:
-    """Call what a signal has stopped, until nobody listens any more."""
+    """Call the stop functions for each signal, until no handler is left."""
     while stops := heard.get():
         for stop in stops:
             stop()

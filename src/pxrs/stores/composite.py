@@ -50,8 +50,8 @@ class CompositeStores:
         """Beside the coordination: what is held is bound to its sessions."""
         if self._queues is None:
             raise ConfigError(
-                f"{public(self.url)}: queues are kept where coordination is, and there are none "
-                "there; open a second connection to a database for them"
+                f"{public(self.url)} has no queues, because its coordination store has none; "
+                "open a second connection to a database for them"
             )
         return self._queues
 

@@ -32,7 +32,7 @@ class Phase(enum.StrEnum):
 
 
 class Count(NamedTuple):
-    """How far a phase is; the total is an estimate. `VERIFY` counts messages."""
+    """The progress of a phase; the total is an estimate. `VERIFY` counts messages."""
 
     phase: Phase
     done: int

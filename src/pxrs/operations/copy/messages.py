@@ -42,7 +42,7 @@ class PartitionSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def missing_messages(source: LogStore, target: LogStore, topic: Topic) -> int:
-    """How many messages of the topic the target does not have yet."""
+    """Returns how many messages of the topic the target does not have yet."""
     have = target.bounds(topic.id)
     return sum(
         held.end - max(held.start, min(have[number].end, held.end))

@@ -169,7 +169,7 @@ def _orders(queues: QueueStore | None) -> dict[str, bool]:
 
 
 def count_items(queues: QueueStore | None) -> int:
-    """How many items there are, including dead ones."""
+    """Returns the number of items, including dead ones."""
     if queues is None:
         return 0
     stats = [queues.stats(queue.name) for queue in queues.all()]

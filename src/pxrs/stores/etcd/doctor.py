@@ -53,7 +53,7 @@ def _cluster(members: int) -> Finding:
     if members == 1:
         return warning(
             "cluster",
-            "one node: when it is down, nobody can join, commit or take over",
+            "one node: when it is down, no process can join, commit or take over",
             "run three nodes, and name all of them in the URL",
         )
     if members % 2 == 0:

@@ -1,4 +1,4 @@
-"""What errors of etcd mean: whether the request may have happened, and what callers get."""
+"""Translates etcd's errors: whether the request may have happened, and what callers get."""
 
 from __future__ import annotations
 

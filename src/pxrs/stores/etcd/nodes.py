@@ -86,7 +86,7 @@ class Nodes:
 
     @property
     def timeout(self) -> float:
-        """How long a request may take, over all nodes."""
+        """The timeout of a request, over all nodes."""
         return self._settings.timeout
 
     def check_open(self) -> None:

@@ -189,7 +189,7 @@ class Producers:
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """Where a partition begins: with offset `start`, in the first batch at or after `seq`.
+    """The begin of a partition: offset `start`, in the first batch at or after `seq`.
 
     `total`: the bytes of all batches before it. `at` is the floor's own place in the stream.
 

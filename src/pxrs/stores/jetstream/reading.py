@@ -36,7 +36,7 @@ class Reading:
     # The ends of a partition
 
     async def floor(self, part: Part) -> Floor:
-        """Where the partition begins now.
+        """Returns where the partition begins now.
 
         Floors only rise: a leader that was just elected may not know of the last one yet.
         """

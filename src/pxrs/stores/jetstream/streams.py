@@ -234,7 +234,7 @@ class Streams:
         there: bool = False,
         refusal: int | None = None,
     ) -> R:
-        """What JetStream answers. `there`: of a stream that should be; `Stale` if it is gone.
+        """Ask JetStream. `there`: about a stream that should exist; raises `Stale` if it is gone.
 
         Raises `ApiError` for the one `refusal` that the caller expects, others translated.
         """
@@ -285,7 +285,7 @@ class Streams:
 
 
 class Patience:
-    """How long one operation goes on trying, counted from now."""
+    """A deadline: how long one operation keeps trying, counted from now."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout

@@ -195,7 +195,7 @@ class MemoryCoord:
 
 
 class Lease:
-    """What the store knows of a session: when it ends and which records go with it."""
+    """A session: when it ends and which records end with it."""
 
     def __init__(self, session_id: str, end: float) -> None:
         self.id = session_id

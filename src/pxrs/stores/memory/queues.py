@@ -56,7 +56,7 @@ LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 
 
 class Wish(NamedTuple):
-    """What a `take` asks for."""
+    """The arguments of a `take`."""
 
     holder: Holder
     number: int
@@ -137,7 +137,7 @@ class MemoryQueues:
             return Taken(items, self._due(found, holder), suspect)
 
     def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
-        """What to hand out. Those found to be used up are dead, and others may show then."""
+        """Chooses what to hand out. Used-up items are buried, and others may show then."""
         holder, count, most, suspects = wish
         while True:
             candidates = queue.candidates(holder, count, now_ms)

@@ -31,7 +31,7 @@ def open_memory(name: str) -> Stores:
 
 
 class MemoryStores:
-    """`Stores` that live as long as this object. Whoever shares it shares the data."""
+    """`Stores` that live as long as this object. Callers that share it share the data."""
 
     def __init__(self, name: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
         self._lock = threading.RLock()
@@ -115,7 +115,7 @@ class MemoryAtomic(Block[threading.RLock]):
 
 
 class _Register:
-    """The named stores that somebody has open."""
+    """The named stores that are open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -157,7 +157,7 @@ class ChangeListener:
         return bool(changed)
 
     def _read_queues(self, names: set[str]) -> dict[str, tuple[int, int] | None]:
-        """How each of them stands; None where there is no such queue."""
+        """Returns the state of each queue; None if it does not exist."""
         if not names:
             return {}
         rows = self._database.read(WATCHED, names=sorted(names))

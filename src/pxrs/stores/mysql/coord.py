@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import SqlSettings
-from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.errors import InvalidRequest, SessionLost, quoted
 from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
 from pxrs.stores.mysql import one_trip
@@ -100,7 +100,7 @@ def validate(checks: Sequence[Check], writes: Sequence[Write]) -> None:
         if len(write.key.encode()) > LONGEST_KEY:
             raise InvalidRequest(
                 f"key is {len(write.key.encode())} bytes long; the limit is {LONGEST_KEY}: "
-                f"{write.key[:50]!r}…"
+                f"{quoted(write.key)}"
             )
 
 

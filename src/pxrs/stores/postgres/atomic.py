@@ -265,7 +265,7 @@ class PostgresAtomic(Block[Pg]):
 
 @contextmanager
 def _savepoint(connection: Pg) -> Iterator[None]:
-    """What fails in here leaves the transaction as it was."""
+    """Runs a block in a savepoint: a failure leaves the transaction as it was."""
     run(connection, "SAVEPOINT pxrs")
     try:
         yield

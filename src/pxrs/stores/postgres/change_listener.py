@@ -144,7 +144,7 @@ class ChangeListener:
             os.write(self._stir_it, b"x")
 
     def _calm(self) -> None:
-        """Whoever stirred is answered by what comes next."""
+        """Empty the pipe that wakes this thread; what comes next answers it."""
         with suppress(BlockingIOError):
             os.read(self._stirred, 4096)
 
@@ -224,7 +224,7 @@ class ChangeListener:
             self._doubt()
 
     def _wait(self, connection: Pg, seconds: float) -> tuple[bool, bool]:
-        """Wait; whether somebody stirred, and whether the server has something to tell."""
+        """Wait; returns whether this thread was woken, and whether the server sent something."""
         poll = select.poll()
         poll.register(self._stirred, select.POLLIN)
         poll.register(connection.fileno(), select.POLLIN)

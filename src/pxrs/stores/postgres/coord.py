@@ -56,7 +56,7 @@ class PostgresCoord:
         return [*self._living(lambda: self._database.read(self._list[compare], wanted))]
 
     def _living(self, read: Callable[[], Sequence[Row]]) -> Sequence[Versioned]:
-        """What was read. If nobody looks after sessions, those behind it are looked at first."""
+        """Returns what was read; looks at the records' sessions first, if no thread does."""
         rows = read()
         if any(row[3] is not None for row in rows) and self._sessions.observation.look_if_due():
             rows = read()
@@ -77,7 +77,7 @@ class PostgresCoord:
     def apply(
         self, connection: Pg, checks: Sequence[Check], writes: Sequence[Write]
     ) -> Committed | Conflict:
-        """`commit` inside a transaction; whoever commits it rings."""
+        """`commit` inside a transaction; the caller that commits must ring."""
         if not checks and not writes:
             return Committed({})
         return self._outcome(run(connection, self._commit, self._parameters(checks, writes)))

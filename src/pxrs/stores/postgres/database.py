@@ -305,7 +305,7 @@ class Database:
         return connection
 
     def _drop_later(self, connection: Pg) -> None:
-        """From a destructor: whoever waits for a lock in there may be the one who holds it."""
+        """From a destructor, which must not wait for a lock: its own thread may hold it."""
         with suppress(psycopg.Error):
             # The server rolls back what it was about.
             connection.close()
@@ -317,7 +317,7 @@ class Database:
                 self.give_back_from_block(self._dropped.popleft())
 
     def give_back_from_block(self, connection: Pg) -> None:
-        """What was taken for a block. Doing it again does nothing."""
+        """Give back a connection that was taken for a block. A second call does nothing."""
         dropped = self._in_blocks.get(connection)
         if dropped is None:
             return
@@ -352,7 +352,7 @@ class Database:
             raise
 
     def give_back(self, connection: Pg) -> None:
-        """What was taken. One that is not as it was is closed."""
+        """Give back a connection. One in another state than before is closed."""
         try:
             if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)
@@ -403,7 +403,7 @@ def is_fit(connection: Pg) -> bool:
 
 
 def hang_up(connection: Pg) -> None:
-    """Let whoever waits for an answer of the server have an error instead."""
+    """Shut the socket down, so that a thread waiting for the server gets an error."""
     with socket.socket(fileno=os.dup(connection.fileno())) as other:
         other.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a PostgreSQL server, as a role that owns one schema can see it."""
+"""Examines a PostgreSQL server, with the rights of a role that owns one schema."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _long_transactions(database: Database, after: float) -> list[Finding]:
     return [
         warning(
             "long transactions",
-            f"{user or 'somebody'} ({application or 'no name'}, pid {pid}, {state}) has had a "
+            f"{user or 'a user'} ({application or 'no name'}, pid {pid}, {state}) has had a "
             f"transaction open for {age:.0f} s: nothing that died since can be vacuumed",
             f"end it, or: SELECT pg_terminate_backend({pid})",
         )

@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean to a user."""
+"""Translates PostgreSQL's errors into errors of pxrs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONFLICTS = ("40001", "40P01", "23505")
 
 
 def is_overtaken(error: BaseException) -> bool:
-    """Whether somebody made a record between two statements of one commit: run it again."""
+    """Whether a record was created between two statements of one commit: run it again."""
     return getattr(error, "sqlstate", None) == functions.OVERTAKEN
 
 
@@ -55,13 +55,11 @@ def translate(error: BaseException, place: str) -> PxrsError:
     if code == functions.SESSION_LOST:
         return SessionLost(f"session {text} is over; open a new one and start again")
     if code == queue_functions.FENCED:
-        return Fenced(f"{text} items are not held any more; somebody else has them, or will")
+        return Fenced(f"{text} items are not held any more; another worker has them, or will")
     if code == queue_functions.GIVEN_UP:
         return given_up(text)
     if code == queue_functions.STRICT:
-        return InvalidRequest(
-            f"queue {text!r} is strictly fifo: its items have neither priority nor delay"
-        )
+        return InvalidRequest(f"queue {text!r} is fifo: its items can't have a priority or a delay")
     if code == functions.BOUND:
         return InvalidRequest(f"{text!r} is bound to a session; its version can't be checked")
     if code in _CONFLICTS or code == functions.OVERTAKEN:
@@ -78,7 +76,7 @@ def translate(error: BaseException, place: str) -> PxrsError:
         )
     if code == "55P03":
         return StoreBusy(
-            f"somebody holds a lock in {place} for more than 10 s; end its transaction"
+            f"another transaction has held a lock in {place} for more than 10 s; end it"
         )
     if code in ("53100", "53200"):
         return StoreFull(f"no room left in {place} ({text}); nothing was written")

@@ -1,4 +1,4 @@
-"""What the functions in `sql/coord.sql`, `sql/log.sql` and `sql/sessions.sql` are made of.
+"""Constants of, and calls to, the functions in `sql/coord.sql`, `log.sql` and `sessions.sql`.
 
 `@.` stands for the schema, `{NAME}` for a constant of this module. Each call of a function is one
 statement, so one round trip. Every statement inside a plpgsql function sees what was committed

@@ -109,7 +109,7 @@ class PostgresLog:
         return sorted_out.results
 
     def apply(self, connection: Pg, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        """`append` inside a transaction; whoever commits it rings."""
+        """`append` inside a transaction; the caller that commits must ring."""
         sorted_out = _Order(appends)
         if sorted_out.good:
             sorted_out.answer(run(connection, self._append, sorted_out.parameters()))
@@ -304,7 +304,7 @@ class _Order:
         return tuple(list(column) for column in zip(*rows, strict=True))
 
     def answer(self, rows: Sequence[Row]) -> None:
-        """What `pxrs_append` said."""
+        """Translates the answer of `pxrs_append`."""
         for number, row in zip(self.good, rows, strict=True):
             self.results[number] = _answer(self._appends[number], *row)
 

@@ -1,4 +1,4 @@
-"""What a process looks at by itself, since a notification may be lost: one small query for all.
+"""Polls what a process watches, since a notification may be lost: one small query for all.
 
 Of a prefix the versions under it, of a partition its end. Of a queue all that a taker who found
 nothing may wait for:
@@ -82,7 +82,7 @@ _LOOK = f"""
 
 
 class Pace:
-    """How long to wait before looking again.
+    """Decides how long to wait before looking again.
 
     Slowly while nobody wants to know, or notifications tell of all that is found; else a few
     milliseconds after something happened, and more and more slowly while nothing does.
@@ -97,18 +97,18 @@ class Pace:
         self._took = 0.0
 
     def heard(self) -> None:
-        """Somebody told of a change."""
+        """Note a notification of a change."""
         self._heard = True
         self._unheard = 0
 
     def looked(self, changed: bool, told: bool) -> None:
-        """A look found something to be otherwise, or nothing; `told`: somebody has told of it."""
+        """Note whether a look found a change; `told`: a notification told of it."""
         self._unheard += told and not self._heard
         self._heard = False
         self._pause = QUICK if changed else min(2 * self._pause, TICK)
 
     def rest(self, took: float) -> float:
-        """How long to leave the server alone after a look that took so many seconds.
+        """Returns how long to wait after a look that took so many seconds.
 
         One may have waited for a busy machine or a pooler; two are a habit.
         """
@@ -156,7 +156,7 @@ def named(wants: Iterable[object], kind: type[Iterable[T]]) -> set[T]:
 
 
 class Seen(NamedTuple):
-    """What is otherwise than at the last look, was not looked at before, or waits for a take."""
+    """What has changed since the last look, is new in it, or waits for a take."""
 
     prefixes: set[str]
     places: set[LogPartition]
@@ -167,13 +167,13 @@ class Seen(NamedTuple):
 
 
 class Memory(Generic[T, V]):
-    """What the last look saw."""
+    """The results of the last look."""
 
     def __init__(self) -> None:
         self._values: dict[T, V] = {}
 
     def compare(self, now: dict[T, V]) -> tuple[set[T], dict[T, tuple[V, V]]]:
-        """What was not looked at before, and what has changed: before and now."""
+        """Returns what is new in this look, and what has changed: before and now."""
         before, self._values = self._values, now
         common = now.keys() & before.keys()
         changed = {each: (before[each], now[each]) for each in common if before[each] != now[each]}
@@ -195,7 +195,7 @@ class Looks:
         self._lock = threading.Lock()
 
     def read(self, records: Iterable[Versioned]) -> None:
-        """Somebody has read these and may wait until they change."""
+        """Note records that a caller has read and may watch."""
         with self._lock:
             self._read.update((record.key, record.version) for record in records)
 
@@ -258,6 +258,6 @@ def _has_chores(front: str | None) -> bool:
 
 
 def _has_more(fronts: tuple[str | None, str | None]) -> bool:
-    """Whether something was put; that something was taken is nobody's news."""
+    """Whether something was put; that something was taken wakes no one."""
     before, now = (0 if front is None else json.loads(front)[0] or 0 for front in fronts)
     return bool(now > before)

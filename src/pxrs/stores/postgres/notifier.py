@@ -64,7 +64,7 @@ class News:
         return out
 
     def add(self, payload: str) -> None:
-        """What somebody sent."""
+        """Parses the payload of a notification."""
         for word in payload.split("\n"):
             if word.startswith("k"):
                 self.keys.add(word[1:])

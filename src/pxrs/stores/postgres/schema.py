@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pxrs.errors import ConfigError, SchemaMismatch, StoreReadOnly
+from pxrs.errors import ConfigError, SchemaMismatch, StoreReadOnly, quoted
 from pxrs.stores.postgres import functions
 from pxrs.stores.postgres.queues import functions as queue_functions
 from pxrs.stores.sql_files import statements
@@ -37,7 +37,9 @@ _FUNCTIONS = (
 def check_schema_name(name: str) -> str:
     """A name that PostgreSQL keeps as it is."""
     if not name or len(name.encode()) > _LONGEST_NAME or not name.isprintable() or '"' in name:
-        raise ConfigError(f"schema={name!r}; a name of 1 to {_LONGEST_NAME} characters is needed")
+        raise ConfigError(
+            f"schema must be a name of 1 to {_LONGEST_NAME} characters, got {quoted(name)}"
+        )
     if name.startswith("pg_"):
         raise ConfigError(f"schema={name!r}; PostgreSQL keeps names with pg_ for itself")
     return name

@@ -45,7 +45,7 @@ Statement = Callable[[str, tuple[object, ...]], list[Row]]
 
 
 def this_process() -> str:
-    """Whose a session is, for people and for what this process looks at."""
+    """Returns the owner of this process's sessions: host and pid."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -64,7 +64,7 @@ class Observation:
         self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s::text[])")
 
     def look_if_due(self) -> bool:
-        """Look, unless somebody just has; whether any session ended."""
+        """Look, unless another thread just did; returns whether any session ended."""
         if not self.observer.is_due:
             return False
         return self.look(self.asking(self._database.read), self._database.write)
@@ -91,7 +91,7 @@ class Observation:
 
 
 def _read(found: str | None) -> tuple[list[Suspect], list[str]]:
-    """Who is to be judged by time, and whose connection is closed."""
+    """Splits sessions into those to judge by time, and those whose connection is closed."""
     rows = json.loads(found) if found else []
     suspects = [Suspect(*row[:4]) for row in rows if not row[4]]
     return suspects, [row[0] for row in rows if row[4]]
@@ -154,7 +154,7 @@ class Sessions:
     def open(self, ttl: float) -> PgSession:
         """Start a session of this process."""
         if not 0.05 <= ttl <= 86_400:
-            raise InvalidRequest(f"a session of {ttl} s; 0.05 s to a day can be had")
+            raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
         self._database.check_open()
         name = secrets.token_hex(12)
         anchor = self._anchored()
@@ -163,7 +163,7 @@ class Sessions:
         statement = self._database.sql(_OPEN)
         opened = self._write(anchor, statement, (name, ttl, ttl, self._owner, lock))
         if not opened:
-            raise StoreUnavailable("an advisory lock could not be had; try again")
+            raise StoreUnavailable("an advisory lock could not be taken; try again")
         session = PgSession(self, name, ttl, anchor, lock, sent, self._clock)
         self._held.add(session)
         self._on_open(anchor)

@@ -1,4 +1,4 @@
-"""What a `postgresql://` URL opens."""
+"""The stores of a `postgresql://` URL."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PostgresStores:
         )
 
     def findings(self) -> list[Finding]:
-        """What an examination of the engine finds."""
+        """Return the findings about the engine."""
         from pxrs.stores.postgres.doctor import findings
 
         return findings(self.database)

@@ -105,7 +105,7 @@ class Context:
 
     @property
     def room(self) -> int:
-        """How many records of items can have a part in one commit."""
+        """Returns how many records of items fit into one commit."""
         return self.coord.limits.operations - _OVERHEAD
 
     def draft(self, refused: Conflict | None = None) -> Draft:
@@ -401,7 +401,7 @@ class KeyOrder:
         self._added[standing.number] = standing
 
     def leave(self, entry: Entry) -> None:
-        """Take out an item that nobody held."""
+        """Take out an item that was not held."""
         if self._front == entry.key:
             self._front = None
         else:
@@ -462,7 +462,7 @@ class KeyOrder:
 
 
 def _freed(standing: Standing, visible_ms: int, *, suspect: bool, error: str) -> Standing:
-    """How an item stands when nobody holds it any more."""
+    """Returns the state of an item that is no longer held."""
     return replace(
         standing,
         visible_ms=visible_ms,
@@ -476,7 +476,7 @@ def _freed(standing: Standing, visible_ms: int, *, suspect: bool, error: str) ->
 
 
 def cost(entry: Entry) -> tuple[int]:
-    """How many records have a part in removing an item; see `lots`."""
+    """Returns how many records take part in removing an item; see `lots`."""
     return (_PER_ITEM + (0 if entry.standing.key_order is None else _PER_KEY),)
 
 

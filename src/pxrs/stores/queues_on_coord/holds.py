@@ -129,7 +129,7 @@ class Deadlines:
                 session.close()
 
     def abandon(self, session: str) -> None:
-        """Leave a session to end by itself: nobody renews it any more."""
+        """Stop renewing a session, so that it ends by itself."""
         with self._lock:
             self._used.pop(session, None)
 
@@ -144,7 +144,7 @@ class Deadlines:
 
 
 class Reaped(NamedTuple):
-    """How many were freed, and in how many seconds the holds end that have an end."""
+    """The number of freed items, and in how many seconds holds with a deadline end."""
 
     freed: int
     waits: list[float]

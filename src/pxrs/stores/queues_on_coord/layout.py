@@ -50,7 +50,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tail(msgspec.Struct, frozen=True):
-    """Where the queue ends. How many are done follows from these and from what is there."""
+    """The end of the queue. The number of done items follows from it and from what is there."""
 
     next: int = 1
     put: int = 0
@@ -69,7 +69,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an item stands and what has become of it so far."""
+    """The state of an item so far."""
 
     number: int
     key_order: str | None = msgspec.field(default=None, name="lane")
@@ -167,7 +167,7 @@ class Layout:
         return self.all_seen + hashlib.sha256(dedupe.encode()).hexdigest()[:40]
 
     def shown(self, standing: Standing, now_ms: int) -> str:
-        """Where an item is kept that nobody holds and nothing holds up."""
+        """Returns the key of an item that is not held and not behind another."""
         number = f"{standing.number:012d}"
         if standing.visible_ms > now_ms:
             return f"{self.delayed}{standing.visible_ms:015d}.{number}"

@@ -59,7 +59,7 @@ class Stored(NamedTuple):
 
 
 class Survey:
-    """Where the live items of a queue stand. It may miss one that moves meanwhile: look again."""
+    """Lists the live items of a queue. It may miss one that moves meanwhile: look again."""
 
     def __init__(self, coord: CoordStore, at: Layout) -> None:
         self._coord = coord
@@ -127,7 +127,7 @@ def standing_in(
     states: Container[ItemState],
     now_ms: int,
 ) -> list[Entry]:
-    """Where live items in these states stand, all or those of these numbers; the last first."""
+    """Lists live items in these states, all or those of these numbers; the last first."""
     survey = Survey(coord, at)
     survey.look_again()
     return [

@@ -1,4 +1,4 @@
-"""How long a file has been in use: time that only clocks which run forward have counted.
+"""The age of a file: time counted only by clocks that run forward.
 
 A wall clock may leap by days and come back. Whatever was forgotten by it would be gone. So the file
 keeps an age, to which the processes that write add what passed by the host's monotonic clock since

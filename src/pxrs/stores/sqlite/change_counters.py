@@ -39,7 +39,7 @@ def slot(name: str) -> int:
 
 
 def key_slots(key: str) -> frozenset[int]:
-    """What a change of the key rings: every folder above it, and each with two letters more."""
+    """Returns what a change of the key raises: each folder above it, also with two more letters."""
     return _slots_above(key[: key.rfind("/") + 3])
 
 
@@ -103,7 +103,7 @@ class Control:
 
     @property
     def rings(self) -> int:
-        """How often the bell has rung."""
+        """Returns the value of the counter."""
         value: int = _COUNTER.unpack_from(self._map, _RINGS_AT)[0]
         return value
 

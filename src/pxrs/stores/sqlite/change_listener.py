@@ -86,7 +86,7 @@ class SlotWatch:
         self.wake()
 
     def abandon(self) -> None:
-        """In a forked child: nobody would ever wake it, and its lock may be held by nobody."""
+        """In a forked child: drop the watch, and its lock, which may be held for ever."""
         self._closed = True
         self._change = threading.Condition()
 

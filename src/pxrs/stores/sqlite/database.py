@@ -34,6 +34,7 @@ from pxrs.errors import (
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    quoted,
 )
 from pxrs.forks import Origin
 from pxrs.stores.sqlite import schema
@@ -259,7 +260,7 @@ class Database:
                 turn.connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000)}")
 
     def _set_level(self, level: str) -> None:
-        """What the next commit of the writing connection does for durability."""
+        """Set the sync level of the writing connection's next commit."""
         if self._level != level:
             self._level = ""
             self._writer.execute(f"PRAGMA synchronous={level}")
@@ -407,13 +408,15 @@ _LONGEST_TIMEOUT = 24 * 3600.0
 
 
 def check_settings(durability: str, busy_timeout: float) -> None:
-    """Refuse what can't be, also of this SQLite."""
+    """Rejects unknown settings, and an SQLite that is too old."""
     if durability not in SYNCHRONOUS:
-        raise ConfigError(f"durability {durability!r}; there are {', '.join(SYNCHRONOUS)}")
+        raise ConfigError(
+            f"durability must be one of {', '.join(SYNCHRONOUS)}; got {quoted(durability)}"
+        )
     if sqlite3.sqlite_version_info < schema.OLDEST_SQLITE:
-        raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old; 3.35 is needed")
+        raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old; pxrs needs 3.35 or newer")
     if not 0 <= busy_timeout <= _LONGEST_TIMEOUT:
-        raise ConfigError(f"busy_timeout={busy_timeout}; 0 s to a day can be waited")
+        raise ConfigError(f"busy_timeout must be 0 s to a day, got {busy_timeout}")
 
 
 def connect(path: str, level: str, busy_timeout: float) -> sqlite3.Connection:
@@ -470,7 +473,7 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def make_ready(connection: sqlite3.Connection, path: str) -> None:
-    """Give it those. For whoever holds the turn."""
+    """Give it those. The caller must hold the turn."""
     try:
         mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         if mode != "wal":

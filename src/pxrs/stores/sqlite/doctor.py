@@ -1,4 +1,4 @@
-"""What can be wrong with an SQLite file and the machine it lies on."""
+"""Examines an SQLite file and the machine it is on."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _log_size(path: str) -> Finding:
     if size > 4 * WAL_LIMIT:
         return warning(
             "long transactions",
-            f"{says}: somebody reads in one long transaction and keeps it from starting anew",
+            f"{says}: a process reads in one long transaction and keeps it from starting anew",
             "find the process that holds a cursor or transaction open on this file",
         )
     return ok("long transactions", says)

@@ -1,4 +1,4 @@
-"""What SQLite's error codes mean to a user."""
+"""Translates SQLite's error codes into errors of pxrs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_io_error(error: sqlite3.Error) -> bool:
 
 
 def is_old_snapshot(error: Exception) -> bool:
-    """Whether the transaction has read what somebody else has changed since."""
+    """Whether the transaction has read what another has changed since."""
     return getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT
 
 

@@ -344,7 +344,7 @@ class _Heads:
             )
 
     def _forget_producers(self, age: int) -> None:
-        """Where a producer comes, those go that were silent while the file grew a week older."""
+        """When a producer is new, forget those that were silent while the file aged by a week."""
         parts = {part for (part, _), state in self._changed.items() if len(state.batches) == 1}
         for some in in_chunks(list(parts)):
             marks = ",".join("?" * len(some))

@@ -106,7 +106,7 @@ def drain(fd: int) -> bytes:
 
 
 def boot_id() -> str:
-    """What no other start of this machine has; empty where nobody can tell."""
+    """Returns an id of this start of the machine; empty if it has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()[:8]

@@ -62,7 +62,7 @@ class SessionFiles:
         `before_end` is called when the holder ends it: whatever it holds is still its own.
         """
         if not 0.05 <= ttl <= 86_400:
-            raise InvalidRequest(f"a session of {ttl} s; 0.05 s to a day can be had")
+            raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
         name = secrets.token_hex(12)
         path, hidden = os.path.join(self.path, name), os.path.join(self.path, f".{name}")
         with _typed_errors(self.path):
@@ -96,7 +96,7 @@ class SessionFiles:
             return [name for name in os.listdir(self.path) if is_session_name(name)]
 
     def deadline(self, name: str) -> float | None:
-        """When the session will expire unless it is renewed; None if it is over."""
+        """Returns when the session will expire unless it is renewed; None if it is over."""
         with self._opened(name) as fd:
             return None if fd is None else _read_stamp(fd)
 

@@ -1,4 +1,4 @@
-"""What a `sqlite://` URL opens."""
+"""The stores of a `sqlite://` URL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SqliteStores:
         return SqliteAtomic(self.database, self.coord, self.log, self.queues, connection)
 
     def findings(self) -> list[Finding]:
-        """What an examination of the engine finds."""
+        """Return the findings about the engine."""
         from pxrs.stores.sqlite.doctor import findings
 
         return findings(self.database, durability=self._durability)

@@ -37,7 +37,7 @@ def _mode(mode: str) -> Finding:
     if mode == "standalone":
         return warning(
             "cluster",
-            "one server: when it is down, nobody can join, commit or take over",
+            "one server: when it is down, no process can join, commit or take over",
             "run three servers, and name all of them in the URL",
         )
     return ok("cluster", f"an ensemble; connected to a {mode}")

@@ -83,11 +83,11 @@ class Link:
 
     @property
     def timeout(self) -> float:
-        """How long a request may take."""
+        """The timeout of a request."""
         return self._settings.timeout
 
     def deadline(self) -> float:
-        """When a request that begins now gives up."""
+        """Returns when a request that begins now gives up."""
         return self._clock.monotonic() + self.timeout
 
     def call(self, send: Callable[[Any], Any], deadline: float | None = None) -> Any:

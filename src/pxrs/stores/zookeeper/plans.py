@@ -28,7 +28,7 @@ class Plan:
     written_guards: dict[str, int] = field(default_factory=dict)
 
     def add(self, operation: Operation) -> int:
-        """Where its result will stand."""
+        """Returns the place of its result."""
         self.operations.append(operation)
         return len(self.operations) - 1
 

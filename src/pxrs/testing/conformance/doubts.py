@@ -111,7 +111,7 @@ def check_nothing_is_appended_behind_a_batch_in_doubt(lab: Lab) -> None:
 
 @suite
 def check_a_later_call_overtakes_no_batch_in_doubt(lab: Lab) -> None:
-    """What follows a batch in doubt is refused by later calls, through any handle, until that
+    """A batch after one in doubt is refused by later calls, through any handle, until that
     one is there."""
     log = new_log(lab)
     doubts = 0

@@ -1,4 +1,4 @@
-"""How often an item is handed out, and what becomes of one that was handed out in vain."""
+"""Checks of deliveries: how often an item is handed out, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ suite = Suite()
 
 @suite
 def check_deliveries_are_counted_before_the_hand_out(lab: Lab) -> None:
-    """When `take` returns, everybody sees the delivery counted; a crash does not take it back."""
+    """When `take` returns, every reader sees the delivery counted; a crash does not undo it."""
     here, there = lab.open(), lab.open()
     Worker(here).put(b"a")
     for number in range(1, 4):

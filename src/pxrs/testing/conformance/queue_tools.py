@@ -71,7 +71,7 @@ class Worker:
         return found
 
     def due(self, queue: str = Q) -> float | None:
-        """When there may be something, said by a `take` that has to find nothing."""
+        """Return when there may be something, from a `take` that must find nothing."""
         taken = self.queues.take(queue, self.holder, 1)
         same(bodies(taken.items), [], "what could be taken")
         return taken.due
@@ -175,7 +175,7 @@ def look(stores: Stores, queue: str = Q) -> list[StoredItem]:
 
 
 def states_of(stores: Stores, queue: str = Q) -> dict[bytes, ItemState]:
-    """Where each item stands, by its body."""
+    """Return the state of each item, by its body."""
     return {item.body: item.state for item in look(stores, queue)}
 
 

@@ -62,7 +62,7 @@ def check_ttl_has_to_be_positive(lab: Lab) -> None:
 
 @suite
 def check_records_vanish_on_close(lab: Lab) -> None:
-    """When `close` returns, all records of the session are gone, for everybody."""
+    """When `close` returns, all records of the session are gone, for every reader."""
     here, there = lab.open().coord, lab.open().coord
     session = here.session(LONG)
     committed(here.commit((), [Put(f"k/{n}", b"1", session.id) for n in range(3)]))
@@ -76,7 +76,7 @@ def check_records_vanish_on_close(lab: Lab) -> None:
 
 @suite
 def check_records_vanish_on_expiry(lab: Lab) -> None:
-    """When a session is past its TTL all its records are gone, for everybody."""
+    """When a session is past its TTL all its records are gone, for every reader."""
     here, there = lab.open().coord, lab.open().coord
     session = mortal(lab, here, *(f"k/{n}" for n in range(3)))
     put(here, "k/kept", b"1")
@@ -286,7 +286,7 @@ def check_persistent_record_can_be_bound(lab: Lab) -> None:
 
 @suite
 def check_dead_record_is_absent(lab: Lab) -> None:
-    """Where only a dead session's record was, a record that must be absent can be made."""
+    """A record that must be absent can be created where only a dead session's record was."""
     here, there = lab.open().coord, lab.open().coord
     session = mortal(lab, here, "k")
     refused(there.commit((Check("k", 0),), (Put("k", b"2"),)))

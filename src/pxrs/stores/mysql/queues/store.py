@@ -234,7 +234,7 @@ class SqlQueues(QueueUpkeep):
 
 
 def _await_take(connection: Connection, queue: str, holder: Holder) -> None:
-    """Who reads for a lock waits for the commit of what is being taken at this moment."""
+    """Reads with a lock, which waits for the commit of a take that is under way."""
     connection.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
     session, tx = holder.session, holder.transaction
     found = connection.rows(sql.HELD_BY, name=queue, session=session, tx=tx)

@@ -158,7 +158,7 @@ class Take:
         return sorted(lane for lane, until in ends.items() if until > sight.now)
 
     def _first_behind(self, connection: Connection, sight: Sight) -> int | None:
-        """When the next item shows in one of the lanes that the holder may go on with."""
+        """Returns when the next item of a lane of the holder is due."""
         found = [
             connection.value(sql.FIRST_BEHIND, queue=sight.queue, lane=lane)
             for lane in self._lanes_held(connection, sight)

@@ -1,4 +1,4 @@
-"""What the functions in `sql/queues_*.sql` are made of; `{NAME}` there is a constant from here."""
+"""Constants of the functions in `sql/queues_*.sql`: `{NAME}` there is one of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a queue the next items are, beside an old transaction.
+"""Remembers where in a queue the next items are, beside an old transaction.
 
 While some old transaction runs, versions of rows that are gone can't be removed: the front of a
 queue's index fills with them, and every search from its start passes them all. So it is with what
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class Scout:
-    """What a process knows of one queue's front."""
+    """A process's knowledge of one queue's front."""
 
     def __init__(self) -> None:
         self._floors: dict[int, int] = {}
@@ -62,7 +62,7 @@ class Scout:
         return self._slow > 0
 
     def plan(self, now: float) -> Plan:
-        """Where to look."""
+        """Returns where to search."""
         if now >= self._next_search or not self._floors:
             return Plan(is_thorough=self.is_needed)
         ranks = sorted(self._floors)
@@ -81,7 +81,7 @@ class Scout:
             self._floors.clear()
 
     def found(self, fronts: Sequence[Delivery]) -> None:
-        """These were the first; everything before them is gone or somebody's."""
+        """Note the first items found; everything before them is gone or held."""
         for item in fronts:
             rank = -item.priority
             self._floors[rank] = max(self._floors.get(rank, 0), item.held.id)

@@ -166,7 +166,7 @@ def _is_plain(item: NewItem) -> bool:
 def _tally(
     names: Sequence[str], added: Sequence[NewItem], removed: Sequence[Held]
 ) -> tuple[list[int], list[int]]:
-    """How many items are put into each of the queues, and removed from it."""
+    """Counts the items put into each queue, and removed from it."""
     puts = Counter(item.queue for item in added)
     dones = Counter(held.queue for held in removed)
     return [puts[name] for name in names], [dones[name] for name in names]
@@ -187,7 +187,7 @@ RESTORE_ITEMS = """SELECT @.pxrs_queue_restore(%b::text, %b::int8[], %b::int8[],
 
 
 def as_columns(items: Sequence[StoredItem], longest: int) -> tuple[object, ...]:
-    """What `RESTORE_ITEMS` takes, but for the queue."""
+    """Returns the parameters of `RESTORE_ITEMS`, without the queue."""
     return (
         [item.id for item in items],
         [-item.priority for item in items],

@@ -76,7 +76,7 @@ _GIVE_UP = "SELECT @.pxrs_queue_give_up(%b::text, %b::text)"
 
 
 class Wanted(NamedTuple):
-    """What a `take` asks for."""
+    """The arguments of a `take`."""
 
     number: int
     most: int | None
@@ -86,7 +86,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Applied:
-    """What a change did: the new items' ids, and which queues have something new."""
+    """The result of a change: the new items' ids, and which queues have something new."""
 
     numbers: list[int | None] = field(default_factory=list)
     put_to: frozenset[str] = frozenset()
@@ -200,7 +200,7 @@ class PostgresQueues(QueueUpkeep):
         return applied.numbers
 
     def apply_on(self, connection: Pg, change: QueueChange) -> Applied:
-        """`apply` inside a transaction; whoever commits it calls `committed`."""
+        """`apply` inside a transaction; the caller that commits must call `committed`."""
         return self._apply(change, partial(run, connection))
 
     def _apply(self, change: QueueChange, run_it: Statement) -> Applied:

@@ -70,7 +70,7 @@ class Habits:
         self._committed[queue] = now
 
     def expected(self, queue: str) -> tuple[int, int | None] | None:
-        """What the next take is likely to ask for, if it is likely to come at once."""
+        """Guesses what the next take will ask for, if one is likely to come at once."""
         return self._looping.get(queue)
 
 
@@ -93,7 +93,7 @@ class Aside(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """What a transaction has got of what was set aside: its marks, and those it still has."""
+    """The items set aside that a transaction got: its marks, and those it still has."""
 
     marks: tuple[str, ...]
     items: set[tuple[str, int]]
@@ -103,7 +103,7 @@ _NOTHING = Lent((), set())
 
 
 class Ahead:
-    """What is set aside for this process, and what of it has been handed out. Thread-safe."""
+    """The items set aside for this process, and which were handed out. Thread-safe."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Ahead:
             self._wake_up()
 
     def offer(self, aside: Aside) -> None:
-        """The commit has succeeded: whoever asks may have it."""
+        """Offer the items to takes: the commit has succeeded."""
         with self._lock:
             if aside.mark in self._all:
                 self._waiting.setdefault(aside.name, deque()).append(aside)
@@ -161,7 +161,7 @@ class Ahead:
     # Handing out
 
     def find(self, queue: str, session: str, count: int, most: int | None) -> Aside | None:
-        """What is set aside for just this question. It is still to be lent."""
+        """Returns items set aside for just this question, not handed out yet."""
         with self._lock:
             waiting = self._waiting.get(queue)
             if not waiting:
@@ -187,7 +187,7 @@ class Ahead:
             return True
 
     def names(self, holder: Holder) -> tuple[str, ...]:
-        """What a transaction's items may be held under: its own name, and marks."""
+        """Returns the names a transaction's items may be held under: its own, and marks."""
         return (holder.transaction, *self._lent.get(holder, _NOTHING).marks)
 
     def holder_of(self, session: str, mark: str) -> Holder:
@@ -208,7 +208,7 @@ class Ahead:
     # Giving back
 
     def withdraw(self, queue: str | None = None, now: float | None = None) -> list[Aside]:
-        """What is not to be handed out any more: of one queue, or what has waited till now.
+        """Withdraw items set aside: of one queue, or those that have waited till now.
 
         The caller gives it back, or else calls `note` again.
         """
@@ -293,7 +293,7 @@ def is_mark(tx: str) -> bool:
 
 
 def was_handed_out(tx: str, verdicts: Verdicts) -> bool:
-    """Whether an item that its session left behind may have been in somebody's hands."""
+    """Whether an item that its session left behind may have been handed out."""
     if not is_mark(tx):
         return True
     owner, _, number = tx.removeprefix(_PREFIX).partition(":")
@@ -351,7 +351,7 @@ def is_outranked(connection: sqlite3.Connection, queue: int, rank: int, now_ms: 
 
 
 def put_back(connection: sqlite3.Connection, aside: Aside) -> None:
-    """Nobody had them: they are ready again and get their count back."""
+    """Make items ready again that were not handed out; their deliveries are not counted."""
     connection.executemany(
         f"UPDATE pxrs_queue_items SET state = {READY}, deliveries = deliveries - 1, "
         f"session = NULL, tx = NULL, taken_ms = ? WHERE id = ? AND state = {HELD} "
@@ -396,7 +396,7 @@ class Handouts:
             os.rename(hidden, self._path)
 
     def note(self, number: int) -> None:
-        """What has this number is about to be handed out, and all below it may have been."""
+        """Note that this number is about to be handed out; all below it may have been."""
         if number > _COUNTER.unpack_from(self._map, _COUNTER_AT)[0]:
             _COUNTER.pack_into(self._map, _COUNTER_AT, number)
 
@@ -413,13 +413,13 @@ class Handouts:
 
 
 class Verdicts:
-    """What other processes have handed out, for those who look after what they left behind."""
+    """Reads what other processes have handed out, to free what they left behind."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.join(folder, "ahead")
 
     def may_be_out(self, name: str, number: int) -> bool:
-        """Whether something with this number may be in somebody's hands, or have been."""
+        """Whether the item with this number may have been handed out."""
         if not _NAME.fullmatch(name):
             return True
         try:

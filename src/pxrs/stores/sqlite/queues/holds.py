@@ -1,4 +1,4 @@
-"""Items in somebody's hands: held, extended, given back, removed, dead."""
+"""Held items: how they are held, extended, given back, removed and buried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pxrs.types import Held, Holder
 
 
 class HeldRow(NamedTuple):
-    """An item in somebody's hands."""
+    """A held item."""
 
     id: int
     queue: int
@@ -71,7 +71,7 @@ def hold(
 
 
 def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
-    """Everything in somebody's hands, in one queue or in all."""
+    """Lists held items, in one queue or in all."""
     # By its index: without being told SQLite would rather walk through all items in order.
     of_queue = "" if queue is None else "AND i.queue = ? "
     rows = connection.execute(
@@ -111,7 +111,7 @@ def remove_held(
         # Whoever is told so rolls back, and with it what was removed.
         raise Fenced(
             f"{len(held) - gone} of {len(held)} items of queue {held[0].queue!r} are not held "
-            "any more; somebody else has them, or will"
+            "any more; another worker has them, or will"
         )
     if apart:
         remove_bodies(connection, apart)
@@ -148,7 +148,7 @@ def give_back(
     suspect: bool,
     now_ms: int,
 ) -> None:
-    """Nobody holds it any more. In a lane it waits, and `settle` shows it."""
+    """Free an item. In a lane it waits, and `settle` shows it."""
     connection.execute(
         "UPDATE pxrs_queue_items SET state = CASE WHEN lane IS NOT NULL THEN "
         f"{WAITING} WHEN ? THEN {DELAYED} ELSE {READY} END, visible = ?, "
@@ -159,7 +159,7 @@ def give_back(
 
 
 def give_back_uncounted(connection: sqlite3.Connection, item: int) -> None:
-    """Nobody has had it: it is ready again, and its delivery did not happen."""
+    """Make an item ready again that was never handed out; its delivery is not counted."""
     connection.execute(
         f"UPDATE pxrs_queue_items SET state = {READY}, deliveries = deliveries - 1, "
         "session = NULL, tx = NULL WHERE id = ?",
@@ -168,7 +168,7 @@ def give_back_uncounted(connection: sqlite3.Connection, item: int) -> None:
 
 
 def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> None:
-    """It is dead: it stays, with what is known of its end, until somebody looks after it."""
+    """Bury an item: it stays, with its error, until it is redriven or dropped."""
     connection.execute(
         f"UPDATE pxrs_queue_items SET state = {DEAD}, dead_ms = ?, error = coalesce(?, error), "
         "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?",

@@ -1,4 +1,4 @@
-"""New items, as rows inside somebody's transaction."""
+"""Inserts new items, inside the caller's transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dead leave behind in queues, and when somebody should look again."""
+"""Frees what dead processes left in queues, and says when to look again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Ended(NamedTuple):
 
 
 class Reaper:
-    """Frees what nobody holds any more."""
+    """Frees items whose holder is gone."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class Reaper:
             units.forget_sessions(connection, ended.gone)
 
     def now_and_then(self, turn: Turn, queue: int, now: float) -> None:
-        """`free`, if nobody here has for a while."""
+        """Call `free`, if this process has not for a while."""
         if now >= self._next_reap.get(queue, 0.0):
             self.free(turn, queue)
             self._next_reap[queue] = now + _REAP_EVERY
 
     def free(self, turn: Turn, queue: int) -> bool:
-        """Free what nobody holds any more in one queue; whether there was something."""
+        """Free items of one queue whose holder is gone; returns whether there were any."""
         connection = turn.connection
         now_ms = self._clock.wall_ms()
         lost = self.lost(connection, queue)
@@ -106,7 +106,7 @@ class Reaper:
         return bool(lost)
 
     def lost(self, connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
-        """What is nobody's any more, in one queue or in all."""
+        """Lists items whose holder is gone, in one queue or in all."""
         alive: dict[str, bool] = {}
         return [held for held in holds.held_rows(connection, queue) if self._is_lost(held, alive)]
 

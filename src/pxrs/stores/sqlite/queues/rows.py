@@ -1,4 +1,4 @@
-"""The rows of queues and items, inside somebody's transaction.
+"""Reads and writes rows of queues and items, inside the caller's transaction.
 
 A lane is what has to stay in order: the items of a key, or all of a fifo queue. At its front is
 one item that is ready or delayed, or those that one transaction holds; all others wait. Whatever
@@ -61,12 +61,12 @@ def item_id(queue: int, number: int) -> int:
 
 
 def ids_after(queue: int, number: int) -> int:
-    """What the rows of a queue's items with higher numbers are above."""
+    """Returns the bound above which the rows of items with higher numbers are."""
     return queue << NUMBER_BITS | max(0, min(number, NUMBERS - 1))
 
 
 def number_of(item: int) -> int:
-    """What people know an item by."""
+    """Returns the number of an item as people see it."""
     return item & (NUMBERS - 1)
 
 
@@ -118,7 +118,7 @@ def settle(connection: sqlite3.Connection, lanes: Iterable[Lane], now_ms: int) -
 
 
 def hide_front(connection: sqlite3.Connection, queue: int, lane: str) -> None:
-    """What shows in the lane may not be its first item any more. What is held stays."""
+    """Hide what shows in the lane: it may not be the first item any more. Held items stay."""
     connection.execute(
         f"UPDATE pxrs_queue_items SET state = {WAITING} "
         f"WHERE queue = ? AND lane = ? AND state IN ({READY}, {DELAYED})",
@@ -153,7 +153,7 @@ def remove_bodies(connection: sqlite3.Connection, items: Sequence[int]) -> None:
 
 
 def ready_items(connection: sqlite3.Connection, queue: int, count: int) -> list[Candidate]:
-    """What is at hand, by priority and age. Suspects and used-up ones are among them."""
+    """Lists ready items by priority and age. Suspects and used-up ones are among them."""
     rows = connection.execute(
         f"SELECT {_CANDIDATE} FROM pxrs_queue_items WHERE queue = ? AND state = {READY} "
         "ORDER BY rank, id LIMIT ?",
@@ -169,7 +169,7 @@ def following_items(
     count: int,
     now_ms: int,
 ) -> list[Candidate]:
-    """What follows in the lanes that the holder has the front of, up to what is not due yet."""
+    """Lists items behind those that the holder has, up to the first that is not due."""
     found: list[Candidate] = []
     for lane in lanes:
         rows = connection.execute(
@@ -187,7 +187,7 @@ def following_items(
 
 
 def first_behind_ms(connection: sqlite3.Connection, queue: int, lanes: Iterable[str]) -> int | None:
-    """When the next item shows in one of the lanes that a holder may go on with."""
+    """Returns when the next item of a lane of the holder is due."""
     found = [
         connection.execute(
             "SELECT visible FROM pxrs_queue_items "
@@ -200,7 +200,7 @@ def first_behind_ms(connection: sqlite3.Connection, queue: int, lanes: Iterable[
 
 
 def first_due_ms(connection: sqlite3.Connection, queue: int) -> int | None:
-    """When the next delayed item shows."""
+    """Returns when the next delayed item is due."""
     row = connection.execute(
         f"SELECT min(visible) FROM pxrs_queue_items WHERE queue = ? AND state = {DELAYED}",
         (queue,),

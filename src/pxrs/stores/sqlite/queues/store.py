@@ -49,7 +49,7 @@ from pxrs.types import (
 
 
 class Wanted(NamedTuple):
-    """What a `take` asks for."""
+    """The arguments of a `take`."""
 
     holder: Holder
     number: int
@@ -161,7 +161,7 @@ class SqliteQueues(QueueUpkeep):
         )
 
     def _give_back(self, asides: Sequence[Aside]) -> None:
-        """What was set aside is there for everybody again."""
+        """Give back what was set aside, for all processes."""
         self._database.write(lambda turn: self._put_back(turn, asides), synced=False)
 
     def _put_back(self, turn: Turn, asides: Sequence[Aside]) -> None:

@@ -46,13 +46,13 @@ def give_up(connection: sqlite3.Connection, session: str, unit: str) -> None:
 
 
 def sessions(connection: sqlite3.Connection) -> list[str]:
-    """Whose units are remembered."""
+    """Returns the sessions whose units are remembered."""
     rows = connection.execute("SELECT DISTINCT session FROM pxrs_queue_units").fetchall()
     return [name for (name,) in rows]
 
 
 def seen_to_end(connection: sqlite3.Connection) -> dict[str, int]:
-    """Sessions that somebody has seen to be over, and how old the file was then, in ms."""
+    """Returns sessions that were seen to be over, and the age of the file then, in ms."""
     return dict(connection.execute("SELECT session, age FROM pxrs_queue_ended").fetchall())
 
 
