@@ -57,8 +57,9 @@ from pxrs.options import (
 from pxrs.producing.handles import Sent, SentMany
 from pxrs.producing.producer import Producer
 from pxrs.running.handle import Running
+from pxrs.running.topics import DeadMessage, Topics
 from pxrs.serde import JSON, Serde
-from pxrs.topics import PartitionInfo, TopicInfo, Topics
+from pxrs.topics import PartitionInfo, TopicInfo
 from pxrs.types import Bounds, Fence, ItemState, Message, Position, Queue, Topic, TopicPartition
 
 if _typing.TYPE_CHECKING:
@@ -129,6 +130,7 @@ __all__ = [
     "Topic",
     "Topics",
     "TopicInfo",
+    "DeadMessage",
     "PartitionInfo",
     "TopicPartition",
     "Message",

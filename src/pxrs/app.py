@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -43,10 +44,10 @@ from pxrs.producing.producer import Producer
 from pxrs.running.dead_letters import DeadLetters
 from pxrs.running.handle import Running, Work
 from pxrs.running.job import Job, ListenJob, RunJob, listen_job, run_job
+from pxrs.running.topics import Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
-from pxrs.topics import Topics
 from pxrs.types import Header, Message, NewItem, Plain, Read, Value
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
@@ -70,14 +71,37 @@ T = TypeVar("T")
 
 
 def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Pxrs:
-    """Open a store, creating it if need be.
+    """Open a store, creating it if need be; close it, or use it as a context manager.
 
-    `sqlite:///app.db` (a file shared by processes of one host; `?durability=relaxed`,
-    `?busy_timeout=10`), `memory://` (this process only; `memory://name` is shared within it).
-    With `coord` groups and everything else that is owned are kept there, with `log` messages.
-    `etcd://host:2379,host2:2379/prefix` and `zookeeper://host:2181/root` can be a `coord`
-    (`?timeout=10`, `?ca=…&cert=…&key=…`, `user:password@`), and so can `mysql://user@host/database`;
-    `nats://host:4222,host2:4222/prefix?replicas=3` can be a `log`.
+    These keep everything: topics, groups and work queues.
+
+    - `sqlite:///app.db` or `sqlite:////var/lib/app.db`: a file, for processes of one host.
+      `?durability=relaxed` survives a crash of the process but not of the host; `?busy_timeout=10`
+      is how many seconds a commit waits for other writers.
+    - `postgresql://user:password@host:5432/database` (extra `postgres`). `?schema=pxrs` holds the
+      tables, `?connections=8` bounds the pool, `?busy_timeout=10` as above; all other options are
+      libpq's, such as `sslmode`.
+    - `memory://`: this process only; `memory://name` is shared within it.
+
+    These keep groups and work queues; messages are kept elsewhere (`log=`).
+
+    - `mysql://user:password@host:3306/database`, `mariadb://…` (extra `sql`). Options are the
+      driver's own, such as `?read_timeout=15` and `?ssl_ca=…`. `oracle://…` is the same code for
+      Oracle, which nobody has run there.
+    - `etcd://host:2379,host2:2379/prefix` (extra `etcd`) and `zookeeper://host:2181,host2:2181/root`
+      (extra `zookeeper`). `?timeout=10` seconds for a request; `?tls=true`, or
+      `?ca=…&cert=…&key=…` with files; `user:password@` before the hosts.
+
+    This one keeps messages only; coordination is kept elsewhere (`coord=`, or the first URL).
+
+    - `nats://host:4222,host2:4222/prefix` (extra `nats`): JetStream. `?replicas=3` (1, 3 or 5),
+      `?timeout=20`, `?domain=…`, `?credentials=…` or `?nkey=…`, and TLS as above.
+
+    `coord` says where groups, queues and all else that is owned are kept, `log` where messages are:
+    `connect("sqlite:///app.db", coord="etcd://host:2379")`,
+    `connect("etcd://a,b,c", log="nats://a,b,c?replicas=3")`. One text can name all of it:
+    `connect("etcd://a,b,c log=nats://a,b,c?replicas=3")`. Extras are installed with
+    `pip install 'pxrs[postgres]'`.
     """
     return Pxrs(open_stores(url, coord=coord, log=log))
 
@@ -95,7 +119,14 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._session_ttl = session_ttl
-        self._topics = Topics(stores.coord, stores.log, clock)
+        self._topics = Topics(
+            stores.coord,
+            stores.log,
+            clock,
+            groups=lambda: self.groups,
+            consumer=partial(self.consumer, auto_commit=False, on_trimmed="earliest"),
+            producer=self._resender,
+        )
         self._groups: Groups | None = None
         self._queues: Queues | None = None
         # One session holds the items of all transactions.
@@ -115,7 +146,7 @@ class Pxrs:
 
     @property
     def topics(self) -> Topics:
-        """Make, list, describe and delete topics."""
+        """The topics of this store: make, list, describe, delete; dead letters: look, redrive."""
         return self._topics
 
     @takes(ProducerOptions, defaults=[ProducerSettings])
@@ -463,23 +494,6 @@ class Pxrs:
 
             self._queues = Queues(self.stores.queues, self._clock)
         return self._queues
-
-    def redrive(self, topic: str, *, to: str | None = None) -> dict[str, int]:
-        """Send the dead letters of `topic` back to where they came from, or all to topic `to`.
-
-        How many went where. Each letter is sent back once: what was is the checkpoint of the
-        group `<topic>.redrive`; letters that come meanwhile are left for the next time.
-        """
-        from pxrs.running.redriving import Redriving
-
-        redriving = Redriving(self._topics, self.groups, topic, to)
-        if not redriving.is_finished():
-            letters = self.consumer(
-                topic, redriving.group, auto_commit=False, on_trimmed="earliest"
-            )
-            with letters, self._resender() as producer:
-                redriving.run(letters, producer)
-        return dict(redriving.sent)
 
     def _resender(self) -> Producer:
         """For messages that were sent once: whatever could be can be again, with headers added."""

@@ -115,7 +115,7 @@ async def type_checkers_know_parameters_and_results(px: aio.Pxrs, consumer: aio.
     assert_type(await px.topics.create("a", partitions=1, retention=0.005), pxrs.Topic)
     await px.topics.create("a", partitions="1")  # type: ignore[arg-type]
     await px.topics.create("a", 1, retain=5)  # type: ignore[call-arg]
-    assert_type(await px.redrive("a.dlq", to=None), dict[str, int])
+    assert_type(await px.topics.redrive("a", to=None), int)
     assert_type(px.health(), dict[str, pxrs.Health])
     assert_type(await px.put("mail", "x", delay=1.0, connection=None), int | None)
     assert_type(await px.put_many("mail", ["x"], delay=1.0), list[int | None])

@@ -33,8 +33,8 @@ def left(px: pxrs.Pxrs) -> list[int]:
 def test_list(run: Run, px: pxrs.Pxrs) -> None:
     px.queues.create("quiet")
     assert [line.split() for line in run("dlq", "list").stdout.splitlines()] == [
-        ["queue", "dead"],
-        ["mail", "3"],
+        ["of", "name", "dead"],
+        ["queue", "mail", "3"],
     ]
     assert parsed(run("dlq", "list", "--json")) == [{"queue": "mail", "dead": 3}]
     shown = run("dlq", "list", "mail").stdout.splitlines()
@@ -44,12 +44,12 @@ def test_list(run: Run, px: pxrs.Pxrs) -> None:
     short = run("dlq", "list", "mail", "--limit", "2")
     assert (len(short.stdout.splitlines()), short.stderr) == (
         3,
-        "showed 2, mail has 3; see more with --limit\n",
+        "showed 2; see more with --limit\n",
     )
     empty = run("dlq", "list", "quiet")
-    assert (empty.stdout, empty.stderr) == ("", "no matching dead items in quiet\n")
+    assert (empty.stdout, empty.stderr) == ("", "no matching dead letters of quiet\n")
     px.queues.drop("mail")
-    assert "no dead items" in run("dlq", "list").stderr
+    assert "no dead letters" in run("dlq", "list").stderr
 
 
 @pytest.mark.parametrize(
@@ -136,3 +136,77 @@ def test_people_are_asked(shell: Shell, px: pxrs.Pxrs, answer: bytes, code: int)
     assert asking.returncode == code
     assert b"Drop 2 dead items of mail?" in question
     assert left(px) == ([2] if code == 0 else [1, 2, 3])
+
+
+@pytest.fixture
+def letters(px: pxrs.Pxrs) -> None:
+    """Two dead messages of topic `orders`."""
+    px.topics.create("orders", partitions=2)
+    px.topics.create("orders.dlq", partitions=1)
+    with px.producer() as producer:
+        for number, error in enumerate((b"KeyError: 'total'", b"TimeoutError: 30 s")):
+            headers = [
+                ("trace", b"7"), ("pxrs-dlq-topic", b"orders"), ("pxrs-dlq-partition", b"1"),
+                ("pxrs-dlq-offset", str(number).encode()), ("pxrs-dlq-attempts", b"5"),
+                ("pxrs-dlq-group", b"billing"), ("pxrs-dlq-error", error),
+                ("pxrs-dlq-traceback", b"Traceback (most recent call last):\n  line"),
+            ]  # fmt: skip
+            producer.send("orders.dlq", f"order {number}", f"k{number}", headers=headers).result()
+
+
+@pytest.mark.usefixtures("letters")
+def test_messages_of_topics_are_shown_like_items(run: Run) -> None:
+    assert parsed(run("dlq", "list", "--json")) == [
+        {"queue": "mail", "dead": 3}, {"topic": "orders", "dead": 2},
+    ]  # fmt: skip
+    shown = run("dlq", "list", "orders").stdout.splitlines()
+    assert shown[0].split() == ["id", "dead", "for", "tried", "key", "error", "value"]
+    assert shown[1].split()[0] == "0:0"
+    assert shown[1].split()[-7:] == ["5", "k0", "KeyError:", "'total'", "order", "0", "trace=7"]
+    (one,) = parsed(run("dlq", "list", "orders", "--error", "Timeout", "--json"))
+    assert (one["id"], one["topic"], one["partition"], one["deliveries"], one["group"]) == (
+        "0:1", "orders", 1, 5, "billing",
+    )  # fmt: skip
+    assert parsed(run("dlq", "show", "orders", "0:1", "--json")) == one
+    assert parsed(run("dlq", "list", "orders.dlq", "--letters", "--id", "0:1", "--json")) == [one]
+    shown = run("dlq", "show", "orders", "0:0").stdout.splitlines()
+    assert shown[0] == "orders 0:0"
+    assert "Traceback (most recent call last):" in "\n".join(shown)
+    assert shown[-1] == "order 0"
+
+
+@pytest.mark.usefixtures("letters")
+def test_messages_of_topics_go_back(run: Run, px: pxrs.Pxrs) -> None:
+    assert run("dlq", "redrive", "orders").stdout == "2 messages put back into orders\n"
+    back = px.reader("orders").read(1, 0)
+    assert [(each.key, each.value, each.headers) for each in back] == [
+        (b"k0", b"order 0", (("trace", b"7"),)), (b"k1", b"order 1", (("trace", b"7"),)),
+    ]  # fmt: skip
+    assert parsed(run("dlq", "redrive", "orders", "--json")) == {"topic": "orders", "redriven": 0}
+    assert run("dlq", "list", "orders").stderr == "no matching dead letters of orders\n"
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (1, ("show", "orders", "0:7")),
+        (1, ("list", "orders.dlq")),
+        (2, ("redrive", "orders", "--key", "k0")),
+        (2, ("drop", "orders", "--yes")),
+        (2, ("redrive", "mail", "--to", "orders")),
+        (2, ("show", "mail", "0:1")),
+    ],
+)
+def test_mistakes_with_topics(run: Run, code: int, arguments: tuple[str, ...]) -> None:
+    result = run("dlq", *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_name_of_both_has_to_be_told_apart(run: Run, px: pxrs.Pxrs) -> None:
+    px.queues.create("orders")
+    result = run("dlq", "list", "orders")
+    assert (result.exit_code, "--queue or --topic" in result.stderr) == (2, True)
+    assert parsed(run("dlq", "list", "orders", "--queue", "--json")) == []
+    assert len(parsed(run("dlq", "list", "orders", "--topic", "--json"))) == 2

@@ -112,19 +112,3 @@ def test_typed_errors_are_one_line(run: Run, arguments: tuple[str, ...]) -> None
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
-
-
-def test_dead_letters_go_back(run: Run, px: pxrs.Pxrs) -> None:
-    px.topics.create("orders", partitions=2)
-    px.topics.create("orders.dlq", partitions=2)
-    headers = [("pxrs-dlq-topic", b"orders"), ("pxrs-dlq-partition", b"1")]
-    with px.producer() as producer:
-        producer.send("orders.dlq", b"4 apples", key="ada", headers=headers)
-    assert run("topics", "redrive", "orders.dlq").stdout == "1 message sent back to orders\n"
-    [back] = px.reader("orders").read(1, 0)
-    assert (back.key, back.value, back.headers) == (b"ada", b"4 apples", ())
-    again = run("topics", "redrive", "orders.dlq")
-    assert again.stderr == "orders.dlq has no dead letters that were not sent back before\n"
-    assert parsed(run("topics", "redrive", "orders.dlq", "--json")) == {
-        "topic": "orders.dlq", "redriven": {},
-    }  # fmt: skip

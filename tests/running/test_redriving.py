@@ -1,4 +1,4 @@
-"""`px.redrive`: dead letters that go back to where they came from."""
+"""`px.topics.dead` and `redrive`: dead letters that are looked at and go back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pxrs import Backoff, InvalidRequest, Message, Pxrs, TopicNotFound
+from pxrs import JSON, Backoff, DeadLetter, InvalidRequest, Message, Pxrs, TopicNotFound
 from pxrs.consuming.consumer import Consumer
 from pxrs.running.redriving import Redriving
 from pxrs.types import Append, LogPartition
@@ -54,23 +54,23 @@ def test_what_a_run_gave_up_goes_back_as_it_was(px: Pxrs) -> None:
     wait_for_checkpoints(px, 40)
     px.stop()
     running.join()
-    assert px.redrive("orders.dlq") == {"orders": 40}
+    assert px.topics.redrive("orders") == 40
     seen = [
         (message.partition, message.key, message.value, message.headers)
         for message in px.reader("orders").read(3, 0)
     ]
     assert len(seen) == 80
     assert sorted(seen[40:]) == sorted(seen[:40])  # letters are in order per key
-    assert px.redrive("orders.dlq") == {}
+    assert px.topics.redrive("orders") == 0
     assert px.topics.describe("orders.dlq").messages == 40
 
 
 def test_only_new_letters_go_back_the_next_time(px: Pxrs) -> None:
     px.topics.create("orders", partitions=2)
     bury(px, 10)
-    px.redrive("orders.dlq")
+    px.topics.redrive("orders")
     bury(px, 5)
-    assert px.redrive("orders.dlq") == {"orders": 5}
+    assert px.topics.redrive("orders") == 5
     assert values(px, "orders") == sorted([*range(10), *range(5)])
 
 
@@ -95,7 +95,7 @@ def test_one_that_dies_again_at_once_is_not_sent_back_for_ever(
         redriving.run(letters, producer)
     assert redriving.sent == {"orders": 2000}
     log.heal()
-    assert faulty.redrive("orders.dlq") == {"orders": 2000}
+    assert faulty.topics.redrive("orders") == 2000
 
 
 def test_one_that_died_twice_goes_back_one_step(px: Pxrs) -> None:
@@ -106,17 +106,17 @@ def test_one_that_died_twice_goes_back_one_step(px: Pxrs) -> None:
     again = [*letter.headers, ("pxrs-dlq-topic", b"orders.dlq"), ("pxrs-dlq-partition", b"2")]
     with px.producer() as producer:
         producer.send("orders.dlq.dlq", b"0", letter.key, headers=again)
-    assert px.redrive("orders.dlq.dlq") == {"orders.dlq": 1}
+    assert px.topics.redrive("orders.dlq") == 1
     [back] = px.reader("orders.dlq").read(2, px.reader("orders.dlq").bounds(2).end - 1)
     assert back.headers == letter.headers
-    assert px.redrive("orders.dlq") == {"orders": 2}
+    assert px.topics.redrive("orders") == 2
     assert {each.headers for each in read_all(px, "orders")} == {(("trace", b"7"),)}
 
 
 def test_where_the_partition_is_gone_the_key_decides(px: Pxrs) -> None:
     px.topics.create("orders", partitions=4)
     bury(px, 20, partition=4)
-    assert px.redrive("orders.dlq") == {"orders": 20}
+    assert px.topics.redrive("orders") == 20
     with px.producer() as producer:
         for message in read_all(px, "orders"):
             routed = producer.send("orders", b"0", message.key).result()
@@ -128,7 +128,7 @@ def test_all_to_another_topic(px: Pxrs) -> None:
     bury(px, 10)
     with px.producer() as producer:
         producer.send("orders.dlq", "10")
-    assert px.redrive("orders.dlq", to="mended") == {"mended": 11}
+    assert px.topics.redrive("orders", to="mended") == 11
     assert values(px, "mended") == list(range(11))
 
 
@@ -139,22 +139,28 @@ def test_what_is_no_letter_is_not_sent_anywhere(px: Pxrs) -> None:
         producer.send("orders.dlq", "0", headers=[("pxrs-dlq-topic", b"orders")], partition=0)
     bury(px, 5)
     with pytest.raises(InvalidRequest, match=r"offset 0 of .orders\.dlq. partition 0 does not"):
-        px.redrive("orders.dlq")
-    assert px.redrive("orders.dlq", to="orders")
+        px.topics.redrive("orders")
+    assert px.topics.redrive("orders", to="orders")
 
 
 def test_a_topic_that_is_not_there(px: Pxrs) -> None:
-    with pytest.raises(TopicNotFound, match=r"orders\.dlq"):
-        px.redrive("orders.dlq")
+    with pytest.raises(TopicNotFound, match="'orders'"):
+        px.topics.redrive("orders")
+    with pytest.raises(TopicNotFound, match="'failures'"):
+        px.topics.redrive(DeadLetter("failures"))
+    with pytest.raises(InvalidRequest, match="pass the name of the topic"):
+        px.topics.dead(DeadLetter())
     bury(px, 3)
+    with pytest.raises(InvalidRequest, match="they come from, 'orders', or DeadLetter"):
+        px.topics.dead("orders.dlq")
     with pytest.raises(TopicNotFound, match="orders"):
-        px.redrive("orders.dlq")
+        px.topics.redrive("orders")
     with pytest.raises(TopicNotFound, match="other"):
-        px.redrive("orders.dlq", to="other")
+        px.topics.redrive("orders", to="other")
     with pytest.raises(InvalidRequest, match="itself"):
-        px.redrive("orders.dlq", to="orders.dlq")
+        px.topics.redrive("orders", to="orders.dlq")
     px.topics.create("orders", partitions=1)
-    assert px.redrive("orders.dlq") == {"orders": 3}
+    assert px.topics.redrive("orders") == 3
 
 
 def test_letters_that_retention_removes_meanwhile_are_not_waited_for(
@@ -170,8 +176,8 @@ def test_letters_that_retention_removes_meanwhile_are_not_waited_for(
         log.trim(LogPartition(letters, 1), 100)
 
     log.fetching = trim
-    assert faulty.redrive("orders.dlq").get("orders", 0) <= 100
-    assert faulty.redrive("orders.dlq") == {}
+    assert faulty.topics.redrive("orders") <= 100
+    assert faulty.topics.redrive("orders") == 0
 
 
 def test_letters_that_are_deleted_meanwhile(faulty: Pxrs, log: FaultyLog) -> None:
@@ -184,12 +190,73 @@ def test_letters_that_are_deleted_meanwhile(faulty: Pxrs, log: FaultyLog) -> Non
 
     log.fetching = delete
     with pytest.raises(TopicNotFound, match=r"orders\.dlq"):
-        faulty.redrive("orders.dlq")
+        faulty.topics.redrive("orders")
+
+
+def test_dead_messages_look_like_dead_items(px: Pxrs) -> None:
+    px.topics.create("orders", partitions=2)
+    with px.producer() as producer:
+        for number, key in enumerate(("ada", "bob")):
+            producer.send("orders", str(number), key, partition=number, headers=[("trace", b"7")])
+    px.put("orders", "0", key="ada", headers=[("trace", b"7")])
+
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    twice = Backoff(first=0.0, attempts=2)
+    running = Running(px, fail, topic="orders", retry=twice)
+    wait_for_checkpoints(px, 2)
+    with px.listen("orders", fail, retry=twice):
+        while not px.queues.describe("orders").dead:
+            threading.Event().wait(0.01)
+    px.stop()
+    running.join()
+    (item,) = px.queues.dead("orders")
+    (message,) = px.topics.dead("orders", key="ada")
+    for name in ("headers", "deliveries", "error"):
+        assert getattr(message, name) == getattr(item, name), name
+    assert (message.key, message.value) == (b"ada", b"0")
+    assert (message.topic, message.partition, message.offset) == ("orders", 0, 0)
+    assert (message.group, message.timestamp <= message.dead_ms) == ("g", True)
+    assert message.traceback.endswith("ValueError: no\n")
+    shared = {"value", "headers", "key", "deliveries", "dead_ms", "error", "id"}
+    assert shared <= {*item.__struct_fields__} & {*message.__struct_fields__}
+    assert [each.key for each in px.topics.dead("orders")] in ([b"ada", b"bob"], [b"bob", b"ada"])
+    assert px.topics.dead("orders", ids=[message.id]) == [message]
+    assert len(px.topics.dead("orders", 1, error="ValueError")) == 1
+    assert px.topics.dead("orders", error="KeyError") == []
+    assert px.topics.dead("orders", dead_for=3600) == []
+    (read,) = px.topics.dead("orders", key="ada", serde=JSON())
+    assert read.value == 0
+    assert px.topics.dead(DeadLetter("orders.dlq")) == px.topics.dead("orders")
+    assert (px.topics.redrive("orders"), px.queues.redrive("orders")) == (2, 1)
+    assert (px.topics.dead("orders"), px.queues.dead("orders")) == ([], [])
+
+
+def test_letters_in_a_topic_with_a_name_of_its_own(px: Pxrs) -> None:
+    px.topics.create("orders", partitions=1)
+    with px.producer() as producer:
+        producer.send("orders", "0")
+
+    def fail(_: Message) -> None:
+        raise ValueError("no")
+
+    failures = DeadLetter("failures")
+    running = Running(px, fail, topic="orders", retry=ONCE, on_failure=failures)
+    wait_for_checkpoints(px, 1)
+    px.stop()
+    running.join()
+    assert px.topics.dead("orders") == []
+    assert [each.topic for each in px.topics.dead(failures)] == ["orders"]
+    assert (px.topics.redrive("orders"), px.topics.redrive(failures)) == (0, 1)
+    assert values(px, "orders") == [0, 0]
 
 
 def test_no_letters(px: Pxrs) -> None:
+    px.topics.create("orders", partitions=1)
+    assert (px.topics.dead("orders"), px.topics.redrive("orders")) == ([], 0)
     px.topics.create("orders.dlq", partitions=3)
-    assert px.redrive("orders.dlq") == {}
+    assert px.topics.redrive("orders") == 0
     assert px.groups.list() == []
 
 
@@ -204,9 +271,9 @@ def test_a_crash_before_the_checkpoint_sends_twice_and_loses_nothing(
 
     with monkeypatch.context() as patched, pytest.raises(SystemExit):
         patched.setattr(Consumer, "commit", crash)
-        px.redrive("orders.dlq")
+        px.topics.redrive("orders")
     assert set(values(px, "orders")) <= set(range(10))
-    px.redrive("orders.dlq")
+    px.topics.redrive("orders")
     assert set(values(px, "orders")) == set(range(10))
 
 
@@ -216,7 +283,7 @@ def test_two_at_once_share_the_letters(px: Pxrs) -> None:
     sent: list[int] = []
 
     def redrive() -> None:
-        sent.append(px.redrive("orders.dlq").get("orders", 0))
+        sent.append(px.topics.redrive("orders"))
 
     threads = [threading.Thread(target=redrive) for _ in range(2)]
     for thread in threads:

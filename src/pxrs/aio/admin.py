@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pxrs import topics
 from pxrs.aio.threads import Threads, awaiting
 from pxrs.groups import admin as groups
 from pxrs.queues import admin as queues
+from pxrs.running import topics
 
 
 class Topics:
-    """Makes, lists, describes and deletes topics. See `pxrs.Topics`."""
+    """Topics and their dead letters. See `pxrs.Topics`."""
 
     def __init__(self, blocking: topics.Topics, threads: Threads) -> None:
         self._blocking = blocking
+        self._threads = threads
         self._call = threads.call
 
     create = awaiting(topics.Topics.create)
@@ -22,6 +23,8 @@ class Topics:
     bounds = awaiting(topics.Topics.bounds)
     delete = awaiting(topics.Topics.delete)
     apply_retention = awaiting(topics.Topics.apply_retention)
+    dead = awaiting(topics.Topics.dead)
+    redrive = awaiting(topics.Topics.redrive, waits=True)
 
 
 class Groups:

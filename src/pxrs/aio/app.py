@@ -27,7 +27,7 @@ from pxrs.aio.running import (
     MessagesOnThisLoop,
     Running,
 )
-from pxrs.aio.threads import Opening, Threads, awaiting, outcome, passing, signed_as
+from pxrs.aio.threads import Opening, Threads, outcome, passing, signed_as
 from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.arguments import check_handler, is_coroutine_function
 from pxrs.callers import check_connection, given_connection
@@ -82,8 +82,6 @@ class Pxrs:
     def url(self) -> str:
         """The URL of the store, without passwords."""
         return self._blocking.url
-
-    redrive = awaiting(blocking.Pxrs.redrive, waits=True)
 
     @takes(ProducerOptions, defaults=[ProducerSettings])
     def producer(
@@ -377,7 +375,7 @@ class Pxrs:
 
     @property
     def topics(self) -> Topics:
-        """The topics of this store: make, list, describe and delete them."""
+        """The topics of this store: make, list, describe, delete; dead letters: look, redrive."""
         return Topics(self._blocking.topics, self._threads)
 
     @property

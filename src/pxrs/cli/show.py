@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pxrs.queues.admin import ItemInfo
+    from pxrs.running.topics import DeadMessage
     from pxrs.types import Header, Message
 
 # Wider than any line: output into a pipe is neither wrapped nor cut.
@@ -241,8 +242,31 @@ def print_items(items: Sequence[ItemInfo]) -> None:
     )
 
 
-def print_dead(items: Sequence[ItemInfo]) -> None:
-    """Prints a row per dead item, with the error that killed it."""
+def dead_json(letter: ItemInfo | DeadMessage) -> dict[str, Any]:
+    """A dead item or message."""
+    from pxrs.queues.admin import ItemInfo
+
+    if isinstance(letter, ItemInfo):
+        return item_json(letter)
+    return {
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "timestamp": letter.timestamp,
+        "id": letter.id,
+        **_json_bytes("value", letter.value),
+        "headers": _json_headers(letter.headers),
+        **_json_bytes("key", letter.key),
+        "deliveries": letter.deliveries,
+        "dead_ms": letter.dead_ms,
+        "error": letter.error,
+        "traceback": letter.traceback,
+        "group": letter.group,
+    }
+
+
+def print_dead(items: Sequence[ItemInfo | DeadMessage]) -> None:
+    """Prints a row per dead item or message, with the error that killed it."""
     _add_rows(
         table("id", "dead for", "tried"),
         {"key": _key, "error": lambda item: readable(item.error) or "-", "value": _value},
@@ -253,9 +277,9 @@ def print_dead(items: Sequence[ItemInfo]) -> None:
 
 def _add_rows(
     rows: Table,
-    texts: dict[str, Callable[[ItemInfo], str]],
-    items: Sequence[ItemInfo],
-    facts: Callable[[ItemInfo], list[Any]],
+    texts: dict[str, Callable[[Any], str]],
+    items: Sequence[ItemInfo | DeadMessage],
+    facts: Callable[[Any], list[Any]],
 ) -> None:
     """Prints the table with columns for `texts`, which are cut where a terminal is narrow."""
     from rich.text import Text
@@ -285,25 +309,50 @@ def print_item(item: ItemInfo) -> None:
         ("error", readable(item.error)),
         *((f"header {readable(name)}", readable(value or b"")) for name, value in item.headers),
     ]
+    _print_facts(f"{item.queue} {item.id}", facts, item.value)
+
+
+def print_one_dead(letter: ItemInfo | DeadMessage) -> None:
+    """Prints everything about one dead item or message and cuts nothing."""
+    from pxrs.queues.admin import ItemInfo
+
+    if isinstance(letter, ItemInfo):
+        print_item(letter)
+        return
+    facts = [
+        ("partition", str(letter.partition)),
+        ("offset", str(letter.offset)),
+        ("sent", human_time(letter.timestamp)),
+        ("died", human_time(letter.dead_ms)),
+        ("group", readable(letter.group)),
+        ("deliveries", f"{letter.deliveries:,}"),
+        ("key", readable(letter.key or b"")),
+        ("error", readable(letter.error)),
+        *((f"header {readable(name)}", readable(value or b"")) for name, value in letter.headers),
+        ("traceback", "\n".join(readable(line) for line in letter.traceback.split("\n"))),
+    ]
+    _print_facts(f"{letter.topic} {letter.id}", facts, letter.value or b"")
+
+
+def _print_facts(title: str, facts: list[tuple[str, str]], value: str | bytes) -> None:
     out = console()
-    out.print(f"{item.queue} {item.id}", style="bold")
+    out.print(title, style="bold")
     width = max(len(name) for name, _ in facts)
     for name, fact in facts:
         if fact:
             out.print(f"{name.ljust(width)}  ", style="dim", end="")
             out.print(fact, soft_wrap=True)
     out.print()
-    value: str | bytes = item.value
     text = value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
     out.print("\n".join(readable(line) for line in text.split("\n")), soft_wrap=True)
 
 
-def _key(item: ItemInfo) -> str:
+def _key(item: ItemInfo | DeadMessage) -> str:
     return "-" if item.key is None else readable(item.key)
 
 
-def _value(item: ItemInfo) -> str:
-    return "  ".join([readable(item.value), *_header_texts(item.headers)])
+def _value(item: ItemInfo | DeadMessage) -> str:
+    return "  ".join([readable(item.value or b""), *_header_texts(item.headers)])
 
 
 def _ago(milliseconds: int) -> str:

@@ -1,4 +1,4 @@
-"""`pxrs topics`: create, list, describe, redrive and delete."""
+"""`pxrs topics`: create, list, describe and delete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.group()
 @shared
 def topics(_: Settings) -> None:
-    """Create, list, describe, redrive and delete topics."""
+    """Create, list, describe and delete topics."""
 
 
 @topics.command()
@@ -134,27 +134,6 @@ def delete(settings: Settings, name: str, yes: bool) -> None:
             ask(f"Delete {name} and its {count(held, 'message')}?")
         px.topics.delete(name)
     settings.print({"deleted": name}, f"{name} deleted")
-
-
-@topics.command(short_help="Send dead letters of NAME back to where they came from.")
-@click.argument("name")
-@click.option("--to", metavar="TOPIC", help="Send all of them to TOPIC instead.")
-@shared
-def redrive(settings: Settings, name: str, to: str | None) -> None:
-    """Send the dead letters of topic NAME back to the topics they came from.
-
-    px.run writes dead letters to TOPIC.dlq. They stay there, but each is sent back only once:
-    the group NAME.redrive keeps a checkpoint.
-    """
-    with settings.connect() as px:
-        sent = px.redrive(name, to=to)
-    if settings.json:
-        print_json({"topic": name, "redriven": sent})
-    elif sent:
-        for topic, number in sorted(sent.items()):
-            click.echo(f"{count(number, 'message')} sent back to {topic}")
-    else:
-        click.echo(f"{name} has no dead letters that were not sent back before", err=True)
 
 
 def _keeps(topic: Topic) -> str:

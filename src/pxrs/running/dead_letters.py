@@ -1,4 +1,4 @@
-"""Dead letters: messages on which the handler has failed for the last time."""
+"""Dead letters: messages on which a handler has failed for the last time, with what failed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,42 @@ _TOPIC = f"{_PREFIX}topic"
 _PARTITION = f"{_PREFIX}partition"
 
 
-class Origin(NamedTuple):
-    """The origin of a dead letter."""
+class Death(NamedTuple):
+    """What a dead letter says of its message: where it came from, and what failed."""
 
     topic: str
     partition: int
+    offset: int
+    timestamp: int
+    group: str
+    deliveries: int
+    error: str
+    traceback: str
 
     @classmethod
-    def of(cls, letter: Message) -> Origin | None:
-        """Reads the origin from a letter's headers; None if it is no dead letter."""
-        headers = dict(_added(letter))  # of a letter that died once more: the last ones
-        topic, partition = headers.get(_TOPIC), headers.get(_PARTITION)
-        if topic is None or partition is None or not partition.isdigit():
+    def of(cls, letter: Message) -> Death | None:
+        """Reads it from the headers of a letter; None if it is no dead letter."""
+        added = dict(_added(letter))  # of a letter that died once more: the last ones
+        said = {
+            name: (value or b"").decode(errors="backslashreplace") for name, value in added.items()
+        }
+
+        def number(name: str) -> int:
+            text = said.get(_PREFIX + name, "")
+            return int(text) if text.isdecimal() else 0
+
+        if _TOPIC not in said or not said.get(_PARTITION, "").isdecimal():
             return None
-        return cls(topic.decode(errors="backslashreplace"), int(partition))
+        return cls(
+            said[_TOPIC],
+            number("partition"),
+            number("offset"),
+            number("timestamp"),
+            said.get(f"{_PREFIX}group", ""),
+            number("attempts"),
+            said.get(f"{_PREFIX}error", ""),
+            said.get(f"{_PREFIX}traceback", ""),
+        )
 
 
 def without_origin(letter: Message) -> list[Header]:

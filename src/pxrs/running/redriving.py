@@ -16,9 +16,9 @@ from pxrs.consuming.consumer import Consumer
 from pxrs.errors import GroupNotFound, InvalidRequest, TopicNotFound
 from pxrs.groups.admin import Groups
 from pxrs.producing.producer import Producer
-from pxrs.running.dead_letters import Origin, without_origin
+from pxrs.running.dead_letters import Death, without_origin
 from pxrs.topics import Topics
-from pxrs.types import Message, Topic, TopicPartition
+from pxrs.types import Bounds, Message, Topic, TopicPartition
 
 # How often to look whether another process, which sends back the same letters, has finished.
 _LOOK_EVERY = 0.5
@@ -29,13 +29,31 @@ class _Place(NamedTuple):
     partition: int | None
 
 
+def redrive_group(letters: str) -> str:
+    """The group whose checkpoint says which letters of this topic were sent back."""
+    return f"{letters}.redrive"
+
+
+def to_redrive(topics: Topics, groups: Groups, letters: Topic) -> dict[int, Bounds]:
+    """Of each partition, the letters that were not sent back."""
+    try:
+        known = groups.describe(redrive_group(letters.name), lag_seconds=False).partitions
+    except GroupNotFound:
+        known = ()
+    reached = {each.partition: each.checkpoint or 0 for each in known if each.topic == letters.name}
+    return {
+        number: Bounds(max(start, reached.get(number, 0)), end)
+        for number, (start, end) in topics.bounds(letters).items()
+    }
+
+
 class Redriving:
     """Sends the letters of a topic back, all to topic `to` if it is given."""
 
     def __init__(self, topics: Topics, groups: Groups, topic: str, to: str | None) -> None:
         if to == topic:
             raise InvalidRequest(f"the letters of {topic!r} can't be sent to itself")
-        self.group = f"{topic}.redrive"
+        self.group = redrive_group(topic)
         self.sent: Counter[str] = Counter()
         self._topics = topics
         self._groups = groups
@@ -52,16 +70,8 @@ class Redriving:
         name = self._letters.name
         if self._topics.find(name) != self._letters:
             raise TopicNotFound(name)
-        try:
-            partitions = self._groups.describe(self.group, lag_seconds=False).partitions
-        except GroupNotFound:
-            return False
-        reached = {
-            each.partition: max(each.start, each.checkpoint or 0)
-            for each in partitions
-            if each.topic == name
-        }
-        return all(reached.get(number, 0) >= end for number, end in self._ends.items())
+        left = to_redrive(self._topics, self._groups, self._letters)
+        return all(left[number].start >= end for number, end in self._ends.items())
 
     def run(self, letters: Consumer, producer: Producer) -> None:
         """Send until it is finished. The consumer must not commit by itself."""
@@ -96,7 +106,7 @@ class Redriving:
         """Returns the partition it came from; if that is gone, its key decides."""
         if self._to is not None:
             return _Place(self._to, None)
-        origin = Origin.of(letter)
+        origin = Death.of(letter)
         if origin is None:
             raise InvalidRequest(
                 f"offset {letter.offset} of {letter.topic!r} partition {letter.partition} does not "
