@@ -59,8 +59,7 @@ def _entry(module: ModuleType, name: str) -> str:
         bases = ", ".join(base.__name__ for base in value.__bases__)
         return f"#### {name}({bases})\n\n{_doc(value)}\n"
     if is_typeddict(value):
-        fields = "".join(f"- `{field}: {_type(kind)}`\n" for field, kind in _annotations(value))
-        return f"#### {name}\n\n{_doc(value)}\n\n{fields}"
+        return f"#### {name}\n\n{_doc(value)}\n"
     if isinstance(value, type):
         return "\n".join([f"#### {name}\n", _doc(value) + "\n", *_members(value, _twin(name))])
     if callable(value):

@@ -87,7 +87,7 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
 
     - `mysql://user:password@host:3306/database`, `mariadb://…` (extra `sql`). Options are the
       driver's own, such as `?read_timeout=15` and `?ssl_ca=…`. `oracle://…` is the same code for
-      Oracle, which nobody has run there.
+      Oracle, which was never run there.
     - `etcd://host:2379,host2:2379/prefix` (extra `etcd`) and `zookeeper://host:2181,host2:2181/root`
       (extra `zookeeper`). `?timeout=10` seconds for a request; `?tls=true`, or
       `?ca=…&cert=…&key=…` with files; `user:password@` before the hosts.
@@ -241,7 +241,7 @@ class Pxrs:
         the run: `join` raises `HandlerFailed`.
 
         `workers` are threads. With `processes` so many processes do the same, each with its
-        threads and a member of its own; the handler has to be importable, not a closure. `serde`
+        threads and a member of its own; the handler must be importable, not a closure. `serde`
         is how values become objects; without, they are bytes.
         """
         check_handler(handler, "message", instead="pxrs.aio's run")
@@ -322,7 +322,7 @@ class Pxrs:
         serde: Serde[Plain] | None = None,
         strict: bool = False,
     ) -> UnitOfWork[Plain]:
-        """As `transaction`, but `commit()` has to be called: leaving the block rolls back."""
+        """As `transaction`, but `commit()` must be called: leaving the block rolls back."""
         from pxrs.queues.unit_of_work import UnitOfWork
 
         given = given_connection("px.begin", connection, commits, join)
@@ -460,12 +460,12 @@ class Pxrs:
         It starts at once, in the background: `px.listen(…).join()` waits until it is stopped, and
         leaving `with px.listen(…):` stops it. When the handler returns its transaction commits:
         the item is done and what it put is there. What it raises rolls back, and the item is
-        delivered again after `retry`'s delays, five times in all unless told otherwise; then
+        delivered again after `retry`'s delays, five times in all by default; then
         `on_failure` decides. Failures are logged (`pxrs.listen`). A handler that wants to end the
         program (`sys.exit`) ends the listener: `join` raises `HandlerFailed`.
 
         `workers` are threads. With `processes` so many processes have `workers` threads each; the
-        handler has to be importable, not a closure. An item whose last holder died is handled
+        handler must be importable, not a closure. An item whose last holder died is handled
         while no other worker of the process has one in hand. `serde` is how values become objects,
         and objects values; without, they are text or bytes.
         """
@@ -558,7 +558,7 @@ class Pxrs:
 
         Runs and listeners finish what is in hand and commit it, as with `stop`; for 30 seconds at
         most. A handler that calls this is not waited for: its message or item comes again. Raises
-        what a producer's `close` raises, and what ended a run or listener that nobody has joined,
+        what a producer's `close` raises, and what ended a run or listener that was not joined,
         once all is closed.
         """
         self._end(None)

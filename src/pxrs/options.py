@@ -27,10 +27,10 @@ class ProducerOptions(TypedDict, total=False):
 
     linger: seconds that a message may wait for others to share its batch.
     batch_bytes: when a batch is full; one batch is of one thread and partition.
-    buffer_bytes: what may be on its way in all. When it is full, `send` waits …
-    max_block: … for so many seconds, then it raises `BufferFull`.
-    max_message_bytes: key, value and headers; larger ones are a `MessageTooLarge`.
-    delivery_timeout: seconds that a message is tried, from when its batch was begun.
+    buffer_bytes: the limit for all messages that are not durable yet. When it is reached, `send` …
+    max_block: … waits for so many seconds, then raises `BufferFull`.
+    max_message_bytes: key, value and headers; a larger message raises `MessageTooLarge`.
+    delivery_timeout: seconds that the producer tries, from when a message's batch began.
     compression: of batches: "none", "gzip", "snappy", "lz4" or "zstd".
     key_serde: how objects become keys, as `serde` does it with values; without, both are text or
         bytes.
@@ -85,7 +85,7 @@ class ConsumerOptions(MemberOptions, total=False):
     auto_commit: whether handled messages are committed in the background.
     on_assigned: called with the partitions that came and their checkpoints.
     on_revoked: called with the partitions that are about to go; it can still commit.
-    on_lost: called instead when there was no time to ask.
+    on_lost: called instead when another member owns them already.
     """
 
     auto_commit: bool

@@ -97,7 +97,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def retention(self) -> float | None:
-        """Seconds that messages are kept for; None if that is for ever."""
+        """Seconds that messages are kept; None keeps them for ever."""
         return None if self.retention_ms is None else self.retention_ms / 1000
 
 

@@ -216,7 +216,7 @@ class Pxrs:
         serde: Serde[Plain] | None = None,
         strict: bool = False,
     ) -> UnitOfWork[Plain]:
-        """As `transaction`, but `commit()` has to be awaited: leaving the block rolls back.
+        """As `transaction`, but `commit()` must be awaited: leaving the block rolls back.
 
         `tx = await px.begin()` does without a block.
         """
@@ -386,7 +386,7 @@ class Pxrs:
     async def close(self) -> None:
         """Stop every listener and run, close every consumer, flush every producer, close the store.
 
-        Whoever follows, polls or takes gets a `Closed`. Raises as `pxrs.Pxrs.close` does.
+        Tasks that follow, poll or take get `Closed`. Raises as `pxrs.Pxrs.close` does.
         """
         await self._end(None)
 

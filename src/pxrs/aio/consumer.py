@@ -73,7 +73,7 @@ class Consumer(Generic[Value]):
     async def poll(
         self, max_records: int = 500, timeout: float | None = None
     ) -> list[Message[Value]]:
-        """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
+        """Return messages of the owned partitions, at most so many; waits for the first.
 
         What the last call returned counts as handled now. Cancelling it loses nothing.
         """

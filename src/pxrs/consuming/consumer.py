@@ -42,16 +42,16 @@ class Consumer(Generic[Value]):
     def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
         """Return the health of this consumer. From any thread; for probes, `health().ok`.
 
-        `stuck_after`: how many seconds a handler may be at what it was given; as the consumer was
-        made, unless another number is given.
+        `stuck_after`: how many seconds a handler may be at the same messages; the consumer's own
+        setting by default.
         """
         return self._member.health(stuck_after=stuck_after, lag_limit=lag_limit)
 
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message[Value]]:
-        """Messages of the partitions owned, at most so many; waits for the first up to `timeout`.
+        """Return messages of the owned partitions, at most so many; waits for the first.
 
-        What the last call returned counts as handled now. A store that is away is waited for, too;
-        `StoreUnavailable` if it is still away when the time is over.
+        What the last call returned counts as handled now. Waits for a store that is unavailable,
+        too, and raises `StoreUnavailable` when the time is over.
         """
         arguments.check_whole("max_records", max_records, least=1)
         arguments.check_timeout(timeout)
@@ -95,9 +95,9 @@ class Consumer(Generic[Value]):
         self._member.committing(message)()
 
     def commit_async(self) -> Future[None]:
-        """Commit what was handed out so far in the background; the future says how it went.
+        """Commit what was handed out so far in the background; the future has the outcome.
 
-        Its `result()` is that of `commit`. Nobody has to ask: `on_lost` hears of what was lost.
+        Its `result()` is that of `commit`. You need not ask: `on_lost` reports what was lost.
         What is handed out after this call is no part of it.
         """
         self._member.require_open()
@@ -157,8 +157,8 @@ class Consumer(Generic[Value]):
     def close(self) -> None:
         """Finish: commit what was handled, release everything and leave the group at once.
 
-        `on_revoked` is told of what is owned first; it can still commit what was handled. One
-        that was interrupted can be called again.
+        `on_revoked` is called first with what is owned; it can still commit what was handled. If
+        `close` was interrupted, call it again.
         """
         self._member.close()
 

@@ -29,7 +29,7 @@ HealthState = Literal[
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The state and what it is about. `ok` is what a readiness probe wants to know."""
+    """A state and its details. `ok` is for readiness probes."""
 
     state: HealthState
     detail: str

@@ -22,7 +22,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A member that is there, and the partitions it owns now."""
+    """A connected member, and the partitions it owns now."""
 
     name: str
     client: str
@@ -35,11 +35,11 @@ class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
 class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
     """A group's progress in one partition.
 
-    `owner` is the name of the member that works on it, None if nobody who is there does.
-    `epoch` is 0 and `checkpoint` None before anybody claimed or committed it. The log holds
+    `owner` is the name of the member that works on it, None if no connected member does.
+    `epoch` is 0 before the first claim, `checkpoint` None before the first commit. The log holds
     offsets `start` up to `end`. `lag` counts the messages not handled, from the log's start where
     there is no checkpoint; `lag_seconds` is the age of the first of them, 0 if there is none, and
-    None if it can't be told or was not asked for.
+    None if it is not known or was not asked for.
     """
 
     topic: str
@@ -77,7 +77,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lag_seconds(self) -> float | None:
-        """The age of the oldest message not handled; None if it can't be told."""
+        """The age of the oldest message not handled; None if it is not known."""
         ages = [part.lag_seconds for part in self.partitions]
         known = [age for age in ages if age is not None]
         return max(known, default=0.0) if len(known) == len(ages) else None
@@ -115,7 +115,7 @@ class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
 class GroupReset(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints set at one time by one reset, or by one seek of a member.
 
-    `why` is empty where somebody asked for it.
+    `why` is empty if it was asked for by hand.
     """
 
     at_ms: int

@@ -104,7 +104,7 @@ class PendingBatch:
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """A message that was handed over. `result()` says where it was written, or what happened."""
+    """A message that was handed over. `result()` returns where it was written, or raises."""
 
     _pending: Any
     _index: int
@@ -117,9 +117,9 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     def result(self, timeout: float | None = None) -> Position:
         """Wait until the message is durable.
 
-        The calling thread commits by itself if nobody else is at it, so the timeout is looked
+        The calling thread commits by itself if no other thread does, so the timeout is looked
         at between commits. Raises what kept the message from being appended, `OutcomeUnknown`
-        if nobody can tell, or `TimeoutError` or `InsideTransaction` (this thread holds a write
+        if that is not known, or `TimeoutError` or `InsideTransaction` (this thread holds a write
         transaction): after these two it is still being tried.
         """
         pending: PendingBatch = self._pending
@@ -133,10 +133,10 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
             pending.waiters.pop()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the outcome is known, at once if it is; and get on with it.
+        """Call `callback` once the outcome is known, at once if it is; does not wait.
 
         It runs in the thread that commits and holds up all others: no waiting, no exceptions.
-        A failure counts as told: it is the callback's to ask for the `result()`.
+        A failure counts as reported: the callback must ask for the `result()`.
         """
         pending: PendingBatch = self._pending
 

@@ -125,8 +125,8 @@ class Producer(Generic[Value]):
 
         Without a partition the key decides; without a key either, messages stick to one
         partition until its batch is full. `timestamp` is in milliseconds, now by default. The first
-        message to a topic has to ask the store for it, and waits for one that is away up to
-        `delivery_timeout`, then raises `DeliveryFailed`.
+        message to a topic looks it up in the store; if that is unavailable for `delivery_timeout`,
+        `send` raises `DeliveryFailed`.
         """
         try:
             buffer: ThreadBuffer = self._local.buffers[topic]
@@ -258,8 +258,8 @@ class Producer(Generic[Value]):
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
 
-        Raises `DeliveryFailed` for messages that were not delivered, whoever sent them, if nobody
-        was told: by a `Sent`, a callback or another flush. `OutcomeUnknown` if some may be there.
+        Raises `DeliveryFailed` for messages of all threads that were not delivered, unless a
+        `Sent`, a callback or another flush has reported it; `OutcomeUnknown` if some may be there.
         """
         self._committer.drain(timeout)
         if (error := self._undelivered.error()) is not None:
@@ -268,9 +268,9 @@ class Producer(Generic[Value]):
     def close(self) -> None:
         """Flush and stop. Sending afterwards raises `Closed`.
 
-        Whoever calls it returns when the producer is closed, the second one too. What can't be
-        flushed now (`InsideTransaction`, Ctrl-C) is flushed when it is called again. Raises as
-        `flush` does for what nobody was told of; the producer is closed then.
+        Every call returns when the producer is closed, also a second one. What can't be flushed
+        now (`InsideTransaction`, Ctrl-C) is flushed by the next call. Raises as `flush` does for
+        failures that were not reported; the producer is closed then.
         """
         self._end(None)
 

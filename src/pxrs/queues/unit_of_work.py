@@ -103,8 +103,8 @@ class UnitOfWork(Generic[Value]):
         """The next item of the queue, held until this transaction ends.
 
         Waits for one; None if none came within `timeout` seconds. `retry` says how often the item
-        may be delivered, and when again after a rollback: for ever and at once unless told
-        otherwise; `Backoff(attempts=1)` delivers it once and never again. `lock_for`: lose it
+        may be delivered, and when again after a rollback: without limit and at once by
+        default; `Backoff(attempts=1)` delivers it once and never again. `lock_for`: lose it
         after so many seconds, even if this process lives.
         """
         items = self.take_many(queue, 1, timeout, retry=retry, lock_for=lock_for)

@@ -101,7 +101,7 @@ class Running:
 
         In the main thread SIGTERM and SIGINT meanwhile do what `Pxrs.stop` does: this ends, and
         all else that runs under the same object. A second SIGINT raises `KeyboardInterrupt`, and
-        from then on nobody waits for the handlers. Raises what made it end by itself, such as
+        from then on nothing waits for the handlers. Raises what made it end by itself, such as
         `HandlerFailed`.
         """
         if self._is_around_here:

@@ -395,7 +395,7 @@ class GroupLab:
         self._run(None, lambda: self.quiet, "a quiet group", limit)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, for everybody who is alive."""
+        """Let time pass, for all living members."""
         end = self.clock.monotonic() + seconds
         self._run(None, lambda: self.clock.monotonic() >= end, "", seconds + 1, end)
 
