@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from pxrs.core.queue import require_first, validate_change
 from pxrs.errors import InvalidRequest, NotAtomic, OutcomeUnknown, PxrsError
 from pxrs.stores.api import validate_batch, validate_commit
+from pxrs.stores.connections import loan_of
 from pxrs.types import (
     Append,
     Appended,
@@ -95,6 +96,34 @@ class Block(Generic[T]):
 
     def _validate(self) -> None:
         validate_commit(self._checks, self._writes, self._limits)
+
+
+class LentBlock(Block[T]):
+    """A block of an engine on whose transactions callers may have their own statements.
+
+    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
+    with what its caller had begun before; or inside a transaction that the caller will end.
+    """
+
+    def __init__(self, limits: Limits, queue_limits: QueueLimits, connection: object) -> None:
+        super().__init__(limits, queue_limits)
+        self._loan, self._lent = loan_of(connection)
+        # Whether the transaction was begun outside.
+        self._is_older = False
+
+    @property
+    def joined(self) -> bool:
+        return self._loan is not None and not self._lent
+
+    def _flush(self) -> None:
+        """Sends what the caller's side holds back, where pxrs commits."""
+        if self._loan is not None and self._lent:
+            self._loan.flush()
+
+    def _require_unended(self, is_there: bool, hint: str = "") -> None:
+        """Raises unless the transaction that the block began, or found, is there at its end."""
+        if not is_there or (self._loan is not None and self._loan.ended()):
+            raise ended_inside(hint)
 
 
 def commit_as_caller(commit: Callable[[], object]) -> None:

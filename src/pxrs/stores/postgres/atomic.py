@@ -17,8 +17,8 @@ from pxrs.errors import (
     NotAtomic,
     PxrsError,
 )
-from pxrs.stores.block import Block, commit_as_caller, ended_inside
-from pxrs.stores.connections import Loan, loan_of, no_transaction, own_side
+from pxrs.stores.block import LentBlock, commit_as_caller
+from pxrs.stores.connections import Loan, no_transaction, own_side
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
@@ -41,12 +41,10 @@ _MARK_OURS = """SELECT set_config('pxrs.block', %s, true),
 _STILL_IN_IT = "SELECT current_setting('pxrs.block', true) = %s"
 
 
-class PostgresAtomic(Block[Pg]):
+class PostgresAtomic(LentBlock[Pg]):
     """See `pxrs.stores.api.Atomic`.
 
-    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
-    with what its caller had begun before; or inside a transaction that the caller will end. Then
-    nobody can be notified after the commit, and others notice within a second.
+    Where the caller commits, other processes are not notified: they notice within a second.
 
     What was collected is applied last, so no row of pxrs is locked while the caller works.
     """
@@ -61,21 +59,14 @@ class PostgresAtomic(Block[Pg]):
         sessions: Sessions,
         connection: Any,
     ) -> None:
-        super().__init__(coord.limits, queues.limits)
+        super().__init__(coord.limits, queues.limits, connection)
         self._database = database
         self._coord = coord
         self._log = log
         self._queues = queues
         self._changes = changes
         self._sessions = sessions
-        self._loan, self._lent = loan_of(connection)
-        # Whether the transaction was begun outside.
-        self._is_older = False
         self._block = secrets.token_hex(8)
-
-    @property
-    def joined(self) -> bool:
-        return self._loan is not None and not self._lent
 
     @property
     def connection(self) -> Pg:
@@ -144,8 +135,7 @@ class PostgresAtomic(Block[Pg]):
             self._leave()
 
     def _finish(self, connection: Pg) -> None:
-        if self._loan is not None and self._lent:
-            self._loan.flush()
+        self._flush()
         self._refuse_ended(connection)
         self._validate()
         if self._is_older:
@@ -217,8 +207,7 @@ class PostgresAtomic(Block[Pg]):
                 "a statement of the block failed, so PostgreSQL will not commit it; let its error "
                 "leave the block, or guard the statement with a savepoint"
             )
-        if not still or (self._loan is not None and self._loan.ended()):
-            raise ended_inside()
+        self._require_unended(still)
 
     def _refuse_other_connection(self, connection: Any) -> None:
         own = own_side(connection)

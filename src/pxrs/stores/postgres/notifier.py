@@ -11,14 +11,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from zlib import crc32
 
+from pxrs.loop import Loop
 from pxrs.stores.postgres.database import Database
 from pxrs.types import LogPartition
 
 # Seconds between two; and how many times as long as it took to send.
 _PAUSE, _LONGEST_PAUSE = 0.004, 0.01
 _REST = 10
+_LONG = 3600.0
 _LONGEST = 7900
 _MOST = 8
 EVERYTHING = "*"
@@ -83,60 +86,48 @@ class Notifier:
     def __init__(self, database: Database, channel: str) -> None:
         self._database = database
         self._channel = channel
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._news = News()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        # Apart from the condition: who rings must not wake a thread that pauses.
         self._closing = threading.Event()
+        self._sending = Loop("pxrs-notifier", self.send)
         database.origin.on_fork(self._abandon)
 
     def ring(
         self, keys: Iterable[str], partitions: Collection[LogPartition], queues: Iterable[str]
     ) -> None:
         """These have changed."""
-        with self._changed:
-            if self._closed:
+        with self._lock:
+            if self._closing.is_set():
                 return
             self._news.keys.update(keys)
             self._news.partitions.update(partitions)
             self._news.queues.update(queues)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._send, name="pxrs-bell", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._sending.start()
+        self._sending.wake()
 
     def close(self) -> None:
         """Send what is left and stop."""
-        with self._changed:
-            self._closed = True
-            thread, self._thread = self._thread, None
+        with self._lock:
             self._closing.set()
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join(timeout=self._database.busy_timeout)
+        self._sending.wake()
+        self._sending.join(self._database.busy_timeout)
 
-    def _send(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._news or self._closed)
-                news, self._news = self._news, News()
-                if not news:
-                    return
-            began = time.monotonic()
-            try:
-                self._database.write(
-                    _NOTIFY,
-                    (self._channel, news.payloads()),
-                )
-            except Exception:  # noqa: BLE001 - nobody would be told of anything any more
-                # Only a hint. Whoever waits looks by itself before long.
-                continue
+    def send(self) -> float | None:
+        """Send what has changed; the seconds until the next time, None at the end."""
+        with self._lock:
+            news, self._news = self._news, News()
+            if not news:
+                return None if self._closing.is_set() else _LONG
+        began = time.monotonic()
+        # Only a hint: a process that waits looks by itself before long.
+        with suppress(Exception):
+            self._database.write(_NOTIFY, (self._channel, news.payloads()))
             took = time.monotonic() - began
+            # Here, since who rings must not wake a thread that pauses.
             self._closing.wait(min(max(_PAUSE, _REST * took), _LONGEST_PAUSE))
+        return 0.0
 
     def _abandon(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = None
-        self._closed = True
+        self._closing.set()

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from pxrs.errors import CommitConflict, NotAtomic, PxrsError
-from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
-from pxrs.stores.connections import Loan, loan_of, no_transaction
+from pxrs.stores.block import LentBlock, commit_as_caller, new_mark
+from pxrs.stores.connections import Loan, no_transaction
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, is_old_snapshot, translate
@@ -24,15 +24,12 @@ from pxrs.types import Conflict
 _AS_EVER = -1
 
 
-class SqliteAtomic(Block[Turn]):
+class SqliteAtomic(LentBlock[Turn]):
     """See `pxrs.stores.api.Atomic`.
 
-    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
-    with what its caller had begun before; or inside a transaction that the caller will end. Then
-    no bell can be rung after the commit, and other processes notice within a quarter of a second.
-
-    The transaction must not be ended inside the block. Who does is told, and nothing of what the
-    block collected is applied: it would not be atomic any more.
+    Where the caller commits, nothing is told to other processes: they notice within a quarter of a
+    second. A caller that ends the transaction inside the block gets an error, and nothing of what
+    the block collected is applied: it would not be atomic any more.
     """
 
     def __init__(
@@ -43,19 +40,12 @@ class SqliteAtomic(Block[Turn]):
         queues: SqliteQueues,
         connection: Any,
     ) -> None:
-        super().__init__(coord.limits, queues.limits)
+        super().__init__(coord.limits, queues.limits, connection)
         self._database = database
         self._coord = coord
         self._log = log
         self._queues = queues
-        self._loan, self._lent = loan_of(connection)
-        # Whether the transaction was begun outside.
-        self._is_older = False
         self._mark = ""
-
-    @property
-    def joined(self) -> bool:
-        return self._loan is not None and not self._lent
 
     @property
     def is_exclusive(self) -> bool:
@@ -134,9 +124,10 @@ class SqliteAtomic(Block[Turn]):
         """Apply what was collected, and commit unless that is the caller's."""
         loan = self._loan
         try:
-            if loan is not None and self._lent:
-                loan.flush()
-            self._refuse_ended(turn)
+            self._flush()
+            self._database.check_open()
+            is_there = self._is_marked(turn.connection)
+            self._require_unended(is_there, "executescript() and `with connection` do it, too")
             if self._is_older:
                 self._apply_in_savepoint(turn)
             else:
@@ -175,11 +166,6 @@ class SqliteAtomic(Block[Turn]):
         own = getattr(error, "orig", error)
         if isinstance(own, sqlite3.Error) and is_old_snapshot(own):
             raise translate(own, self._database.path) from error
-
-    def _refuse_ended(self, turn: Turn) -> None:
-        self._database.check_open()
-        if not self._is_marked(turn.connection) or (self._loan and self._loan.ended()):
-            raise ended_inside("executescript() and `with connection` do it, too")
 
     def _set_mark(self, connection: sqlite3.Connection) -> None:
         mark = new_mark()

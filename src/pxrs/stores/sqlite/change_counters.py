@@ -1,8 +1,9 @@
 """The control file: a page of shared memory beside the database.
 
 It says who holds the writer and since when, how much the write-ahead log has grown, and it
-carries the bell: one counter per slot, raised by a writer after its commit. A watcher knows
-from its slots whether a commit concerns it. Counters are hints; nothing is decided by them.
+carries the change counters: one per slot, raised by a writer after its commit. A watcher knows
+from its slots whether a commit concerns it. Counters are hints; nothing is decided by them. After
+raising them a writer touches the file `bell` beside the page, which inotify tells watchers of.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ class Control:
 
     def __init__(self, folder: str, database: str) -> None:
         self.path = os.path.join(folder, "control")
-        self.bell_path = os.path.join(folder, "bell")
+        self.touched_path = os.path.join(folder, "bell")
         with closing_on_failure() as opened:
             self._fd = opened(open_beside(self.path, database))
-            self._bell = opened(open_beside(self.bell_path, database))
+            self._touched = opened(open_beside(self.touched_path, database))
             # A full disk has to be an error here: in a mapped hole it would be a SIGBUS later.
             os.posix_fallocate(self._fd, 0, _SIZE)
-            os.posix_fallocate(self._bell, 0, 1)
+            os.posix_fallocate(self._touched, 0, 1)
             self._map = mmap.mmap(self._fd, _SIZE)
 
     @property
@@ -103,7 +104,7 @@ class Control:
 
     @property
     def rings(self) -> int:
-        """Returns the value of the counter."""
+        """How often slots were raised."""
         value: int = _COUNTER.unpack_from(self._map, _RINGS_AT)[0]
         return value
 
@@ -116,7 +117,7 @@ class Control:
             self._raise(_SLOTS_AT + 8 * number)
         self._raise(_RINGS_AT)
         try:
-            os.pwrite(self._bell, b"!", 0)
+            os.pwrite(self._touched, b"!", 0)
         except OSError:
             return
 
@@ -126,4 +127,4 @@ class Control:
     def close(self) -> None:
         """Close the files. The page goes with the last watcher that looks at it."""
         os.close(self._fd)
-        os.close(self._bell)
+        os.close(self._touched)

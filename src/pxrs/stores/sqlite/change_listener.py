@@ -1,9 +1,9 @@
 """Wake-ups across processes: one listening thread per open store.
 
-Writers ring the bell file after their commit; inotify wakes the thread, and it sets the
-watches whose slots have changed. Behind it, every 250 ms: `PRAGMA data_version` for commits
-that rang no bell (a program that writes past pxrs, a lost event), and the deadlines of other
-processes' sessions. Without inotify the counters are looked at every few milliseconds.
+Writers raise change counters after their commit and touch a file; inotify wakes the thread, and it
+wakes the watches whose slots have changed. Behind it, every 250 ms: `PRAGMA data_version` for
+commits that raised no counter (a program that writes past pxrs, a lost event), and the deadlines of
+other processes' sessions. Without inotify the counters are looked at every few milliseconds.
 
 Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
 After trouble everybody is woken and every session looked at.
@@ -43,7 +43,7 @@ _EVENT = struct.Struct("iIII")
 
 
 class SlotWatch:
-    """A watch on slots of the bell. See `pxrs.stores.api.Watch`."""
+    """A watch on change counters. See `pxrs.stores.api.Watch`."""
 
     def __init__(
         self, changes: ChangeListener, control: Control, slots: frozenset[int], sessions: bool
@@ -163,14 +163,14 @@ class ChangeListener:
         try:
             self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise translate_os(error, self._control.bell_path) from error
+            raise translate_os(error, self._control.touched_path) from error
         self._inotify = open_inotify() if self._use_inotify else None
         if self._inotify is not None:
-            bell = add_watch(self._inotify, self._control.bell_path, IN_MODIFY)
+            touched = add_watch(self._inotify, self._control.touched_path, IN_MODIFY)
             self._folder_watch = add_watch(
                 self._inotify, self._sessions.path, IN_CLOSE_WRITE | IN_DELETE | IN_MOVED_FROM
             )
-            if bell is None or self._folder_watch is None:
+            if touched is None or self._folder_watch is None:
                 os.close(self._inotify)
                 self._inotify = None
         thread = threading.Thread(target=self._listen, name="pxrs-changes", daemon=True)
@@ -270,7 +270,7 @@ class ChangeListener:
 
 
 class CommitSpy:
-    """Notices commits that rang no bell, a tick after they happened.
+    """Notices commits that raised no counter, a tick after they happened.
 
     Between commits that did ring it can't tell, so then it speaks up at every fourth tick.
     """

@@ -60,8 +60,9 @@ _WRITE_SOMETHING = "UPDATE pxrs_meta SET value = value WHERE name = 'schema'"
 class Turn:
     """A write transaction: its connection, and what to do once it is committed.
 
-    `slots` of the bell ring; `weight` is how many bytes it adds to the write-ahead log, roughly.
-    `since`: from when on nobody else could write, by the clock of `Database`; None if nobody knows.
+    The change counters of `slots` are raised then; `weight` is how many bytes it adds to the
+    write-ahead log, roughly. `since`: from when on no other process could write, by the clock of
+    `Database`; None if that is not known.
     """
 
     __slots__ = ("__weakref__", "connection", "since", "slots", "weight")

@@ -59,7 +59,7 @@ _FETCH = """SELECT base, next, data FROM pxrs_log_batches WHERE part = ? AND bas
 
 
 class _Place(NamedTuple):
-    """A partition's row id and the slot of the bell that its appends ring."""
+    """A partition's row id and the slot whose change counter its appends raise."""
 
     id: int
     slot: int

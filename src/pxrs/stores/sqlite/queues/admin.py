@@ -245,7 +245,7 @@ class QueueUpkeep:
 
 
 def slot_of(queue: str) -> int:
-    """The slot of the bell that rings when there may be something to take from the queue."""
+    """The slot whose change counter is raised when there may be something to take."""
     return slot(f"queue/{queue}")
 
 

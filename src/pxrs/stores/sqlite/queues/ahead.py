@@ -31,6 +31,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pxrs.errors import PxrsError
+from pxrs.loop import Loop
 from pxrs.stores.rows import DELAYED, HELD, READY
 from pxrs.stores.sqlite.posix import (
     boot_id,
@@ -45,6 +46,7 @@ from pxrs.types import Held, Holder
 # How soon after a commit the next take has to come, and how long it may then let others wait.
 _SOON = 0.05
 PATIENCE = 0.2
+_LONG = 3600.0
 # More would be much to keep in memory for somebody who may not come.
 MOST = 1000
 _PREFIX = "ahead:"
@@ -86,7 +88,7 @@ class Aside(NamedTuple):
     most: int | None
     # (rank, id, deliveries, key, put_ms, error, body, taken_ms before, suspect, lane)
     rows: list[tuple[Any, ...]]
-    # What the bell had rung for the queue by then, and when a delayed item shows.
+    # The queue's change counters by then, and when a delayed item shows.
     rung: tuple[int, ...]
     due_ms: int | None
     until: float
@@ -128,9 +130,8 @@ class Ahead:
         self._waiting: dict[str, deque[Aside]] = {}
         self._lent: dict[Holder, Lent] = {}
         self._awake = False
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._giving_back = Loop("pxrs-ahead", self.give_back_in_time)
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -227,25 +228,22 @@ class Ahead:
 
     def _wake_up(self) -> None:
         with self._lock:
-            if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(
-                    target=self._give_back_in_time, name="pxrs-ahead", daemon=True
-                )
-                self._thread.start()
+            if not self._closed:
+                self._giving_back.start()
             self._awake = True
-        self._wake.set()
+        self._giving_back.wake()
 
-    def _give_back_in_time(self) -> None:
-        while not self._closing.is_set():
-            self._wake.wait()
-            self._wake.clear()
-            while self._all and not self._closing.wait(PATIENCE / 2):
-                # Whatever goes wrong, it is tried again: else they would stay aside for ever.
-                with suppress(Exception):
-                    self.give_back(now=self._clock())
+    def give_back_in_time(self) -> float | None:
+        """Give back what has waited too long; the seconds until the next time, None at the end."""
+        if self._closed:
+            return None
+        # Whatever goes wrong, it is tried again: else they would stay aside for ever.
+        with suppress(Exception):
+            self.give_back(now=self._clock())
+        if not self._all:
             self._awake = False
-            if self._all:
-                self._wake.set()
+        # `note` adds to these before it looks whether this is awake: one of the two sees the other.
+        return PATIENCE / 2 if self._all else _LONG
 
     def give_back(self, queue: str | None = None, now: float | None = None) -> None:
         """Have everything, or what is meant, put where others can take it."""
@@ -262,10 +260,9 @@ class Ahead:
 
     def close(self) -> None:
         """Give everything back and forget it."""
-        self._closing.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._closed = True
+        self._giving_back.wake()
+        self._giving_back.join()
         self.give_back()
         with self._lock:
             handouts, self._handouts = self._handouts, None
