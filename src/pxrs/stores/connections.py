@@ -341,7 +341,7 @@ class _Session:
         except self._alchemy.exc.DBAPIError as error:
             raise _drivers_own(error) from error
         if not self._connection.closed and self._connection.in_transaction():
-            # Bound to a connection whose transaction somebody else began: as in many test suites.
+            # Bound to a connection whose transaction was begun outside: as in many test suites.
             self._connection.rollback()
             raise NotAtomic(
                 "the session can't commit: it is bound to a connection that was in a transaction "

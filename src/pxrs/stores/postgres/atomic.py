@@ -244,7 +244,7 @@ class PostgresAtomic(LentBlock[Pg]):
                 f"the connection does not see schema {self._database.schema!r}: {error}"
             ) from error
         finally:
-            # What this look began by itself is empty, and nobody's yet.
+            # The transaction that this look began by itself is empty: nothing is lost with it.
             is_wanted = self.joined and found == self._database.store_id
             if was_idle and not is_wanted and not connection.closed:
                 connection.rollback()

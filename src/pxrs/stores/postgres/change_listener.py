@@ -3,7 +3,7 @@
 NOTIFY is a hint that may be lost: behind a pooler it never comes. So the thread also looks, at all
 that is watched (`looks.py`) and at the sessions of others. How often depends on what it has heard.
 
-Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
+Whatever goes wrong in the thread, it goes on: callers that wait would never learn of its end.
 After trouble everybody is woken.
 """
 
@@ -33,7 +33,7 @@ _RETRY = (0.1, 2.0)
 
 
 class ChangeListener:
-    """Listens while anybody watches or holds a session."""
+    """Listens while there is a watch or a session of this process."""
 
     def __init__(self, database: Database, clock: Clock, channel: str | None = None) -> None:
         self._database = database
@@ -162,7 +162,7 @@ class ChangeListener:
         while not self._closed:
             try:
                 self._serve()
-            except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
+            except Exception:  # noqa: BLE001 - callers that wait would never learn of it
                 self._pace.listening = False
                 self.observation.observer.out_of_touch()
                 self._doubt()

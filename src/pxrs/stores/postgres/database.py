@@ -90,7 +90,7 @@ class Database:
         self.place = _describe(wanted)
         self.busy_timeout = busy_timeout
         # Blocks of callers may last: they leave one connection for statements, which are short. On
-        # it sessions are renewed and items extended while all others are in somebody's block.
+        # it sessions are renewed and items extended while all others are in blocks.
         self._room = threading.BoundedSemaphore(connections + 1)
         self._room_for_blocks = threading.BoundedSemaphore(connections)
         self._in_blocks: dict[Pg, weakref.finalize[..., Any]] = {}
@@ -263,7 +263,7 @@ class Database:
     def stream(self, statement: str, parameters: Sequence[object]) -> Generator[Row]:
         """Rows of a statement that changes nothing, as they come; the rest is on its way then.
 
-        Repeated once if its connection was dead. Whoever does not read all of them closes it.
+        Repeated once if its connection was dead. A caller that does not read all of them closes it.
         """
         for last in (False, True):
             with self._borrowed() as connection:

@@ -22,7 +22,7 @@ OLD_SNAPSHOT = "PX007"
 # committed since it began. What is not there then may be there: that is no verdict.
 SEES_OLD = "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
 
-# What `pxrs_commit` is told to do with a key.
+# What `pxrs_commit` does with a key.
 CHECK, PUT, DELETE = 0, 1, 2
 
 # What `pxrs_append` says of a batch.

@@ -29,7 +29,7 @@ from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_
 from pxrs.stores.rows import first_kept, storable, up_to_a_hole
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
-# A dropped topic's partitions are renamed first, so that nobody finds them while they go.
+# A dropped topic's partitions are renamed first, so that no reader finds them while they go.
 _DELETED = "!"
 _CHUNK = 500
 _PLAN = 1024
@@ -71,9 +71,9 @@ class PostgresLog:
 
     def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
-            raise InvalidRequest(f"a log of {partitions} partitions")
+            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
         if topic_id.startswith(_DELETED):
-            raise InvalidRequest(f"a topic id can't start with {_DELETED}: {topic_id!r}")
+            raise InvalidRequest(f"topic id must not start with {_DELETED}, got {topic_id!r}")
         self._sweep_deleted()
         self._database.write(
             self._database.sql(

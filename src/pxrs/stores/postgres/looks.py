@@ -13,8 +13,8 @@ nothing may wait for:
 Each of these is the end of an index. Of the last ones it is told at every look: whoever took may
 have found a lane locked, and nobody tells when it no longer is.
 
-A record that was made and removed between two looks leaves no trace in them. Nobody misses that,
-unless this process has read it meanwhile and waits for its end. So what was read since the last
+A record that was made and removed between two looks leaves no trace in them. That is missed only
+if this process has read it meanwhile and waits for its end. So what was read since the last
 look is asked for by name: is it still so?
 """
 

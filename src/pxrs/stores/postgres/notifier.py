@@ -3,7 +3,7 @@
 Inside the transaction it would take a lock on the whole database at its commit. A thread of its
 own sends, at most every few milliseconds, and for a tenth of the time: beside a thread that commits
 all the time, it would cost as much as the commits. What was committed meanwhile goes together.
-Nobody waits for it, and nobody minds if it is lost: see `change_listener.py`.
+No commit waits for it, and it may be lost: see `change_listener.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONG = 3600.0
 _LONGEST = 7900
 _MOST = 8
 EVERYTHING = "*"
-# Nobody has to wait for the disk: what a crash loses are hints.
+# Not synced: what a crash loses are hints.
 _NOTIFY = """SELECT pg_notify(%s, word) FROM unnest(%s::text[]) word,
     set_config('synchronous_commit', 'off', true)"""
 

@@ -41,7 +41,7 @@ def check_schema_name(name: str) -> str:
             f"schema must be a name of 1 to {_LONGEST_NAME} characters, got {quoted(name)}"
         )
     if name.startswith("pg_"):
-        raise ConfigError(f"schema={name!r}; PostgreSQL keeps names with pg_ for itself")
+        raise ConfigError(f"schema must not start with pg_ (reserved by PostgreSQL), got {name!r}")
     return name
 
 

@@ -1,6 +1,6 @@
 """Sessions: rows judged by the server's clock, with an advisory lock that tells a death at once.
 
-A session is alive while its row is there; whoever ends it deletes the row and everything written
+A session is alive while its row is there; ending it deletes the row and everything written
 with it, in one transaction. Why a verdict can't be taken back:
 
 - Renewing is one statement on the row, conditional on its time not being over. Ending by time is
@@ -59,7 +59,7 @@ class Observation:
         self._clock = clock
         self.on_ended = on_ended
         self.observer = Observer(clock)
-        # Two columns: whoever asks something else can ask this too.
+        # Two columns, which another question can carry.
         self.question = database.sql(SUSPECTS)
         self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s::text[])")
 

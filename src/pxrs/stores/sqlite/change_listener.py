@@ -5,7 +5,7 @@ wakes the watches whose slots have changed. Behind it, every 250 ms: `PRAGMA dat
 commits that raised no counter (a program that writes past pxrs, a lost event), and the deadlines of
 other processes' sessions. Without inotify the counters are looked at every few milliseconds.
 
-Whatever goes wrong in the thread, it goes on: who waits would never learn that nobody listens.
+Whatever goes wrong in the thread, it goes on: callers that wait would never learn of its end.
 After trouble everybody is woken and every session looked at.
 """
 
@@ -92,7 +92,7 @@ class SlotWatch:
 
 
 class ChangeListener:
-    """Listens while anybody watches."""
+    """Listens once there is a watch."""
 
     def __init__(
         self, database: Database, sessions: SessionFiles, clock: Clock, use_inotify: bool = True
@@ -200,7 +200,7 @@ class ChangeListener:
                 if self._pause(next_tick) <= 0:
                     self._tick()
                     next_tick = self._clock.monotonic() + TICK
-            except Exception:  # noqa: BLE001 - who waits would never learn that nobody listens
+            except Exception:  # noqa: BLE001 - callers that wait would never learn of it
                 self._doubt()
                 select.select([self._stop_read], [], [], TICK)
 

@@ -36,7 +36,7 @@ _LAST = chr(0x10FFFF)
 _PUT = """INSERT INTO pxrs_coord VALUES {rows} ON CONFLICT (key) DO UPDATE
     SET value = excluded.value, version = excluded.version, session = excluded.session"""
 _SWEEP_EVERY = 10.0
-# How long to wait for the writer before looking whether somebody waits for us.
+# How long to wait for the writer before looking whether the commit must give way.
 _LOOK_ROUND = 0.1
 
 _Row = tuple[str, bytes, int, str | None]
@@ -196,7 +196,7 @@ class SqliteCoord:
     def _remove_rows(self, sessions: Sequence[str]) -> None:
         """Remove what ended sessions have left.
 
-        Nobody sees it any more: it is not worth waiting for the writer, nor an error.
+        It can't be seen any more: it is not worth waiting for the writer, nor an error.
         """
         if sessions:
             with suppress(PxrsError):

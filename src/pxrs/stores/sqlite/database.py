@@ -88,7 +88,7 @@ class Database:
         self._clock = clock
         self._readers: deque[sqlite3.Connection] = deque()
         self._turn = threading.Lock()
-        # The running turn. It is not kept alive here: once nobody can end it, it has to end.
+        # The running turn. It is not kept alive here: once no caller can end it, it has to end.
         self._running: weakref.ref[Turn] | None = None
         self._running_on: sqlite3.Connection | None = None
         self._writing_thread: int | None = None
@@ -275,7 +275,7 @@ class Database:
     def commit(self, turn: Turn, ending: Callable[[], object] | None = None) -> None:
         """Make the transaction durable, ring its slots and let the next writer in.
 
-        `ending` commits in the place of a statement, where somebody keeps account of that.
+        `ending` commits in the place of a statement, where the caller's library tracks that.
         """
         self.check_open()
         try:
@@ -539,7 +539,7 @@ def _is_checkpoint_due(before: int, size: int, weight: int) -> bool:
 
 
 # Whether the files are still the ones that were opened. SQLite goes on writing to a file that was
-# removed or replaced: it would acknowledge what nobody will ever read. And without its folder a
+# removed or replaced: it would acknowledge what can never be read. And without its folder a
 # process queues and holds sessions by itself.
 
 _LOOK_EVERY = 0.25

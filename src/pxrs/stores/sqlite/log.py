@@ -33,7 +33,7 @@ from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 PRODUCER_MEMORY_MS = 7 * DAY_MS
-# A dropped topic's partitions are renamed first, so that nobody finds them while they go. The
+# A dropped topic's partitions are renamed first, so that no reader finds them while they go. The
 # new names differ: the same topic may be dropped again before the first ones are gone.
 _DELETED = "!"
 _CHUNK = 500
@@ -76,9 +76,9 @@ class SqliteLog:
 
     def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
-            raise InvalidRequest(f"a log of {partitions} partitions")
+            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
         if topic_id.startswith(_DELETED):
-            raise InvalidRequest(f"a topic id can't start with {_DELETED}: {topic_id!r}")
+            raise InvalidRequest(f"topic id must not start with {_DELETED}, got {topic_id!r}")
         self._sweep_deleted()
         rows = [(topic_id, number) for number in range(partitions)]
 
@@ -117,7 +117,7 @@ class SqliteLog:
         """`append` inside the caller's write transaction."""
         heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
         if heads.gone:
-            # Dropped by somebody else, and perhaps made again.
+            # Dropped by another process, and perhaps made again.
             for where in heads.gone:
                 self._places.pop(where, None)
             heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
@@ -134,7 +134,7 @@ class SqliteLog:
                     _PLACE, (storable(offset), part, where.topic_id)
                 ).fetchone()
                 if row is None:
-                    # Dropped by somebody else: look whether it was made again.
+                    # Dropped by another process: look whether it was made again.
                     self._places.pop(where, None)
                     continue
                 start, end, first = row

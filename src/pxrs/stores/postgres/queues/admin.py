@@ -19,7 +19,7 @@ _UNNAME = """UPDATE @.pxrs_queues SET dropped = clock_timestamp()
     WHERE name = %s AND dropped IS NULL RETURNING id"""
 _EMPTY = """DELETE FROM @.pxrs_queue_items WHERE queue = %s AND id IN (
     SELECT id FROM @.pxrs_queue_items WHERE queue = %s LIMIT %s) RETURNING 1"""
-# One that is due is ready, though nobody has noted it yet.
+# One that is due is ready, though that is not noted yet.
 _STATE = f"""CASE WHEN i.state = {DELAYED} AND i.visible <= @.pxrs_now_ms() THEN {READY}
     ELSE i.state END"""
 _COUNT = "(SELECT count(*) FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = {state})"
@@ -49,7 +49,7 @@ _BEYOND = 2**63 - 1
 
 
 class QueueUpkeep:
-    """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
+    """The part of a `QueueStore` that holds no items and commits no unit of work."""
 
     def __init__(self, database: Database, changes: ChangeListener) -> None:
         self._database = database
@@ -71,7 +71,7 @@ class QueueUpkeep:
         return [_queue(row) for row in self._database.read(self._database.sql(_ALL))]
 
     def delete(self, name: str) -> None:
-        # Nobody finds it any more; its items go a piece at a time, the rest when it is tidied.
+        # It can't be found any more; its items go a piece at a time, the rest when it is tidied.
         for (queue,) in self._database.write(self._database.sql(_UNNAME), (name,)):
             self._changes.ring(queues=[name])
             statement = self._database.sql(_EMPTY)

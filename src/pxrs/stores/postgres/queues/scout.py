@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     """Above which ids to look, by rank; all, if there are none.
 
     `after`: what was due until then, by the server's clock, has been seen to. A thorough search
-    also frees what nobody holds any more: from then on it counts as seen to.
+    also frees what is not held any more: from then on it counts as seen to.
     """
 
     ranks: Sequence[int] = ()

@@ -57,7 +57,7 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _SWEEP_EVERY = 0.1
 _TIDY_EVERY = 60.0
-# What is due and could not be had is locked by somebody, who may keep it for long.
+# What is due and could not be taken is locked by a transaction that may last.
 _LOCKED = 0.01
 _MOST_SESSIONS = 1000
 _MOST_QUEUES = 1000

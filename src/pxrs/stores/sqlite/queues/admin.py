@@ -43,7 +43,7 @@ _STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))
 
 
 class QueueUpkeep:
-    """The part of a `QueueStore` that holds nothing and commits nothing for anybody."""
+    """The part of a `QueueStore` that holds no items and commits no unit of work."""
 
     def __init__(self, database: Database, clock: Clock, ahead: Ahead) -> None:
         self._database = database
@@ -78,7 +78,7 @@ class QueueUpkeep:
             found = rows.find_queue(turn.connection, name)
             if found is None:
                 return None
-            # Nobody finds it any more; its items go a piece at a time.
+            # It can't be found any more; its items go a piece at a time.
             turn.connection.execute("DELETE FROM pxrs_queues WHERE id = ?", (found.id,))
             turn.connection.execute("DELETE FROM pxrs_queue_seen WHERE queue = ?", (found.id,))
             turn.slots.add(slot_of(name))

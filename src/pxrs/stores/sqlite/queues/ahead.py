@@ -8,8 +8,8 @@ the mark counts as one of that transaction's names.
 
 What is set aside is as good as held for everybody else, so it must not stay so:
 
-- Whoever does anything but take them, in this process, gives them back first. They are given back,
-  too, when nobody has asked for a while and when the store is closed.
+- Any call of this process but a take of them gives them back first. They are given back, too, when
+  no take has come for a while and when the store is closed.
 - If the process is killed, its `Handouts` say what it had handed out. The rest gets its count
   back. Where that can't be known the count stays: k remains an upper bound.
 
@@ -47,7 +47,7 @@ from pxrs.types import Held, Holder
 _SOON = 0.05
 PATIENCE = 0.2
 _LONG = 3600.0
-# More would be much to keep in memory for somebody who may not come.
+# More would be much to keep in memory for a take that may not come.
 MOST = 1000
 _PREFIX = "ahead:"
 _NEXT = f"""SELECT rank, id, deliveries + 1, key, put_ms, error, body, taken_ms, suspect, lane
@@ -149,7 +149,7 @@ class Ahead:
     def note(self, aside: Aside) -> None:
         """It will be set aside if a commit succeeds, so it has to be given back one day."""
         self._all[aside.mark] = aside
-        # Not only when it is offered: whoever sets it aside may be interrupted before that.
+        # Not only when it is offered: the commit may be interrupted before that.
         if not self._awake:
             self._wake_up()
 
@@ -359,7 +359,7 @@ def put_back(connection: sqlite3.Connection, aside: Aside) -> None:
 
 # Which items that were set aside have been handed out: a counter that outlives its process. Items
 # set aside have numbers, and are handed out by this process alone. It raises the counter, in a
-# page of shared memory, before anybody gets them. The kernel keeps the page when the process is
+# page of shared memory, before a caller gets them. The kernel keeps the page when the process is
 # killed; then its lock on the file is free, the counter stands still for ever, and whatever has a
 # higher number was in nobody's hands. Whoever can't tell has to assume that it was: the process
 # may be alive, the file gone, the machine restarted.
@@ -370,7 +370,7 @@ _COUNTER = struct.Struct("=Q")
 _BOOT = boot_id().encode()
 _NAME = re.compile("[0-9a-f]{12}")
 
-# Where nobody can tell one start of the machine from another nothing is set aside.
+# Where one start of the machine can't be told from another nothing is set aside.
 CAN_TELL = bool(_BOOT)
 
 

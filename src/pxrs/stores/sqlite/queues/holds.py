@@ -108,7 +108,7 @@ def remove_held(
             if is_apart:
                 apart.append(number)
     if gone < len(held):
-        # Whoever is told so rolls back, and with it what was removed.
+        # The caller rolls back, and with it what was removed.
         raise Fenced(
             f"{len(held) - gone} of {len(held)} items of queue {held[0].queue!r} are not held "
             "any more; another worker has them, or will"

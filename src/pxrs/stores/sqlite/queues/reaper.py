@@ -20,7 +20,7 @@ _REAP_EVERY = 0.1
 
 
 class _Ended(NamedTuple):
-    """Sessions that are over: those of which nobody has noted it, those nobody will ask for.
+    """Sessions that are over: those of which that is not noted yet, those no caller will ask for.
 
     `news`: there is something to write, be it that the file is older.
     """
@@ -121,7 +121,7 @@ class Reaper:
         """Sessions of which there are units and that are over.
 
         When that was first seen stands in the file: so it counts for programs that come later,
-        though none of them lives for as long as somebody might ask.
+        though none of them lives for as long as a caller might ask.
         """
         ended = [name for name in units.sessions(connection) if not self._coord.is_alive(name)]
         if not ended:

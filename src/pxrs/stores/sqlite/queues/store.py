@@ -1,7 +1,7 @@
 """QueueStore on SQLite: one row per item, one writer for all.
 
 An item is counted and held in one transaction, and removed in another together with what its
-handling put. A holder is a session of `sessions.py`; what a dead one holds is freed by whoever
+handling put. A holder is a session of `sessions.py`; what a dead one holds is freed by the one that
 looks next: a `take` that finds nothing, and every `take` after a tenth of a second.
 """
 
@@ -83,7 +83,7 @@ class SqliteQueues(QueueUpkeep):
         # Takes that were given up. None of them can be on its way, as there is no network.
         self._given_up: set[tuple[str, str]] = set()
         self._changes = changes
-        # Queues that had nothing for whoever took last: the next one looks before it writes.
+        # Queues that had nothing for the last take: the next one looks before it writes.
         self._found_empty: set[str] = set()
 
     # Taking
@@ -133,7 +133,7 @@ class SqliteQueues(QueueUpkeep):
             try:
                 self._extend(holder, [item.held for item in items], wanted.lock_for, synced=False)
             except BaseException:
-                # Nobody got them.
+                # They were not handed out.
                 self._ahead.note(aside)
                 raise
         return Taken(items, None)
@@ -216,7 +216,7 @@ class SqliteQueues(QueueUpkeep):
                 holds.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
                 if item.lane is not None:
                     rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)
-            # What was behind them may be somebody else's.
+            # What was behind them may be another holder's.
             turn.slots.add(slot_of(queue.info.name))
 
     def _candidates(
@@ -236,7 +236,7 @@ class SqliteQueues(QueueUpkeep):
         return found
 
     def _glance(self, name: str, holder: Holder) -> float | None:
-        """Seconds until a `take` may find something, 0 if it may now; None if nobody knows.
+        """Seconds until a `take` may find something, 0 if it may now; None if that is not known.
 
         It only reads: workers that wait must not line up for the writer to be told to wait.
         """
@@ -303,8 +303,8 @@ class SqliteQueues(QueueUpkeep):
         Where `asides` go, the next items are set aside for a holder that takes in a loop.
         """
         now_ms = self._clock.wall_ms()
-        # What was held when the writer was got is held still: nobody else could take it since, nor
-        # could its holder extend it, however long a handler's own statements have taken.
+        # What was held when the writer was got is held still: no other process could take it since,
+        # nor could its holder extend it, however long a handler's own statements have taken.
         now = self._clock.monotonic() if turn.since is None else turn.since
         if change.remove:
             holder = change.holder
@@ -346,7 +346,7 @@ class SqliteQueues(QueueUpkeep):
             due_ms=due_ms,
             until=self._clock.monotonic() + ahead.PATIENCE,
         )
-        # Before the commit: nothing may be set aside that nobody knows of.
+        # Before the commit: nothing may be set aside that this process does not know of.
         self._ahead.note(aside)
         return [aside]
 
