@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 
 import msgspec
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, quoted
 from pxrs.types import Value
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def check_serde(serde: object, name: str) -> None:
     verbs = (getattr(serde, verb, None) for verb in _CODERS)
     if serde is not None and not all(callable(verb) for verb in verbs):
         raise InvalidRequest(
-            f"{name} must have encode and decode, as pxrs.JSON() has, got {serde!r}"
+            f"{name} must have encode and decode, as pxrs.JSON() has, got {quoted(serde)}"
         )
 
 

@@ -12,7 +12,7 @@ from pxrs.cli import show
 from pxrs.cli.options import Settings, ask, limit_option, seconds, shared, yes_option
 from pxrs.cli.show import count
 from pxrs.config import SUFFIX, DeadLetter
-from pxrs.errors import InvalidRequest, TopicNotFound
+from pxrs.errors import InvalidRequest, TopicNotFound, quoted
 
 if TYPE_CHECKING:
     from pxrs.app import Pxrs
@@ -79,7 +79,7 @@ def _of_queue(chosen: Filter) -> Any:
 
 def _number(text: str) -> int:
     if not text.isdigit():
-        raise click.UsageError(f"the id of an item must be an integer, got {text!r}")
+        raise click.UsageError(f"the id of an item must be an integer, got {quoted(text)}")
     return int(text)
 
 

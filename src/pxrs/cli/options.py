@@ -14,7 +14,7 @@ import click
 
 from pxrs.cli.show import console, json_text, print_json, table
 from pxrs.config import default_url, public
-from pxrs.errors import GroupNotEmpty, PxrsError, QueueNotFound, TopicNotFound
+from pxrs.errors import GroupNotEmpty, PxrsError, QueueNotFound, TopicNotFound, quoted
 
 if TYPE_CHECKING:
     from pxrs.app import Pxrs
@@ -161,7 +161,7 @@ def _quantity(text: str, units: Mapping[str, float], what: str, examples: str) -
     match = _QUANTITY.fullmatch(text.strip())
     unit = match and units.get(match[2].lower())
     if not match or not unit:
-        raise click.BadParameter(f"must be a {what} such as {examples}, got {text!r}")
+        raise click.BadParameter(f"must be a {what} such as {examples}, got {quoted(text)}")
     return float(match[1]) * unit
 
 
@@ -185,7 +185,7 @@ def offset(text: str) -> int | str:
     if text in ("earliest", "latest"):
         return text
     if not re.fullmatch("[0-9]+", text):
-        raise click.BadParameter(f"must be a number, earliest or latest, got {text!r}")
+        raise click.BadParameter(f"must be a number, earliest or latest, got {quoted(text)}")
     return int(text)
 
 
@@ -198,7 +198,7 @@ def moment(text: str) -> int:
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
             "must be a time such as 2026-01-31T12:00:00, 2026-01-31T12:00:00Z or 1769860800000, "
-            f"got {text!r}"
+            f"got {quoted(text)}"
         ) from None
 
 
@@ -206,7 +206,7 @@ def header(text: str) -> tuple[str, bytes]:
     """`name=value` → a header."""
     name, equals, content = text.partition("=")
     if not name or not equals:
-        raise click.BadParameter(f"must be name=value, got {text!r}")
+        raise click.BadParameter(f"must be name=value, got {quoted(text)}")
     return name, content.encode()
 
 

@@ -9,7 +9,7 @@ from typing import Generic
 import msgspec
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, QueueNotFound
+from pxrs.errors import InvalidRequest, QueueNotFound, quoted
 from pxrs.queues.item import decode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import QueueStore
@@ -234,7 +234,7 @@ def _state(name: str) -> ItemState:
         return ItemState(name)
     except ValueError:
         states = ", ".join(ItemState)
-        raise InvalidRequest(f"state must be one of {states}, got {name!r}") from None
+        raise InvalidRequest(f"state must be one of {states}, got {quoted(name)}") from None
 
 
 def _shown(queue: str, item: StoredItem, serde: Serde[Value] | None) -> ItemInfo[Value]:
