@@ -195,7 +195,9 @@ def test_what_may_be_there_is_not_called_a_failure(
         producer._committer.run()
     log.after = times(1, OutcomeUnknown("lost"))
     producer.send(TOPIC, "there", partition=1)
-    with pytest.raises(OutcomeUnknown, match="nobody can tell: 1 message to 'orders'") as caught:
+    with pytest.raises(
+        OutcomeUnknown, match="not known whether delivered: 1 message to 'orders'"
+    ) as caught:
         producer.close()
     assert ("not delivered: 1 message" in str(caught.value)) == known_too
     assert "look for them" in str(caught.value)

@@ -84,7 +84,7 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
         return Health("stuck", f"the handler has been at the same messages for {held:.0f} s")
     if facts.owned and facts.in_hand_since is None and now - facts.asked_at > stuck_after:
         silent = now - facts.asked_at
-        return Health("stuck", f"nobody has asked for messages for {silent:.0f} s")
+        return Health("stuck", f"the program has not asked for messages for {silent:.0f} s")
     if facts.unreadable is not None:
         return Health("stuck", facts.unreadable)
     if facts.waiting > lag_limit:

@@ -291,7 +291,7 @@ def _what_happened(lost: list[PendingBatch]) -> str:
     missing = [each for each in lost if not isinstance(each.error, OutcomeUnknown)]
     parts = [f"not delivered: {described(missing)}"] if missing else []
     if unknown:
-        parts.append(f"delivered or not, nobody can tell: {described(unknown)}")
+        parts.append(f"not known whether delivered: {described(unknown)}")
     return "; ".join(parts)
 
 
@@ -301,8 +301,8 @@ def _to_raise(lost: list[PendingBatch], *, at_least: bool) -> PxrsError:
     advice = "" if sure else "look for them in the topic, then "
     more = ", and others before" if at_least else ""
     error = (DeliveryFailed if sure else OutcomeUnknown)(
-        f"{_what_happened(lost)}{more}; {advice}send again (which ones is told by the result() of "
-        f"what send() returned). What went wrong: {_why(lost)}"
+        f"{_what_happened(lost)}{more}; {advice}send again (the result() of each handle that "
+        f"send() returned says which). What went wrong: {_why(lost)}"
     )
     error.__cause__ = _cause(lost[0])
     return error
