@@ -208,8 +208,11 @@ class UnitOfWork(Generic[Value]):
     def put(self, queue: str, value: Value, **options: Unpack[PutOptions]) -> PutItem:
         """Put an item when, and only if, this transaction commits. Then it has an `id`."""
         refuse_unknown("put", options, PutOptions)
-        (item,) = self._put_each(queue, (value,), options)
-        return item
+        item = self._new_item(queue, value, options)
+        with self._locked():
+            self._require_open()
+            self._put.append(item)
+            return PutItem(self._ids, len(self._put) - 1)
 
     @takes(PutManyOptions, defaults=[NewItem])
     def put_many(
@@ -217,23 +220,21 @@ class UnitOfWork(Generic[Value]):
     ) -> list[PutItem]:
         """Put several items of one kind, in this order. See `put`."""
         refuse_unknown("put_many", options, PutManyOptions)
-        return self._put_each(queue, values, options)
-
-    def _put_each(
-        self, queue: str, values: Iterable[Value], options: PutOptions | PutManyOptions
-    ) -> list[PutItem]:
-        fields: dict[str, Any] = {"queue": queue, **options}
-        headers = fields.pop("headers", None)
-        bodies = [encode_body(value, headers, self._serde) for value in values]
-        items = [NewItem(body=body, **fields) for body in bodies]
-        limits = self._context.stores.queues.limits
-        for item in items:
-            validate_item(item, limits)
+        items = [self._new_item(queue, value, options) for value in values]
         with self._locked():
             self._require_open()
             first = len(self._put)
             self._put += items
             return [PutItem(self._ids, first + index) for index in range(len(items))]
+
+    def _new_item(self, queue: str, value: Value, options: Any) -> NewItem:
+        headers = options.get("headers")
+        if "headers" in options:
+            options = {name: it for name, it in options.items() if name != "headers"}
+        body = encode_body(value, headers, self._serde)
+        item = NewItem(queue=queue, body=body, **options)
+        validate_item(item, self._context.stores.queues.limits)
+        return item
 
     def extend(self, seconds: float) -> None:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
