@@ -16,11 +16,11 @@ from pxrs import aio
 
 BLOCKING = {
     "Pxrs": (
-        "begin close consumer groups health listen producer put put_many queues reader redrive "
-        "run send stop stores topics transaction url"
+        "begin close consumer groups health listen producer put put_many queues reader run "
+        "send stop stores topics transaction url"
     ),
     "Topic": "created_ms id name partitioner partitions retention retention_bytes retention_ms",
-    "Topics": "apply_retention bounds create delete describe find list",
+    "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "TopicInfo": "messages partitions size topic",
     "PartitionInfo": "end partition size start",
     "TopicPartition": "partition topic",
@@ -46,6 +46,10 @@ BLOCKING = {
     ),
     "Backoff": "attempts delay factor first growth jitter longest",
     "DeadLetter": "name_for topic",
+    "DeadMessage": (
+        "dead_ms deliveries error group headers id key offset partition timestamp topic traceback "
+        "value"
+    ),
     "Stop": "",
     "Groups": "delete describe explain list reset",
     "GroupSummary": "generation members name state",
@@ -79,10 +83,10 @@ BLOCKING = {
 ASYNC = {
     "Opening": "",
     "Pxrs": (
-        "begin close consumer groups health listen producer put put_many queues reader redrive "
-        "run send stop topics transaction url"
+        "begin close consumer groups health listen producer put put_many queues reader run "
+        "send stop topics transaction url"
     ),
-    "Topics": "apply_retention bounds create delete describe find list",
+    "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "Producer": "close flush send send_many",
     "Sent": "done result",
     "SentMany": "done result",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 
@@ -19,7 +19,7 @@ from pxrs.errors import InvalidRequest, OffsetOutOfRange, TopicNotFound
 from pxrs.running.dead_letters import Death, without_origin
 from pxrs.serde import Serde
 from pxrs.stores.api import CoordStore, LogStore
-from pxrs.types import Header, Message, Topic
+from pxrs.types import Header, Message, Read, Topic, Value
 
 if TYPE_CHECKING:
     from pxrs.consuming.consumer import Consumer
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pxrs.producing.producer import Producer
 
 
-class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
+class DeadMessage(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
     """A message that a run has given up. `value` and `key` are bytes unless a serde read them.
 
     `topic`, `partition`, `offset` and `timestamp` are those of the message; `id` is where its dead
@@ -40,7 +40,7 @@ class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     timestamp: int
     id: str
-    value: Any
+    value: Value | bytes
     headers: tuple[Header, ...]
     key: Any
     deliveries: int
@@ -77,9 +77,9 @@ class Topics(topics.Topics):
         key: str | bytes | None = None,
         error: str | None = None,
         dead_for: float | None = None,
-        serde: Serde | None = None,
+        serde: Serde[Read] | None = None,
         key_serde: Serde | None = None,
-    ) -> Sequence[DeadMessage]:
+    ) -> Sequence[DeadMessage[Read]]:
         """Messages of `topic` that a run has given up and nobody has sent back, oldest first.
 
         A run with `on_failure=DeadLetter("failures")` writes to a topic of that name: pass the same
