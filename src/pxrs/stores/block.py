@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 from pxrs.core.queue import require_first, validate_change
 from pxrs.errors import InvalidRequest, NotAtomic, OutcomeUnknown, PxrsError
 from pxrs.stores.api import validate_batch, validate_commit
-from pxrs.stores.connections import loan_of
 from pxrs.types import (
     Append,
     Appended,
@@ -107,6 +106,9 @@ class LentBlock(Block[T]):
 
     def __init__(self, limits: Limits, queue_limits: QueueLimits, connection: object) -> None:
         super().__init__(limits, queue_limits)
+        # Here: it knows sqlite3's connections, which programs on other stores need not load.
+        from pxrs.stores.connections import loan_of
+
         self._loan, self._lent = loan_of(connection)
         # Whether the transaction was begun outside.
         self._is_older = False
