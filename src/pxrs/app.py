@@ -48,6 +48,7 @@ from pxrs.running.topics import Topics
 from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
+from pxrs.topics import Topics as TopicRecords
 from pxrs.types import Header, Message, NewItem, Plain, Read, Value
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
@@ -119,14 +120,7 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._session_ttl = session_ttl
-        self._topics = Topics(
-            stores.coord,
-            stores.log,
-            clock,
-            groups=lambda: self.groups,
-            consumer=partial(self.consumer, auto_commit=False, on_trimmed="earliest"),
-            producer=self._resender,
-        )
+        self._topics = TopicRecords(stores.coord, stores.log, clock)
         self._groups: Groups | None = None
         self._queues: Queues | None = None
         # One session holds the items of all transactions.
@@ -141,13 +135,21 @@ class Pxrs:
 
     @property
     def url(self) -> str:
-        """The URL of the store, without passwords."""
+        """The URL that opens this store again, in another process, too; with its password."""
         return self.stores.url
 
     @property
     def topics(self) -> Topics:
         """The topics of this store: make, list, describe, delete; dead letters: look, redrive."""
-        return self._topics
+        # Made anew each time: kept here, it would keep this object alive.
+        return Topics(
+            self.stores.coord,
+            self.stores.log,
+            self._clock,
+            groups=lambda: self.groups,
+            consumer=partial(self.consumer, auto_commit=False, on_trimmed="earliest"),
+            producer=self._resender,
+        )
 
     @takes(ProducerOptions, defaults=[ProducerSettings])
     def producer(

@@ -136,9 +136,10 @@ def test_that_cant_be_made_leave_nothing_behind(
 
     stores.log.create, stores.log.drop = note_create, note_drop  # type: ignore[attr-defined]
     with Pxrs(stores) as px:
-        px._topics._coord = FailingCoord(stores.coord, error)  # type: ignore[assignment]
+        topics = px.topics
+        topics._coord = FailingCoord(stores.coord, error)  # type: ignore[assignment]
         with pytest.raises(type(error)):
-            px.topics.create(TOPIC, partitions=2)
+            topics.create(TOPIC, partitions=2)
         assert len(made) == left
 
 

@@ -147,7 +147,7 @@ def test_the_callers_own_error_is_raised(px: pxrs.Pxrs, start: Start) -> None:
     with pytest.raises(ZeroDivisionError), start(handle):
         assert failed.wait(PATIENCE)
         raise ZeroDivisionError
-    px._running.clear()
+    px.close()
 
 
 def test_closing_tells_what_nobody_was_told(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_one_that_dies_again_at_once_is_not_sent_back_for_ever(
                 bury(faulty, append.batch.count, into=0)
 
     log.after = die_again
-    redriving = Redriving(faulty._topics, faulty.groups, "orders.dlq", None)
+    redriving = Redriving(faulty.topics, faulty.groups, "orders.dlq", None)
     # So little ahead that it sees the new letters before it is done with the old ones.
     letters = faulty.consumer("orders.dlq", redriving.group, auto_commit=False, prefetch_bytes=1000)
     with letters, faulty.producer() as producer:

@@ -80,7 +80,7 @@ class Pxrs:
 
     @property
     def url(self) -> str:
-        """The URL of the store, without passwords."""
+        """The URL that opens this store again, in another process, too; with its password."""
         return self._blocking.url
 
     @takes(ProducerOptions, defaults=[ProducerSettings])

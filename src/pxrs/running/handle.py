@@ -137,8 +137,9 @@ class Running:
         if error is None:
             self.join()
         else:
-            # The caller's own error is the one to raise.
+            # The caller's own error is the one to raise; what ended this is in the log.
             self._wait(None)
+            self._was_told = True
 
     def _wait(self, timeout: float | None) -> bool:
         try:
