@@ -151,6 +151,21 @@ def test_a_checkpoint_commits_with_the_handlers_rows(orders: SqlPlace) -> None:
     assert found(orders) == [7]
 
 
+def test_keys_are_the_same_whatever_character_set_a_caller_has(orders: SqlPlace) -> None:
+    url = sqlalchemy.make_url(orders.url)
+    stores = orders.open()
+    place = {"host": url.host, "port": url.port or 0, "user": url.username}
+    caller = pymysql.connect(**place, database=url.database, charset="latin1")
+    with stores.atomic(caller) as tx:
+        new = NewItem(queue="q", body=b"1", key="ключ ä")
+        tx.queue(QueueChange(Worker(stores).holder, (), (new,)))
+        tx.write(Put("ключ ä", b"2"))
+    caller.commit()
+    caller.close()
+    assert [item.key for item in look(stores)] == ["ключ ä"]
+    assert value_of(stores.coord, "ключ ä") == b"2"
+
+
 def test_what_can_not_be_joined_is_refused(place: SqlPlace, mariadb_url: str) -> None:
     stores = place.open()
     elsewhere = sqlalchemy.create_engine(mariadb_url, poolclass=sqlalchemy.NullPool)

@@ -200,7 +200,37 @@ def test_a_forked_child_can_not_use_it(mariadb_url: str) -> None:
     coord.close()
 
 
+def test_urls() -> None:
+    """Options are the driver's own, as Python has them; TLS files make it check the server."""
+    url = "mariadb://ann:s%40cret@[::1]:3307/shop?read_timeout=3&ssl_disabled=false&ssl_ca=/ca.pem"
+    settings = sql_settings(parse_url(url))
+    assert settings.shown == "mariadb://[::1]:3307/shop"
+    assert settings.options == {
+        "user": "ann",
+        "password": "s@cret",
+        "host": "::1",
+        "port": 3307,
+        "database": "shop",
+        "connect_timeout": 5,
+        "read_timeout": 3,
+        "write_timeout": 15,
+        "ssl_disabled": False,
+        "ssl": {"ca": "/ca.pem"},
+    }
+    assert sql_settings(parse_url("oracle://ann@db/XE")).options == {
+        "user": "ann",
+        "host": "db",
+        "sid": "XE",
+    }
+
+
 def test_bad_urls() -> None:
+    with pytest.raises(ConfigError, match="must be pymysql, got mysqldb"):
+        pxrs.connect("mysql+mysqldb://root@127.0.0.1/x")
+    with pytest.raises(ConfigError, match="nonsense"):
+        pxrs.connect("mysql://root@127.0.0.1:1/x?nonsense=1")
+    with pytest.raises(ConfigError, match="oracledb is not installed"):
+        pxrs.connect("oracle://ann@127.0.0.1:1/XE")
     with pytest.raises(ConfigError, match="names no database"):
         pxrs.connect("memory://", coord="mysql://root@127.0.0.1")
     with pytest.raises(StoreUnavailable, match=r"mysql://127\.0\.0\.1:1/x") as caught:
