@@ -8,14 +8,12 @@ On MariaDB and MySQL most commits take one round trip: see `one_trip.py`.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Sequence
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import SqlSettings
 from pxrs.errors import InvalidRequest, SessionLost, quoted
 from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
-from pxrs.stores.findings import Finding
 from pxrs.stores.mysql import one_trip
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.change_listener import ChangeListener
@@ -79,12 +77,6 @@ class SqlCoord:
 
     def session(self, ttl: float) -> SqlSession:
         return self.sessions.open(ttl)
-
-    def findings(self) -> builtins.list[Finding]:
-        """Examine the server."""
-        from pxrs.stores.mysql.doctor import findings
-
-        return findings(self.database)
 
     def close(self) -> None:
         self.changes.close()

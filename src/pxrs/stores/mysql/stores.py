@@ -40,7 +40,9 @@ class SqlStores:
 
     def findings(self) -> list[Finding]:
         """Examine the server."""
-        return self.coord.findings()
+        from pxrs.stores.mysql.doctor import findings
+
+        return findings(self.coord.database)
 
     def close(self) -> None:
         self.queues.close()

@@ -83,7 +83,7 @@ class SqlQueues(QueueUpkeep):
         self._database.require_skip_locked()
         number = min(count, LIMITS.items)
         bound = None if most is None else min(most, _MOST)
-        take = Take(queue, holder, number, bound, lock_for, suspects=suspects)
+        take = Take(queue, holder, number, bound, lock_for, suspects)
         now = self._clock.monotonic()
         if now >= self._next_free.get(queue, 0.0):
             self._next_free[queue] = now + _FREE_EVERY

@@ -5,6 +5,7 @@ It waits for nobody: what others have locked is skipped.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pxrs.core.queue import Picked, delay_ms, pick
@@ -47,29 +48,21 @@ class QueueNeeded(Exception):  # noqa: N818 - the transaction is run again
     """A lane loses its front: the queue has to be locked before the items are."""
 
 
+@dataclass
 class Take:
     """One take inside a transaction. `locking`: the queue is locked before its items.
 
     `moved` afterwards: others can have something that they could not have before.
     """
 
-    def __init__(
-        self,
-        queue: str,
-        holder: Holder,
-        number: int,
-        most: int | None,
-        lock_for: float | None,
-        *,
-        suspects: bool,
-    ) -> None:
-        self.queue = queue
-        self._holder = {"session": holder.session, "tx": holder.transaction}
-        self._number = number
-        self._most = most
-        self._lock_for = lock_for
-        self._suspects = suspects
-        self.locking = self.moved = False
+    queue: str
+    holder: Holder
+    number: int
+    most: int | None
+    lock_for: float | None
+    suspects: bool
+    locking: bool = False
+    moved: bool = False
 
     def run(self, connection: Connection) -> Taken:
         self.moved = False
@@ -97,23 +90,27 @@ class Take:
             sql.HOLD,
             queue=sight.queue,
             ids=[item.id for item in chosen],
-            most=self._most,
-            until=_NEVER if self._lock_for is None else sight.now + delay_ms(self._lock_for),
+            most=self.most,
+            until=_NEVER if self.lock_for is None else sight.now + delay_ms(self.lock_for),
             now=sight.now,
             **self._holder,
         )
         return Taken([_delivery(self.queue, item) for item in chosen], None)
 
+    @property
+    def _holder(self) -> dict[str, str]:
+        return {"session": self.holder.session, "tx": self.holder.transaction}
+
     def _look(self, connection: Connection) -> Sight:
         rows = connection.rows(sql.LOOK, name=self.queue, **self._holder)
         if not rows:
-            raise session_lost(self._holder["session"])
+            raise session_lost(self.holder.session)
         return Sight(*rows[0])
 
     def _choose(self, connection: Connection, sight: Sight) -> Picked[Candidate]:
         while True:
             candidates = self._candidates(connection, sight)
-            picked = pick(candidates, self._number, self._most, suspects=self._suspects)
+            picked = pick(candidates, self.number, self.most, suspects=self.suspects)
             used_up = picked.used_up
             if not used_up:
                 return picked
@@ -130,7 +127,7 @@ class Take:
 
     def _candidates(self, connection: Connection, sight: Sight) -> list[Candidate]:
         """Fronts first, then what follows what the holder has or is about to have."""
-        number = self._number
+        number = self.number
         rows = connection.rows(sql.FRONTS, queue=sight.queue, limit=number)
         found = [Candidate(*row) for row in rows]
         if len(found) == number:
