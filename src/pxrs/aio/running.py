@@ -153,7 +153,7 @@ class ItemsOnOwnLoop(msgspec.Struct, frozen=True):
 
 
 def _at_once(work: Callable[[], T]) -> Future[T]:
-    """Make the call on the loop's own thread: nobody but one handler is on that loop."""
+    """Make the call on the loop's own thread: only one handler is on that loop."""
     future: Future[T] = Future()
     fulfil(future, work)
     return future

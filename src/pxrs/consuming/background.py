@@ -94,9 +94,9 @@ class Background:
             thread.join()
 
     def abandon(self, *closing: Callable[[], None]) -> None:
-        """Nobody has the consumer any more: leave with the next look, then call these.
+        """The consumer was dropped: leave with the next look, then call these.
 
-        For a finalizer, which may interrupt anything, so it takes no lock and wakes nobody.
+        For a finalizer, which may interrupt anything, so it takes no lock and wakes no thread.
         """
         self._abandoned = closing
 
@@ -300,7 +300,7 @@ class LogWatch:
     def arm(self) -> None:
         """Before the logs are looked at, so that nothing is missed in between.
 
-        Once closed it stays so: whoever waits comes back at once.
+        Once closed it stays so: every wait returns at once.
         """
         with self._table.lock:
             self._nudge.clear()

@@ -3,7 +3,7 @@
 A partition that can't be read, because a batch is damaged, a message can't be decoded or its
 checkpoint is gone, must neither hide what stands before the trouble nor keep other partitions from
 their turn. So what precedes is handed out first, then what others have, then the error is raised:
-again and again, until somebody seeks past it.
+again and again, until a seek past it.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a verdict. Times are seconds of the monotonic clock.
 
     `asked_at`: when the caller has last asked for messages; one that waits for them asks on.
-    `fatal` ended the member's part in its group, `fenced` if somebody else has its place.
-    `lease`: for how many seconds nobody can take what it owns; None while it joins. `missing`:
+    `fatal` ended the member's part in its group, `fenced` if another process has its place.
+    `lease`: for how many seconds no other can take what it owns; None while it joins. `missing`:
     topics that it is subscribed to and that were deleted. `unreadable`: what keeps a partition from
     being read.
     """

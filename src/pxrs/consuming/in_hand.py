@@ -14,7 +14,7 @@ from pxrs.types import Message, TopicPartition
 class InFlight:
     """Messages of one partition that were handed out: how many the caller has seen and handled.
 
-    The caller's loop counts up without a lock; whoever reads takes the table's. What it handles
+    The caller's loop counts up without a lock; readers take the table's. What it handles
     counts for the progress under which it was handed out: after a seek that is another one.
     """
 
@@ -118,7 +118,7 @@ class Extent(NamedTuple):
 
 
 class Uncommitted:
-    """Partitions of which a loop has handled messages that nobody has committed.
+    """Partitions of which a loop has handled messages that are not committed.
 
     A loop goes on to the next partition's messages by itself, so the one who commits after some
     turns of it means all of these. Under the table's lock.
@@ -155,7 +155,7 @@ class Uncommitted:
         return frozenset(self._lost)
 
     def settle(self, extent: Extent, gone: set[OwnedPartition]) -> None:
-        """So much was committed, or was lost and is told. A loop may have gone on meanwhile."""
+        """Note what was committed, or lost and reported. A loop may have gone on meanwhile."""
         done = {owned for owned in extent.partitions if owned in gone or owned.moved() is None}
         self._partitions = {
             part: owned for part, owned in self._partitions.items() if owned not in done

@@ -133,7 +133,7 @@ class MemberSteps:
     def one_by_one(self, flights: list[InFlight]) -> Iterator[Message]:
         """The messages of all flights; one is handled when the next one is asked for.
 
-        Whoever stops in the middle gets the rest again.
+        A caller that stops in the middle gets the rest again.
         """
         now, until = self._clock.monotonic, 0.0
         try:
@@ -207,7 +207,7 @@ class MemberSteps:
     def did_not_arrive(self, error: BaseException) -> None:
         """The caller gets this instead of messages: all that is not handled comes again.
 
-        After Ctrl-C nobody knows what was handed out; errors of our own come before that.
+        After Ctrl-C it is not known what was handed out; errors of our own come before that.
         """
         if isinstance(error, PxrsError):
             return

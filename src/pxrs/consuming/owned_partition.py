@@ -95,7 +95,7 @@ class OwnedPartition:
     def window_is_full(self) -> bool:
         """Whether no more gaps can be remembered: the oldest has to close first.
 
-        If that was not handed out, nobody is about to close it: an owner that begins with a full
+        If that was not handed out, nothing is about to close it: an owner that begins with a full
         window has to go on.
         """
         progress = self.progress
@@ -114,7 +114,7 @@ class OwnedPartition:
         self.shown = -1
 
     def rewind(self) -> None:
-        """Go back to what was committed, or shall be: whoever has asked for that relies on it."""
+        """Go back to what was committed, or shall be: a caller that asked for that relies on it."""
         asked = self.asked
         self.start(self.origin if self.checkpoint is None else self.checkpoint)
         if asked is not None:

@@ -6,7 +6,7 @@ whole, the caller's own statements included.
 
 A connection of the caller's is lent for the block: what it had begun before becomes part of it,
 and pxrs ends it either way. If the caller committed, positions would have moved past messages of
-which nobody knows yet whether they count.
+which it is not known yet whether they count.
 
 Nothing in here waits and no thread is started: the simulator drives this very code.
 """
@@ -77,7 +77,7 @@ class Checkpoint:
         self._steps: list[Step] = []
 
     def begin(self, *, lent: bool = False) -> None:
-        """From now on nobody else in this process commits checkpoints.
+        """From now on no other thread of this process commits checkpoints.
 
         Before the database's writer is taken: whoever commits checkpoints takes them in this
         order. A `lent` connection may hold the writer already: then they have to give way.

@@ -3,7 +3,7 @@
 Reading is a handful of lists, not a snapshot: the answer may already be history. Changing is
 compare-and-set on the group's head and on every claim that changes, so nothing is decided on
 what has changed meanwhile. A change too large for one commit is made in several, each of them
-guarded by the head: whoever joins in between stops it, unless it is forced.
+guarded by the head: a join in between stops it, unless it is forced.
 """
 
 from __future__ import annotations
@@ -378,7 +378,7 @@ class _Change(NamedTuple):
 def stop_claims(coord: CoordStore, group: str, head: Head, version: int) -> None:
     """Take the target away, if the head is still at that version.
 
-    Whoever claims checks the head. So nothing is claimed unseen while the group is taken apart,
+    Every claim checks the head. So nothing is claimed unseen while the group is taken apart,
     until members that live make another target.
     """
     empty = Head(generation=head.generation + 1, reason="the group is being deleted")

@@ -138,7 +138,7 @@ class Membership:
 
         The commit carries the next target too, so others go on at once. A static member's
         partitions stay its own for its `rejoin_timeout`. If the commit fails the session ends all
-        the same: what was not committed is handled again by whoever takes over.
+        the same: what was not committed is handled again by the next owner.
         """
         session = self.session
         if session is None:
@@ -218,7 +218,7 @@ class Membership:
     def _refuse_if_displaced(self) -> None:
         """A process that was away must not push out the one that has come in its place.
 
-        Read after the head, which every join changes: nobody can come in between.
+        Read after the head, which every join changes: no member can come in between.
         """
         if not self._joined:
             return

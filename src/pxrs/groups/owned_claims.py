@@ -179,7 +179,7 @@ class OwnedClaims:
             return self._change([part], lambda owned_claim: claims.touch(owned_claim, stamp))
 
     def let_go(self, part: TopicPartition, found: Versioned) -> Applied:
-        """Release a claim that turned out to be ours, though nobody works on it.
+        """Release a claim that turned out to be ours, though no handler works on it.
 
         Also if another write of ours that had no answer comes in between.
         """

@@ -70,7 +70,7 @@ def record_of_reset(
 
 
 def forget_old_resets(coord: CoordStore, group: str) -> None:
-    """Keep the last hundred, as of the generations: nobody reads further back.
+    """Keep the last hundred, as of the generations; older ones are not read.
 
     Not in the commit of the reset itself, which may be full. One that fails is made up for by the
     next one.

@@ -5,7 +5,7 @@ that a caller can know. A lock per message would cost as much as encoding it. In
 says `busy` before it looks at its box and takes that back when it is done with it; the committer
 puts an empty box in its place, then waits until the owner is not busy. If the owner saw the old
 box it was busy before the exchange, so the committer waits for it; if not, it saw the new one.
-Either way nobody writes to what was taken.
+Either way no thread writes to what was taken.
 
 A batch moves one way: from the buffer's box to `taking` to the outbox's `_waiting`, where it stays
 until it is settled. Each move leaves it in one place at least, at every point where Python may

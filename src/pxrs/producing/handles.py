@@ -36,7 +36,7 @@ class Driver(Protocol):
 class PendingBatch:
     """A batch being filled, then under way, then settled: `base` or `error` is set.
 
-    Filled by its buffer's owner; sealed and settled by whoever holds the producer's commit lock.
+    Filled by its buffer's owner; sealed and settled by the holder of the producer's commit lock.
     """
 
     __slots__ = (

@@ -34,7 +34,7 @@ _LOG = logging.getLogger("pxrs.run")
 
 
 class Abandoned(Exception):  # noqa: N818 - it is no error
-    """Raised in place of a handler that was told to stop: neither handled nor failed."""
+    """Raised in place of a handler that is to stop: neither handled nor failed."""
 
 
 class Task(NamedTuple):

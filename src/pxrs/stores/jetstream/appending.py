@@ -96,7 +96,7 @@ class Appending:
         """Until all is done that can be waited for.
 
         Once others are done, or if it was late before, a partition gets a little time. What is
-        under way then goes on, and whoever sends the same batches again finds its outcome.
+        under way then goes on, and sending the same batches again finds its outcome.
         """
         tasks = {asyncio.create_task(work.run()): work for work in works}
         waiting = set(tasks)

@@ -1,6 +1,6 @@
 """Oracle: the statements for MariaDB in Oracle's words, sent through python-oracledb.
 
-Rendered and checked by tests, not executed: nobody has run it against a server.
+Rendered and checked by tests, not executed: it was never run against a server.
 """
 
 from __future__ import annotations

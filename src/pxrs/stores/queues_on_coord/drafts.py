@@ -377,7 +377,7 @@ class Draft:
 
 
 class KeyOrder:
-    """A key's items, in order: of all that nobody holds the first shows, if none is held.
+    """A key's items, in order: the first shows, unless one of them is held.
 
     Every change of it writes the order's record under a check: one at a time.
     """

@@ -126,7 +126,7 @@ class SqliteCoord:
     def is_alive(self, session: str) -> bool:
         """Whether the session lives, for those who hold something by its name.
 
-        This process's own need no look at their file: while their time lasts nobody has judged.
+        This process's own need no look at their file: while their time lasts none has judged.
         """
         mine = self._mine.get(session)
         if mine is not None and mine.remaining() > 0:

@@ -1,7 +1,7 @@
 """Sessions as locked, stamped files in `<database>-pxrs/sessions/`.
 
 A session is alive while its file is there, its stamp lies ahead and its lock is held. It
-needs the database's writer for nothing, so a long transaction expires nobody; the kernel
+needs the database's writer for nothing, so a long transaction expires no session; the kernel
 drops the lock of a killed process, so its death is seen at once.
 
 Why a verdict can't be taken back:

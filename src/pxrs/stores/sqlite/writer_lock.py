@@ -9,7 +9,7 @@ Both are polled and not waited for: a wait in `flock` can't be ended by a timeou
 frozen holder must become a `StoreBusy` that names it.
 
 Only B keeps writers apart; A is manners. Who has waited long for A goes on without it, so a
-process that was frozen in the queue, where it writes nothing, stops nobody.
+process that was frozen in the queue, where it writes nothing, stops no other.
 """
 
 from __future__ import annotations

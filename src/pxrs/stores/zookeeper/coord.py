@@ -133,7 +133,7 @@ class ZooKeeperCoord:
             raise translated(refused.error)
 
     def _sweep(self, dead: Mapping[str, Found]) -> None:
-        """Remove what ended sessions have left. Nobody sees it: it is not worth an error."""
+        """Remove what ended sessions have left. It is invisible already: not worth an error."""
         some = dict(sorted(dead.items())[: _LIMITS.operations // 3])
         guards = {f"{path.rpartition('/')[0]}/{GUARD}": each.known for path, each in some.items()}
         if some:

@@ -251,7 +251,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: Sockets, writers: Sockets, others: Sockets, timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Which of them can be read from, and which written to. Nobody asks for `others`."""
+        """Which of them can be read from, and which written to. `others` are not asked for."""
         poll = select.poll()
         wanted = [(fileobj_to_fd(each), _READABLE) for each in readers]
         wanted += [(fileobj_to_fd(each), select.POLLOUT) for each in writers]

@@ -1,6 +1,6 @@
 """One take: which items a holder gets, counted and held in one transaction.
 
-It waits for nobody: what others have locked is skipped.
+It waits for no other: what others have locked is skipped.
 """
 
 from __future__ import annotations
