@@ -31,7 +31,7 @@ each_way = pytest.mark.parametrize("send", [by_producer, by_transaction])
 @pytest.mark.parametrize("partition", [-1, 4, "1", True, 1.0])
 def test_what_is_no_partition_is_refused(px: Pxrs, send: Send, partition: Any) -> None:
     px.topics.create(TOPIC, partitions=4)
-    with pytest.raises(PartitionNotFound, match="partitions 0 to 3"):
+    with pytest.raises(PartitionNotFound, match="partition must be 0 to 3"):
         send(px, None, value="v", partition=partition)
     assert read_all(px, TOPIC) == []
 

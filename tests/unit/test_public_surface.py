@@ -22,6 +22,10 @@ BLOCKING = {
     "Topic": "created_ms id name partitioner partitions retention retention_bytes retention_ms",
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "TopicInfo": "messages partitions size topic",
+    "DeadMessage": (
+        "dead_ms deliveries error group headers id key offset partition timestamp topic "
+        "traceback value"
+    ),
     "PartitionInfo": "end partition size start",
     "TopicPartition": "partition topic",
     "Message": "fence headers key offset partition timestamp topic value",
@@ -46,10 +50,6 @@ BLOCKING = {
     ),
     "Backoff": "attempts delay factor first growth jitter longest",
     "DeadLetter": "name_for topic",
-    "DeadMessage": (
-        "dead_ms deliveries error group headers id key offset partition timestamp topic traceback "
-        "value"
-    ),
     "Stop": "",
     "Groups": "delete describe explain list reset",
     "GroupSummary": "generation members name state",
