@@ -49,7 +49,7 @@ def test_the_glossary_names_what_the_code_has() -> None:
 @pytest.mark.parametrize("name", ["design.md", "decisions.md", "groups.md"])
 def test_modules_that_are_named_exist(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
-    folders = ("src", "tests", "simulator", "engines")
+    folders = ("src", "tests", "simulator", "engines", "docs")
     paths = [str(each) for folder in folders for each in (ROOT / folder).rglob("*.py")]
     named = re.findall(r"`([\w/]+\.py)`", text)
     assert [each for each in named if not any(path.endswith(f"/{each}") for path in paths)] == []
