@@ -204,6 +204,7 @@ def test_closing_the_store_stops_listeners(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.long
 def test_worker_processes_have_loops_of_their_own(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.connect(store(tmp_path)) as px:
@@ -217,6 +218,7 @@ def test_worker_processes_have_loops_of_their_own(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.long
 def test_the_killers_neighbour_does_not_die_with_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.connect(store(tmp_path)) as px:

@@ -86,6 +86,7 @@ def make_differently(url: str, partitions: int) -> None:
 
 
 @pytest.mark.engine("sqlite")
+@pytest.mark.long
 def test_made_differently_by_processes_at_once_one_wins(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     with pxrs.connect(url) as px:

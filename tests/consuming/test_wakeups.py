@@ -104,6 +104,7 @@ class TestBetweenProcesses:
             assert child.read() <= HANDFUL
             child.join()
 
+    @pytest.mark.long
     def test_many_followers_are_all_woken(self, px: Pxrs) -> None:
         px.topics.create(TOPIC, partitions=2)
         children = [Child(follow_and_say, px.url, 2) for _ in range(3)]

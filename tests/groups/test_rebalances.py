@@ -360,6 +360,7 @@ def work(url: str, name: str) -> None:
 
 
 @pytest.mark.engine("sqlite")
+@pytest.mark.long
 def test_the_published_crash(tmp_path: Path) -> None:
     """A owns three, B three, C two; B is killed with messages in hand."""
     url = f"sqlite:///{tmp_path}/crash.db"

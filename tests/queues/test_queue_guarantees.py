@@ -403,6 +403,7 @@ def take_and_say(url: str, times: int) -> None:
 
 @pytest.mark.engine("sqlite")
 @pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.long
 def test_consume_times_counts_deliveries_to_those_who_were_killed(
     tmp_path: Path, times: int
 ) -> None:

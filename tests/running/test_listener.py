@@ -458,6 +458,7 @@ def note_and_die_once(item: Item, tx: UnitOfWork) -> None:
 
 
 @pytest.mark.engine("sqlite")
+@pytest.mark.long
 def test_process_that_is_killed_is_replaced_and_its_item_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,14 +199,14 @@ MUTANTS = [
     Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
-    Mutant(later_hand_outs_go_along, r"was not handled"),
+    Mutant(later_hand_outs_go_along, r"was not handled", first=50),
     Mutant(
         interrupted_seek_is_forgotten,
         r"done before|was not handled|handed out before",
         {"rates": INTERRUPTED},
     ),
     Mutant(pause_ends_with_a_rebalance, r"paused", first=120),
-    Mutant(loop_goes_on_with_what_is_paused, r"paused", first=30),
+    Mutant(loop_goes_on_with_what_is_paused, r"paused", first=70),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
 ]
 

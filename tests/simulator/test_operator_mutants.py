@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant(nobody_hears_of_a_reset, r"no rest .* owned by None|REBALANCING", RESETS),
     Mutant(reset_is_not_recorded, r"without a record", RESETS),
     Mutant(deleted_group_leaves_its_checkpoints, r"has its checkpoint still", RESETS),
-    Mutant(topic_is_its_name, r"no rest", {**RESETS, "pattern": False}, first=420),
+    Mutant(topic_is_its_name, r"no rest", {**RESETS, "pattern": False}, first=445),
     Mutant(
         trimmed_is_passed_over_in_silence,
         r"was not handled|handed out before|no rest",

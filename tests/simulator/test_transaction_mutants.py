@@ -264,6 +264,7 @@ MUTANTS = [
         number_is_given_out_again,
         r"left no effect|and has the effects",
         {**TRANSACTIONS, "rates": Rates(unknown_lost=0.2), "interleave": 0.2},
+        first=25,
     ),
     Mutant(
         transaction_takes_the_next_epoch_for_its_own,

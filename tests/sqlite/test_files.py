@@ -405,6 +405,7 @@ def test_nothing_is_acknowledged_into_a_file_that_was_taken_away(
     stores.close()
 
 
+@pytest.mark.long
 def test_processes_that_open_and_close_a_new_file_at_once(tmp_path: Path) -> None:
     children = [Child(come_and_go, str(tmp_path / "s.db"), number) for number in range(4)]
     for child in children:

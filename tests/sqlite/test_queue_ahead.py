@@ -187,7 +187,7 @@ def hold_aside(path: str, take_it: bool) -> None:
     """Have an item set aside, in hand or not, and wait to be killed."""
     queue_ahead.PATIENCE = 3600.0
     stores = SqliteStores(path)
-    worker = Worker(stores, stores.coord.session(1.0))
+    worker = Worker(stores, stores.coord.session(3.0))
     loop(worker)
     if take_it:
         worker.take_one()

@@ -78,6 +78,7 @@ def test_a_commit_of_as_many_operations_as_the_limit_says(stores: SqliteStores) 
     assert [record.key for record in stores.coord.list("k/")] == keys[most // 2 :]
 
 
+@pytest.mark.long
 def test_an_append_of_very_many_batches(stores: SqliteStores) -> None:
     stores.log.create("wide", 40_000)
     appends = [
