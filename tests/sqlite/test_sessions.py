@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,8 @@ def test_rows_of_ended_sessions_are_swept(stores: SqliteStores, tmp_path: Path) 
         child.read()
         child.kill()
     stores.coord.session(LONG)
-    rows = sqlite3.connect(tmp_path / "s.db").execute("SELECT count(*) FROM pxrs_coord").fetchone()
-    assert rows == (0,)
+    with closing(sqlite3.connect(tmp_path / "s.db")) as mine:
+        assert mine.execute("SELECT count(*) FROM pxrs_coord").fetchone() == (0,)
 
 
 def test_sessions_can_be_renewed_while_another_thread_commits(stores: SqliteStores) -> None:
