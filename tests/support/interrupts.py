@@ -53,6 +53,8 @@ def interrupted_at(
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 traces instructions only if some frame wanted that before the trace was set.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         work()
