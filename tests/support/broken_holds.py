@@ -120,12 +120,21 @@ class PutsDespiteTheFence(MemoryQueues):
 
 
 class ExaminesBeforeTheLock(MemoryQueues):
-    """A commit and a release meet between the look and the deed."""
+    """A commit and a release, or the end of a session, meet between the look and the deed."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._released = threading.Event()
+
+    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
+        super().release(holder, releases)
+        self._released.set()
 
     def apply(self, change: QueueChange) -> list[int | None]:
         self.examine(change)
         if change.remove:
-            threading.Event().wait(0.02)
+            self._released.wait(0.1)
+            self._released.clear()
         with self._lock:
             for held in change.remove:
                 queue = self._queues[held.queue]
