@@ -120,21 +120,23 @@ class PutsDespiteTheFence(MemoryQueues):
 
 
 class ExaminesBeforeTheLock(MemoryQueues):
-    """A commit and a release, or the end of a session, meet between the look and the deed."""
+    """Between the look and the deed another may take the item that its holder lets go of."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._released = threading.Event()
+        self._taken = threading.Event()
 
-    def release(self, holder: Holder, releases: Sequence[Release]) -> None:
-        super().release(holder, releases)
-        self._released.set()
+    def take(self, queue: str, holder: Holder, *args: Any, **options: Any) -> Taken:
+        taken = super().take(queue, holder, *args, **options)
+        if taken.items:
+            self._taken.set()
+        return taken
 
     def apply(self, change: QueueChange) -> list[int | None]:
+        self._taken.clear()
         self.examine(change)
         if change.remove:
-            self._released.wait(0.1)
-            self._released.clear()
+            self._taken.wait(0.1)
         with self._lock:
             for held in change.remove:
                 queue = self._queues[held.queue]
