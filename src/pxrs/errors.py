@@ -11,6 +11,7 @@ PxrsError
 │   ├── QueueNotFound
 │   ├── QueueExists             … with another order
 │   ├── GroupNotFound
+│   ├── GroupExists             … for another topic and application
 │   ├── GroupNotEmpty           .members: who must leave first, unless the call is forced
 │   ├── CopyRefused             one store can't be copied into the other as they are
 │   ├── OffsetOutOfRange        .start, .end: what the partition holds
@@ -145,6 +146,10 @@ class GroupNotFound(InvalidRequest):
             f"group {group!r} does not exist; it is created when its first member joins"
         )
         self.group = group
+
+
+class GroupExists(InvalidRequest):
+    """A group of this name exists for another topic and application."""
 
 
 class GroupNotEmpty(InvalidRequest):

@@ -17,7 +17,9 @@ from pxrs.cli.options import Settings, exit_code, shared
 from pxrs.cli.produce import produce
 from pxrs.cli.queues import queues
 from pxrs.cli.read import read
+from pxrs.cli.serve import serve
 from pxrs.cli.store import store
+from pxrs.cli.token import token
 from pxrs.cli.topics import topics
 
 
@@ -55,7 +57,20 @@ def cli(_: Settings) -> None:
     """
 
 
-for command in (topics, produce, read, consume, groups, queues, dlq, store, doctor, demo):
+for command in (
+    topics,
+    produce,
+    read,
+    consume,
+    groups,
+    queues,
+    dlq,
+    store,
+    doctor,
+    serve,
+    token,
+    demo,
+):
     cli.add_command(command)
 
 

@@ -27,10 +27,13 @@ _BASE_OFFSET = struct.Struct(">q")
 _CHECKSUM = struct.Struct(">I")
 _CHECKSUM_AT = 17
 _CHECKED_FROM = 21
+CHECKSUM = slice(_CHECKSUM_AT, _CHECKED_FROM)
 _PRODUCER = struct.Struct(">qhi")
 _PRODUCER_AT = 43
 _MAGIC = 2
 _MAX_SIZE = 2**31 - 1
+_COMPRESSION_BITS = 0b111
+_XERIAL = b"\x82SNAPPY\0"
 
 
 class Builder(Protocol):
@@ -195,6 +198,86 @@ def renumbered(batch: Batch, producer_id: int, producer_epoch: int, base_sequenc
 def read_header(data: bytes | bytearray) -> BatchHeader:
     """Reads the header's fields, unchecked."""
     return BatchHeader(*_HEADER.unpack_from(data))
+
+
+def read_batch(data: bytes, most: int) -> Batch:
+    """Checks a batch that a stranger encoded as thoroughly as its readers will, and returns it.
+
+    Every message is decoded once: a batch that readers can't decode would stop them for good.
+    `most` bounds what the batch may decompress to.
+    """
+    if len(data) < HEADER_SIZE:
+        raise InvalidRequest(
+            f"a record batch must be at least {HEADER_SIZE} bytes, got {len(data)}"
+        )
+    header = read_header(data)
+    if header.length != len(data) - 12:
+        raise InvalidRequest("the body must be exactly one record batch; its length does not fit")
+    if header.attributes & ~_COMPRESSION_BITS or header.count < 1:
+        raise InvalidRequest(
+            "the batch must hold messages, without transaction, control or append-time flags"
+        )
+    if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
+        raise InvalidRequest("a batch with a producer id must have an epoch and a sequence")
+    try:
+        _check_unpacked_size(header.attributes & _COMPRESSION_BITS, data[HEADER_SIZE:], most)
+        base = header.base_offset
+        messages = decode(StoredBatch(base, base + header.count, data), Fence("", 0, 0))
+    except DamagedBatch as error:
+        raise InvalidRequest(f"the record batch can't be decoded: {error}") from None
+    except _load().damage as error:
+        raise InvalidRequest(f"the record batch can't be unpacked: {error}") from None
+    if [message.offset - base for message in messages] != list(range(header.count)):
+        raise InvalidRequest("the offsets inside the batch must be 0, 1, 2, … from its base")
+    if any(not 0 <= message.timestamp <= MAX_TIMESTAMP for message in messages):
+        raise InvalidRequest("timestamps must be milliseconds since 1970")
+    return Batch(
+        data=bytearray(data),
+        count=header.count,
+        max_timestamp=max(message.timestamp for message in messages),
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+
+
+def _check_unpacked_size(compression: int, packed: bytes, most: int) -> None:
+    """Refuses a batch that decompresses to more than `most` bytes, without decompressing it all."""
+    import cramjam
+
+    if compression == COMPRESSIONS["none"]:
+        return
+    if compression == COMPRESSIONS["gzip"]:
+        unpacking = zlib.decompressobj(wbits=31)
+        unpacking.decompress(packed, most)
+        over = bool(unpacking.unconsumed_tail) or bool(unpacking.unused_data)
+    elif compression == COMPRESSIONS["snappy"]:
+        over = sum(map(cramjam.snappy.decompress_raw_len, _snappy_blocks(packed))) > most
+    elif compression in (COMPRESSIONS["lz4"], COMPRESSIONS["zstd"]):
+        unpack = cramjam.lz4 if compression == COMPRESSIONS["lz4"] else cramjam.zstd
+        try:
+            unpack.decompress_into(packed, bytearray(most))
+            over = False
+        except cramjam.DecompressionError:
+            over = True
+    else:
+        raise InvalidRequest(f"compression {compression} is not known")
+    if over:
+        raise InvalidRequest(f"the batch must decompress to at most {most} bytes, whole")
+
+
+def _snappy_blocks(packed: bytes) -> list[bytes]:
+    """The blocks of Kafka's snappy framing, or the one block of plain snappy."""
+    if not packed.startswith(_XERIAL):
+        return [packed]
+    blocks, at = [], len(_XERIAL) + 8
+    while at + 4 <= len(packed):
+        (length,) = struct.unpack_from(">i", packed, at)
+        if length < 0:
+            raise ValueError("a block of negative length")
+        blocks.append(packed[at + 4 : at + 4 + length])
+        at += 4 + length
+    return blocks
 
 
 def set_base_offset(data: bytearray, base: int) -> None:

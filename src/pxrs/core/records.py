@@ -47,12 +47,14 @@ class GroupTopic(msgspec.Struct, frozen=True):
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A connected member. `id` is new with every start; a static member keeps its name.
 
-    `rejoin_timeout`: how long a static member's partitions wait for it after it is gone.
+    `rejoin_timeout`: how long a static member's partitions wait for it after it is gone. `node`:
+    where the node that holds it for a remote client is reached, empty for one that has none.
     """
 
     id: str
     topics: tuple[str, ...]
     client: str = ""
+    node: str = ""
     joined_ms: int = 0
     rejoin_timeout: float | None = None
     schema: int = SCHEMA

@@ -24,7 +24,6 @@ from pxrs.core.records import (
     Head,
     MemberRecord,
     claim_key,
-    claims_prefix,
     decode,
     encode,
     head_key,
@@ -33,9 +32,8 @@ from pxrs.core.records import (
 )
 from pxrs.errors import Displaced, PxrsError, StoreError
 from pxrs.groups.owned_claims import Mark, OwnedClaims
-from pxrs.groups.snapshot import GroupReader, Snapshot
+from pxrs.groups.snapshot import GroupReader, Snapshot, TopicFinder
 from pxrs.stores.api import CoordStore, Session
-from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
 
 _HAIR = 1e-6
@@ -74,6 +72,7 @@ class MemberSettings(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules
     ttl: float
     client: str = ""
+    node: str = ""
     rejoin_timeout: float | None = None
 
 
@@ -84,11 +83,12 @@ class Membership:
         self,
         settings: MemberSettings,
         coord: CoordStore,
-        topics: Topics,
+        topics: TopicFinder,
         clock: Clock,
         owned_claims: OwnedClaims,
         table: PartitionWork,
         new_id: Callable[[], str] | None = None,
+        open_session: Callable[[float], Session] | None = None,
     ) -> None:
         self._settings = settings
         self._group = settings.group
@@ -98,6 +98,7 @@ class Membership:
         self._owned_claims = owned_claims
         self._table = table
         self._new_id = new_id or (lambda: secrets.token_hex(6))
+        self._open_session = open_session or coord.session
         self._reader = GroupReader(settings.group, coord, topics)
         self._memory = Memory()
         # What the member's record says; None while nobody knows.
@@ -126,26 +127,30 @@ class Membership:
             # One that can't be closed ends by itself; it must not be taken up again.
             with suppress(StoreError):
                 former.close()
-        self.session = self._coord.session(self._settings.ttl)
+        self.session = self._open_session(self._settings.ttl)
         self.me = Me(self._settings.name, f"{self._settings.name}.{self._new_id()}")
         self._ids.add(self.me.id)
         self._owned_claims.begin(self.me)
         self._memory = Memory()
         self._announce()
 
-    def leave(self) -> None:
+    def leave(self, *, for_good: bool = False) -> None:
         """Write the final checkpoints, release all and say goodbye, in one commit.
 
         The commit carries the next target too, so others go on at once. A static member's
         partitions stay its own for its `rejoin_timeout`. If the commit fails the session ends all
-        the same: what was not committed is handled again by the next owner.
+        the same: what was not committed is handled again by the next owner. One that leaves
+        `for_good` gives its partitions up at once, and if that fails it is still there.
         """
         session = self.session
         if session is None:
             return
         try:
-            self._say_goodbye(session)
+            self._say_goodbye(session, for_good)
         except BaseException:
+            if for_good:
+                # Its record may be bound to a session that goes on: leaving is tried again.
+                raise
             # Others must not wait for a member that is not there; the first error is the one to
             # be told.
             self._lose_everything()
@@ -157,9 +162,9 @@ class Membership:
         self.session = None
         session.close()
 
-    def _say_goodbye(self, session: Session) -> None:
+    def _say_goodbye(self, session: Session, for_good: bool) -> None:
         while session.remaining() > 0:
-            seen = self._reader.see(self.me.name, frozenset())
+            seen = self._reader.see({self.me.name: frozenset()})
             mine = seen.view.members.get(self.me.name)
             if mine is None or mine.id != self.me.id:
                 return
@@ -167,20 +172,23 @@ class Membership:
             applied = self._owned_claims.release(
                 marks,
                 [Check(head_key(self._group), seen.head_version)],
-                [Delete(member_key(self._group, self.me.name)), *self._farewell(seen.view)],
+                [
+                    Delete(member_key(self._group, self.me.name)),
+                    *self._farewell(seen.view, for_good),
+                ],
             )
             if not applied.stale:
                 self._table.gone(marks, lost=False)
                 return
 
-    def _farewell(self, view: View) -> list[Write]:
+    def _farewell(self, view: View, for_good: bool) -> list[Write]:
         rest = {
             name: tuple(sorted(member.topics))
             for name, member in view.members.items()
             if name != self.me.name
         }
         head = msgspec.structs.replace(view.head, left=(*view.head.left, self.me.name))
-        if self._settings.rejoin_timeout is not None:
+        if self._settings.rejoin_timeout is not None and not for_good:
             return [self._put_head(msgspec.structs.replace(head, touched=self._new_id()))]
         for name in view.head.static:
             if name in view.head.subscriptions and name != self.me.name:
@@ -198,6 +206,7 @@ class Membership:
             id=self.me.id,
             topics=topics,
             client=self._settings.client,
+            node=self._settings.node,
             joined_ms=self._clock.wall_ms(),
             rejoin_timeout=self._settings.rejoin_timeout,
         )
@@ -252,7 +261,16 @@ class Membership:
             self.join()
         if self._settings.topics() != self._subscribed:
             self._announce()
-        seen = self._reader.see(self.me.name, self._owned_claims.parts)
+        return self._follow(self._reader.see({self.me.name: self._owned_claims.parts}))
+
+    def look_at(self, seen: Snapshot) -> float | None:
+        """As `look`, at what the caller has just read, for several members that it holds."""
+        session = self.session
+        if session is None or session.remaining() <= 0 or self._subscribed is None:
+            return self.look()
+        return self._follow(seen)
+
+    def _follow(self, seen: Snapshot) -> float | None:
         mine = seen.view.members.get(self.me.name)
         if mine is None:
             self.join()
@@ -267,7 +285,7 @@ class Membership:
             name for name in self._subscribed or () if name not in seen.view.topics
         )
         if seen.head_version != self._verified:
-            dropped = self._drop_what_others_have(seen.view)
+            dropped = self._drop_what_others_have(seen)
             self._verified = seen.head_version
             if dropped:
                 # What was lost may be meant for this member still; it was not looked at.
@@ -300,7 +318,8 @@ class Membership:
             applied = self._owned_claims.take(wanted, guard, seen.last_epochs)
             self._table.claimed(applied.written, seen.view.head.topics)
             changed = applied.stale or bool(applied.lost)
-        waited = seen.claims.keys() - self._owned_claims.parts
+        mine = seen.view.head.target_of(self.me.name)
+        waited = (seen.claims.keys() & mine) - self._owned_claims.parts
         doubtful = frozenset(doubt.key for doubt in self._owned_claims.doubts.values())
         self.waiting_for = doubtful | {seen.claims[part][0] for part in waited}
         if decision.propose is not None:
@@ -319,7 +338,7 @@ class Membership:
             self._table.gone([owned_claim.part for owned_claim in applied.written], lost=False)
             self._table.gone(sorted(applied.lost), lost=True)
 
-    def _drop_what_others_have(self, view: View) -> bool:
+    def _drop_what_others_have(self, seen: Snapshot) -> bool:
         """After any change of the group: look whether what this member holds is still its own.
 
         It may have been taken by force, reset by an operator, or its topic deleted and made
@@ -332,7 +351,7 @@ class Membership:
         }
         if not held:
             return False
-        listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
+        view, listed = seen.view, seen.all_claims
         dead = [
             part
             for part, owned_claim in held.items()

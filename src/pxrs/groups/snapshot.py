@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Protocol
 
 from pxrs.core.claims import last_epochs
 from pxrs.core.group import View
@@ -20,33 +21,57 @@ from pxrs.core.records import (
 )
 from pxrs.errors import TopicNotFound
 from pxrs.stores.api import CoordStore
-from pxrs.topics import Topics
-from pxrs.types import TopicPartition, Versioned
+from pxrs.types import Topic, TopicPartition, Versioned
 
 # Below this many claims they are read one by one, above it in one listing.
 _FEW = 16
 
 
-class Snapshot(NamedTuple):
-    """A view, with the versions behind it."""
+class Snapshot:
+    """A view, with the versions behind it. Several members that one process holds may share it.
 
-    view: View
-    head_version: int
-    claims: dict[TopicPartition, tuple[str, Versioned | None]]
-    # Of topics that were there before under the names of those without a claim.
-    last_epochs: Mapping[TopicPartition, int]
+    `last_epochs` are those of topics that were there before under the names of topics without a
+    claim.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        head_version: int,
+        claims: dict[TopicPartition, tuple[str, Versioned | None]],
+        last_epochs: Mapping[TopicPartition, int],
+        list_claims: Callable[[], dict[str, Versioned]],
+    ) -> None:
+        self.view = view
+        self.head_version = head_version
+        self.claims = claims
+        self.last_epochs = last_epochs
+        self._list_claims = list_claims
+
+    @cached_property
+    def all_claims(self) -> dict[str, Versioned]:
+        """Every claim of the group by its key, listed when the first one asks."""
+        return self._list_claims()
+
+
+class TopicFinder(Protocol):
+    """Where a group looks its topics up: `Topics`, as far as it needs them."""
+
+    def find(self, name: str) -> Topic:
+        """The topic of this name; `TopicNotFound` if there is none."""
+        ...
 
 
 class GroupReader:
     """Looks at one group. The head is read first: what changes after it changes its version."""
 
-    def __init__(self, group: str, coord: CoordStore, topics: Topics) -> None:
+    def __init__(self, group: str, coord: CoordStore, topics: TopicFinder) -> None:
         self._group = group
         self._coord = coord
         self._topics = topics
 
-    def see(self, name: str, held: frozenset[TopicPartition]) -> Snapshot:
-        """Returns the view of the member of this name, without the claims that it holds."""
+    def see(self, held: Mapping[str, frozenset[TopicPartition]]) -> Snapshot:
+        """Returns the view of the members of these names, without the claims that each holds."""
         found = self._coord.get(head_key(self._group))
         head = decode(found, Head) if found is not None else Head()
         members = {
@@ -56,13 +81,15 @@ class GroupReader:
         names = {topic for member in members.values() for topic in member.topics}
         names.update(*head.subscriptions.values())
         topics = {each: topic for each in sorted(names) if (topic := self._find(each))}
-        claims, last_epochs = self._read_claims(head, head.target_of(name) - held)
+        missing = {part for name in held for part in head.target_of(name) - held[name]}
+        claims, last_epochs = self._read_claims(head, missing)
         parsed = {
             part: decode(record, Claim) if record is not None else None
             for part, (_, record) in claims.items()
         }
         version = found.version if found is not None else 0
-        return Snapshot(View(head, members, topics, parsed), version, claims, last_epochs)
+        view = View(head, members, topics, parsed)
+        return Snapshot(view, version, claims, last_epochs, self._list_claims)
 
     def _read_claims(
         self, head: Head, parts: set[TopicPartition]
@@ -76,9 +103,12 @@ class GroupReader:
             found = {part: (key, self._coord.get(key)) for part, key in keys.items()}
             if all(record is not None for _, record in found.values()):
                 return found, {}
-        listed = {record.key: record for record in self._coord.list(claims_prefix(self._group))}
+        listed = self._list_claims()
         found = {part: (key, listed.get(key)) for part, key in keys.items()}
         return found, last_epochs(listed.values())
+
+    def _list_claims(self) -> dict[str, Versioned]:
+        return {record.key: record for record in self._coord.list(claims_prefix(self._group))}
 
     def _find(self, name: str) -> GroupTopic | None:
         try:

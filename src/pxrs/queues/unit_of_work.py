@@ -236,6 +236,12 @@ class UnitOfWork(Generic[Value]):
         validate_item(item, self._context.stores.queues.limits)
         return item
 
+    def _forget_changes(self) -> None:
+        """Take back what was put and sent so far; what was taken stays held."""
+        with self._locked():
+            self._require_open()
+            self._put, self._ids, self._outgoing = [], [], None
+
     def extend(self, seconds: float) -> None:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
         with self._locked():

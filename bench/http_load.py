@@ -1,0 +1,120 @@
+"""Load on an HTTP server: prepared requests on keep-alive connections, and nothing that costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import uvloop
+
+
+@dataclass
+class Load:
+    """What came of a run."""
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+
+    def percentile(self, share: float) -> float:
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def request(method: str, path: str, body: bytes = b"", kind: str = "application/json") -> bytes:
+    """A request as it goes over the wire."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Content-Type: {kind}\r\n\r\n".encode() + body
+
+
+def run(host: str, port: int, requests: Sequence[bytes], connections: int, total: int) -> Load:
+    """Send `total` requests, one at a time on each connection; all have to succeed."""
+
+    async def main() -> Load:
+        load = Load()
+        shares = [total // connections] * connections
+        ready = [await asyncio.open_connection(host, port, limit=2**24) for _ in range(connections)]
+        started = perf_counter()
+        await asyncio.gather(
+            *(
+                _ask(load, reader, writer, requests, share, number)
+                for number, (share, (reader, writer)) in enumerate(zip(shares, ready, strict=True))
+            )
+        )
+        load.seconds = perf_counter() - started
+        for _, writer in ready:
+            writer.close()
+        return load
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def follow(
+    host: str, port: int, logs: Sequence[tuple[str, int]], query: str, connections: int
+) -> Load:
+    """Fetch logs from 0 to their ends, each where the answer before says to go on."""
+
+    async def main() -> Load:
+        load = Load()
+        left = list(logs)
+        ready = [await asyncio.open_connection(host, port, limit=2**24) for _ in range(connections)]
+        started = perf_counter()
+        await asyncio.gather(*(_follow(load, *streams, left, query) for streams in ready))
+        load.seconds = perf_counter() - started
+        for _, writer in ready:
+            writer.close()
+        return load
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+async def _follow(
+    load: Load,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    left: list[tuple[str, int]],
+    query: str,
+) -> None:
+    while left:
+        path, end = left.pop()
+        offset = 0
+        while offset < end:
+            asked = request("GET", f"{path}?offset={offset}&{query}")
+            head, body = await _answer(load, reader, writer, asked)
+            offset = _number(head, b"x-pxrs-next:") or _number(body, b'"next":')
+
+
+def _number(data: bytes, name: bytes) -> int:
+    """The number behind the last `name`; 0 if it is not there."""
+    at = data.rfind(name)
+    digits = data[at + len(name) : at + len(name) + 20].strip() if at >= 0 else b"0"
+    return int(digits.split(b",")[0].split(b"\r")[0].strip())
+
+
+async def _ask(
+    load: Load,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    requests: Sequence[bytes],
+    count: int,
+    number: int,
+) -> None:
+    for turn in range(count):
+        await _answer(load, reader, writer, requests[(number + turn) % len(requests)])
+
+
+async def _answer(
+    load: Load, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: bytes
+) -> tuple[bytes, bytes]:
+    began = perf_counter()
+    writer.write(asked)
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    if not head.startswith(b"http/1.1 20"):
+        raise RuntimeError(f"the server answered {head[:200]!r}")
+    at = head.index(b"content-length:") + 15
+    body = await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
+    load.latencies.append(perf_counter() - began)
+    return head, body

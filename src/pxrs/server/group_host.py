@@ -1,0 +1,410 @@
+"""Members of one group that a node holds: one watch, one look and one thread for all of them.
+
+A remote client is a member like any other: it has a record, owns partitions by claims, and is seen
+by embedded members and by operators. Its record is bound to the node's session and static, so that
+the node's death moves nothing at once: the client joins again through another node under the same
+name. The client itself is judged here, by its requests: one that is silent for its session timeout
+leaves for good.
+
+Requests are answered from what the thread saw last; those that change the group wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from pxrs.clock import Clock
+from pxrs.core.group import Rules
+from pxrs.core.records import head_key, members_prefix
+from pxrs.errors import (
+    Closed,
+    GroupNotFound,
+    InvalidRequest,
+    OutcomeUnknown,
+    PxrsError,
+    SessionLost,
+)
+from pxrs.groups.membership import MemberSettings, Membership
+from pxrs.groups.owned_claims import Mark, OwnedClaims
+from pxrs.groups.snapshot import GroupReader, Snapshot
+from pxrs.server.held_member import HeldMember, Owned
+from pxrs.server.node_session import NodeSession
+from pxrs.stores.api import CoordStore, Watch
+from pxrs.topics import Topics
+from pxrs.types import TopicPartition
+
+# A lost wake-up costs so much.
+_CAREFUL_WAIT = 2.0
+_RETRY_PAUSE = 0.2
+# Not retryable by the same call, but the next look settles it.
+_MAY_PASS = (OutcomeUnknown, SessionLost)
+# More members than this in one group make every look and every change slow.
+MOST_MEMBERS = 500
+
+
+class Context(NamedTuple):
+    """What all hosts of a node share."""
+
+    coord: CoordStore
+    topics: Topics
+    clock: Clock
+    session: NodeSession
+    node: str
+
+
+class Joining(NamedTuple):
+    """A client that wants to be a member."""
+
+    name: str
+    topics: tuple[str, ...]
+    client: str
+    session_timeout: float
+    notice: float
+    done: Future[None]
+
+
+class Told(NamedTuple):
+    """The answer to a client's request: what it owns, and whether that is about to change.
+
+    `owner` is the id under which the member owns it.
+    """
+
+    owned: dict[TopicPartition, Owned]
+    generation: int
+    settled: bool
+    owner: str
+
+
+class CommitResult(NamedTuple):
+    """Which checkpoints were written, and which partitions the member does not own."""
+
+    written: frozenset[TopicPartition]
+    refused: frozenset[TopicPartition]
+
+
+class _Member:
+    """A member that is held here."""
+
+    def __init__(
+        self, joining: Joining, context: Context, group: str, rules: Rules, patience: float
+    ) -> None:
+        self.name = joining.name
+        self.topics = joining.topics
+        self.client = joining.client
+        self.held = HeldMember(
+            context.clock.monotonic(), joining.session_timeout, patience, joining.notice
+        )
+        self.claims = OwnedClaims(context.coord, context.clock)
+        self.membership = Membership(
+            MemberSettings(
+                group=group,
+                name=joining.name,
+                topics=lambda: joining.topics,
+                rules=rules,
+                ttl=joining.session_timeout,
+                client=joining.client,
+                node=context.node,
+                rejoin_timeout=joining.session_timeout,
+            ),
+            context.coord,
+            context.topics,
+            context.clock,
+            self.claims,
+            self.held,
+            open_session=context.session.lend,
+        )
+        self._joining = joining.done
+        self.settled = False
+        self.look_at: float | None = None
+        self.waiting: list[Callable[[], None]] = []
+
+    def has_joined(self) -> None:
+        """The group has heard of it."""
+        if not self._joining.done():
+            self._joining.set_result(None)
+
+    def end(self, reason: PxrsError) -> None:
+        """It is not held any more: whoever waits is told."""
+        if not self._joining.done():
+            self._joining.set_exception(reason)
+        self.call_back()
+
+    def call_back(self) -> None:
+        """Tell the requests that wait for the member to be settled, or gone."""
+        while self.waiting:
+            self.waiting.pop()()
+
+    def told(self) -> Told:
+        return Told(
+            self.held.tell(), self.membership.generation, self.settled, self.membership.me.id
+        )
+
+
+class GroupHost:
+    """The members of one group on this node. Thread-safe."""
+
+    def __init__(self, group: str, context: Context, rules: Rules, patience: float) -> None:
+        self._group = group
+        self._context = context
+        self._rules = rules
+        self._patience = patience
+        self._reader = GroupReader(group, context.coord, context.topics)
+        self._members: dict[str, _Member] = {}
+        self._joining: list[Joining] = []
+        self._leaving: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+        self._watch: Watch | None = None
+        self._watched: frozenset[str] | None = None
+        self._stop = threading.Event()
+        self._nudge = threading.Event()
+        self._seen: object = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"pxrs-host-{group[:40]}", daemon=True
+        )
+        self._thread.start()
+
+    # Requests
+
+    def join(
+        self,
+        name: str,
+        topics: tuple[str, ...],
+        client: str,
+        session_timeout: float,
+        notice: float = 0.0,
+    ) -> Future[None]:
+        """Become a member, or stay one; done when the group has heard of it."""
+        joining = Joining(name, topics, client, session_timeout, notice, Future())
+        with self._lock:
+            if self._stop.is_set():
+                raise Closed("the node is stopping")
+            if (member := self._members.get(name)) is not None and member.topics == topics:
+                member.held.ask(self._context.clock.monotonic())
+                joining.done.set_result(None)
+                return joining.done
+            if len(self._members) + len(self._joining) >= MOST_MEMBERS:
+                raise InvalidRequest(
+                    f"group {self._group!r} has {MOST_MEMBERS} members on this node already"
+                )
+            self._joining.append(joining)
+        self.wake()
+        return joining.done
+
+    def leave(self, name: str) -> Future[None]:
+        """Leave the group for good; done when the group has heard of it."""
+        with self._lock:
+            self._member(name)
+            done = self._leaving.setdefault(name, Future())
+        self.wake()
+        return done
+
+    def holds(self, name: str) -> bool:
+        """Whether the member is held here."""
+        return name in self._members
+
+    def parts(self, name: str) -> frozenset[TopicPartition]:
+        """What the member may commit."""
+        return self._member(name).held.parts
+
+    @property
+    def size(self) -> int:
+        """How many members are held here."""
+        return len(self._members)
+
+    @property
+    def is_empty(self) -> bool:
+        with self._lock:
+            return not self._members and not self._joining
+
+    def ask(self, name: str) -> Told:
+        """The client lives; what it is told."""
+        member = self._member(name)
+        was_leaving = member.held.is_leaving
+        member.held.ask(self._context.clock.monotonic())
+        if was_leaving:
+            # What it was told before may be released now.
+            self.wake()
+        return member.told()
+
+    def when_settled(self, name: str, callback: Callable[[], None]) -> None:
+        """Call `callback` once the member owns what it shall, or is gone. In any thread."""
+        member = self._member(name)
+        member.waiting.append(callback)
+        if member.settled or not self.holds(name):
+            member.call_back()
+
+    def commit(self, name: str, offsets: Mapping[TopicPartition, int]) -> CommitResult:
+        """Move checkpoints forward where the member owns the partition. Waits for the store."""
+        member = self._member(name)
+        member.held.ask(self._context.clock.monotonic())
+        applied = member.claims.commit({part: Mark(offset) for part, offset in offsets.items()})
+        member.held.committed({each.part: each.claim.checkpoint for each in applied.written})
+        if applied.lost:
+            member.held.gone(applied.lost, lost=True)
+            self.wake()
+        return CommitResult(frozenset(each.part for each in applied.written), applied.lost)
+
+    def _member(self, name: str) -> _Member:
+        member = self._members.get(name)
+        if member is None:
+            raise MemberNotHere(name, self._group)
+        return member
+
+    # Ending
+
+    def wake(self) -> None:
+        """Let the thread look now."""
+        self._nudge.set()
+        watch = self._watch
+        if watch is not None:
+            watch.wake()
+
+    def close(self) -> None:
+        """End the thread. Members stay in the group for their session timeout, as if the node died:
+        their clients find another node in that time."""
+        self._stop.set()
+        self.wake()
+        self._thread.join()
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._nudge.clear()
+            try:
+                self._follow()
+                due = self._step()
+            except PxrsError:
+                self._stop.wait(_RETRY_PAUSE)
+                continue
+            now = self._context.clock.monotonic()
+            wait = _CAREFUL_WAIT if due is None else min(_CAREFUL_WAIT, max(0.0, due - now))
+            if self._watch is not None and wait > 0 and not self._nudge.is_set():
+                self._watch.wait(wait)
+        if self._watch is not None:
+            self._watch.close()
+        stopping = Closed("the node is stopping")
+        for done in [*(joining.done for joining in self._joining), *self._leaving.values()]:
+            done.set_exception(stopping)
+        for member in self._members.values():
+            member.end(stopping)
+
+    def _follow(self) -> None:
+        """Watch the group, and the claims that members wait for."""
+        waited = frozenset().union(
+            *(member.membership.waiting_for for member in self._members.values())
+        )
+        if waited == self._watched and self._watch is not None:
+            return
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = self._context.coord.watch(
+            head_key(self._group), members_prefix(self._group), "topics/", *sorted(waited)
+        )
+        self._watched = waited
+
+    def _step(self) -> float | None:
+        """Take in who came, let go who left, look once for all; when to come again."""
+        now = self._context.clock.monotonic()
+        self._take_in()
+        self._let_go(now)
+        if not self._members:
+            return None
+        self._look(now)
+        times = [member.look_at for member in self._members.values()]
+        times += [member.held.release_due() for member in self._members.values()]
+        times += [member.held.silent_until() for member in self._members.values()]
+        return min(at for at in times if at is not None)
+
+    def _take_in(self) -> None:
+        """Hold who wants to join; the look that follows announces it."""
+        with self._lock:
+            joining, self._joining = self._joining, []
+            for each in joining:
+                member = _Member(each, self._context, self._group, self._rules, self._patience)
+                former = self._members.get(each.name)
+                self._members[each.name] = member
+                if former is not None:
+                    former.end(Closed("the member has joined with other topics"))
+
+    def _let_go(self, now: float) -> None:
+        with self._lock:
+            leaving = dict(self._leaving)
+        silent = {
+            name for name, member in self._members.items() if member.held.silent_until() <= now
+        }
+        for name in leaving.keys() | silent:
+            member = self._members.get(name)
+            if member is not None:
+                member.membership.leave(for_good=True)
+            self._drop(name)
+
+    def _drop(self, name: str, reason: PxrsError | None = None) -> None:
+        with self._lock:
+            member = self._members.pop(name, None)
+            done = self._leaving.pop(name, None)
+        if member is not None:
+            member.end(reason or MemberNotHere(name, self._group))
+        if done is not None:
+            done.set_result(None)
+
+    def _look(self, now: float) -> None:
+        seen = self._see()
+        changed = (state := _state_of(seen)) != self._seen
+        self._seen = state
+        for member in list(self._members.values()):
+            due = member.look_at is not None and member.look_at <= now
+            if not changed and not due and not member.held.is_leaving and member.settled:
+                continue
+            member.held.tick(now)
+            try:
+                member.look_at = member.membership.look_at(seen)
+            except PxrsError as error:
+                if error.retryable or isinstance(error, _MAY_PASS):
+                    raise
+                # Its client has joined through another node, or its record can't be written.
+                self._drop(member.name, error)
+                continue
+            # Not before: what a member is told first is what was seen.
+            member.has_joined()
+            if member.look_at is not None and member.look_at <= self._context.clock.monotonic():
+                # It has changed the group: the others must not decide on what was.
+                seen = self._see()
+            self._note_settled(member, seen)
+
+    def _see(self) -> Snapshot:
+        return self._reader.see(
+            {name: member.claims.parts for name, member in self._members.items()}
+        )
+
+    def _note_settled(self, member: _Member, seen: Snapshot) -> None:
+        """Settled is who owns what it shall, in a group that needs no other target."""
+        view = seen.view
+        subscriptions = {name: tuple(sorted(each.topics)) for name, each in view.members.items()}
+        member.settled = (
+            not member.held.is_leaving
+            and member.claims.parts == view.head.target_of(member.name)
+            and subscriptions.items() <= view.head.subscriptions.items()
+        )
+        if member.settled:
+            member.call_back()
+
+
+class MemberNotHere(GroupNotFound):
+    """The group has no such member on this node."""
+
+    def __init__(self, name: str, group: str) -> None:
+        InvalidRequest.__init__(
+            self, f"{name!r} is not a member of group {group!r} any more; join again"
+        )
+        self.group = group
+        self.name = name
+
+
+def _state_of(seen: Snapshot) -> object:
+    """What all members decide on; equal if nothing has changed."""
+    members = tuple((name, member.id) for name, member in seen.view.members.items())
+    return seen.head_version, members, tuple(sorted(seen.view.topics.items()))

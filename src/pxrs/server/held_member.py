@@ -1,0 +1,138 @@
+"""One member of a group that a node holds for a remote client: what it owns and what it was told.
+
+The client asks now and then and is answered from here; it is never called. So a partition that
+goes to another member is given up in two steps: the client is told, with whatever it asks next,
+that the partition is not its own any more; when it has asked once more after that, or did not in
+time, the partition is released. No clock and no store in here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pxrs.core.claims import OwnedClaim
+from pxrs.core.records import GroupTopic
+from pxrs.groups.owned_claims import Mark
+from pxrs.types import TopicPartition
+
+
+class Owned(NamedTuple):
+    """A partition that the client may work on, and how far the group has come in it."""
+
+    epoch: int
+    checkpoint: int | None
+
+
+class Leaving(NamedTuple):
+    """A partition that is to be given up. `told`: which answer left it out, and when."""
+
+    since: float
+    told: tuple[int, float] | None = None
+
+
+class HeldMember:
+    """What the group's thread and the client's requests share. `PartitionWork` for the group.
+
+    `asked` counts the client's requests; each is answered with what it owns and what is not
+    leaving. A partition is released when the client has asked again, `notice` seconds after it
+    was told, at the latest after `patience` seconds. Thread-safe.
+    """
+
+    def __init__(
+        self, now: float, session_timeout: float, patience: float, notice: float = 0.0
+    ) -> None:
+        self.session_timeout = session_timeout
+        self._patience = patience
+        self._notice = notice
+        self._lock = threading.Lock()
+        self._now = now
+        self.heard_at = now
+        self.asked = 0
+        self._owned: dict[TopicPartition, Owned] = {}
+        self._leaving: dict[TopicPartition, Leaving] = {}
+
+    # The client's side
+
+    def ask(self, now: float) -> None:
+        """The client sent a request: it lives, and has seen the answer to the one before."""
+        with self._lock:
+            self.heard_at = max(self.heard_at, now)
+            self.asked += 1
+
+    def tell(self) -> dict[TopicPartition, Owned]:
+        """What the client is told that it owns, in the answer to its latest request."""
+        with self._lock:
+            for part, leaving in self._leaving.items():
+                if leaving.told is None:
+                    self._leaving[part] = leaving._replace(told=(self.asked, self.heard_at))
+            return {part: it for part, it in self._owned.items() if part not in self._leaving}
+
+    @property
+    def parts(self) -> frozenset[TopicPartition]:
+        """What the client may commit: what it owns, until it is released."""
+        with self._lock:
+            return frozenset(self._owned)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether partitions are being given up."""
+        return bool(self._leaving)
+
+    def silent_until(self) -> float:
+        """When the client counts as gone if it sends nothing more."""
+        return self.heard_at + self.session_timeout
+
+    def committed(self, checkpoints: Mapping[TopicPartition, int | None]) -> None:
+        """The group has come so far in these."""
+        with self._lock:
+            for part, checkpoint in checkpoints.items():
+                if (owned := self._owned.get(part)) is not None:
+                    self._owned[part] = owned._replace(checkpoint=checkpoint)
+
+    # The group's side
+
+    def tick(self, now: float) -> None:
+        """What time it is, for `leaving` and `releasable`."""
+        self._now = now
+
+    def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:
+        with self._lock:
+            for claim in owned_claims:
+                self._owned[claim.part] = Owned(claim.epoch, claim.claim.checkpoint)
+                self._leaving.pop(claim.part, None)
+
+    def leaving(self, parts: frozenset[TopicPartition]) -> None:
+        with self._lock:
+            self._leaving = {
+                part: self._leaving.get(part, Leaving(self._now))
+                for part in parts & self._owned.keys()
+            }
+
+    def releasable(self) -> dict[TopicPartition, Mark | None]:
+        with self._lock:
+            return {part: None for part, leaving in self._leaving.items() if self._is_over(leaving)}
+
+    def release_due(self) -> float | None:
+        """When the next partition is released if the client does not ask again."""
+        with self._lock:
+            return min(map(self._due, self._leaving.values()), default=None)
+
+    def final_marks(self) -> dict[TopicPartition, Mark | None]:
+        return dict.fromkeys(self.parts)
+
+    def gone(self, parts: Iterable[TopicPartition], *, lost: bool) -> None:
+        with self._lock:
+            for part in parts:
+                self._owned.pop(part, None)
+                self._leaving.pop(part, None)
+
+    def _due(self, leaving: Leaving) -> float:
+        latest = leaving.since + self._patience
+        if leaving.told is None or self.asked <= leaving.told[0]:
+            return latest
+        return min(latest, leaving.told[1] + self._notice)
+
+    def _is_over(self, leaving: Leaving) -> bool:
+        return self._now >= self._due(leaving)

@@ -1,0 +1,332 @@
+"""Messages for remote clients: produce, fetch, wait for more; as records or as raw batches."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from pxrs import metrics as names
+from pxrs.aio.app import Pxrs
+from pxrs.aio.producer import SentMany
+from pxrs.codec.batches import CHECKSUM, MAX_TIMESTAMP, decode, encode, read_batch
+from pxrs.decoding import Decoder, cut
+from pxrs.errors import DamagedBatch, InvalidRequest, OffsetOutOfRange, TopicNotFound
+from pxrs.producing import handles
+from pxrs.producing.records import Checks, check_partition
+from pxrs.server.appends import Appends
+from pxrs.server.arrivals import Arrivals
+from pxrs.server.metrics import Metrics
+from pxrs.server.settings import ServeSettings
+from pxrs.topics import named
+from pxrs.types import (
+    Append,
+    Appended,
+    Batch,
+    Bounds,
+    Fence,
+    Header,
+    LogPartition,
+    Message,
+    Position,
+    StoredBatch,
+    Topic,
+)
+
+T = TypeVar("T")
+
+# What one call asks the log for. Decoding a megabyte at once would hold up everybody else.
+_PIECE = 64 * 2**10
+_CACHED_BYTES = 32 * 2**20
+_LAST_OFFSET = 2**63 - 1
+
+
+class Record(NamedTuple):
+    """A message to be sent."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[Header] = ()
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+class ProducerState(NamedTuple):
+    """Makes a produce request idempotent: the log recognises one that comes again."""
+
+    id: int
+    epoch: int
+    sequence: int
+
+
+class Page(NamedTuple):
+    """Messages from an offset on, the offset to go on with, and what the partition holds."""
+
+    messages: list[Message]
+    next: int
+    start: int
+    end: int
+
+
+class RawPage(NamedTuple):
+    """Record batches as they are stored; the first one may begin before the wanted offset."""
+
+    data: bytes
+    next: int
+    start: int
+    end: int
+
+
+class Messages:
+    """Produces and fetches for all connections of a node. Used by one event loop."""
+
+    def __init__(self, px: Pxrs, settings: ServeSettings, metrics: Metrics) -> None:
+        self._px = px
+        self._metrics = metrics
+        self._log = px._blocking.stores.log
+        self._call = px._threads.call
+        self._producer = px.producer(
+            linger=0.0,
+            buffer_bytes=settings.max_inflight,
+            max_message_bytes=settings.max_body,
+            max_block=settings.request_timeout,
+            delivery_timeout=settings.request_timeout,
+        )
+        self._appends = Appends(self._log, px._threads, settings.max_inflight)
+        self._arrivals = Arrivals(self._log)
+        self._checks = Checks(settings.max_body)
+        self._max_body = settings.max_body
+        self._topics: dict[str, Topic] = {}
+        self._decoded = _DecodedBatches(_CACHED_BYTES)
+
+    # Producing
+
+    async def produce(self, topic: str, records: Sequence[Record]) -> list[Position]:
+        """Append the records durably; all of them are checked before the first one is sent."""
+
+        async def send(found: Topic) -> list[Position]:
+            for record in records:
+                self._check(found, record)
+            many = handles.SentMany([], [])
+            send, ready = self._producer._blocking.send, self._producer._buffers.ready
+            for value, key, headers, partition, timestamp in records:
+                if not ready(topic):
+                    await self._producer._prepare(topic)
+                sent = send(
+                    topic, value, key, partition=partition, headers=headers, timestamp=timestamp
+                )
+                many._batches.append(sent._pending)
+                many._indexes.append(sent._index)
+            return await SentMany(many).result()
+
+        with self._metrics.timed(names.PRODUCE_SECONDS):
+            positions = await self._in_topic(topic, send)
+        self._metrics.count(names.PRODUCED, topic, by=len(records))
+        return positions
+
+    async def produce_once(
+        self, topic: str, partition: int, records: Sequence[Record], producer: ProducerState
+    ) -> Appended:
+        """Append the records to one partition as one batch, unless the log has it already."""
+        found = await self._topic(topic)
+        check_partition(found, partition)
+        now = self._px._blocking._clock.wall_ms()
+        for record in records:
+            self._check(found, record)
+        batch = encode(
+            ((each.key, each.value, list(each.headers), each.timestamp or now) for each in records),
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            base_sequence=producer.sequence,
+        )
+        return await self._append(topic, partition, batch)
+
+    async def append(self, topic: str, partition: int, data: bytes) -> Appended:
+        """Append one record batch that the client encoded, once it was found to be whole."""
+        check_partition(await self._topic(topic), partition)
+        batch = await self._call(partial(read_batch, data, self._max_body))
+        return await self._append(topic, partition, batch)
+
+    async def _append(self, topic: str, partition: int, batch: Batch) -> Appended:
+        with self._metrics.timed(names.PRODUCE_SECONDS):
+            done = await self._in_topic(
+                topic,
+                lambda it: self._appends.append(Append(LogPartition(it.id, partition), batch)),
+            )
+        self._metrics.count(names.PRODUCED, topic, by=batch.count)
+        return done
+
+    def _check(self, topic: Topic, record: Record) -> None:
+        if record.partition is not None:
+            check_partition(topic, record.partition)
+        if record.timestamp is not None and not 0 <= record.timestamp <= MAX_TIMESTAMP:
+            raise InvalidRequest(
+                f"timestamp must be milliseconds since 1970, got {record.timestamp}"
+            )
+        self._checks.size(record.key, record.value, record.headers or None)
+
+    # Fetching
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, most: int, wait: float = 0.0
+    ) -> Page:
+        """At most `most` messages from `offset` on; waits for the first one if there is none."""
+
+        def look(found: Topic) -> Page:
+            return self._read(found, partition, offset, most)
+
+        page = await self._polled(topic, partition, offset, wait, look, lambda it: it.messages)
+        self._metrics.count(names.FETCHED, topic, by=len(page.messages))
+        return page
+
+    async def fetch_raw(
+        self, topic: str, partition: int, offset: int, most_bytes: int, wait: float = 0.0
+    ) -> RawPage:
+        """Batches from the one that holds `offset` on, about `most_bytes`; waits as `fetch`."""
+
+        def look(found: Topic) -> RawPage:
+            fetched = self._log.fetch(LogPartition(found.id, partition), offset, most_bytes)
+            after = fetched.batches[-1].next if fetched.batches else offset
+            data = b"".join(batch.data for batch in fetched.batches)
+            return RawPage(data, after, fetched.start, fetched.end)
+
+        return await self._polled(topic, partition, offset, wait, look, lambda page: page.data)
+
+    async def offsets_at(self, topic: str, timestamp: int) -> dict[int, int | None]:
+        """Per partition, the offset of the first message of that time (ms) or later."""
+
+        def look(found: Topic) -> dict[int, int | None]:
+            decoder = Decoder()
+            return {
+                number: decoder.offset_at(
+                    self._log,
+                    LogPartition(found.id, number),
+                    Fence(found.name, number, 0),
+                    timestamp,
+                )
+                for number in range(found.partitions)
+            }
+
+        return await self._in_topic(topic, lambda found: self._call(partial(look, found)))
+
+    async def bounds(self, topic: str) -> dict[int, Bounds]:
+        """What each partition holds."""
+        return await self._in_topic(
+            topic, lambda found: self._call(partial(self._log.bounds, found.id))
+        )
+
+    async def _polled(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        wait: float,
+        look: Callable[[Topic], T],
+        found_any: Callable[[T], object],
+    ) -> T:
+        """Looks at once, and once more when something has come or the time is over."""
+        if not 0 <= offset <= _LAST_OFFSET:
+            raise InvalidRequest(f"offset must be 0 or more, got {offset}")
+
+        async def poll(found: Topic) -> T:
+            check_partition(found, partition)
+            page = await self._call(partial(look, found))
+            if found_any(page) or wait <= 0:
+                return page
+            async with self._arrivals.expect(found, partition, offset) as arrival:
+                page = await self._call(partial(look, found))
+                if found_any(page):
+                    return page
+                await arrival.wait(wait)
+            return await self._call(partial(look, found))
+
+        return await self._in_topic(topic, poll)
+
+    def _read(self, topic: Topic, partition: int, offset: int, most: int) -> Page:
+        """Decodes no more batches than are answered. In a thread."""
+        where = LogPartition(topic.id, partition)
+        found: list[Message] = []
+        while True:
+            position = offset + len(found)
+            fetched = self._log.fetch(where, position, _PIECE)
+            for batch in fetched.batches:
+                try:
+                    messages = self._decoded.get(where, batch, Fence(topic.name, partition, 0))
+                except DamagedBatch:
+                    if not found:
+                        raise
+                    return Page(found, offset + len(found), fetched.start, fetched.end)
+                found += cut(messages, offset + len(found))[: most - len(found)]
+                if len(found) >= most:
+                    break
+            if len(found) >= most or not fetched.batches:
+                return Page(found, offset + len(found), fetched.start, fetched.end)
+
+    # Topics
+
+    async def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = await self._px.topics.find(name)
+        return topic
+
+    async def _in_topic(self, name: str, do: Callable[[Topic], Awaitable[T]]) -> T:
+        """Calls `do` with the topic, once more if it was deleted: it may have been made again."""
+        try:
+            return await do(await self._topic(name))
+        except TopicNotFound:
+            self._topics.pop(name, None)
+            with named(name):
+                return await do(await self._topic(name))
+        except OffsetOutOfRange as error:
+            raise OffsetOutOfRange(
+                name, error.partition, error.offset, error.start, error.end
+            ) from None
+
+    # Ending
+
+    @property
+    def waiting(self) -> int:
+        """How many fetches wait for messages."""
+        return self._arrivals.waiting
+
+    def end_waits(self) -> None:
+        """Answer every fetch that waits."""
+        self._arrivals.close()
+
+    async def close(self) -> None:
+        self.end_waits()
+        await self._producer.close()
+
+
+class _DecodedBatches:
+    """The batches decoded last: small fetches walk through a large one. Used by any thread.
+
+    Two threads that decode the same batch do no harm: it never changes. Its checksum is part of
+    its name, since a log that lost data may hold another batch at the same place.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._batches: OrderedDict[tuple[LogPartition, int, bytes], tuple[list[Message], int]]
+        self._batches = OrderedDict()
+
+    def get(self, where: LogPartition, batch: StoredBatch, fence: Fence) -> list[Message]:
+        key = where, batch.base, bytes(batch.data[CHECKSUM])
+        with self._lock:
+            if (known := self._batches.get(key)) is not None:
+                self._batches.move_to_end(key)
+                return known[0]
+        messages = decode(batch, fence)
+        with self._lock:
+            if key not in self._batches:
+                self._batches[key] = messages, len(batch.data)
+                self._bytes += len(batch.data)
+            while self._bytes > self._most:
+                _, (_, size) = self._batches.popitem(last=False)
+                self._bytes -= size
+        return messages

@@ -1,0 +1,269 @@
+"""One node of `pxrs serve`: opens the store, listens, and stops when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from pxrs import aio
+from pxrs import metrics as names
+from pxrs._version import __version__
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.config import public
+from pxrs.errors import ConfigError, MissingExtra, PxrsError
+from pxrs.server.cluster import Cluster
+from pxrs.server.group_host import Context
+from pxrs.server.groups import GroupService
+from pxrs.server.leases import Leases
+from pxrs.server.messages import Messages
+from pxrs.server.metrics import CONTENT_TYPE, Metrics
+from pxrs.server.node_session import NodeSession
+from pxrs.server.rest.dmq import Dmq
+from pxrs.server.rest.dmq_wire import NOTICE, DmqWire
+from pxrs.server.rest.forwarding import Forwarding
+from pxrs.server.rest.guard import Guard
+from pxrs.server.rest.openapi import openapi
+from pxrs.server.rest.routes import Answer, Call, Need, Route
+from pxrs.server.rest.v1 import V1
+from pxrs.server.rest.v1_groups import V1Groups
+from pxrs.server.rest.v1_queues import V1Queues
+from pxrs.server.settings import Endpoint, ServeSettings
+from pxrs.server.tokens import Tokens
+
+_LOG = logging.getLogger("pxrs.serve")
+# How often the store is asked whether it answers, when nobody else asks.
+_CHECK_STORE = 5.0
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Whether the node should get requests, and why not."""
+
+    ready: bool
+    node_id: str
+    reason: str = ""
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """The process answers."""
+
+    alive: bool
+    version: str
+
+
+class Node:
+    """A running node. `serve` returns when it has stopped."""
+
+    def __init__(self, settings: ServeSettings, notice: float = NOTICE) -> None:
+        self._settings = settings
+        self._notice = notice
+        self._stop = asyncio.Event()
+        self.node_id = ""
+        self._store_trouble = "the store was not reached yet"
+
+    def stop(self) -> None:
+        """Finish what is under way and end. On the event loop."""
+        self._stop.set()
+
+    async def serve(self, started: Callable[[Endpoint], None] | None = None) -> None:
+        """Serve until `stop` is called."""
+        from pxrs.server.rest.http import HttpServer
+
+        async with aio.connect(self._settings.store_url) as px:
+            self.px = px._blocking
+            metrics = self._metrics = Metrics(SYSTEM_CLOCK)
+            messages = self.messages = Messages(px, self._settings, metrics)
+            server = HttpServer(self._settings, metrics)
+            try:
+                endpoint = await server.start()
+            except OSError as error:
+                await messages.close()
+                raise ConfigError(
+                    f"can't listen on {self._settings.listen}: {error.strerror}; "
+                    "choose another --listen"
+                ) from None
+            self.node_id = self._settings.name(endpoint.port)
+            address = str(self._settings.advertised(endpoint.port))
+            context = Context(
+                self.px.stores.coord, self.px.topics, SYSTEM_CLOCK,
+                NodeSession(self.px.stores.coord, self._settings.session_ttl), address,
+            )  # fmt: skip
+            loop = asyncio.get_running_loop()
+            cluster = self.cluster = Cluster(
+                context, self.node_id, partial(loop.call_soon_threadsafe, self.stop),
+                self._settings.session_ttl,
+            )  # fmt: skip
+            await px._threads.call(cluster.start)
+            tokens = Tokens(self.px.stores.coord, SYSTEM_CLOCK)
+            guard = await self._guard(px, tokens)
+            groups = GroupService(px, context, cluster, metrics)
+            forwarding = Forwarding(
+                self.node_id, self._settings.request_timeout, self._settings.node_tls()
+            )
+            timeout = self._settings.session_timeout
+            v1 = V1(px, messages, cluster, self._settings.max_wait)
+            dmq = Dmq(groups, cluster, timeout)
+            wire = DmqWire(
+                px, messages, groups, SYSTEM_CLOCK, cluster, timeout, self._notice,
+                tokens if guard is not None else None,
+            )  # fmt: skip
+            leases = Leases(px, cluster, address)
+            parts = (v1, V1Groups(px, groups, metrics), V1Queues(px, leases), dmq, wire)
+            served = [route for part in parts for route in part.routes()]
+
+            async def show_metrics(call: Call) -> Answer:
+                metrics.set(names.WAITING, messages.waiting)
+                metrics.set(names.HELD_MEMBERS, groups.held)
+                metrics.set(names.LEASES, leases.count)
+                metrics.set(names.STORE_UP, 0 if self._store_trouble else 1)
+                metrics.set(names.SLOTS_LED, cluster.view.slots.count(self.node_id))
+                return Answer(await metrics.text(px), content_type=CONTENT_TYPE)
+
+            served.append(
+                Route(
+                    method="GET", path="/metrics", handler=show_metrics,
+                    needs=lambda _: [Need("cluster", "metrics", "read")],
+                    summary="Metrics for Prometheus", answer=bytes, content_type=CONTENT_TYPE,
+                )
+            )  # fmt: skip
+            server.route(self._routes(served), forwarding, guard)
+            watching = asyncio.create_task(self._watch_store(px))
+            _LOG.info(
+                "node %s serves %s on %s%s", self.node_id, public(px.url), self._url(endpoint),
+                ", to clients with a token" if guard is not None else "",
+                extra={"node": self.node_id, "listen": str(endpoint)},
+            )  # fmt: skip
+            if started is not None:
+                started(endpoint)
+            await self._stop.wait()
+            _LOG.info("stopping: waiting polls are answered, requests finish")
+            watching.cancel()
+            messages.end_waits()
+            await server.stop()
+            await leases.close()
+            await groups.close()
+            await px._threads.call(cluster.close)
+            with suppress(PxrsError):  # it ends by itself
+                await px._threads.call(context.session.close)
+            await forwarding.close()
+            await messages.close()
+        _LOG.info("stopped")
+
+    async def _guard(self, px: aio.Pxrs, tokens: Tokens) -> Guard | None:
+        wanted = self._settings.auth
+        if wanted == "auto":
+            wanted = "tokens" if await px._threads.call(tokens.list) else "off"
+        return Guard(tokens, SYSTEM_CLOCK, px._threads.call) if wanted == "tokens" else None
+
+    def _routes(self, served: list[Route]) -> list[Route]:
+        routes = [*self._health_routes(), *served]
+        document = msgspec.json.encode(openapi(routes))
+
+        async def describe(call: Call) -> Answer:
+            return Answer(document)
+
+        about = Route(
+            method="GET", path="/openapi.json", handler=describe, open=True,
+            summary="This document",
+        )  # fmt: skip
+        return [*routes, about]
+
+    def _url(self, endpoint: Endpoint) -> str:
+        return f"{'https' if self._settings.tls_cert else 'http'}://{endpoint}"
+
+    # Health
+
+    def _health_routes(self) -> list[Route]:
+        return [
+            Route(
+                method="GET", path="/health/live", handler=self._live, open=True,
+                summary="Whether the process answers", answer=Alive,
+            ),
+            Route(
+                method="GET", path="/health/ready", handler=self._ready, open=True,
+                summary="Whether the node should get requests", answer=Ready,
+            ),
+        ]  # fmt: skip
+
+    async def _live(self, call: Call) -> Alive:
+        return Alive(True, __version__)
+
+    async def _ready(self, call: Call) -> Answer:
+        reason = "the node is stopping" if self._stop.is_set() else self._store_trouble
+        return Answer(Ready(not reason, self.node_id, reason), 503 if reason else 200)
+
+    async def _watch_store(self, px: aio.Pxrs) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_CHECK_STORE):
+                    await px.topics.list()
+                self._store_trouble = ""
+            except TimeoutError:
+                self._note_outage(f"the store did not answer for {_CHECK_STORE:g} s")
+            except PxrsError as error:
+                self._note_outage(public(str(error)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_STORE):
+                    await self._stop.wait()
+
+    def _note_outage(self, trouble: str) -> None:
+        if not self._store_trouble:
+            self._metrics.count(names.STORE_OUTAGES)
+            _LOG.warning("the store does not answer: %s", trouble)
+        self._store_trouble = trouble
+
+
+def run_node(settings: ServeSettings, started: Callable[[Endpoint], None] | None = None) -> None:
+    """Serve in this thread until SIGTERM or SIGINT."""
+    try:
+        import aiohttp  # noqa: F401
+        import uvloop
+    except ImportError:
+        raise MissingExtra("pxrs serve", "broker") from None
+
+    async def main() -> None:
+        node = Node(settings)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, node.stop)
+        await node.serve(started)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_to_stderr(settings: ServeSettings) -> None:
+    """Send the logs of pxrs to stderr, in the format that was asked for."""
+    handler = logging.StreamHandler(sys.stderr)
+    if settings.log_format == "json":
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("pxrs")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

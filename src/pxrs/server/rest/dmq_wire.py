@@ -1,0 +1,553 @@
+"""What DMQ's existing client and its command line send, beside the documented groups API.
+
+Its JSON reader refuses unknown fields, so every answer has exactly the fields that it knows. It
+keeps its partitions until it is told PREPARING_REBALANCE, and commits what it fetched: both shape
+`WireMember`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from pxrs.aio.app import Pxrs
+from pxrs.clock import Clock
+from pxrs.errors import (
+    GroupNotFound,
+    InvalidRequest,
+    MessageTooLarge,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    PxrsError,
+    TopicNotFound,
+)
+from pxrs.server.cluster import Cluster, NodeInfo, slot_of
+from pxrs.server.groups import GroupService
+from pxrs.server.messages import Messages, Record
+from pxrs.server.rest.problems import HttpError
+from pxrs.server.rest.routes import Call, Need, Route, in_path
+from pxrs.server.tokens import Action, Tokens
+from pxrs.types import Message, Topic, TopicPartition
+
+_TOPICS = "/api/v1/metadata/topics"
+_GROUP = "/api/v1/consumer-groups"
+_STORAGE = "/api/v1/storage"
+# The client sends a heartbeat every three seconds; only the answers to these count for it.
+NOTICE = 3.3
+_LOGIN_SECONDS = 86_400
+
+Name = Annotated[str, Meta(min_length=1, max_length=249)]
+Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class CreateTopic(Struct, frozen=True, rename="camel"):
+    topic_name: Name
+    partition_count: Annotated[int, Meta(ge=1, le=100_000)]
+    replication_factor: int = 1
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+
+
+class Broker(Struct, frozen=True, rename="camel"):
+    broker_id: int
+    host: str
+    port: int
+    status: str = "ONLINE"
+
+
+class TopicConfig(Struct, frozen=True, rename="camel"):
+    retention_ms: int | None
+    retention_bytes: int | None
+    segment_bytes: int | None = None
+    compression_type: str | None = None
+    min_insync_replicas: int | None = None
+
+
+class PartitionMetadata(Struct, frozen=True, rename="camel"):
+    topic_name: str
+    partition_id: int
+    leader: Broker
+    replicas: list[Broker]
+    isr: list[Broker]
+    start_offset: int
+    end_offset: int
+
+
+class TopicMetadata(Struct, frozen=True, rename="camel"):
+    topic_name: str
+    partition_count: int
+    replication_factor: int
+    created_at: int
+    config: TopicConfig
+    partitions: list[PartitionMetadata]
+
+
+class BrokerAnswer(Struct, frozen=True, rename="camel"):
+    id: int
+    host: str
+    port: int
+    status: str
+    address: str
+
+
+class Controller(Struct, frozen=True, rename="camel"):
+    controller_id: int
+    controller_url: str
+    controller_term: int
+    timestamp: int
+
+
+class RaftStatus(Struct, frozen=True, rename="camel"):
+    node_id: int
+    current_term: int
+    state: str
+    leader: bool
+    leader_id: int
+    commit_index: int = 0
+    last_applied: int = 0
+
+
+class NewMessage(Struct, frozen=True):
+    value: bytes | None = None
+    key: str | None = None
+
+
+class Produce(Struct, frozen=True):
+    topic: Name
+    partition: Number
+    messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=10_000)]
+
+
+class ProduceResult(Struct, frozen=True, rename="camel"):
+    offset: int
+    timestamp: int
+    error_code: str = "NONE"
+    error_message: str | None = None
+
+
+class Produced(Struct, frozen=True, rename="camel"):
+    topic: str
+    partition: int
+    results: list[ProduceResult]
+    throttle_time_ms: int
+    error_message: str | None
+    error_code: str
+    success: bool
+
+
+class Consume(Struct, frozen=True, rename="camel"):
+    topic: Name
+    partition: Number
+    offset: Offset
+    max_messages: Annotated[int, Meta(ge=1)] | None = None
+    max_wait_ms: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Headers(Struct, frozen=True):
+    headers: dict[str, str]
+
+
+class ConsumedMessage(Struct, frozen=True):
+    key: str | None
+    value: bytes | None
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    headers: Headers | None
+
+
+class Consumed(Struct, frozen=True, rename="camel"):
+    messages: list[ConsumedMessage]
+    high_water_mark: int
+    error_message: str | None
+    success: bool
+
+
+class Join(Struct, frozen=True, rename="camel"):
+    consumer_id: Name
+    group_id: Name
+
+
+class Heartbeat(Struct, frozen=True, rename="camel"):
+    consumer_id: Name
+    group_id: Name
+    offsets: dict[str, Offset] | None = None
+
+
+class GroupReply(Struct, frozen=True, rename="camel"):
+    """The one answer to join and heartbeat."""
+
+    success: bool
+    error_code: str | None
+    error_message: str | None
+    assigned_partitions: list[int]
+    rebalance_state: str
+    generation: int
+
+
+class Login(Struct, frozen=True):
+    username: str
+    password: str
+
+
+class LoggedIn(Struct, frozen=True, rename="camel"):
+    token: str
+    expires_in: int
+    username: str
+
+
+class WireMember:
+    """What one existing client believes, as far as it can be known here.
+
+    It takes over a changed set only if it was told PREPARING_REBALANCE before, in an answer that
+    it looked at; answers to its commits it does not look at. So PREPARING_REBALANCE is told for
+    longer than the time between two of its heartbeats. What it reports was fetched, not handled:
+    it counts one heartbeat later.
+    """
+
+    def __init__(self, notice: float, owner: str = "") -> None:
+        self._notice = notice
+        # The token that it joined with.
+        self.owner = owner
+        self._shown: tuple[int, ...] | None = None
+        self._preparing_since: float | None = None
+        self._fetched: dict[int, int] = {}
+
+    def reply(
+        self, owned: tuple[int, ...], settled: bool, generation: int, now: float
+    ) -> GroupReply:
+        """The answer to a heartbeat."""
+        if settled and owned == self._shown and self._preparing_since is None:
+            return _reply("STABLE", owned, generation)
+        told = self._preparing_since is not None and now - self._preparing_since >= self._notice
+        if settled and (self._shown is None or told):
+            self._shown, self._preparing_since = owned, None
+            return _reply("STABLE", owned, generation)
+        if self._preparing_since is None:
+            self._preparing_since = now
+        return _reply("PREPARING_REBALANCE", self._shown or (), generation)
+
+    def handled(self, fetched: dict[int, int]) -> dict[int, int]:
+        """What was handled when this heartbeat was sent: what was fetched by the one before."""
+        handled, self._fetched = self._fetched, fetched
+        return handled
+
+
+class DmqWire:
+    """The handlers, and the routes that lead to them."""
+
+    def __init__(
+        self,
+        px: Pxrs,
+        messages: Messages,
+        groups: GroupService,
+        clock: Clock,
+        cluster: Cluster,
+        session_timeout: float,
+        notice: float = NOTICE,
+        tokens: Tokens | None = None,
+    ) -> None:
+        self._notice = notice
+        self._tokens = tokens
+        self._px = px
+        self._messages = messages
+        self._groups = groups
+        self._clock = clock
+        self._session_timeout = session_timeout
+        self._cluster = cluster
+        self._members: dict[tuple[str, str], WireMember] = {}
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(
+                method="POST", path=_TOPICS, handler=self.create_topic, status=201,
+                needs=_new_topic,
+                summary="Make a topic", body=CreateTopic, answer=TopicMetadata,
+            ),
+            Route(
+                method="GET", path=_TOPICS, handler=self.list_topics,
+                summary="List the names of topics", answer=list[str],
+            ),
+            Route(
+                method="GET", path=f"{_TOPICS}/{{topic}}", handler=self.describe_topic,
+                needs=in_path("topic", "read"),
+                summary="Describe a topic and where its partitions are led", answer=TopicMetadata,
+            ),
+            Route(
+                method="DELETE", path=f"{_TOPICS}/{{topic}}", handler=self.delete_topic, status=204,
+                needs=in_path("topic", "admin"),
+                summary="Delete a topic and all its messages",
+            ),
+            Route(
+                method="GET", path="/api/v1/metadata/brokers", handler=self.brokers,
+                summary="List the nodes", answer=list[BrokerAnswer], open=True,
+            ),
+            Route(
+                method="GET", path="/api/v1/metadata/controller", handler=self.controller,
+                summary="Find the node to ask for metadata", answer=Controller, open=True,
+            ),
+            Route(
+                method="GET", path="/api/v1/raft/status", handler=self.raft_status,
+                summary="Say which node leads", answer=RaftStatus, open=True,
+            ),
+            Route(
+                method="POST", path="/api/v1/auth/login", handler=self.login,
+                summary="Log in", body=Login, answer=LoggedIn, open=True,
+            ),
+            Route(
+                method="POST", path="/api/v1/auth/refresh", handler=self.refresh,
+                summary="Renew a login", answer=LoggedIn, open=True,
+            ),
+            Route(
+                method="POST", path=f"{_STORAGE}/messages", handler=self.produce,
+                needs=_topic_in_body("write"),
+                summary="Send messages to one partition", body=Produce, answer=Produced,
+            ),
+            Route(
+                method="POST", path=f"{_STORAGE}/consume", handler=self.consume,
+                needs=_topic_in_body("read"),
+                summary="Fetch messages of one partition", body=Consume, answer=Consumed,
+            ),
+            Route(
+                method="POST", path=f"{_GROUP}/join", handler=self.join,
+                needs=_group_in_body,
+                summary="Join a group", body=Join, answer=GroupReply,
+            ),
+            Route(
+                method="POST", path=f"{_GROUP}/heartbeat", handler=self.heartbeat, late=True,
+                needs=_group_in_body,
+                summary="Say that a member lives, and what it has fetched",
+                body=Heartbeat, answer=GroupReply,
+            ),
+        ]  # fmt: skip
+
+    # Topics
+
+    async def create_topic(self, call: Call) -> TopicMetadata:
+        wanted: CreateTopic = call.body
+        keep = wanted.retention_ms
+        topic = await self._px.topics.create(
+            wanted.topic_name,
+            wanted.partition_count,
+            retention=None if keep is None or keep < 0 else keep / 1000,
+            retention_bytes=wanted.retention_bytes,
+        )
+        return await self._metadata(topic)
+
+    async def list_topics(self, call: Call) -> list[str]:
+        found = await self._px.topics.list()
+        return [topic.name for topic in found if call.may("topic", topic.name, "read")]
+
+    async def describe_topic(self, call: Call) -> TopicMetadata:
+        return await self._metadata(await self._px.topics.find(call.path["topic"]))
+
+    async def delete_topic(self, call: Call) -> None:
+        await self._px.topics.delete(call.path["topic"])
+
+    async def _metadata(self, topic: Topic) -> TopicMetadata:
+        view = self._cluster.view
+        nodes = [_broker(node) for node in view.nodes]
+
+        def leader(number: int) -> Broker:
+            return _broker(view.leader_of(slot_of(f"{topic.name}/{number}")) or self._cluster.here)
+
+        return TopicMetadata(
+            topic.name,
+            topic.partitions,
+            1,
+            topic.created_ms,
+            TopicConfig(topic.retention_ms, topic.retention_bytes),
+            [
+                PartitionMetadata(
+                    topic.name, number, leader(number), nodes, nodes, held.start, held.end
+                )
+                for number, held in sorted((await self._px.topics.bounds(topic)).items())
+            ],
+        )
+
+    # Nodes
+
+    async def brokers(self, call: Call) -> list[BrokerAnswer]:
+        return [
+            BrokerAnswer(node.number, *node.endpoint, "ONLINE", node.address)
+            for node in self._cluster.view.nodes
+        ]
+
+    async def controller(self, call: Call) -> Controller:
+        here = self._cluster.here
+        epoch = self._cluster.view.epoch
+        return Controller(here.number, f"http://{here.address}", epoch, self._clock.wall_ms())
+
+    async def raft_status(self, call: Call) -> RaftStatus:
+        """Any node answers any request, so each may call itself the leader."""
+        here = self._cluster.here.number
+        return RaftStatus(here, self._cluster.view.epoch, "LEADER", True, here)
+
+    async def login(self, call: Call) -> LoggedIn:
+        """A token's name and secret; the answer is what to send as a bearer token."""
+        bearer = f"pxrs.{call.body.username}.{call.body.password}"
+        return await self._logged_in(bearer, call.body.username)
+
+    async def refresh(self, call: Call) -> LoggedIn:
+        bearer = call.headers.get("Authorization", "").partition(" ")[2]
+        name = "" if call.identity is None else call.identity.name
+        return await self._logged_in(bearer, name)
+
+    async def _logged_in(self, bearer: str, name: str) -> LoggedIn:
+        if self._tokens is None:
+            # Nobody is asked for one: any will do.
+            return LoggedIn("none-needed", _LOGIN_SECONDS, name)
+        identity = await self._px._threads.call(partial(self._tokens.identify, bearer))
+        if identity is None or identity.expired:
+            raise HttpError(401, "unauthorized", "no such token, or another secret")
+        return LoggedIn(bearer, _LOGIN_SECONDS, identity.name)
+
+    # Messages
+
+    async def produce(self, call: Call) -> Produced:
+        asked: Produce = call.body
+        records = [
+            Record(each.value, None if each.key is None else each.key.encode(), (), asked.partition)
+            for each in asked.messages
+        ]
+        try:
+            positions = await self._messages.produce(asked.topic, records)
+        except PxrsError as error:
+            code = _produce_code(error)
+            failed = ProduceResult(-1, 0, code, str(error))
+            return Produced(asked.topic, asked.partition, [failed], 0, str(error), code, False)
+        now = self._clock.wall_ms()
+        results = [ProduceResult(position.offset, now) for position in positions]
+        return Produced(asked.topic, asked.partition, results, 0, None, "NONE", True)
+
+    async def consume(self, call: Call) -> Consumed:
+        asked: Consume = call.body
+        most = min(asked.max_messages or 500, 10_000)
+        wait = min((asked.max_wait_ms or 0) / 1000, 30.0)
+        offset = asked.offset
+        try:
+            try:
+                page = await self._messages.fetch(asked.topic, asked.partition, offset, most, wait)
+            except OffsetOutOfRange as error:
+                if offset >= error.end:
+                    return Consumed([], error.end, None, True)
+                # What it asks for was removed by retention: it goes on with what there is.
+                page = await self._messages.fetch(
+                    asked.topic, asked.partition, error.start, most, wait
+                )
+        except PxrsError as error:
+            return Consumed([], 0, str(error), False)
+        return Consumed([_consumed(each) for each in page.messages], page.end, None, True)
+
+    # Groups
+
+    async def join(self, call: Call) -> GroupReply:
+        asked: Join = call.body
+        try:
+            await self._take_in(asked.group_id, asked.consumer_id)
+            self._members[asked.group_id, asked.consumer_id] = self._new_member(call)
+            return await self._answer(asked.group_id, asked.consumer_id)
+        except PxrsError as error:
+            return _failed(error)
+
+    async def heartbeat(self, call: Call) -> GroupReply:
+        asked: Heartbeat = call.body
+        key = asked.group_id, asked.consumer_id
+        known = self._members.get(key)
+        who = call.identity
+        if who is not None and who.expired and (known is None or known.owner != who.name):
+            # It can't log in again by itself, so it may keep what it has joined, and no more.
+            raise HttpError(401, "token_expired", "this token has expired")
+        try:
+            if key not in self._members:
+                await self._take_in(*key)
+                self._members[key] = self._new_member(call)
+            answer = await self._answer(*key)
+            await self._commit(key, asked.offsets or {})
+        except PxrsError as error:
+            if isinstance(error, GroupNotFound):
+                self._members.pop(key, None)
+            return _failed(error)
+        return answer
+
+    def _new_member(self, call: Call) -> WireMember:
+        return WireMember(self._notice, "" if call.identity is None else call.identity.name)
+
+    async def _take_in(self, group: str, name: str) -> None:
+        topic = (await self._groups.find(group)).app.topic
+        client = f"dmq:{name}"
+        await self._groups.join(group, name, (topic,), client, self._session_timeout, self._notice)
+
+    async def _answer(self, group: str, name: str) -> GroupReply:
+        told = await self._groups.ask(group, name)
+        owned = tuple(sorted(part.partition for part in told.owned))
+        now = self._clock.monotonic()
+        return self._members[group, name].reply(owned, told.settled, told.generation, now)
+
+    async def _commit(self, key: tuple[str, str], offsets: dict[str, int]) -> None:
+        """Commit what was handled, of partitions that it owns; others' it reports as well."""
+        fetched = {int(text): at for text, at in offsets.items() if text.isdigit()}
+        handled = self._members[key].handled(fetched)
+        if handled:
+            topic = (await self._groups.find(key[0])).app.topic
+            marks = {TopicPartition(topic, number): at for number, at in handled.items()}
+            await self._groups.commit_owned(*key, marks)
+
+
+def _broker(node: NodeInfo) -> Broker:
+    return Broker(node.number, *node.endpoint)
+
+
+def _reply(state: str, partitions: tuple[int, ...], generation: int) -> GroupReply:
+    return GroupReply(True, None, None, list(partitions), state, generation)
+
+
+def _failed(error: PxrsError) -> GroupReply:
+    code = "INTERNAL_ERROR"
+    if isinstance(error, GroupNotFound):
+        code = "REBALANCE_IN_PROGRESS"
+    elif isinstance(error, InvalidRequest):
+        code = "INVALID_REQUEST"
+    return GroupReply(False, code, str(error), [], "PREPARING_REBALANCE", 0)
+
+
+def _produce_code(error: PxrsError) -> str:
+    if isinstance(error, TopicNotFound | PartitionNotFound):
+        return "UNKNOWN_TOPIC_OR_PARTITION"
+    if isinstance(error, MessageTooLarge):
+        return "MESSAGE_TOO_LARGE"
+    return "INVALID_REQUEST" if isinstance(error, InvalidRequest) else "TIMEOUT"
+
+
+def _consumed(message: Message) -> ConsumedMessage:
+    key = None if message.key is None else message.key.decode(errors="replace")
+    headers = None
+    if message.headers:
+        text = {name: (it or b"").decode(errors="replace") for name, it in message.headers}
+        headers = Headers(text)
+    return ConsumedMessage(
+        key,
+        message.value,
+        message.topic,
+        message.partition,
+        message.offset,
+        message.timestamp,
+        headers,
+    )
+
+
+def _new_topic(call: Call) -> list[Need]:
+    return [Need("topic", call.body.topic_name, "admin")]
+
+
+def _topic_in_body(action: Action) -> Callable[[Call], list[Need]]:
+    return lambda call: [Need("topic", call.body.topic, action)]
+
+
+def _group_in_body(call: Call) -> list[Need]:
+    return [Need("group", call.body.group_id, "write")]

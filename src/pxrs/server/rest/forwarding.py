@@ -1,0 +1,55 @@
+"""Passes requests on to the node that has to answer them."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+
+import aiohttp
+
+from pxrs.server.rest.problems import HttpError
+from pxrs.server.rest.routes import Answer
+
+FORWARDED = "X-Pxrs-Forwarded"
+FOLLOWS = "X-Pxrs-Follows"
+LEADER = "X-Pxrs-Leader"
+_PASSED_ON = ("Authorization", "Content-Type", "X-Request-Id")
+
+
+class Forwarding:
+    """Connections to the other nodes. Used by one event loop."""
+
+    def __init__(self, node: str, timeout: float, tls: ssl.SSLContext | None) -> None:
+        self._node = node
+        self._tls = tls
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(
+        self, address: str, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
+        """What the node at `address` answers; 503 if it can't be reached."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout, auto_decompress=False)
+        passed = {name: headers[name] for name in _PASSED_ON if name in headers}
+        try:
+            async with self._session.request(
+                method,
+                f"{'http' if self._tls is None else 'https'}://{address}{path}",
+                ssl=True if self._tls is None else self._tls,
+                headers=passed | {FORWARDED: self._node},
+                data=body or None,
+                allow_redirects=False,
+            ) as answer:
+                kind = answer.headers.get("Content-Type", "application/json").partition(";")[0]
+                return Answer(await answer.read(), answer.status, kind, {LEADER: address})
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise HttpError(
+                503,
+                "leader_unreachable",
+                f"the node at {address}, which has to answer this, can't be reached: {error}",
+            ) from None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()

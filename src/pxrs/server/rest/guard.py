@@ -1,0 +1,85 @@
+"""Who may send which request: identifies the token, and asks it for what the route needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.server.rest.problems import HttpError
+from pxrs.server.rest.routes import Call, Need, Route
+from pxrs.server.tokens import Identity, Tokens
+
+# How long a token that was found good is not looked up again: so late a revoked one is noticed.
+_REMEMBERED = 3.0
+_MOST_REMEMBERED = 10_000
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pxrs"'}
+
+
+class Guard:
+    """Checks requests against tokens. Used by one event loop."""
+
+    def __init__(
+        self, tokens: Tokens, clock: Clock, call: Callable[[Callable[[], Any]], Awaitable[Any]]
+    ) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._call = call
+        self._known: dict[bytes, tuple[Identity, float]] = {}
+
+    async def identify(self, headers: Mapping[str, str], route: Route | None) -> Identity | None:
+        """Who sends this; None for a route that is open to everybody. 401 without a good token."""
+        bearer = _bearer(headers)
+        if route is not None and route.open and not bearer:
+            return None
+        identity = await self._look_up(bearer) if bearer else None
+        if identity is None:
+            if route is not None and route.open:
+                return None
+            detail = (
+                "send a token: Authorization: Bearer …" if not bearer else "this token is wrong"
+            )
+            raise HttpError(401, "unauthorized", detail, _CHALLENGE)
+        if identity.expired and not (route is not None and (route.late or route.open)):
+            raise HttpError(401, "token_expired", "this token has expired", _CHALLENGE)
+        return identity
+
+    async def _look_up(self, bearer: str) -> Identity | None:
+        key = hashlib.sha256(bearer.encode()).digest()
+        now = self._clock.monotonic()
+        known = self._known.get(key)
+        if known is not None and now < known[1]:
+            return known[0]
+        self._known.pop(key, None)
+        identity: Identity | None = await self._call(partial(self._tokens.identify, bearer))
+        if identity is not None:
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            self._known[key] = identity, now + _REMEMBERED
+        return identity
+
+
+def refuse(identity: Identity | None, needs: Iterable[Need]) -> None:
+    """403 unless the identity may do all of it."""
+    if identity is None:
+        return
+    for need in needs:
+        if not identity.may(need.kind, need.name, need.action):
+            raise HttpError(
+                403,
+                "forbidden",
+                f"token {identity.name!r} may not {need.action} {need.kind} {need.name!r}",
+            )
+
+
+def check(route: Route, call: Call) -> None:
+    """403 unless whoever calls may do what the route does."""
+    if call.identity is not None and route.needs is not None:
+        refuse(call.identity, route.needs(call))
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

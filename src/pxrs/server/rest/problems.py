@@ -1,0 +1,101 @@
+"""Errors as `application/problem+json`: a status, a code, what happened and what to do."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from pxrs import errors
+
+PROBLEM = "application/problem+json"
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+# The first class that fits counts: subclasses stand before their bases.
+_STATUSES: tuple[tuple[type[errors.PxrsError], int], ...] = (
+    (errors.TopicNotFound, 404),
+    (errors.PartitionNotFound, 404),
+    (errors.QueueNotFound, 404),
+    (errors.GroupNotFound, 404),
+    (errors.TopicExists, 409),
+    (errors.QueueExists, 409),
+    (errors.GroupExists, 409),
+    (errors.GroupNotEmpty, 409),
+    (errors.OffsetOutOfRange, 416),
+    (errors.MessageTooLarge, 413),
+    (errors.InvalidRequest, 400),
+    (errors.StoreFull, 507),
+    (errors.OutcomeUnknown, 504),
+    (errors.StoreBusy, 503),
+    (errors.StoreUnavailable, 503),
+    (errors.StoreReadOnly, 503),
+    (errors.BufferFull, 503),
+    (errors.DeliveryFailed, 503),
+    (errors.Closed, 503),
+    (errors.ProducerFenced, 409),
+    (errors.SequenceGap, 409),
+    (errors.CommitConflict, 409),
+    (errors.TransactionConflict, 409),
+    (errors.Fenced, 409),
+    (errors.SessionLost, 409),
+    (errors.NotAtomic, 409),
+)
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of every answer that is not a success. `retryable`: the same request may succeed."""
+
+    title: str
+    status: int
+    code: str
+    detail: str = ""
+    retryable: bool = False
+    request_id: str = ""
+    start: int | None = None
+    end: int | None = None
+
+
+class HttpError(Exception):
+    """A refusal by the HTTP layer itself."""
+
+    def __init__(
+        self, status: int, code: str, detail: str, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+def problem_of(error: Exception, request_id: str) -> Problem:
+    """What the client is told. An error that is a bug of ours says nothing about its inside."""
+    if isinstance(error, HttpError):
+        return Problem(
+            title=error.code.replace("_", " "),
+            status=error.status,
+            code=error.code,
+            detail=str(error),
+            retryable=error.status == 503,
+            request_id=request_id,
+        )
+    if isinstance(error, errors.PxrsError):
+        status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+        words = _WORDS.split(type(error).__name__)
+        held = isinstance(error, errors.OffsetOutOfRange) and (error.start, error.end)
+        return Problem(
+            title=" ".join(words).lower(),
+            status=status,
+            code="_".join(words).lower(),
+            detail=str(error),
+            retryable=error.retryable or isinstance(error, errors.DeliveryFailed | errors.Closed),
+            request_id=request_id,
+            start=held[0] if held else None,
+            end=held[1] if held else None,
+        )
+    return Problem(
+        title="internal error",
+        status=500,
+        code="internal_error",
+        detail="the node failed to handle this request; its log has the details under this id",
+        request_id=request_id,
+    )

@@ -1,0 +1,123 @@
+"""Routes as values: what a path takes and answers, for the server and for the OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pxrs.errors import InvalidRequest
+from pxrs.server.tokens import Action, Identity, Kind
+
+RAW_BATCH = "application/vnd.pxrs.batch"
+JSON = "application/json"
+
+
+class Answer(NamedTuple):
+    """What a handler answers when a struct with status 200 is not enough."""
+
+    body: Any
+    status: int = 200
+    content_type: str = JSON
+    headers: Mapping[str, str] = {}
+
+
+class Call(NamedTuple):
+    """One request, checked: the path's parameters, the query and the body as the route has them."""
+
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    headers: Mapping[str, str]
+    identity: Identity | None = None
+
+    def may(self, kind: Kind, name: str, action: Action) -> bool:
+        """Whether who calls may do this; everybody may where no tokens are asked for."""
+        return self.identity is None or self.identity.may(kind, name, action)
+
+
+class Need(NamedTuple):
+    """A right that a request needs."""
+
+    kind: Kind
+    name: str
+    action: Action
+
+
+def in_path(kind: Kind, action: Action) -> Callable[[Call], list[Need]]:
+    """The right on what the path names `{topic}`, `{group}` or `{queue}`."""
+    return lambda call: [Need(kind, call.path[kind], action)]
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One method on one path.
+
+    `query` and `body` are structs that the request must fit; `body` may be `bytes` for a raw one.
+    `answer` is what a success holds. `open`: needs no token. `late`: a token that has expired will
+    do. `needs`: the rights that a request needs; None if any token will do.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    query: type | None = None
+    body: type | None = None
+    answer: Any = None
+    status: int = 200
+    content_type: str = JSON
+    open: bool = False
+    late: bool = False
+    needs: Callable[[Call], Iterable[Need]] | None = None
+
+    def parse_query(self, given: Mapping[str, str]) -> Any:
+        """The query as the route's struct; raises `InvalidRequest` if it does not fit."""
+        if self.query is None:
+            if given:
+                raise InvalidRequest(f"{self.path} takes no query parameters, got {sorted(given)}")
+            return None
+        try:
+            return msgspec.convert(dict(given), self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"the query is wrong: {error}") from None
+
+
+class Match(NamedTuple):
+    """The methods of a path, and its parameters."""
+
+    methods: Mapping[str, Route]
+    parameters: Mapping[str, str]
+
+
+class Router:
+    """Finds routes by path: literal paths first, then those with parameters."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._literal: dict[str, dict[str, Route]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Route]]] = {}
+        for route in routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        if "{" not in route.path:
+            methods = self._literal.setdefault(route.path, {})
+        else:
+            pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.path))
+            methods = self._patterns.setdefault(route.path, (pattern, {}))[1]
+        if route.method in methods:
+            raise ValueError(f"{route.method} {route.path} is declared twice")
+        methods[route.method] = route
+
+    def find(self, path: str) -> Match | None:
+        """The routes of a decoded path; None if there are none."""
+        if (methods := self._literal.get(path)) is not None:
+            return Match(methods, {})
+        for pattern, methods in self._patterns.values():
+            if (match := pattern.fullmatch(path)) is not None:
+                return Match(methods, match.groupdict())
+        return None

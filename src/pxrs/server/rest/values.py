@@ -1,0 +1,39 @@
+"""Bytes in JSON: text where they are UTF-8, base64 (RFC 4648, padded) where they are not."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from pxrs.errors import InvalidRequest
+
+
+def bytes_of(name: str, text: str | None, coded: str | None) -> bytes | None:
+    """What a request says in `name` or in `name_base64`."""
+    if coded is None:
+        return None if text is None else text.encode()
+    if text is not None:
+        raise InvalidRequest(f"{name} and {name}_base64 must not both be given")
+    return from_base64(f"{name}_base64", coded)
+
+
+def from_base64(name: str, text: str) -> bytes:
+    """The bytes; raises `InvalidRequest` with the field's name."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"{name} must be base64 (RFC 4648, padded)") from None
+
+
+def to_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def text_of(data: str | bytes | None) -> tuple[str | None, str | None]:
+    """As text, or in base64: one of the two is None."""
+    if data is None or isinstance(data, str):
+        return data, None
+    try:
+        return data.decode(), None
+    except UnicodeDecodeError:
+        return None, to_base64(data)

@@ -1,0 +1,180 @@
+"""What DMQ's existing client and command line send, step by step."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from support.node import Client, LocalNode
+
+TOPICS = "/api/v1/metadata/topics"
+GROUP = "/api/v1/consumer-groups"
+SIX = {
+    "success", "errorCode", "errorMessage", "assignedPartitions", "rebalanceState", "generation",
+}  # fmt: skip
+
+
+@pytest.fixture
+def orders(client: Client) -> Client:
+    wanted = {
+        "topicName": "orders", "partitionCount": 4, "replicationFactor": 1, "retentionMs": None,
+        "retentionBytes": None, "segmentBytes": None, "compressionType": None,
+        "minInsyncReplicas": None,
+    }  # fmt: skip
+    assert client.post(TOPICS, wanted).status in (200, 201)
+    return client
+
+
+def produce(client: Client, partition: int, *values: str) -> None:
+    messages = [{"key": "k", "value": base64.b64encode(it.encode()).decode()} for it in values]
+    body = {
+        "topic": "orders", "partition": partition, "messages": messages,
+        "producerId": "cli-producer", "producerEpoch": 0, "requiredAcks": -1, "timeoutMs": 30000,
+    }  # fmt: skip
+    answer = client.post("/api/v1/storage/messages", body).json
+    assert answer["success"], answer
+    assert len(answer["results"]) == len(values)
+
+
+def consume(client: Client, partition: int, offset: int) -> list[str]:
+    body = {
+        "topic": "orders", "partition": partition, "offset": offset, "maxMessages": 100,
+        "consumerGroup": None, "maxWaitMs": None, "minBytes": None, "maxBytes": None,
+    }  # fmt: skip
+    answer = client.post("/api/v1/storage/consume", body).json
+    assert answer.keys() == {"messages", "highWaterMark", "errorMessage", "success"}
+    assert answer["success"]
+    return [base64.b64decode(each["value"]).decode() for each in answer["messages"]]
+
+
+class JavaMember:
+    """A group consumer: joins, sends heartbeats, follows the states as the client does."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+        found = client.post(
+            "/api/v1/metadata/consumer-groups/find-or-create", {"topic": "orders", "appId": "app"}
+        ).json
+        assert found.keys() == {
+            "groupId", "topic", "appId", "groupLeaderBrokerId", "groupLeaderUrl", "createdAt",
+            "lastModifiedAt",
+        }  # fmt: skip
+        assert "://" not in found["groupLeaderUrl"]
+        self.group = found["groupId"]
+        body = {"topic": "orders", "appId": "app", "offsetState": {}}
+        joined = client.post(f"{GROUP}/join", body | self._who).json
+        assert joined.keys() == SIX
+        assert joined["success"], joined
+        self.stable = False
+        self.partitions: list[int] = []
+        self.offsets: dict[str, int] = {}
+
+    @property
+    def _who(self) -> dict[str, str]:
+        return {"consumerId": self.name, "groupId": self.group}
+
+    def beat(self) -> str:
+        answer = self._client.post(f"{GROUP}/heartbeat", self._who | {"offsets": self.offsets}).json
+        assert answer.keys() == SIX
+        assert answer["success"], answer
+        state: str = answer["rebalanceState"]
+        if state != "STABLE":
+            self.stable = False
+        elif not self.stable and answer["assignedPartitions"]:
+            self.stable, self.partitions = True, answer["assignedPartitions"]
+        return state
+
+    def poll(self) -> list[str]:
+        found = []
+        for partition in self.partitions if self.stable else ():
+            at = self.offsets.get(str(partition), 0)
+            values = consume(self._client, partition, at)
+            self.offsets[str(partition)] = at + len(values)
+            found += values
+        return found
+
+
+def settle(*members: JavaMember) -> None:
+    while sorted(number for each in members for number in each.partitions) != [
+        0,
+        1,
+        2,
+        3,
+    ] or not all(each.stable for each in members):
+        for each in members:
+            each.beat()
+
+
+def test_metadata(orders: Client, node: LocalNode) -> None:
+    assert orders.get(TOPICS).json == ["orders"]
+    about = orders.get(f"{TOPICS}/orders").json
+    assert about.keys() == {
+        "topicName", "partitionCount", "replicationFactor", "createdAt", "config", "partitions",
+    }  # fmt: skip
+    leader = about["partitions"][0]["leader"]
+    assert (leader["host"], leader["port"]) == tuple(node.endpoint)
+    controller = orders.get("/api/v1/metadata/controller").json
+    assert controller["controllerUrl"] == f"http://{node.endpoint}"
+    assert orders.get("/api/v1/metadata/brokers").json[0]["port"] == node.endpoint.port
+    assert orders.get("/api/v1/raft/status").json["leader"] is True
+    login = orders.post("/api/v1/auth/login", {"username": "admin", "password": "x"})
+    assert login.json.keys() == {"token", "expiresIn", "username"}
+    assert orders.get(f"{TOPICS}/none").status == 404
+    assert orders("DELETE", f"{TOPICS}/orders").status in (200, 204)
+
+
+def test_produce_and_consume(orders: Client) -> None:
+    produce(orders, 1, "a", "b")
+    assert consume(orders, 1, 0) == ["a", "b"]
+    assert consume(orders, 1, 2) == []
+    assert consume(orders, 1, 99) == []
+    refused = orders.post(
+        "/api/v1/storage/messages",
+        {"topic": "none", "partition": 0, "messages": [{"key": None, "value": "YQ=="}]},
+    )
+    assert refused.status == 200
+    assert refused.json["errorCode"] == "UNKNOWN_TOPIC_OR_PARTITION"
+    assert refused.json["results"]
+
+
+def test_a_group_from_join_to_silence(url: str) -> None:
+    with LocalNode(url, session_timeout=1.0) as node:
+        client = node.client()
+        client.post(TOPICS, {"topicName": "orders", "partitionCount": 4})
+        for partition in range(4):
+            produce(client, partition, "a", "b")
+        first = JavaMember(client, "dmq-consumer-1")
+        settle(first)
+        assert sorted(first.poll()) == ["a"] * 4 + ["b"] * 4
+        first.beat()  # reports what it fetched …
+        first.beat()  # … and this one says that it was handled
+        shown = node.px.groups.describe(first.group)
+        assert [part.checkpoint for part in shown.partitions] == [2] * 4
+        second = JavaMember(client, "dmq-consumer-2")
+        settle(first, second)
+        assert len(first.partitions) == len(second.partitions) == 2
+        # It still reports offsets of partitions that it has lost: they change nothing.
+        produce(client, second.partitions[0], "c")
+        first.offsets[str(second.partitions[0])] = 3
+        first.beat()
+        first.beat()
+        lost = node.px.groups.describe(first.group).partitions[second.partitions[0]]
+        assert lost.checkpoint == 2
+        settle(second)  # the first one is silent, and there is no leave
+        assert second.partitions == [0, 1, 2, 3]
+        client.close()
+
+
+def test_a_heartbeat_of_a_stranger_joins(orders: Client, node: LocalNode) -> None:
+    member = JavaMember(orders, "dmq-consumer-1")
+    settle(member)
+    member.name = "dmq-consumer-2"
+    member.beat()
+    names = {each.name for each in node.px.groups.describe(member.group).members}
+    assert names == {"dmq-consumer-1", "dmq-consumer-2"}
+    body = {"consumerId": "a", "groupId": "G_no_group", "offsets": {}}
+    unknown = orders.post(f"{GROUP}/heartbeat", body)
+    assert unknown.status == 200
+    assert (unknown.json["success"], unknown.json["errorCode"]) == (False, "REBALANCE_IN_PROGRESS")

@@ -1,0 +1,79 @@
+"""Groups under /v1: join, assignment, commits that are fenced, leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.node import Client, LocalNode
+
+GROUP = "/v1/groups/billing"
+
+
+@pytest.fixture
+def orders(client: Client) -> Client:
+    client.post("/v1/topics", {"name": "orders", "partitions": 4})
+    messages = [{"partition": number, "value": "x"} for number in range(4) for _ in range(3)]
+    client.post("/v1/topics/orders/messages", {"messages": messages})
+    return client
+
+
+def join(client: Client, member: str) -> None:
+    joined = client.post(f"{GROUP}/members", {"member": member, "topics": ["orders"]})
+    assert joined.status == 201, joined.body
+
+
+def owned(client: Client, *members: str) -> dict[str, list[Any]]:
+    """What the members own, once each has its share."""
+    while True:
+        answers = {each: client.get(f"{GROUP}/members/{each}").json for each in members}
+        counts = [len(answer["partitions"]) for answer in answers.values()]
+        if all(answer["settled"] for answer in answers.values()) and sum(counts) == 4:
+            return {name: answer["partitions"] for name, answer in answers.items()}
+
+
+def test_commits_are_fenced_by_partition(orders: Client) -> None:
+    join(orders, "a")
+    mine = owned(orders, "a")["a"]
+    done = orders.post(
+        f"{GROUP}/commits", {"commits": [{"fence": part["fence"], "offset": 2} for part in mine]}
+    )
+    assert [each["checkpoint"] for each in done.json["commits"]] == [2] * 4
+    back = orders.post(f"{GROUP}/commits", {"commits": [{"fence": mine[0]["fence"], "offset": 1}]})
+    assert back.json["commits"][0]["checkpoint"] == 2
+    join(orders, "b")
+    shared = owned(orders, "a", "b")
+    moved = [part["partition"] for part in shared["b"]]
+    assert [part["checkpoint"] for part in shared["b"]] == [2, 2]
+    stale = orders.post(
+        f"{GROUP}/commits", {"commits": [{"fence": part["fence"], "offset": 3} for part in mine]}
+    )
+    refused = {each["partition"] for each in stale.json["commits"] if each["fenced"]}
+    assert refused == set(moved)
+    checkpoints = [part["checkpoint"] for part in orders.get(GROUP).json["partitions"]]
+    assert [checkpoints[number] for number in moved] == [2, 2]
+    assert sorted(checkpoints) == [2, 2, 3, 3]
+    assert orders("DELETE", f"{GROUP}/members/b").status == 204
+    assert len(owned(orders, "a")["a"]) == 4
+    assert orders.get(f"{GROUP}/members/b").status == 404
+    assert "b left" in str(orders.get(f"{GROUP}/history").json)
+    assert orders("DELETE", GROUP).status == 409
+    orders("DELETE", f"{GROUP}/members/a")
+    assert orders("DELETE", GROUP).status == 204
+
+
+def test_bad_fences(orders: Client, node: LocalNode) -> None:
+    join(orders, "a")
+    fence = owned(orders, "a")["a"][0]["fence"]
+    for wrong in ("", "x", fence[:-4], "A" * 2000, "é", "W10"):
+        refused = orders.post(f"{GROUP}/commits", {"commits": [{"fence": wrong, "offset": 1}]})
+        assert refused.status == 400, (wrong, refused.body)
+    past = orders.post(f"{GROUP}/commits", {"commits": [{"fence": fence, "offset": 99}]})
+    assert past.status == 416
+    other = orders.post("/v1/groups/other/commits", {"commits": [{"fence": fence, "offset": 1}]})
+    assert (other.status, other.json["code"]) == (400, "foreign_fence")
+    missing = orders.post(f"{GROUP}/members", {"member": "b", "topics": ["none"]})
+    assert missing.status == 404
+    for wrong in ({"member": "a b", "topics": ["orders"]}, {"member": "a", "topics": []}, {}):
+        assert orders.post(f"{GROUP}/members", wrong).status == 400

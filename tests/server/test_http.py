@@ -1,0 +1,165 @@
+"""The HTTP layer: limits, refusals, and what is told of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from pxrs.errors import ConfigError
+from pxrs.server.settings import Endpoint, load_settings, parse_endpoint
+from support.node import Client, LocalNode, NodeProcess
+
+
+@pytest.fixture
+def url() -> str:
+    return "memory://"
+
+
+def test_health_and_the_document(client: Client) -> None:
+    assert client.get("/health/live").json["alive"] is True
+    document = client.get("/openapi.json").json
+    assert "/v1/topics/{topic}/messages" in document["paths"]
+    assert document["openapi"] == "3.1.0"
+
+
+def test_paths_and_methods(client: Client) -> None:
+    missing = client.get("/v2/nothing")
+    assert (missing.status, missing.json["code"]) == (404, "no_such_path")
+    assert missing.headers["content-type"].startswith("application/problem+json")
+    wrong = client("PUT", "/v1/topics")
+    assert (wrong.status, wrong.headers["allow"]) == (405, "GET, POST")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"name": 1, "partitions": 1}',
+        b'{"name": "a"}',
+        b'{"name": "a", "partitions": 0}',
+        b'{"name": "a", "partitions": 1, "unknown": 1}',
+        b'{"name": "../a", "partitions": 1}',
+        b'{"name": "", "partitions": 1}',
+    ],
+)
+def test_bad_bodies(client: Client, body: bytes) -> None:
+    refused = client("POST", "/v1/topics", body)
+    assert refused.status == 400, refused.body
+    assert refused.json["detail"]
+    assert client.get("/v1/topics").json == {"topics": []}
+
+
+@pytest.mark.parametrize(
+    "query", ["", "offset=-1", "offset=x", "offset=0&max=0", "offset=0&wait=-1", "offset=0&who=me"]
+)
+def test_bad_queries(client: Client, query: str) -> None:
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    assert client.get(f"/v1/topics/orders/partitions/0/messages?{query}").status == 400
+
+
+@pytest.mark.parametrize(
+    ("partition", "status"), [("1", 404), ("-1", 400), ("x", 400), ("1e3", 400)]
+)
+def test_bad_partitions(client: Client, partition: str, status: int) -> None:
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    path = f"/v1/topics/orders/partitions/{partition}/messages"
+    assert client.get(f"{path}?offset=0").status == status
+    assert client.post(path, {"messages": [{"value": "a"}]}).status == status
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 60, b"x" * 61, bytes(200)])
+def test_bad_batches(client: Client, data: bytes) -> None:
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    refused = client("POST", "/v1/topics/orders/partitions/0/batches", data)
+    assert refused.status == 400, refused.body
+
+
+def test_a_body_that_is_too_large() -> None:
+    with LocalNode("memory://", max_body=1000) as node:
+        client = node.client()
+        refused = client("POST", "/v1/topics", b"x" * 1001)
+        assert (refused.status, refused.json["code"]) == (413, "body_too_large")
+        client.close()
+        chunked = http.client.HTTPConnection(*node.endpoint)
+        chunked.request("POST", "/v1/topics", iter([b"x" * 600] * 5), encode_chunked=True)
+        assert chunked.getresponse().status == 413
+        chunked.close()
+
+
+def test_compressed_bodies_are_refused(client: Client) -> None:
+    refused = client("POST", "/v1/topics", b"x", {"Content-Encoding": "gzip"})
+    assert refused.status == 415
+
+
+def test_a_body_that_does_not_come() -> None:
+    request = b"POST /v1/topics HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+    with (
+        LocalNode("memory://", request_timeout=0.2) as node,
+        socket.create_connection(node.endpoint) as raw,
+    ):
+        raw.sendall(request)
+        assert raw.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_connections_over_the_limit() -> None:
+    with LocalNode("memory://", max_connections=2) as node:
+        clients = [node.client() for _ in range(3)]
+        statuses = [each.get("/health/live").status for each in clients]
+        assert statuses == [200, 200, 503]
+        for each in clients:
+            each.close()
+
+
+def test_settings_come_from_three_places(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('listen = "127.0.0.1:1"\nmax_body = 5\nnode_id = "file"\n')
+    variables = {"PXRS_SERVE_LISTEN": "127.0.0.1:2", "PXRS_SERVE_NODE_ID": "variable"}
+    found = load_settings({"node_id": "flag", "listen": None}, file, variables)
+    assert (found.node_id, found.listen, found.max_body) == ("flag", "127.0.0.1:2", 5)
+    for wrong in ('liste = "a"', "max_body = 0", 'max_body = "x"', "= 3", 'node_id = "a b"'):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError):
+            load_settings({}, file, {})
+
+
+def test_other_hosts_are_refused_unless_forced() -> None:
+    for listen in ("0.0.0.0:6080", ":6080", "[::]:6080", "example.org:6080"):
+        with pytest.raises(ConfigError, match="--insecure"):
+            load_settings({"listen": listen}, None, {})
+        load_settings({"listen": listen, "insecure": True}, None, {})
+    assert parse_endpoint("listen", "[::1]:80") == Endpoint("::1", 80)
+    for wrong in ("a", "a:b", "a:99999", "a:1:2", "http://a:1"):
+        with pytest.raises(ConfigError, match="host:port"):
+            parse_endpoint("listen", wrong)
+
+
+@pytest.mark.long
+@pytest.mark.engine("sqlite")
+def test_the_command(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/served.db"
+    node = NodeProcess(store, "--log-format", "json")
+    try:
+        client = node.client()
+        assert client.post("/v1/topics", {"name": "orders", "partitions": 1}).status == 201
+        sent = client.post("/v1/topics/orders/messages", {"messages": [{"value": "kept"}]})
+        assert sent.status == 200
+        with pytest.raises(AssertionError, match="choose another --listen"):
+            NodeProcess(store, listen=str(node.endpoint))
+        lines = [json.loads(line) for line in node.terminate().splitlines()]
+        assert node.process.returncode == 0
+        assert {line["level"] for line in lines} == {"info"}
+        client.close()
+    finally:
+        node.kill()
+    import pxrs
+
+    with pxrs.connect(store) as px:
+        assert [message.value for message in px.reader("orders").read(0, 0)] == [b"kept"]
