@@ -12,12 +12,12 @@ from pxrs.consuming.fetcher import Fetcher
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core import claims
 from pxrs.core.claims import Stamp, Step
-from pxrs.core.group import View
 from pxrs.core.records import Claim, Head, decode, encode
 from pxrs.errors import OffsetOutOfRange
 from pxrs.groups import admin as forgetting
 from pxrs.groups.membership import Membership
 from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
+from pxrs.groups.snapshot import Snapshot
 from pxrs.types import Check, Put, TopicPartition, Versioned
 from support.mutants import NO_ANSWERS, Mutant, Patch, catch
 
@@ -43,7 +43,7 @@ def reset_fences_nobody(patch: Patch) -> None:
 
 def nobody_hears_of_a_reset(patch: Patch) -> None:
     """Members that have nothing to commit hold on to what they had."""
-    patch.setattr(Membership, "_drop_what_others_have", lambda self, view: False)
+    patch.setattr(Membership, "_drop_what_others_have", lambda self, seen: False)
 
 
 def reset_is_not_recorded(patch: Patch) -> None:
@@ -56,13 +56,13 @@ def reset_is_not_recorded(patch: Patch) -> None:
 def topic_is_its_name(patch: Patch) -> None:
     """What is held of a deleted topic counts as held of the one that was made again."""
 
-    def by_name(self: Membership, view: View) -> bool:
+    def by_name(self: Membership, seen: Snapshot) -> bool:
         gone = [
             part
             for part in sorted(self._owned_claims.parts)
             if (owned_claim := self._owned_claims.get(part))
             and (
-                part.topic not in view.topics
+                part.topic not in seen.view.topics
                 or (found := self._coord.get(owned_claim.key)) is None
                 or decode(found, Claim).owner != self.me.id
             )
