@@ -25,7 +25,6 @@ from pxrs.types import (
     Append,
     Appended,
     Batch,
-    Bounds,
     Fence,
     Header,
     LogPartition,
@@ -210,12 +209,6 @@ class Messages:
             }
 
         return await self._in_topic(topic, lambda found: self._call(partial(look, found)))
-
-    async def bounds(self, topic: str) -> dict[int, Bounds]:
-        """What each partition holds."""
-        return await self._in_topic(
-            topic, lambda found: self._call(partial(self._log.bounds, found.id))
-        )
 
     async def _polled(
         self,

@@ -19,7 +19,7 @@ from pxrs.server.metrics import Metrics
 from pxrs.server.rest.forwarding import FOLLOWS, FORWARDED, LEADER, Forwarding
 from pxrs.server.rest.guard import Guard, check
 from pxrs.server.rest.problems import PROBLEM, HttpError, Problem, problem_of
-from pxrs.server.rest.routes import Answer, Call, Route, Router
+from pxrs.server.rest.routes import Answer, Call, Match, Route, Router
 from pxrs.server.settings import Endpoint, ServeSettings
 
 _LOG = logging.getLogger("pxrs.serve")
@@ -91,8 +91,9 @@ class HttpServer:
         began = perf_counter()
         self._busy += 1
         self._quiet.clear()
+        match = self._router.find(request.path)
         try:
-            answer = await self._answer(request)
+            answer = await self._answer(request, match)
         except Exception as error:  # noqa: BLE001 - a client is told of every failure
             answer = self._refusal(error, request_id)
         finally:
@@ -100,7 +101,6 @@ class HttpServer:
             if not self._busy:
                 self._quiet.set()
         # Not the path as it was sent: strangers could make up as many as they like.
-        match = self._router.find(request.path)
         path = next(iter(match.methods.values())).path if match is not None else "none"
         method = request.method if match is not None and request.method in match.methods else ""
         self._metrics.count(names.REQUESTS, method, path, str(answer.status))
@@ -115,10 +115,9 @@ class HttpServer:
             response.force_close()
         return response
 
-    async def _answer(self, request: web.BaseRequest) -> Answer:
+    async def _answer(self, request: web.BaseRequest, match: Match | None) -> Answer:
         if self._stopping:
             raise HttpError(503, "stopping", "this node is stopping; try another one", _RETRY_AFTER)
-        match = self._router.find(request.path)
         route = match.methods.get(request.method) if match is not None else None
         identity = None
         if self._guard is not None:
