@@ -381,11 +381,17 @@ class GroupHost:
         )
 
     def _note_settled(self, member: _Member, seen: Snapshot) -> None:
-        """Settled is who owns what it shall, in a group that needs no other target."""
+        """Settled is who owns what it shall, in a group that needs no other target.
+
+        One that has just joined is not in what was seen before.
+        """
         view = seen.view
+        mine = view.members.get(member.name)
         subscriptions = {name: tuple(sorted(each.topics)) for name, each in view.members.items()}
         member.settled = (
-            not member.held.is_leaving
+            mine is not None
+            and mine.id == member.membership.me.id
+            and not member.held.is_leaving
             and member.claims.parts == view.head.target_of(member.name)
             and subscriptions.items() <= view.head.subscriptions.items()
         )
