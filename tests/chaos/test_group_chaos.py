@@ -150,7 +150,7 @@ def _freeze_and_wake(world: World, victim: str) -> bool:
     child = world.members[victim]
     child.signal(signal.SIGUSR1)
     assert child.read() == "holding a batch"
-    child.signal(signal.SIGSTOP)
+    child.freeze_between_writes(world.px.stores)
     world.wait(lambda: world.owned_by(victim) == 0)
     child.signal(signal.SIGCONT)
     child.tell()

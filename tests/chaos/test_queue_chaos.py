@@ -164,7 +164,7 @@ def test_every_item_ends_handled_or_dead(world: World) -> None:
             for item in world.px.stores.queues.peek(QUEUE, [ItemState.HELD], limit=10_000)
             if decode_body(item.body)[0] == value
         ]
-        victim.signal(signal.SIGSTOP)
+        victim.freeze_between_writes(world.px.stores)
         world.wait_until_not_held(value, stored.deliveries)
         victim.signal(signal.SIGCONT)
         victim.tell()

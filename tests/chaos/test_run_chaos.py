@@ -131,7 +131,7 @@ def test_nothing_is_lost_and_each_key_is_in_order(world: World) -> None:
             victim.kill()
             world.start()
         else:
-            victim.signal(signal.SIGSTOP)
+            victim.freeze_between_writes(world.px.stores)
             world.wait(lambda victim=victim: not world.is_owner(victim))  # type: ignore[misc]
             victim.signal(signal.SIGCONT)
     world.finish()

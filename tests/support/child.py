@@ -17,6 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pxrs.stores.api import Stores
+from pxrs.stores.sqlite.stores import SqliteStores
+
 PATIENCE = 30.0
 _TESTS = Path(__file__).parents[1]
 _START = "from support.inside import main; main()"
@@ -70,6 +73,22 @@ class Child:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        """Stop it, and come back when it stands still."""
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def freeze_between_writes(self, stores: Stores) -> None:
+        """Stop it where none of its threads is inside a write to an SQLite file.
+
+        One that is frozen there stops the file for all, as docs/engines.md says. This
+        process writes meanwhile, so no other can.
+        """
+        if isinstance(stores, SqliteStores):
+            stores.database.write(lambda turn: self.freeze())
+        else:
+            self.freeze()
 
     def join(self) -> int:
         """Wait for its end; its exit code."""
