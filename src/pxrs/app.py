@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from pxrs import signatures
 from pxrs.arguments import check_handler
 from pxrs.callers import check_connection, given_connection
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -36,6 +37,7 @@ from pxrs.options import (
     PutManyOptions,
     PutOptions,
     RunOptions,
+    TransactionOptions,
     filled,
     refuse_unknown,
     takes,
@@ -49,7 +51,7 @@ from pxrs.serde import Serde
 from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import Topics as TopicRecords
-from pxrs.types import Header, Message, NewItem, Plain, Read, Value
+from pxrs.types import Header, Message, Plain, Read
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
@@ -61,7 +63,6 @@ if TYPE_CHECKING:
     from pxrs.groups.admin import Groups
     from pxrs.queues.admin import Queues
     from pxrs.queues.held_items import Context
-    from pxrs.queues.item import Item
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Handler, Listener
     from pxrs.running.listener_turns import Turns
@@ -201,29 +202,7 @@ class Pxrs:
         self._members.add(member)
         return Consumer(member)
 
-    @overload
-    def run(
-        self,
-        handler: Callable[[Message[bytes]], Any],
-        *,
-        topic: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        serde: None = None,
-        **options: Unpack[RunOptions],
-    ) -> Running: ...
-
-    @overload
-    def run(
-        self,
-        handler: Callable[[Message[Value]], Any],
-        *,
-        topic: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        serde: Serde[Value],
-        **options: Unpack[RunOptions],
-    ) -> Running: ...
-
-    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, RunJob])
+    @signatures.run
     def run(
         self,
         handler: Callable[[Message], Any],
@@ -293,68 +272,52 @@ class Pxrs:
 
         return Runner(job, self._clock, letters, join)
 
+    @takes(TransactionOptions, strict=False)
     def transaction(
         self,
         connection: None = None,
         *,
-        commits: Any = None,
-        join: Any = None,
         serde: Serde[Plain] | None = None,
-        strict: bool = False,
+        **options: Unpack[TransactionOptions],
     ) -> UnitOfWork[Plain]:
         """A unit of work for a `with` block: take and put items, send messages, run SQL.
 
         Leaving the block commits all of it at once, an exception rolls back: on a connection of
-        pxrs, or on one of the caller's that pxrs `commits`, with whatever is done on it. With
-        `join` pxrs neither begins nor commits nor rolls back: what the block did is written when
-        it is left, and lands when, and only if, the caller commits. `strict`: taking from a queue
-        that does not exist is an error.
+        pxrs, or on one of the caller's.
         """
-        from pxrs.queues.unit_of_work import UnitOfWork
+        return self._unit_of_work("transaction", connection, serde, options, commit_on_exit=True)
 
-        given = given_connection("px.transaction", connection, commits, join)
-        return UnitOfWork(self._context(), connection=given, serde=serde, strict=strict)
-
+    @takes(TransactionOptions, strict=False)
     def begin(
         self,
         connection: None = None,
         *,
-        commits: Any = None,
-        join: Any = None,
         serde: Serde[Plain] | None = None,
-        strict: bool = False,
+        **options: Unpack[TransactionOptions],
     ) -> UnitOfWork[Plain]:
         """As `transaction`, but `commit()` must be called: leaving the block rolls back."""
+        return self._unit_of_work("begin", connection, serde, options, commit_on_exit=False)
+
+    def _unit_of_work(
+        self,
+        verb: str,
+        unsaid: object,
+        serde: Serde[Plain] | None,
+        options: TransactionOptions,
+        *,
+        commit_on_exit: bool,
+    ) -> UnitOfWork[Plain]:
         from pxrs.queues.unit_of_work import UnitOfWork
 
-        given = given_connection("px.begin", connection, commits, join)
         return UnitOfWork(
-            self._context(), connection=given, serde=serde, strict=strict, commit_on_exit=False
+            self._context(),
+            connection=given_connection(verb, unsaid, options),
+            serde=serde,
+            strict=options.get("strict", False),
+            commit_on_exit=commit_on_exit,
         )
 
-    @overload
-    def put(
-        self,
-        queue: str,
-        value: str | bytes,
-        *,
-        serde: None = None,
-        connection: Any = None,
-        **options: Unpack[PutOptions],
-    ) -> int | None: ...
-
-    @overload
-    def put(
-        self,
-        queue: str,
-        value: Value,
-        *,
-        serde: Serde[Value],
-        connection: Any = None,
-        **options: Unpack[PutOptions],
-    ) -> int | None: ...
-
-    @takes(PutManyOptions, PutOptions, defaults=[NewItem])
+    @signatures.put
     def put(
         self,
         queue: str,
@@ -373,29 +336,7 @@ class Pxrs:
             item = work.put(queue, value, **options)
         return item.id
 
-    @overload
-    def put_many(
-        self,
-        queue: str,
-        values: Iterable[str | bytes],
-        *,
-        serde: None = None,
-        connection: Any = None,
-        **options: Unpack[PutManyOptions],
-    ) -> list[int | None]: ...
-
-    @overload
-    def put_many(
-        self,
-        queue: str,
-        values: Iterable[Value],
-        *,
-        serde: Serde[Value],
-        connection: Any = None,
-        **options: Unpack[PutManyOptions],
-    ) -> list[int | None]: ...
-
-    @takes(PutManyOptions, defaults=[NewItem])
+    @signatures.put_many
     def put_many(
         self,
         queue: str,
@@ -428,27 +369,7 @@ class Pxrs:
         with self.transaction(join=connection) as work:
             work.send(topic, value, key, partition=partition, headers=headers)
 
-    @overload
-    def listen(
-        self,
-        queue: str,
-        handler: Callable[[Item[str | bytes], UnitOfWork[str | bytes]], Any],
-        *,
-        serde: None = None,
-        **options: Unpack[ListenOptions],
-    ) -> Running: ...
-
-    @overload
-    def listen(
-        self,
-        queue: str,
-        handler: Callable[[Item[Value], UnitOfWork[Value]], Any],
-        *,
-        serde: Serde[Value],
-        **options: Unpack[ListenOptions],
-    ) -> Running: ...
-
-    @takes(ListenOptions, defaults=[ListenJob])
+    @signatures.listen
     def listen(
         self,
         queue: str,
@@ -475,18 +396,14 @@ class Pxrs:
         return self._start(listen_job(queue, handler, serde, options))
 
     def _new_listener(self, job: ListenJob) -> Listener:
+        from pxrs.queues.unit_of_work import UnitOfWork
         from pxrs.running.listener import Listener
         from pxrs.running.listener_turns import Turns
 
         with self._making:
             self._turns = self._turns or Turns(self._clock)
-        return Listener(
-            job,
-            self.stores.queues,
-            lambda: self.begin(serde=job.serde),
-            self._turns,
-            self._clock,
-        )
+        begin = partial(UnitOfWork, self._context(), serde=job.serde, commit_on_exit=False)
+        return Listener(job, self.stores.queues, begin, self._turns, self._clock)
 
     @property
     def queues(self) -> Queues:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from pxrs.errors import InvalidRequest
+from pxrs.options import TransactionOptions, refuse_unknown
 
 
-def given_connection(verb: str, unsaid: object, commits: Any, join: Any) -> Any:
+def given_connection(verb: str, unsaid: object, options: TransactionOptions) -> Any:
     """Returns the connection for `Stores.atomic`: none, one that pxrs commits, or one to join."""
+    refuse_unknown(verb, options, TransactionOptions)
     refuse_unsaid(
-        unsaid, f"{verb}(join=connection) if you commit, {verb}(commits=connection) if pxrs shall"
+        unsaid,
+        f"px.{verb}(join=connection) if you commit, px.{verb}(commits=connection) if pxrs shall",
     )
+    commits, join = options.get("commits"), options.get("join")
     if commits is not None and join is not None:
         raise InvalidRequest(
             "pass commits= or join=, not both: a connection is either committed by pxrs or joined"

@@ -143,6 +143,20 @@ class PutOptions(PutManyOptions, total=False):
     dedupe_window: float
 
 
+class TransactionOptions(TypedDict, total=False):
+    """Options of `px.transaction` and `px.begin`.
+
+    commits: a connection of the caller's that pxrs commits, with whatever is done on it.
+    join: one that the caller commits. pxrs neither begins nor commits nor rolls back: what the
+        block did is written when it is left, and lands when, and only if, the caller commits.
+    strict: taking from a queue that does not exist is an error.
+    """
+
+    commits: Any
+    join: Any
+    strict: bool
+
+
 class ListenOptions(TypedDict, total=False):
     """Options of `px.listen`.
 
@@ -165,16 +179,23 @@ class ListenOptions(TypedDict, total=False):
     deadline: float | None
 
 
-def takes(*kinds: type, defaults: Sequence[type[msgspec.Struct]]) -> Callable[[F], F]:
+def takes(
+    *kinds: type, defaults: Sequence[type[msgspec.Struct]] = (), **more: object
+) -> Callable[[F], F]:
     """Let `help` and `inspect.signature` show each option of a function that takes `**options`.
 
-    The last kind has all of them; those before are the ones that it extends.
+    The last kind has all of them; those before are the ones that it extends. The defaults are
+    those of settings, and `more`.
     """
 
     def describe(function: F) -> F:
-        known = {name: it for each in defaults for name, it in _defaults_of(each).items()}
+        known = more | {name: it for each in defaults for name, it in _defaults_of(each).items()}
         own = inspect.signature(function)
-        *named, _ = own.parameters.values()
+        named = [
+            each
+            for each in own.parameters.values()
+            if each.kind is not each.VAR_KEYWORD and each.name not in kinds[-1].__annotations__
+        ]
         options = [
             inspect.Parameter(
                 name,

@@ -136,6 +136,7 @@ def handlers(px: Pxrs) -> None:
     px.listen("mail", handle_mail)
     px.listen("mail", handle_item)  # type: ignore[arg-type]
     px.listen("orders", handle_mail, serde=JSON(Order))  # type: ignore[arg-type]
+    px.listen("orders", await_item, serde=JSON(Order))  # type: ignore[arg-type]
 
 
 def handle_bytes(message: Message[bytes]) -> None: ...

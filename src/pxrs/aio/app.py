@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack, overload
+from typing import Any, Literal, Unpack
 
 from pxrs import app as blocking
 from pxrs import options as blocking_options
+from pxrs import signatures
 from pxrs.aio.admin import Groups, Queues, Topics
 from pxrs.aio.consumer import Consumer, ConsumerOptions, OnLoop
 from pxrs.aio.producer import Producer
@@ -23,11 +24,12 @@ from pxrs.aio.running import (
     ItemHandler,
     ItemsOnOwnLoop,
     ItemsOnThisLoop,
+    MessageHandler,
     MessagesOnOwnLoop,
     MessagesOnThisLoop,
     Running,
 )
-from pxrs.aio.threads import Opening, Threads, outcome, passing, signed_as
+from pxrs.aio.threads import Opening, Threads, outcome, passing, shown_as, signed_as
 from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.arguments import check_handler, is_coroutine_function
 from pxrs.callers import check_connection, given_connection
@@ -35,20 +37,15 @@ from pxrs.config import ConsumerSettings, ProducerSettings
 from pxrs.consuming.consumer import Consumer as BlockingConsumer
 from pxrs.errors import DeliveryFailed, OutcomeUnknown
 from pxrs.options import (
-    ListenOptions,
     MemberOptions,
     ProducerOptions,
-    PutManyOptions,
-    PutOptions,
-    RunOptions,
+    TransactionOptions,
     refuse_unknown,
     takes,
 )
-from pxrs.queues.item import Item
-from pxrs.running.job import ListenJob, RunJob, listen_job, run_job
 from pxrs.serde import Serde
 from pxrs.stores.connections import lend
-from pxrs.types import Message, NewItem, Plain, Read, Value
+from pxrs.types import Plain, Read
 
 
 def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Opening[Pxrs]:
@@ -133,38 +130,9 @@ class Pxrs:
 
         return Opening(begin)
 
-    @overload
-    def run(
-        self,
-        handler: Callable[[Message[bytes]], Any],
-        *,
-        topic: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        serde: None = None,
-        **options: Unpack[RunOptions],
-    ) -> Running: ...
-
-    @overload
-    def run(
-        self,
-        handler: Callable[[Message[Value]], Any],
-        *,
-        topic: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        serde: Serde[Value],
-        **options: Unpack[RunOptions],
-    ) -> Running: ...
-
-    @takes(MemberOptions, RunOptions, defaults=[ConsumerSettings, RunJob])
-    def run(
-        self,
-        handler: Callable[[Message], Any],
-        *,
-        topic: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        serde: Serde | None = None,
-        **options: Unpack[RunOptions],
-    ) -> Running:
+    @signatures.run
+    @shown_as(blocking.Pxrs.run)
+    def run(self, handler: MessageHandler, **options: Any) -> Running:
         """Call `handler(message)` for every message of the group's share. See `pxrs.Pxrs.run`.
 
         It starts at once: `await px.run(…).join()` waits until it is stopped, and leaving
@@ -175,20 +143,19 @@ class Pxrs:
         check_handler(handler, "message")
         on_loop = MessagesOnThisLoop(handler, asyncio.get_running_loop())
         called = MessagesOnOwnLoop(handler) if options.get("processes") else on_loop
-        running = self._blocking._start(run_job(called, topic, group, serde, options))
+        running = self._blocking.run(called, **options)
         on_loop.stop = running.stop
         return Running(running, self._threads, on_loop.abandon, self._blocking.stop)
 
     # Work queues
 
+    @takes(TransactionOptions, strict=False)
     def transaction(
         self,
         connection: None = None,
         *,
-        commits: Any = None,
-        join: Any = None,
         serde: Serde[Plain] | None = None,
-        strict: bool = False,
+        **options: Unpack[TransactionOptions],
     ) -> UnitOfWork[Plain]:
         """A unit of work: `async with px.transaction() as tx`. See `pxrs.Pxrs.transaction`.
 
@@ -197,118 +164,59 @@ class Pxrs:
         ends, and so has to allow that: SQLAlchemy's do, and sqlite3's with
         `check_same_thread=False`.
         """
-        given_connection("px.transaction", connection, None, None)
-        begin = partial(
-            self._blocking.transaction,
-            commits=lend(commits),
-            join=lend(join),
-            serde=serde,
-            strict=strict,
-        )
-        return UnitOfWork(begin, Surroundings(self._threads.submit, self._waiters))
+        return self._unit_of_work("transaction", connection, serde, options)
 
+    @takes(TransactionOptions, strict=False)
     def begin(
         self,
         connection: None = None,
         *,
-        commits: Any = None,
-        join: Any = None,
         serde: Serde[Plain] | None = None,
-        strict: bool = False,
+        **options: Unpack[TransactionOptions],
     ) -> UnitOfWork[Plain]:
         """As `transaction`, but `commit()` must be awaited: leaving the block rolls back.
 
         `tx = await px.begin()` does without a block.
         """
-        given_connection("px.begin", connection, None, None)
-        begin = partial(
-            self._blocking.begin,
-            commits=lend(commits),
-            join=lend(join),
-            serde=serde,
-            strict=strict,
-        )
+        return self._unit_of_work("begin", connection, serde, options)
+
+    def _unit_of_work(
+        self,
+        verb: Literal["transaction", "begin"],
+        unsaid: object,
+        serde: Serde[Plain] | None,
+        options: TransactionOptions,
+    ) -> UnitOfWork[Plain]:
+        given_connection(verb, unsaid, options)
+        lent = {name: lend(options.get(name)) for name in ("commits", "join")}
+        begin = partial(getattr(self._blocking, verb), serde=serde, **{**options, **lent})
         return UnitOfWork(begin, Surroundings(self._threads.submit, self._waiters))
 
-    @overload
+    @signatures.put
+    @shown_as(blocking.Pxrs.put)
     async def put(
-        self,
-        queue: str,
-        value: str | bytes,
-        *,
-        serde: None = None,
-        connection: Any = None,
-        **options: Unpack[PutOptions],
-    ) -> int | None: ...
-
-    @overload
-    async def put(
-        self,
-        queue: str,
-        value: Value,
-        *,
-        serde: Serde[Value],
-        connection: Any = None,
-        **options: Unpack[PutOptions],
-    ) -> int | None: ...
-
-    @takes(PutManyOptions, PutOptions, defaults=[NewItem])
-    async def put(
-        self,
-        queue: str,
-        value: Any,
-        *,
-        serde: Serde | None = None,
-        connection: Any = None,
-        **options: Unpack[PutOptions],
+        self, *args: Any, serde: Any = None, connection: Any = None, **options: Any
     ) -> int | None:
         """Put one item, durably, or when the caller commits `connection`. See `pxrs.Pxrs.put`."""
         if connection is None:
-            put: Any = self._blocking.put
-            return await self._call(partial(put, queue, value, serde=serde, **options))
+            put = partial(self._blocking.put, *args, serde=serde, **options)
+            return await self._call(put)
         # A cancelled one is waited out: the caller's next statement must not overtake it.
         async with self.transaction(join=connection, serde=serde) as work:
-            item = await work.put(queue, value, **options)
+            item = await work.put(*args, **options)
         return item.id
 
-    @overload
+    @signatures.put_many
+    @shown_as(blocking.Pxrs.put_many)
     async def put_many(
-        self,
-        queue: str,
-        values: Iterable[str | bytes],
-        *,
-        serde: None = None,
-        connection: Any = None,
-        **options: Unpack[PutManyOptions],
-    ) -> list[int | None]: ...
-
-    @overload
-    async def put_many(
-        self,
-        queue: str,
-        values: Iterable[Value],
-        *,
-        serde: Serde[Value],
-        connection: Any = None,
-        **options: Unpack[PutManyOptions],
-    ) -> list[int | None]: ...
-
-    @takes(PutManyOptions, defaults=[NewItem])
-    async def put_many(
-        self,
-        queue: str,
-        values: Iterable[Any],
-        *,
-        serde: Serde | None = None,
-        connection: Any = None,
-        **options: Unpack[PutManyOptions],
+        self, *args: Any, serde: Any = None, connection: Any = None, **options: Any
     ) -> list[int | None]:
         """Put several items, all or none, in one commit. See `pxrs.Pxrs.put_many`."""
         if connection is None:
-            put: Any = self._blocking.put_many
-            return await self._call(partial(put, queue, values, serde=serde, **options))
+            put_many = partial(self._blocking.put_many, *args, serde=serde, **options)
+            return await self._call(put_many)
         async with self.transaction(join=connection, serde=serde) as work:
-            items = await work.put_many(queue, values, **options)
+            items = await work.put_many(*args, **options)
         return [item.id for item in items]
 
     @signed_as(blocking.Pxrs.send)
@@ -318,35 +226,9 @@ class Pxrs:
         async with self.transaction(join=connection) as work:
             await work.send(*args, **options)
 
-    @overload
-    def listen(
-        self,
-        queue: str,
-        handler: Callable[[Item[str | bytes], Any], Any],
-        *,
-        serde: None = None,
-        **options: Unpack[ListenOptions],
-    ) -> Running: ...
-
-    @overload
-    def listen(
-        self,
-        queue: str,
-        handler: Callable[[Item[Value], Any], Any],
-        *,
-        serde: Serde[Value],
-        **options: Unpack[ListenOptions],
-    ) -> Running: ...
-
-    @takes(ListenOptions, defaults=[ListenJob])
-    def listen(
-        self,
-        queue: str,
-        handler: ItemHandler,
-        *,
-        serde: Serde | None = None,
-        **options: Unpack[ListenOptions],
-    ) -> Running:
+    @signatures.listen
+    @shown_as(blocking.Pxrs.listen)
+    def listen(self, queue: str, handler: ItemHandler, **options: Any) -> Running:
         """Call `handler(item, tx)` for every item of the queue. See `pxrs.Pxrs.listen`.
 
         It starts at once: `await px.listen(…).join()` waits until it is stopped, and leaving
@@ -359,7 +241,7 @@ class Pxrs:
         called: Any = handler
         if is_coroutine_function(handler):
             called = ItemsOnOwnLoop(handler) if options.get("processes") else on_loop
-        running = self._blocking._start(listen_job(queue, called, serde, options))
+        running = self._blocking.listen(queue, called, **options)
         on_loop.stop = running.stop
         return Running(running, self._threads, on_loop.abandon, self._blocking.stop)
 

@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from pxrs.errors import Closed, InvalidRequest
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 _SHORT_CALLS = 8
@@ -252,8 +253,13 @@ def signed_as(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
     """For one that does more than to forward: it has the blocking method's parameters."""
+    return shown_as(method)
 
-    def sign(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+
+def shown_as(method: Any) -> Callable[[F], F]:
+    """The same for `help` alone, where type checkers know the parameters otherwise."""
+
+    def sign(function: F) -> F:
         signed: Any = function
         own = inspect.signature(function)
         signed.__signature__ = inspect.signature(method).replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -21,7 +21,7 @@ from pxrs.queues import unit_of_work as blocking
 from pxrs.queues.item import Item, PutItem
 from pxrs.queues.unit_of_work import CAREFUL_WAIT
 from pxrs.stores.connections import own_side
-from pxrs.types import Header, NewItem, Value
+from pxrs.types import NewItem, Value
 
 T = TypeVar("T")
 
@@ -86,19 +86,14 @@ class UnitOfWork(Generic[Value]):
         items = await self.take_many(queue, 1, *args, **kwargs)
         return items[0] if items else None
 
+    @signed_as(blocking.UnitOfWork.take_many)
     async def take_many(
-        self,
-        queue: str,
-        max_items: int,
-        timeout: float | None = None,
-        *,
-        retry: Backoff = AT_ONCE,
-        lock_for: float | None = None,
+        self, queue: str, max_items: int, timeout: float | None = None, **how: Any
     ) -> list[Item[Value]]:
         """Take what there is, up to `max_items`; waits for the first. See `pxrs.UnitOfWork`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        attempt = partial(self._attempt, queue, max_items, retry, lock_for)
+        attempt = partial(self._attempt, queue, max_items, **how)
         items, _ = await attempt()
         if items or (timeout is not None and timeout <= 0):
             return items
@@ -117,7 +112,7 @@ class UnitOfWork(Generic[Value]):
             waiter.close()
 
     async def _attempt(
-        self, queue: str, count: int, retry: Backoff, lock_for: float | None
+        self, queue: str, count: int, retry: Backoff = AT_ONCE, lock_for: float | None = None
     ) -> tuple[list[Item[Value]], float | None]:
         unseen = self._running().unseen
         taking = self._start(partial(unseen.take, queue, count, retry, lock_for))
@@ -152,18 +147,10 @@ class UnitOfWork(Generic[Value]):
 
     # Messages and SQL
 
-    async def send(
-        self,
-        topic: str,
-        value: Value | None,
-        key: Any = None,
-        *,
-        partition: int | None = None,
-        headers: Sequence[Header] | None = None,
-    ) -> None:
+    @signed_as(blocking.UnitOfWork[Value].send)
+    async def send(self, *args: Any, **kwargs: Any) -> None:
         """Send a message when, and only if, this transaction commits."""
-        send = self._blocking.send
-        await self._call(partial(send, topic, value, key, partition=partition, headers=headers))
+        await self._call(partial(self._blocking.send, *args, **kwargs))
 
     @property
     def connection(self) -> Any:
