@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -35,8 +37,8 @@ class Reply(NamedTuple):
 class Client:
     """One connection to a node, with nothing but the standard library."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._connection = http.client.HTTPConnection(*endpoint, timeout=PATIENCE)
+    def __init__(self, endpoint: Endpoint, timeout: float = PATIENCE) -> None:
+        self._connection = http.client.HTTPConnection(*endpoint, timeout=timeout)
 
     def __call__(
         self,
@@ -134,9 +136,13 @@ class LocalNode:
 
 
 class NodeProcess:
-    """`pxrs serve` as a real process."""
+    """`pxrs serve` as a real process. `settings` are those that have no flag."""
 
-    def __init__(self, store: str, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, store: str, *arguments: str, listen: str = "127.0.0.1:0", **settings: object
+    ) -> None:
+        # Not a pipe: nobody reads it while the node runs, and a full one would stop it.
+        self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when it has ended
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -150,13 +156,15 @@ class NodeProcess:
                 *arguments,
             ],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._logged,
             text=True,
+            env=os.environ
+            | {f"PXRS_SERVE_{name.upper()}": str(value) for name, value in settings.items()},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if not line:
-            raise AssertionError(f"it did not start: {self.process.communicate()[1]}")
+            raise AssertionError(f"it did not start: {self._ended()}")
         host, _, port = line.removeprefix("http://").rpartition(":")
         self.endpoint = Endpoint(host, int(port))
 
@@ -166,9 +174,24 @@ class NodeProcess:
     def terminate(self) -> str:
         """SIGTERM, and what it has logged when it has ended."""
         self.process.send_signal(signal.SIGTERM)
-        _, logged = self.process.communicate(timeout=PATIENCE)
-        return logged
+        return self._ended()
 
-    def kill(self) -> None:
+    def kill(self) -> str:
+        """SIGKILL, and what it had logged."""
         self.process.kill()
-        self.process.communicate()
+        return self._ended()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it keeps its connections and does nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def _ended(self) -> str:
+        self.process.communicate(timeout=PATIENCE)
+        if self._logged.closed:
+            return ""
+        self._logged.seek(0)
+        with self._logged:
+            return self._logged.read()

@@ -158,6 +158,11 @@ class Cluster:
                 _LOG.warning("the nodes' records can't be reached: %s", error)
                 self._stop.wait(_RETRY_PAUSE)
                 continue
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                # A bug of ours. Without this thread the node would lead for ever, or never.
+                _LOG.exception("a look at the other nodes failed")
+                self._stop.wait(_CAREFUL_WAIT)
+                continue
             now = self._context.clock.monotonic()
             wait = _CAREFUL_WAIT if due is None else min(_CAREFUL_WAIT, due - now)
             if wait > 0 and not self._stop.is_set():

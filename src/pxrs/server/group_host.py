@@ -11,6 +11,7 @@ Requests are answered from what the thread saw last; those that change the group
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -39,10 +40,12 @@ from pxrs.types import TopicPartition
 # A lost wake-up costs so much.
 _CAREFUL_WAIT = 2.0
 _RETRY_PAUSE = 0.2
+_AFTER_A_BUG = 1.0
 # Not retryable by the same call, but the next look settles it.
 _MAY_PASS = (OutcomeUnknown, SessionLost)
 # More members than this in one group make every look and every change slow.
 MOST_MEMBERS = 500
+_LOG = logging.getLogger("pxrs.serve")
 
 
 class Context(NamedTuple):
@@ -280,6 +283,11 @@ class GroupHost:
             except PxrsError:
                 self._stop.wait(_RETRY_PAUSE)
                 continue
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                # A bug of ours. Without this thread its members would get no answers at all.
+                _LOG.exception("group %r: a look at it failed", self._group)
+                self._stop.wait(_AFTER_A_BUG)
+                continue
             now = self._context.clock.monotonic()
             wait = _CAREFUL_WAIT if due is None else min(_CAREFUL_WAIT, max(0.0, due - now))
             if self._watch is not None and wait > 0 and not self._nudge.is_set():
@@ -317,7 +325,8 @@ class GroupHost:
         times = [member.look_at for member in self._members.values()]
         times += [member.held.release_due() for member in self._members.values()]
         times += [member.held.silent_until() for member in self._members.values()]
-        return min(at for at in times if at is not None)
+        # None is left if all of them went to other nodes.
+        return min((at for at in times if at is not None), default=None)
 
     def _take_in(self) -> None:
         """Hold who wants to join; the look that follows announces it."""
