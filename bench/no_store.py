@@ -13,12 +13,12 @@ from pxrs.server.metrics import Metrics
 from pxrs.server.rest.forwarding import Forwarding
 from pxrs.server.rest.http import HttpServer
 from pxrs.server.rest.routes import Call, Route
-from pxrs.server.rest.v1 import PositionAnswer, Produce, Produced, record_of
+from pxrs.server.rest.v1 import PositionAnswer, Produce, Produced, pairs_of
 from pxrs.server.settings import ServeSettings
 
 
 async def produce(call: Call) -> Produced:
-    records = [record_of(each) for each in call.body.messages]
+    records = pairs_of(call.body.messages) or []
     return Produced([PositionAnswer(0, number) for number in range(len(records))])
 
 

@@ -14,6 +14,7 @@ from pxrs.aio.threads import Threads, awaiting, called, outcome
 from pxrs.errors import StoreError
 from pxrs.producing import handles as blocking_sent
 from pxrs.producing import producer as blocking
+from pxrs.producing.handles import PendingBatch
 from pxrs.types import Header, Position, Topic, Value
 
 
@@ -137,7 +138,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         pending = self._sent._pending
         pending.waiters.append(None)
         try:
-            await _settled([self._sent], timeout)
+            await _settled([pending], timeout)
             return self._sent.result()
         finally:
             pending.waiters.pop()
@@ -170,19 +171,19 @@ class SentMany(Sequence[Sent]):
 
     async def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable; where each was written."""
-        with self._many._waited_for():
-            await _settled(self._many, timeout)
+        with self._many._waited_for() as batches:
+            await _settled(batches, timeout)
             return self._many.result()
 
     def __await__(self) -> Generator[Any, None, list[Position]]:
         return self.result().__await__()
 
 
-async def _settled(many: Sequence[blocking_sent.Sent], timeout: float | None) -> None:
+async def _settled(batches: Iterable[PendingBatch], timeout: float | None) -> None:
     try:
         async with asyncio.timeout(timeout):
-            for sent in many:
-                if not sent.done():
-                    await called(sent._wake)
+            for pending in batches:
+                if not pending.settled:
+                    await called(pending.wake)
     except TimeoutError:
         raise TimeoutError(f"not appended within {timeout:g} s; it is still being tried") from None

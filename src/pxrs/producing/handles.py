@@ -84,6 +84,15 @@ class PendingBatch:
         if self.settled:
             self.call_back()
 
+    def wake(self, callback: Callable[[], None]) -> None:
+        """Have it delivered now, and call `callback` once it is settled; does not wait.
+
+        The callback's owner may have gone by then: told is only who asks for the result.
+        """
+        self.when_settled(callback)
+        if not self.settled:
+            self.driver.hurry()
+
     def call_back(self) -> None:
         """Tell those who wait and were not told yet. It is settled."""
         # Settling and registering may meet here: each callback is called by whoever pops it.
@@ -144,14 +153,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
             pending.told = True
             callback()
 
-        self._wake(tell)
-
-    def _wake(self, callback: Callable[[], None]) -> None:
-        """`when_done` for who may have gone by then: told is only who asks for the result."""
-        pending: PendingBatch = self._pending
-        pending.when_settled(callback)
-        if not pending.settled:
-            pending.driver.hurry()
+        pending.wake(tell)
 
     def _position(self) -> Position:
         pending: PendingBatch = self._pending
@@ -184,20 +186,26 @@ class SentMany(Sequence[Sent]):
 
     def result(self, timeout: float | None = None) -> list[Position]:
         """Wait until all are durable, `timeout` seconds in all; where each was written."""
+        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         with self._waited_for():
-            if timeout is None:
-                return [sent.result() for sent in self]
-            deadline = SYSTEM_CLOCK.monotonic() + timeout
-            return [sent.result(deadline - SYSTEM_CLOCK.monotonic()) for sent in self]
+            found = []
+            for pending, index in zip(self._batches, self._indexes, strict=True):
+                if not pending.settled:
+                    left = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
+                    pending.driver.deliver(pending, left)
+                # No call for each message but for one that has failed: there may be thousands.
+                offset = pending.base + index if pending.error is None else pending.offset(index)
+                found.append(Position(pending.topic.name, pending.partition, offset))
+            return found
 
     @contextmanager
-    def _waited_for(self) -> Iterator[None]:
+    def _waited_for(self) -> Iterator[Iterable[PendingBatch]]:
         """Mark all batches as waited for; the first failure also reports the other known ones."""
         batches = dict.fromkeys(self._batches)
         for pending in batches:
             pending.waiters.append(None)
         try:
-            yield
+            yield batches
         finally:
             told = any(pending.told for pending in batches)
             for pending in batches:

@@ -35,6 +35,7 @@ from pxrs.types import (
 )
 
 T = TypeVar("T")
+Pair = tuple[bytes | None, bytes | None]
 
 # What one call asks the log for. Decoding a megabyte at once would hold up everybody else.
 _PIECE = 64 * 2**10
@@ -105,7 +106,7 @@ class Messages:
     async def produce(self, topic: str, records: Sequence[Record]) -> list[Position]:
         """Append the records durably; all of them are checked before the first one is sent."""
 
-        async def send(found: Topic) -> list[Position]:
+        async def send(found: Topic) -> SentMany:
             for record in records:
                 self._check(found, record)
             many = handles.SentMany([], [])
@@ -118,11 +119,27 @@ class Messages:
                 )
                 many._batches.append(sent._pending)
                 many._indexes.append(sent._index)
-            return await SentMany(many).result()
+            return SentMany(many)
+
+        return await self._settled(topic, send)
+
+    async def produce_pairs(self, topic: str, pairs: list[Pair]) -> list[Position]:
+        """`produce` for records that have a key and a value and nothing else: much cheaper."""
+
+        async def send(found: Topic) -> SentMany:
+            return await self._producer.send_many(topic, pairs)
+
+        return await self._settled(topic, send)
+
+    async def _settled(
+        self, topic: str, send: Callable[[Topic], Awaitable[SentMany]]
+    ) -> list[Position]:
+        async def sent(found: Topic) -> list[Position]:
+            return await (await send(found)).result()
 
         with self._metrics.timed(names.PRODUCE_SECONDS):
-            positions = await self._in_topic(topic, send)
-        self._metrics.count(names.PRODUCED, topic, by=len(records))
+            positions = await self._in_topic(topic, sent)
+        self._metrics.count(names.PRODUCED, topic, by=len(positions))
         return positions
 
     async def produce_once(

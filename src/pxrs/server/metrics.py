@@ -29,6 +29,7 @@ class Metrics:
         self._clock = clock
         self._registry = CollectorRegistry()
         self._made: dict[str, Any] = {}
+        self._with_labels: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._asked_at = -_FRESH
         for metric in vars(names).values():
             if isinstance(metric, Metric):
@@ -43,8 +44,7 @@ class Metrics:
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         """Raise a counter."""
-        found = self._made[metric.name]
-        (found.labels(*labels) if labels else found).inc(by)
+        self._find(metric, labels).inc(by)
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge."""
@@ -53,8 +53,16 @@ class Metrics:
 
     def observe(self, metric: Metric, seconds: float, *labels: str) -> None:
         """Add to a histogram."""
-        found = self._made[metric.name]
-        (found.labels(*labels) if labels else found).observe(seconds)
+        self._find(metric, labels).observe(seconds)
+
+    def _find(self, metric: Metric, labels: tuple[str, ...]) -> Any:
+        """The counter or histogram with these labels; those are never taken away."""
+        found = self._with_labels.get((metric.name, labels))
+        if found is None:
+            made = self._made[metric.name]
+            found = made.labels(*labels) if labels else made
+            self._with_labels[metric.name, labels] = found
+        return found
 
     @contextmanager
     def timed(self, metric: Metric) -> Iterator[None]:

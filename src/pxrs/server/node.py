@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -230,12 +231,19 @@ def run_node(settings: ServeSettings, started: Callable[[Endpoint], None] | None
     except ImportError:
         raise MissingExtra("pxrs serve", "broker") from None
 
+    def ready(endpoint: Endpoint) -> None:
+        # What is there now stays for good; a full collection need not walk through it each time.
+        gc.collect()
+        gc.freeze()
+        if started is not None:
+            started(endpoint)
+
     async def main() -> None:
         node = Node(settings)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, node.stop)
-        await node.serve(started)
+        await node.serve(ready)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import Iterable
+from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -37,7 +39,7 @@ class HttpServer:
         self._metrics = metrics
         self._guard: Guard | None = None
         self._settings = settings
-        self._room = _Room(settings.max_inflight)
+        self._room = Room(settings.max_inflight)
         self._busy = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -133,9 +135,11 @@ class HttpServer:
                 f"{request.path[:200]} takes {allowed}",
                 {"Allow": allowed},
             )
-        query = route.parse_query(dict(request.query))
+        query = route.parse_query(dict(request.query) if request.query_string else {})
         length = self._check_length(request, route)
-        async with self._room.take(length, self._settings.request_timeout):
+        if not self._room.take(length):
+            await self._room.wait_for(length, self._settings.request_timeout)
+        try:
             data = await self._read_body(request)
             body = _decoded(data, route.body) if route.body is not None else None
             call = Call(match.parameters, query, body, request.headers, identity)
@@ -144,6 +148,8 @@ class HttpServer:
                 answer = await route.handler(call)
             except HeldElsewhere as elsewhere:
                 answer = await self._pass_on(elsewhere.address, request, data)
+        finally:
+            self._room.give_back(length)
         if not isinstance(answer, Answer):
             answer = Answer(answer, route.status)
         if isinstance(answer.body, bytes | bytearray):
@@ -178,15 +184,20 @@ class HttpServer:
 
     async def _read_body(self, request: web.BaseRequest) -> bytes:
         most = self._settings.max_body
+        too_large = HttpError(413, "body_too_large", f"the body must be at most {most} bytes")
+        if request.content.is_eof():
+            # All of it came with the headers, as most do: there is nothing to wait for.
+            data = request.content.read_nowait()
+            if len(data) > most:
+                raise too_large
+            return data
         body = bytearray()
         try:
             async with asyncio.timeout(self._settings.request_timeout):
                 async for chunk in request.content.iter_any():
                     body += chunk
                     if len(body) > most:
-                        raise HttpError(
-                            413, "body_too_large", f"the body must be at most {most} bytes"
-                        )
+                        raise too_large
         except TimeoutError:
             raise HttpError(408, "request_timeout", "the body took too long to arrive") from None
         return bytes(body)
@@ -201,40 +212,57 @@ class HttpServer:
         return Answer(msgspec.json.encode(problem), problem.status, PROBLEM, headers)
 
 
-class _Room:
-    """Bytes of requests that may be worked on at a time."""
+class Room:
+    """Bytes of requests that may be worked on at a time; those that wait come in order."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
-        self._freed = asyncio.Condition()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def take(self, size: int, timeout: float) -> _Share:
-        return _Share(self, min(size, self._most), timeout)
+    def take(self, size: int) -> bool:
+        """Take room for a request; false if it has to wait. One of any size finds room alone."""
+        if self._waiting or (self._taken and self._taken + size > self._most):
+            return False
+        self._taken += size
+        return True
 
-
-class _Share:
-    def __init__(self, room: _Room, size: int, timeout: float) -> None:
-        self._room = room
-        self._size = size
-        self._timeout = timeout
-
-    async def __aenter__(self) -> None:
-        room = self._room
-        if room._taken + self._size <= room._most:
-            room._taken += self._size
-            return
+    async def wait_for(self, size: int, timeout: float) -> None:
+        """Wait until there is room, and take it; 503 if that takes too long."""
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, given))
         try:
-            async with asyncio.timeout(self._timeout), room._freed:
-                await room._freed.wait_for(lambda: room._taken + self._size <= room._most)
-                room._taken += self._size
+            async with asyncio.timeout(timeout):
+                await given
         except TimeoutError:
+            self._take_back(size, given)
             raise HttpError(503, "overloaded", "too many requests are being worked on") from None
+        except BaseException:
+            self._take_back(size, given)
+            raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self._room._taken -= self._size
-        async with self._room._freed:
-            self._room._freed.notify_all()
+    def _take_back(self, size: int, given: asyncio.Future[None]) -> None:
+        """Room that was given in the very moment in which its request gave up."""
+        if given.done() and not given.cancelled():
+            self.give_back(size)
+        else:
+            given.cancel()
+            self._give()
+
+    def give_back(self, size: int) -> None:
+        """A request that had so much is done."""
+        self._taken -= size
+        self._give()
+
+    def _give(self) -> None:
+        while self._waiting:
+            size, given = self._waiting[0]
+            if not given.done():
+                if self._taken and self._taken + size > self._most:
+                    return
+                self._taken += size
+                given.set_result(None)
+            self._waiting.popleft()
 
 
 class _Refusing(asyncio.Protocol):
@@ -262,9 +290,13 @@ def _decoded(body: bytes, kind: Any) -> Any:
         raise HttpError(400, "invalid_body", f"the body is wrong: {error}") from None
 
 
+_PROCESS = secrets.token_hex(6)
+_NUMBERS = count(1)
+
+
 def _request_id(request: web.BaseRequest) -> str:
     """The client's own id if it is sane, else a new one."""
     given = request.headers.get("X-Request-Id", "")
     if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
         return given
-    return secrets.token_hex(8)
+    return f"{_PROCESS}-{next(_NUMBERS)}"

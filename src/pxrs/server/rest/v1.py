@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from pxrs.aio.app import Pxrs
 from pxrs.errors import InvalidRequest
 from pxrs.server.cluster import Cluster, ClusterView
-from pxrs.server.messages import Messages, Page, ProducerState, Record
+from pxrs.server.messages import Messages, Page, Pair, ProducerState, Record
 from pxrs.server.rest.routes import RAW_BATCH, Answer, Call, Need, Route, in_path
 from pxrs.server.rest.values import bytes_of, from_base64, text_of, to_base64
 from pxrs.types import Header, Message, Topic
@@ -60,7 +60,7 @@ class TopicDescription(Struct, frozen=True):
     partitions: list[PartitionAnswer]
 
 
-class NewMessage(Struct, frozen=True, forbid_unknown_fields=True):
+class NewMessage(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A message to be sent: text, or bytes in base64. Without a partition its key decides."""
 
     value: str | None = None
@@ -90,7 +90,7 @@ class ProduceOnce(Struct, frozen=True, forbid_unknown_fields=True):
     producer: Producer | None = None
 
 
-class PositionAnswer(Struct, frozen=True):
+class PositionAnswer(Struct, frozen=True, gc=False):
     partition: int
     offset: int
 
@@ -123,7 +123,7 @@ class RawFetchQuery(Struct, frozen=True, forbid_unknown_fields=True):
     wait: Seconds = 0.0
 
 
-class MessageAnswer(Struct, frozen=True, omit_defaults=True):
+class MessageAnswer(Struct, frozen=True, gc=False, omit_defaults=True):
     """A message: text where it is UTF-8, else bytes in base64."""
 
     offset: int
@@ -269,8 +269,11 @@ class V1:
     # Messages
 
     async def produce(self, call: Call) -> Produced:
-        records = [record_of(each) for each in call.body.messages]
-        positions = await self._messages.produce(call.path["topic"], records)
+        topic, messages = call.path["topic"], call.body.messages
+        if (pairs := pairs_of(messages)) is not None:
+            positions = await self._messages.produce_pairs(topic, pairs)
+        else:
+            positions = await self._messages.produce(topic, [record_of(it) for it in messages])
         return Produced([PositionAnswer(each.partition, each.offset) for each in positions])
 
     async def produce_to(self, call: Call) -> Appended:
@@ -336,6 +339,22 @@ def _partition(call: Call) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise InvalidRequest(f"the partition must be a number, got {text[:40]!r}")
     return int(text)
+
+
+def pairs_of(messages: Sequence[NewMessage]) -> list[Pair] | None:
+    """Keys and values, if no message has more than text in these."""
+    pairs: list[Pair] = []
+    for it in messages:
+        key, value = it.key, it.value
+        if (
+            it.partition is not None or it.timestamp is not None or it.headers or it.headers_base64
+            or it.value_base64 is not None or it.key_base64 is not None
+        ):  # fmt: skip
+            return None
+        pairs.append(
+            (None if key is None else key.encode(), None if value is None else value.encode())
+        )
+    return pairs
 
 
 def record_of(message: NewMessage) -> Record:
