@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import msgspec
 
 from pxrs.errors import ConfigError, InvalidRequest, quoted
+from pxrs.types import RESERVED
 
 Start = Literal["earliest", "latest", "error"]
 OnTrimmed = Literal["error", "earliest", "latest"]
@@ -265,6 +266,8 @@ def _check_name(kind: str, name: str) -> str:
         raise InvalidRequest(
             f"a {kind} name must have 1 to {_LONGEST_NAME} characters, got {len(name)}"
         )
+    if name.startswith(RESERVED):
+        raise InvalidRequest(f"a {kind} name must not begin with {RESERVED!r}, got {quoted(name)}")
     if name in (".", "..") or not set(name) <= _NAME_CHARACTERS:
         raise InvalidRequest(
             f"a {kind} name must consist of letters, digits, '.', '_' and '-', got {quoted(name)}"

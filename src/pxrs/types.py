@@ -25,6 +25,8 @@ else:
     Value, Read, Plain = TypeVar("Value"), TypeVar("Read"), TypeVar("Plain")
 
 Header = tuple[str, bytes | None]
+# Names of topics, groups and queues that begin so are for pxrs itself.
+RESERVED = "_pxrs."
 
 
 class TopicPartition(NamedTuple):

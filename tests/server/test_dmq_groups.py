@@ -134,6 +134,7 @@ def test_one_that_is_silent_is_gone(url: str) -> None:
         settle(first)
         assert first.beat() > generation
         assert killed.commit({str(lost[0]): 0}) == 404
+        assert "consumer-2 is gone" in str(client.get(f"/v1/groups/{GROUP_ID}/history").json)
         client.close()
 
 

@@ -37,6 +37,8 @@ def wait_for_slots(client: Client, names: set[str]) -> dict[str, object]:
 def test_slots_are_shared_and_move(nodes: list[NodeProcess]) -> None:
     clients = [node.client() for node in nodes]
     views = [wait_for_slots(client, {"node-0", "node-1", "node-2"}) for client in clients]
+    assert clients[0].get("/v1/groups").json == {"groups": []}
+    assert clients[0].get("/v1/groups/_pxrs.nodes").status == 400
     for view in views:
         counts = [view["slots"].count(f"node-{n}") for n in range(3)]  # type: ignore[attr-defined]
         assert sorted(counts) == [21, 21, 22]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pxrs.config import (
     ProducerSettings,
     StoreUrl,
+    check_group_name,
     check_partitions,
     check_topic_name,
     default_url,
@@ -19,6 +21,7 @@ from pxrs.config import (
     split_url,
     sqlite_settings,
 )
+from pxrs.core.queue import validate_name
 from pxrs.errors import ConfigError, InvalidRequest
 
 
@@ -97,6 +100,13 @@ def test_other_topic_names_are_refused(name: str) -> None:
     else:
         with pytest.raises(InvalidRequest):
             check_topic_name(name)
+
+
+@pytest.mark.parametrize("check", [check_topic_name, check_group_name, validate_name])
+def test_names_of_pxrs_itself_are_refused(check: Callable[[str], str]) -> None:
+    with pytest.raises(InvalidRequest, match=r"must not begin with '_pxrs\.'"):
+        check("_pxrs.nodes")
+    assert check("_pxrsnodes") == "_pxrsnodes"
 
 
 @given(st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text()))

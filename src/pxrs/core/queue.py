@@ -24,6 +24,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from pxrs.errors import Fenced, IllegalMove, InvalidRequest, MessageTooLarge, QueueExists, quoted
 from pxrs.types import (
+    RESERVED,
     Delivery,
     Held,
     Holder,
@@ -192,10 +193,11 @@ def validate_name(name: str) -> str:
         or not 0 < len(name) <= _LONGEST_NAME
         or not name.isprintable()
         or "/" in name
+        or name.startswith(RESERVED)
     ):
         raise InvalidRequest(
-            f"queue name must be 1 to {_LONGEST_NAME} printable characters without a slash, "
-            f"got {quoted(name)}"
+            f"queue name must be 1 to {_LONGEST_NAME} printable characters without a slash and "
+            f"must not begin with {RESERVED!r}, got {quoted(name)}"
         )
     return name
 

@@ -61,6 +61,7 @@ from pxrs.groups.resets import forget_old_resets, record_of_reset
 from pxrs.stores.api import CoordStore, LogStore
 from pxrs.topics import Topics
 from pxrs.types import (
+    RESERVED,
     Check,
     Committed,
     Conflict,
@@ -123,6 +124,8 @@ class Groups:
         topics = self._topics.list()
         for record in self._coord.list(GROUPS_PREFIX):
             name = record.key.removeprefix(GROUPS_PREFIX)
+            if name.startswith(RESERVED):
+                continue
             group = self._of_head(name, record)
             found.append(
                 GroupSummary(

@@ -134,19 +134,20 @@ class Membership:
         self._memory = Memory()
         self._announce()
 
-    def leave(self, *, for_good: bool = False) -> None:
+    def leave(self, *, for_good: bool = False, silent: bool = False) -> None:
         """Write the final checkpoints, release all and say goodbye, in one commit.
 
         The commit carries the next target too, so others go on at once. A static member's
         partitions stay its own for its `rejoin_timeout`. If the commit fails the session ends all
         the same: what was not committed is handled again by the next owner. One that leaves
-        `for_good` gives its partitions up at once, and if that fails it is still there.
+        `for_good` gives its partitions up at once, and if that fails it is still there. One that
+        was `silent` did not leave by itself: the reason says that it is gone.
         """
         session = self.session
         if session is None:
             return
         try:
-            self._say_goodbye(session, for_good)
+            self._say_goodbye(session, for_good, silent)
         except BaseException:
             if for_good:
                 # Its record may be bound to a session that goes on: leaving is tried again.
@@ -162,7 +163,7 @@ class Membership:
         self.session = None
         session.close()
 
-    def _say_goodbye(self, session: Session, for_good: bool) -> None:
+    def _say_goodbye(self, session: Session, for_good: bool, silent: bool) -> None:
         while session.remaining() > 0:
             seen = self._reader.see({self.me.name: frozenset()})
             mine = seen.view.members.get(self.me.name)
@@ -174,20 +175,21 @@ class Membership:
                 [Check(head_key(self._group), seen.head_version)],
                 [
                     Delete(member_key(self._group, self.me.name)),
-                    *self._farewell(seen.view, for_good),
+                    *self._farewell(seen.view, for_good, silent),
                 ],
             )
             if not applied.stale:
                 self._table.gone(marks, lost=False)
                 return
 
-    def _farewell(self, view: View, for_good: bool) -> list[Write]:
+    def _farewell(self, view: View, for_good: bool, silent: bool) -> list[Write]:
         rest = {
             name: tuple(sorted(member.topics))
             for name, member in view.members.items()
             if name != self.me.name
         }
-        head = msgspec.structs.replace(view.head, left=(*view.head.left, self.me.name))
+        left = view.head.left if silent else (*view.head.left, self.me.name)
+        head = msgspec.structs.replace(view.head, left=left)
         if self._settings.rejoin_timeout is not None and not for_good:
             return [self._put_head(msgspec.structs.replace(head, touched=self._new_id()))]
         for name in view.head.static:

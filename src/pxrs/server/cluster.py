@@ -33,11 +33,11 @@ from pxrs.groups.snapshot import GroupReader, Snapshot
 from pxrs.server.group_host import Context
 from pxrs.server.settings import Endpoint, parse_endpoint
 from pxrs.stores.api import CoordStore
-from pxrs.types import Check, Committed, Put, Topic, TopicPartition
+from pxrs.types import RESERVED, Check, Committed, Put, Topic, TopicPartition
 
 SLOTS = 64
-_NODES = "_pxrs.nodes"
-_SLOTS = "_pxrs.slots"
+_NODES = f"{RESERVED}nodes"
+_SLOTS = f"{RESERVED}slots"
 _NUMBERS = "nodes/"
 _COUNTER = "node-numbers"
 _DEBOUNCE = 0.1

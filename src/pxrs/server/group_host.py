@@ -348,7 +348,7 @@ class GroupHost:
         for name in leaving.keys() | silent:
             member = self._members.get(name)
             if member is not None:
-                member.membership.leave(for_good=True)
+                member.membership.leave(for_good=True, silent=name not in leaving)
             self._drop(name)
 
     def _drop(self, name: str, reason: PxrsError | None = None) -> None:
