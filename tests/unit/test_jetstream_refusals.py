@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pxrs.errors import ConfigError, StoreFull, StoreUnavailable
-from pxrs.stores.jetstream.streams import passing, translated
+from pxrs.stores.jetstream.failures import passing, translated
 from pxrs.stores.jetstream.wire import ApiError
 
 NO_PEERS = "no suitable peers for placement"

@@ -184,7 +184,9 @@ def _etcd(url: StoreUrl) -> Opened:
 
 def _zookeeper(url: StoreUrl) -> Opened:
     from pxrs.config import zookeeper_settings
-    from pxrs.stores.zookeeper.coord import ZooKeeperCoord
+
+    with _needing("zookeeper://", "zookeeper"):
+        from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 
     coord = ZooKeeperCoord(zookeeper_settings(url))
     return _with_recipe(coord)._replace(findings=coord.findings)

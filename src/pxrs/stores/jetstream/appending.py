@@ -36,18 +36,9 @@ from pxrs.stores.jetstream.entries import (
     known_to_bytes,
     to_headers,
 )
+from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, Stale, passing, translated
 from pxrs.stores.jetstream.reading import Reading
-from pxrs.stores.jetstream.streams import (
-    EXPECTED,
-    ROLLUP,
-    TRY,
-    TTL,
-    WRONG_SEQUENCE,
-    Stale,
-    Streams,
-    passing,
-    translated,
-)
+from pxrs.stores.jetstream.streams import EXPECTED, ROLLUP, TRY, TTL, Streams
 from pxrs.stores.jetstream.topics import Part, Topics
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Append, Appended, Batch, LogPartition

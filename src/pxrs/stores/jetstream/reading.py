@@ -20,7 +20,8 @@ from pxrs.stores.jetstream.entries import (
     below,
     floor_from_bytes,
 )
-from pxrs.stores.jetstream.streams import WRONG_SEQUENCE, Stored, Streams, passing, translated
+from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, passing, translated
+from pxrs.stores.jetstream.streams import Stored, Streams
 from pxrs.stores.jetstream.topics import AT_ONCE, Part, Topic, Topics, publish_floor
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Bounds, Fetched, StoredBatch

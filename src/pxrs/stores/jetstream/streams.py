@@ -15,24 +15,19 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from pxrs.config import NatsSettings
-from pxrs.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from pxrs.errors import StoreError, StoreUnavailable
+from pxrs.stores.jetstream.failures import (
+    NAME_IN_USE,
+    NO_MESSAGE,
+    NO_STREAM,
+    Stale,
+    passing,
+    translated,
+)
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent, Reply, Wire, status_of
 
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
-
-NO_STREAM = 10059
-NO_MESSAGE = 10037
-# Another message came first, or is just coming.
-WRONG_SEQUENCE = {10071, 10164}
-NAME_IN_USE = 10058
-_FULL = {10002, 10023, 10028, 10047, 10077, 10122}
-_PLACEMENT = {10005, 10052, 10074}
-# No leader, no quorum, shutting down, too busy: it passes.
-_PASSING = {10004, 10008, 10009, 10075, 10118, 10163, 10167}
-# Why a stream can't be placed, if it is for now: a server that was just started again.
-_AWAY = "peer offline"
-_OFF = {10035, 10039, 10076}
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 ROLLUP = "Nats-Rollup"
@@ -45,10 +40,6 @@ _GETS_AROUND = 0.2
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 _MOST_AT_ONCE = 256
 _MOST_BYTES = 8 * 2**20
-
-
-class Stale(Exception):  # noqa: N818 - the caller looks the topic up again
-    """The stream is gone, or another one bears its name now."""
 
 
 class Stored(NamedTuple):
@@ -299,24 +290,6 @@ class Patience:
         if asyncio.get_running_loop().time() + delay >= self._deadline:
             raise StoreUnavailable(f"NATS did not do it within {self._timeout:g} s: {why}") from why
         await asyncio.sleep(delay)
-
-
-def passing(error: ApiError) -> bool:
-    """Whether the same request may succeed soon."""
-    return error.err_code in _PASSING or _AWAY in str(error)
-
-
-def translated(error: ApiError) -> StoreError | ConfigError:
-    """JetStream's refusal in the words of pxrs."""
-    if error.err_code in _FULL:
-        return StoreFull(f"JetStream has no room left: {error}")
-    if passing(error):
-        return StoreUnavailable(f"JetStream: {error}")
-    if error.err_code in _PLACEMENT:
-        return ConfigError(f"JetStream can't place the stream: {error}; fewer replicas= may do")
-    if error.err_code in _OFF:
-        return ConfigError(f"{error}; start the servers with -js, or enable the account")
-    return StoreError(f"JetStream: {error}")
 
 
 def parse_headers(raw: bytes) -> dict[str, str]:

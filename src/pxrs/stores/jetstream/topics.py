@@ -30,7 +30,8 @@ from pxrs.stores.jetstream.entries import (
     floor_to_bytes,
     from_headers,
 )
-from pxrs.stores.jetstream.streams import EXPECTED, ROLLUP, TRY, Info, Stale, Stored, Streams
+from pxrs.stores.jetstream.failures import Stale
+from pxrs.stores.jetstream.streams import EXPECTED, ROLLUP, TRY, Info, Stored, Streams
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import LogPartition
 

@@ -27,9 +27,10 @@ from pxrs.errors import (
 )
 from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
 from pxrs.stores.connections import Loan, borrow, loan_of, no_transaction
-from pxrs.stores.mysql.connection import Connection, Raced, translated
+from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.coord import SqlCoord, commit, validate
 from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.failures import Raced, translated
 from pxrs.stores.mysql.queues.changes import Applied, Change
 from pxrs.stores.mysql.queues.store import SqlQueues
 from pxrs.types import Batch, Conflict, LogPartition

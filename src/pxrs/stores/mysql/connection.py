@@ -1,4 +1,4 @@
-"""One connection: runs statements, gives rows, and says in pxrs' errors what went wrong.
+"""One connection: runs statements and gives rows. Raises errors of pxrs (`failures.py`).
 
 Statements are text as MariaDB and MySQL take it, with `%(name)s` for values. `oracle.py` says them
 in Oracle's words.
@@ -16,25 +16,11 @@ import pymysql
 from pymysql.constants import FIELD_TYPE
 from pymysql.cursors import Cursor
 
-from pxrs.errors import (
-    OutcomeUnknown,
-    PxrsError,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnavailable,
-    TransactionConflict,
-)
+from pxrs.errors import OutcomeUnknown, StoreUnavailable
+from pxrs.stores.mysql.failures import translated
 
 Row = tuple[Any, ...]
 
-_DEADLOCK = {1205, 1213}
-_FULL = {1021, 1114}
-_READ_ONLY = {1290, 1792, 1836}
-_GONE = {
-    0, 1040, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2006, 2013, 2014, 2045, 2055,
-    4031,
-}  # fmt: skip
 # Oracle takes a thousand values in a list.
 _PIECE = 1000
 _PLACE = re.compile(r"%\((\w+)\)s")
@@ -76,10 +62,6 @@ class Dialect(NamedTuple):
         if name not in self.as_bytes or value is None:
             return value
         return value.encode() if isinstance(value, str) else [each.encode() for each in value]
-
-
-class Raced(Exception):  # noqa: N818 - the transaction is run again
-    """The record is there already: another transaction made it just now."""
 
 
 class Connection:
@@ -166,29 +148,6 @@ class Connection:
             if raised is None:
                 raise
             raise raised from error
-
-
-def translated(error: BaseException, place: str) -> PxrsError | Raced | None:
-    """A driver's error, wrapped by SQLAlchemy or not, in the words of pxrs; None of any other."""
-    own = getattr(error, "orig", None) or error
-    # Every driver has classes of these names.
-    kinds = {kind.__name__ for kind in type(own).__mro__}
-    if "Error" not in kinds:
-        return None
-    code = own.args[0] if own.args else None
-    text = f"{place}: {own}"
-    if "IntegrityError" in kinds:
-        return Raced(text)
-    if code in _DEADLOCK:
-        return TransactionConflict(text)
-    if code in _FULL:
-        return StoreFull(text)
-    if code in _READ_ONLY:
-        return StoreReadOnly(text)
-    # python-oracledb has an object for a number.
-    if code in _GONE or getattr(code, "isrecoverable", False):
-        return StoreUnavailable(text)
-    return StoreError(text)
 
 
 def _in_pieces(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,8 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.stores.mysql import oracle, schema
-from pxrs.stores.mysql.connection import MYSQL, Connection, Raced, Row, translated
+from pxrs.stores.mysql.connection import MYSQL, Connection, Row
+from pxrs.stores.mysql.failures import Raced, translated
 
 T = TypeVar("T")
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from pxrs.errors import OutcomeUnknown, PxrsError, StoreUnavailable
 from pxrs.stores.mysql import statements as sql
-from pxrs.stores.mysql.connection import MYSQL, Raced
+from pxrs.stores.mysql.connection import MYSQL
 from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.failures import Raced
 from pxrs.stores.rows import next_step
 from pxrs.types import Check, Committed, Delete, Put, Write
 

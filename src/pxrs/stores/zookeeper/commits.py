@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pxrs.errors import Closed, OutcomeUnknown, StoreUnavailable
-from pxrs.stores.zookeeper.link import DOUBTFUL, Link, zk
+from pxrs.stores.zookeeper.failures import DOUBTFUL, zk
+from pxrs.stores.zookeeper.link import Link
 
 _VOID = b"void"
 

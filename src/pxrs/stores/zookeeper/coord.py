@@ -13,7 +13,8 @@ from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailabl
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
-from pxrs.stores.zookeeper.link import DOUBTFUL, Link, translated, zk
+from pxrs.stores.zookeeper.failures import DOUBTFUL, translated, zk
+from pxrs.stores.zookeeper.link import Link
 from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading

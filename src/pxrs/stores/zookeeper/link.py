@@ -1,4 +1,4 @@
-"""A connection to a ZooKeeper ensemble, and what its errors mean."""
+"""A connection to a ZooKeeper ensemble. Raises errors of pxrs (`failures.py`)."""
 
 from __future__ import annotations
 
@@ -9,45 +9,23 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.handlers.utils import fileobj_to_fd
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
+
 from pxrs.clock import Clock
 from pxrs.config import ZooKeeperSettings
-from pxrs.errors import (
-    Closed,
-    ConfigError,
-    InvalidRequest,
-    MissingExtra,
-    PxrsError,
-    StoreError,
-    StoreUnavailable,
-)
+from pxrs.errors import Closed, StoreUnavailable
 from pxrs.forks import Origin
-
-try:
-    from kazoo import exceptions as zk
-    from kazoo.client import KazooClient
-    from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-    from kazoo.handlers.utils import fileobj_to_fd
-    from kazoo.retry import KazooRetry
-    from kazoo.security import CREATOR_ALL_ACL
-except ImportError as error:
-    raise MissingExtra("zookeeper://", "zookeeper") from error
-
-__all__ = ["DOUBTFUL", "Link", "maybe", "translated", "zk"]
+from pxrs.stores.zookeeper.failures import DOUBTFUL, translated, zk
 
 # kazoo reports every lost connection; who uses it learns that from us.
 _LOGGER = logging.getLogger("pxrs.zookeeper")
 _LOGGER.addHandler(logging.NullHandler())
 _LOGGER.propagate = False
 
-# It may have happened: the connection broke, or no answer came.
-DOUBTFUL = (
-    zk.ConnectionLoss,
-    zk.ConnectionClosedError,
-    zk.OperationTimeoutError,
-    zk.SessionExpiredError,
-    zk.SessionMovedError,
-    KazooTimeoutError,
-)
 _PAUSE = 0.02
 
 
@@ -206,20 +184,6 @@ class _Maybe:
 def maybe(answer: Any) -> Any:
     """An answer that is None where there is no such znode."""
     return _Maybe(answer)
-
-
-def translated(error: Exception) -> PxrsError:
-    """The error that a caller gets for one of kazoo's."""
-    if isinstance(error, zk.AuthFailedError | zk.NoAuthError):
-        return ConfigError(
-            "ZooKeeper refuses this user; the URL names it: "
-            "zookeeper://user:password@host:2181/root"
-        )
-    if isinstance(error, DOUBTFUL):
-        return StoreUnavailable(f"ZooKeeper does not answer ({type(error).__name__})")
-    if isinstance(error, zk.BadArgumentsError):
-        return InvalidRequest(f"ZooKeeper does not take this: {error}")
-    return StoreError(f"ZooKeeper: {type(error).__name__} {error}")
 
 
 def _identity(settings: ZooKeeperSettings) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from pxrs.errors import PxrsError
 from pxrs.stores.wakeups import LocalWatch
-from pxrs.stores.zookeeper.link import Link, zk
+from pxrs.stores.zookeeper.failures import zk
+from pxrs.stores.zookeeper.link import Link
 
 _EVERYTHING = "*"
 

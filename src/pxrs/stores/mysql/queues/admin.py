@@ -21,8 +21,9 @@ from pxrs.core.queue import (
 )
 from pxrs.errors import QueueNotFound
 from pxrs.stores.mysql.change_listener import ChangeListener
-from pxrs.stores.mysql.connection import Connection, Raced, Row
+from pxrs.stores.mysql.connection import Connection, Row
 from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.failures import Raced
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.changes import (
     QueueRow,

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from pxrs.core.queue import delay_ms, given_up, indexed, key_order_of, validate_for
 from pxrs.errors import Fenced, SessionLost
-from pxrs.stores.mysql.connection import Connection, Raced
+from pxrs.stores.mysql.connection import Connection
+from pxrs.stores.mysql.failures import Raced
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.schema import LONGEST_LANE
 from pxrs.stores.mysql.statements import latest as reading

@@ -22,8 +22,9 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import Fenced, PxrsError
-from pxrs.stores.mysql.connection import Connection, Raced
+from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.coord import SqlCoord
+from pxrs.stores.mysql.failures import Raced
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.admin import LIMITS, QueueUpkeep
 from pxrs.stores.mysql.queues.changes import (

@@ -1,0 +1,41 @@
+"""Translates JetStream's refusals: whether they pass, and what callers get."""
+
+from __future__ import annotations
+
+from pxrs.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from pxrs.stores.jetstream.wire import ApiError
+
+NO_STREAM = 10059
+NO_MESSAGE = 10037
+# Another message came first, or is just coming.
+WRONG_SEQUENCE = {10071, 10164}
+NAME_IN_USE = 10058
+_FULL = {10002, 10023, 10028, 10047, 10077, 10122}
+_PLACEMENT = {10005, 10052, 10074}
+# No leader, no quorum, shutting down, too busy: it passes.
+_PASSING = {10004, 10008, 10009, 10075, 10118, 10163, 10167}
+# Why a stream can't be placed, if it is for now: a server that was just started again.
+_AWAY = "peer offline"
+_OFF = {10035, 10039, 10076}
+
+
+class Stale(Exception):  # noqa: N818 - the caller looks the topic up again
+    """The stream is gone, or another one bears its name now."""
+
+
+def passing(error: ApiError) -> bool:
+    """Whether the same request may succeed soon."""
+    return error.err_code in _PASSING or _AWAY in str(error)
+
+
+def translated(error: ApiError) -> StoreError | ConfigError:
+    """JetStream's refusal in the words of pxrs."""
+    if error.err_code in _FULL:
+        return StoreFull(f"JetStream has no room left: {error}")
+    if passing(error):
+        return StoreUnavailable(f"JetStream: {error}")
+    if error.err_code in _PLACEMENT:
+        return ConfigError(f"JetStream can't place the stream: {error}; fewer replicas= may do")
+    if error.err_code in _OFF:
+        return ConfigError(f"{error}; start the servers with -js, or enable the account")
+    return StoreError(f"JetStream: {error}")

@@ -1,0 +1,34 @@
+"""Translates kazoo's errors: whether the request may have happened, and what callers get."""
+
+from __future__ import annotations
+
+from kazoo import exceptions as zk
+from kazoo.handlers.threading import KazooTimeoutError
+
+from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError, StoreUnavailable
+
+__all__ = ["DOUBTFUL", "translated", "zk"]
+
+# It may have happened: the connection broke, or no answer came.
+DOUBTFUL = (
+    zk.ConnectionLoss,
+    zk.ConnectionClosedError,
+    zk.OperationTimeoutError,
+    zk.SessionExpiredError,
+    zk.SessionMovedError,
+    KazooTimeoutError,
+)
+
+
+def translated(error: Exception) -> PxrsError:
+    """The error that a caller gets for one of kazoo's."""
+    if isinstance(error, zk.AuthFailedError | zk.NoAuthError):
+        return ConfigError(
+            "ZooKeeper refuses this user; the URL names it: "
+            "zookeeper://user:password@host:2181/root"
+        )
+    if isinstance(error, DOUBTFUL):
+        return StoreUnavailable(f"ZooKeeper does not answer ({type(error).__name__})")
+    if isinstance(error, zk.BadArgumentsError):
+        return InvalidRequest(f"ZooKeeper does not take this: {error}")
+    return StoreError(f"ZooKeeper: {type(error).__name__} {error}")
