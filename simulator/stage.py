@@ -245,7 +245,7 @@ class StepLock:
 
 
 class SteppedKeeper(HoldSession):
-    """A hold session whose chores are steps, and whose pauses let the world go on."""
+    """A hold session whose loops are steps, and whose pauses let the world go on."""
 
     def __init__(self, stores: Stores, clock: Clock, ttl: float, wait: Callable[[], None]) -> None:
         super().__init__(stores, clock, ttl, threads=False)

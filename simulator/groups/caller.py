@@ -251,31 +251,31 @@ class Caller:
         """`px.run` with several workers, in order per key: see `pxrs.running.runner`."""
         table = self._member.table
         if self._tasks and self._rng.random() < 0.5:
-            lane, task, delivery = self._tasks.pop(self._rng.randrange(len(self._tasks)))
+            key, task, delivery = self._tasks.pop(self._rng.randrange(len(self._tasks)))
             task.owned.working -= 1
             if self._rng.random() < 0.9:
                 self._ledger.handled(delivery, task.message)
                 if task.progress is not None:
                     task.progress.finish(task.message.offset)
-                self._schedule.done(lane)
+                self._schedule.done(key)
             else:
-                self._schedule.park(lane, self._clock.monotonic() + self._rng.random())
+                self._schedule.park(key, self._clock.monotonic() + self._rng.random())
             return
         taken = self._schedule.take(self._clock.monotonic())
         if taken is not None:
-            lane, task = taken
+            key, task = taken
             progress = task.progress
             with table.lock:
                 if not self._member.alive:
-                    self._schedule.park(lane, self._clock.monotonic() + _RETRY)
+                    self._schedule.park(key, self._clock.monotonic() + _RETRY)
                 elif (
                     task.owned.turn != task.turn
                     or progress is None
                     or progress.is_done(task.message.offset)
                 ):
-                    self._schedule.done(lane)
+                    self._schedule.done(key)
                 else:
-                    self._tasks.append((lane, task, self._began(task.message)))
+                    self._tasks.append((key, task, self._began(task.message)))
                     task.owned.working += 1
             return
         for flight in self._next():

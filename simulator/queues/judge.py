@@ -26,7 +26,7 @@ class Entry:
     def __init__(self, new: NewItem, number: int, now: float) -> None:
         self.queue = new.queue
         self.number = number
-        self.lane: str | None = new.key
+        self.key: str | None = new.key
         self.not_before = now + new.delay
         self.holder: Holder | None = None
         self.delivery = 0
@@ -73,13 +73,13 @@ class Judge:
 
     def _check_order(self, value: str, entry: Entry, holder: Holder) -> None:
         fifo = self._plan.queues[entry.queue].fifo
-        if entry.lane is None and not fifo:
+        if entry.key is None and not fifo:
             return
         for other, earlier in self.entries.items():
             if (
                 earlier.queue == entry.queue
                 and earlier.number < entry.number
-                and (fifo or earlier.lane == entry.lane)
+                and (fifo or earlier.key == entry.key)
                 and not earlier.done
                 and not (earlier.holder == holder and self._is_held(earlier))
                 and self._state(earlier) is not ItemState.DEAD

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from pxrs.queues.held_items import Context
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Handler, Listener
-    from pxrs.running.listener_turns import Turns
     from pxrs.running.runner import Runner
+    from pxrs.running.suspect_items import Turns
 
 SESSION_TTL = 10.0
 T = TypeVar("T")
@@ -398,7 +398,7 @@ class Pxrs:
     def _new_listener(self, job: ListenJob) -> Listener:
         from pxrs.queues.unit_of_work import UnitOfWork
         from pxrs.running.listener import Listener
-        from pxrs.running.listener_turns import Turns
+        from pxrs.running.suspect_items import Turns
 
         with self._making:
             self._turns = self._turns or Turns(self._clock)

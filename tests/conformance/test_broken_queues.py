@@ -10,7 +10,7 @@ from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance import MemoryLab, queue_checks, run_suite
 from support import broken_holds as holds
-from support import broken_lanes as lanes
+from support import broken_key_order as order
 from support import broken_waits as waits
 
 pytestmark = pytest.mark.engine("memory")
@@ -21,7 +21,7 @@ def store(broken: type[MemoryQueues], *checks: str) -> list[tuple[type[MemoryQue
 
 
 def inner(broken: type[WorkQueue], *checks: str) -> list[tuple[type[MemoryQueues], str]]:
-    return store(lanes.with_queue(broken), *checks)
+    return store(order.with_queue(broken), *checks)
 
 
 BROKEN: list[tuple[type[MemoryQueues], str]] = [
@@ -96,35 +96,35 @@ BROKEN: list[tuple[type[MemoryQueues], str]] = [
     *store(holds.BuriesInSilence, "check_a_used_up_front_wakes"),
     *store(holds.RevivesTheDying, "check_death_at_the_last_delivery_is_death"),
     *store(holds.DiesWithoutAWord, "check_the_dead_have_an_error"),
-    *inner(lanes.RedriveKeepsTheCount, "check_redriven_items_start_again"),
-    *inner(lanes.RedriveTakesTheOldPlace, "check_redriven_items_start_again"),
-    *inner(lanes.RedriveCountsAsAPut, "check_redriven_items_start_again", "check_stats_add_up"),
+    *inner(order.RedriveKeepsTheCount, "check_redriven_items_start_again"),
+    *inner(order.RedriveTakesTheOldPlace, "check_redriven_items_start_again"),
+    *inner(order.RedriveCountsAsAPut, "check_redriven_items_start_again", "check_stats_add_up"),
     *inner(
-        lanes.KeyOrderByItemLock, "check_a_key_has_one_holder", "check_keys_stay_in_order_in_a_race"
+        order.KeyOrderByItemLock, "check_a_key_has_one_holder", "check_keys_stay_in_order_in_a_race"
     ),
-    *inner(lanes.FifoByItemLock, "check_fifo_is_one_lane"),
-    *inner(lanes.FifoRunsByKey, "check_fifo_is_one_lane"),
-    *inner(lanes.HoldersStopAtOne, "check_the_same_holder_may_go_on"),
-    *inner(lanes.LanesAreForAnybody, "check_a_key_has_one_holder"),
-    *inner(lanes.GivesBackAtTheEnd, "check_a_released_run_is_in_order_again"),
-    *inner(lanes.DeadFrontsBlock, "check_a_dead_front_lets_the_next_through"),
-    *inner(lanes.DelayedFrontsArePassed, "check_a_delayed_front_holds_up_its_key"),
-    *inner(lanes.DelaysBehindAreForgotten, "check_a_delay_behind_is_kept"),
+    *inner(order.FifoByItemLock, "check_fifo_is_one_order"),
+    *inner(order.FifoRunsByKey, "check_fifo_is_one_order"),
+    *inner(order.HoldersStopAtOne, "check_the_same_holder_may_go_on"),
+    *inner(order.KeysAreForAnybody, "check_a_key_has_one_holder"),
+    *inner(order.GivesBackAtTheEnd, "check_a_released_run_is_in_order_again"),
+    *inner(order.DeadFrontsBlock, "check_a_dead_front_lets_the_next_through"),
+    *inner(order.DelayedFrontsArePassed, "check_a_delayed_front_holds_up_its_key"),
+    *inner(order.DelaysBehindAreForgotten, "check_a_delay_behind_is_kept"),
     *inner(
-        lanes.ShowsDelayedEarly, "check_delayed_items_show_on_time", "check_release_after_a_delay"
+        order.ShowsDelayedEarly, "check_delayed_items_show_on_time", "check_release_after_a_delay"
     ),
-    *inner(lanes.NeverShowsTheDelayed, "check_delayed_items_show_on_time"),
-    *inner(lanes.PriorityAboveKeys, "check_priority_yields_to_the_key"),
-    *inner(lanes.NewestFirst, "check_older_items_come_first"),
-    *inner(lanes.IgnoresPriority, "check_higher_priorities_come_first"),
-    *inner(lanes.KeysIgnoreCase, "check_keys_are_exact"),
-    *inner(lanes.DedupeForgets, "check_duplicates_are_left_out"),
-    *inner(lanes.DedupeLooksAtTheStart, "check_duplicates_are_left_out"),
-    *inner(lanes.DedupesForEver, "check_the_dedupe_window_ends"),
-    *inner(lanes.IdsStartAgain, "check_ids_rise"),
-    *inner(lanes.LosesErrors, "check_release_gives_back_at_once"),
-    *inner(lanes.IgnoresReleaseDelays, "check_release_after_a_delay"),
-    *inner(lanes.SharesTheCallersBuffer, "check_bodies_are_the_stores_own"),
+    *inner(order.NeverShowsTheDelayed, "check_delayed_items_show_on_time"),
+    *inner(order.PriorityAboveKeys, "check_priority_yields_to_the_key"),
+    *inner(order.NewestFirst, "check_older_items_come_first"),
+    *inner(order.IgnoresPriority, "check_higher_priorities_come_first"),
+    *inner(order.KeysIgnoreCase, "check_keys_are_exact"),
+    *inner(order.DedupeForgets, "check_duplicates_are_left_out"),
+    *inner(order.DedupeLooksAtTheStart, "check_duplicates_are_left_out"),
+    *inner(order.DedupesForEver, "check_the_dedupe_window_ends"),
+    *inner(order.IdsStartAgain, "check_ids_rise"),
+    *inner(order.LosesErrors, "check_release_gives_back_at_once"),
+    *inner(order.IgnoresReleaseDelays, "check_release_after_a_delay"),
+    *inner(order.SharesTheCallersBuffer, "check_bodies_are_the_stores_own"),
     *store(waits.DropsTheHeld, "check_drop_spares_the_held"),
     *store(waits.PurgesTheHeld, "check_purge_takes_what_it_is_told"),
     *store(waits.RedrivesTheLiving, "check_redrive_takes_the_dead_alone"),

@@ -19,9 +19,9 @@ def test_one_that_stays_is_served_though_its_gaps_were_too_many() -> None:
     """Nothing of it is out any more that could come back and say so."""
     progress = Progress(0)
     while not progress.full:
-        progress.finish(2 * len(progress.runs) + 1)
+        progress.finish(2 * len(progress.ranges) + 1)
     table = PartitionTable(commits_handled=True, most_out=2)
-    claim = Claim(owner="me", name="me", epoch=1, checkpoint=0, done=progress.runs)
+    claim = Claim(owner="me", name="me", epoch=1, checkpoint=0, done=progress.ranges)
     table.claimed([OwnedClaim(PART, "claims/g/id/0", 1, claim)], {"orders": GroupTopic("id", 1)})
     [owned] = table.hungry()
     table.start(owned, 0)

@@ -252,11 +252,11 @@ def full_window(px: pxrs.Pxrs) -> int:
     """A partition of which every second message is done, as many as a claim can tell."""
     progress = Progress(0)
     while not progress.full:
-        progress.finish(2 * len(progress.runs) + 1)
-    count = 2 * len(progress.runs) + 1
+        progress.finish(2 * len(progress.ranges) + 1)
+    count = 2 * len(progress.ranges) + 1
     make(px, [str(number) for number in range(count)])
     [topic] = px.topics.list()
-    claim = Claim(epoch=1, checkpoint=0, done=progress.runs)
+    claim = Claim(epoch=1, checkpoint=0, done=progress.ranges)
     px.stores.coord.commit((), [Put(claim_key("g", topic.id, 0), encode(claim))])
     return count
 

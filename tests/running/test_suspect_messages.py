@@ -10,7 +10,7 @@ import pytest
 
 import pxrs
 from pxrs import Message, Position
-from pxrs.running.killers import Killers
+from pxrs.running.suspect_messages import SuspectMessages
 from support.child import PATIENCE
 
 # Long enough for a thread that is not held back.
@@ -26,86 +26,86 @@ def place(offset: int) -> Position:
 
 
 @pytest.fixture
-def casualties() -> Killers:
-    return Killers(multiprocessing.get_context("spawn"), 2, 3)
+def suspects() -> SuspectMessages:
+    return SuspectMessages(multiprocessing.get_context("spawn"), 2, 3)
 
 
-def die_of(casualties: Killers, *offsets: int) -> None:
+def die_of(suspects: SuspectMessages, *offsets: int) -> None:
     """As if the process had ended with these in hand."""
     both = threading.Barrier(len(offsets) + 1)
-    watched = casualties.watched(0, lambda message: [both.wait(PATIENCE) for _ in range(2)])
+    watched = suspects.watched(0, lambda message: [both.wait(PATIENCE) for _ in range(2)])
     with ThreadPoolExecutor() as threads:
         handling = [threads.submit(watched, message(offset)) for offset in offsets]
         both.wait(PATIENCE)
-        assert sorted(casualties.count(0)) == [place(offset) for offset in sorted(offsets)]
+        assert sorted(suspects.count(0)) == [place(offset) for offset in sorted(offsets)]
         both.wait(PATIENCE)
         for each in handling:
             each.result()
-    assert casualties.count(0) == []
+    assert suspects.count(0) == []
 
 
-def test_after_so_many_deaths_it_is_not_handled_any_more(casualties: Killers) -> None:
+def test_after_so_many_deaths_it_is_not_handled_any_more(suspects: SuspectMessages) -> None:
     for _ in range(2):
-        die_of(casualties, 7)
-    assert casualties.watched(0, lambda message: "handled")(message(7)) == "handled"
-    die_of(casualties, 7)
-    watched = casualties.watched(0, lambda message: "handled")
+        die_of(suspects, 7)
+    assert suspects.watched(0, lambda message: "handled")(message(7)) == "handled"
+    die_of(suspects, 7)
+    watched = suspects.watched(0, lambda message: "handled")
     with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
         watched(message(7))
     assert watched(message(8)) == "handled"
 
 
-def test_who_was_beside_others_is_not_blamed(casualties: Killers) -> None:
+def test_who_was_beside_others_is_not_blamed(suspects: SuspectMessages) -> None:
     """Several processes die with both in hand before they hear of each other."""
     both = threading.Barrier(2 * 5 + 1)
     siblings = [
-        casualties.watched(number, lambda message: [both.wait(PATIENCE) for _ in range(2)])
+        suspects.watched(number, lambda message: [both.wait(PATIENCE) for _ in range(2)])
         for number in range(5)
     ]
     with ThreadPoolExecutor(2 * 5) as threads:
         handling = [threads.submit(each, message(offset)) for each in siblings for offset in (7, 8)]
         both.wait(PATIENCE)
         for number in range(5):
-            assert sorted(casualties.count(number)) == [place(7), place(8)]
+            assert sorted(suspects.count(number)) == [place(7), place(8)]
         both.wait(PATIENCE)
         for waiting in handling:
             waiting.result()
     for _ in range(3):
-        die_of(casualties, 7)
-    watched = casualties.watched(0, lambda message: "handled")
+        die_of(suspects, 7)
+    watched = suspects.watched(0, lambda message: "handled")
     with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
         watched(message(7))
     assert watched(message(8)) == "handled"
 
 
-def test_processes_that_live_hear_of_deaths(casualties: Killers) -> None:
-    sibling = casualties.watched(1, lambda message: "handled")
+def test_processes_that_live_hear_of_deaths(suspects: SuspectMessages) -> None:
+    sibling = suspects.watched(1, lambda message: "handled")
     for _ in range(3):
         assert sibling(message(7)) == "handled"
-        die_of(casualties, 7)
+        die_of(suspects, 7)
     with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
         sibling(message(7))
 
 
-def test_who_has_missed_many_deaths_hears_of_the_latest(casualties: Killers) -> None:
-    sibling = casualties.watched(1, lambda message: "handled")
+def test_who_has_missed_many_deaths_hears_of_the_latest(suspects: SuspectMessages) -> None:
+    sibling = suspects.watched(1, lambda message: "handled")
     for offset in range(200):
-        die_of(casualties, offset)
+        die_of(suspects, offset)
     for _ in range(2):
-        die_of(casualties, 199)
+        die_of(suspects, 199)
     with pytest.raises(pxrs.HandlerFailed, match="3 worker processes have died"):
         sibling(message(199))
     assert sibling(message(0)) == "handled"
 
 
-def test_a_handler_that_raises_has_nothing_in_hand(casualties: Killers) -> None:
+def test_a_handler_that_raises_has_nothing_in_hand(suspects: SuspectMessages) -> None:
     with pytest.raises(ZeroDivisionError):
-        casualties.watched(0, lambda message: 1 // 0)(message(7))
-    assert casualties.count(0) == []
+        suspects.watched(0, lambda message: 1 // 0)(message(7))
+    assert suspects.count(0) == []
 
 
-def test_one_that_may_kill_is_handled_alone(casualties: Killers) -> None:
-    die_of(casualties, 7, 8)
+def test_one_that_may_kill_is_handled_alone(suspects: SuspectMessages) -> None:
+    die_of(suspects, 7, 8)
     began = {offset: threading.Event() for offset in range(10)}
     beside: dict[int, list[Position]] = {}
 
@@ -113,9 +113,9 @@ def test_one_that_may_kill_is_handled_alone(casualties: Killers) -> None:
         began[message.offset].set()
         # Whoever may begin beside this one has the time to.
         began[7 if message.offset == 1 else 2].wait(_A_MOMENT)
-        beside[message.offset] = casualties._boards[0].in_hand()
+        beside[message.offset] = suspects._boards[0].in_hand()
 
-    watched = casualties.watched(0, handle)
+    watched = suspects.watched(0, handle)
     with ThreadPoolExecutor() as threads:
         first = threads.submit(watched, message(1))
         assert began[1].wait(PATIENCE)

@@ -368,7 +368,7 @@ class SuspectsAreCountedUnseen(MemoryQueues):
 
 
 class SuspectsLetOthersPass(MemoryQueues):
-    """Passes over a suspect that nobody wants, and hands out what is behind it in its lane."""
+    """Passes over a suspect that nobody wants, and hands out what is behind it in its key order."""
 
     def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
         picked = super()._choose(queue, wish, now_ms)

@@ -93,7 +93,7 @@ class HoldersStopAtOne(WorkQueue):
         return []
 
 
-class LanesAreForAnybody(WorkQueue):
+class KeysAreForAnybody(WorkQueue):
     def key_orders_held(self, holder: Holder) -> list[str]:
         return sorted(self.key_orders)
 

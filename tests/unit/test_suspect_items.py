@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.running import listener_turns
-from pxrs.running.listener_turns import Turns
+from pxrs.running import suspect_items
+from pxrs.running.suspect_items import Turns
 
 PATIENCE = 30.0
 
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
-    monkeypatch.setattr(listener_turns, "_LOOK_AGAIN", 0.05)
-    monkeypatch.setattr(listener_turns, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(suspect_items, "_LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(suspect_items, "_LOOK_EVERY", 0.01)
     return Turns(SYSTEM_CLOCK)
 
 

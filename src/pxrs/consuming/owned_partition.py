@@ -148,7 +148,7 @@ class OwnedPartition:
         if (
             messages
             and progress is not None
-            and (progress.runs or messages[0].offset < progress.checkpoint)
+            and (progress.ranges or messages[0].offset < progress.checkpoint)
         ):
             messages = [message for message in messages if not progress.is_done(message.offset)]
         self.buffer = messages
@@ -185,7 +185,7 @@ class OwnedPartition:
         """Its progress; None before it has started."""
         if self.progress is None:
             return None
-        return Mark(self.progress.checkpoint, self.progress.runs)
+        return Mark(self.progress.checkpoint, self.progress.ranges)
 
     def moved(self) -> Mark | None:
         """Its progress, if that is further than what is committed."""

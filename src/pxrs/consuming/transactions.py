@@ -408,7 +408,7 @@ class Handed:
                 progress.finish(
                     flight.messages[0].offset, flight.messages[flight.seen - 1].offset + 1
                 )
-        return Mark(progress.checkpoint, progress.runs)
+        return Mark(progress.checkpoint, progress.ranges)
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
         with self._table.lock:

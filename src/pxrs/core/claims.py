@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pxrs.core.records import Claim, Runs, decode, encode
+from pxrs.core.records import Claim, Ranges, decode, encode
 from pxrs.types import Check, Put, TopicPartition, Versioned
 
 
@@ -89,7 +89,7 @@ def take(
 
 
 def advance(
-    owned_claim: OwnedClaim, checkpoint: int, done: Runs, metadata: str | None, stamp: Stamp
+    owned_claim: OwnedClaim, checkpoint: int, done: Ranges, metadata: str | None, stamp: Stamp
 ) -> Step:
     """Move the checkpoint forward. It never goes back: the higher one stays, with all it has."""
     before = owned_claim.claim
@@ -104,7 +104,7 @@ def advance(
     return _step(owned_claim.part, owned_claim.key, owned_claim.version, claim)
 
 
-def release(owned_claim: OwnedClaim, checkpoint: int | None, done: Runs, stamp: Stamp) -> Step:
+def release(owned_claim: OwnedClaim, checkpoint: int | None, done: Ranges, stamp: Stamp) -> Step:
     """Write the final checkpoint and give the partition up, in one write. The epoch rises too."""
     if checkpoint is not None:
         owned_claim = OwnedClaim(

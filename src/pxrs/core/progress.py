@@ -1,6 +1,6 @@
 """Tracks which offsets of a partition are done: finished in any order → one checkpoint.
 
-The checkpoint is the first offset that is not done; everything below it is. Finished runs above
+The checkpoint is the first offset that is not done; everything below it is. Finished ranges above
 it are kept beside it, so that a new owner can skip them.
 """
 
@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from pxrs.core.records import Runs
+from pxrs.core.records import Ranges
 from pxrs.errors import InvalidRequest
 
-# The limit for a claim's runs, as JSON.
+# The limit for a claim's ranges, as JSON.
 MOST_BYTES = 4096
 
 
 class Progress:
-    """Offsets done so far in one partition. Runs are disjoint, sorted and never touch."""
+    """Offsets done so far in one partition. Ranges are disjoint, sorted and never touch."""
 
     __slots__ = ("_ends", "_starts", "checkpoint")
 
-    def __init__(self, checkpoint: int, runs: Runs = ()) -> None:
+    def __init__(self, checkpoint: int, ranges: Ranges = ()) -> None:
         self.checkpoint = checkpoint
         self._starts: list[int] = []
         self._ends: list[int] = []
-        for start, end in runs:
+        for start, end in ranges:
             self.finish(start, end)
 
     @property
-    def runs(self) -> Runs:
-        """Finished runs above the checkpoint: start, and end not included."""
+    def ranges(self) -> Ranges:
+        """Finished ranges above the checkpoint: start, and end not included."""
         return tuple(zip(self._starts, self._ends, strict=True))
 
     @property
@@ -73,7 +73,7 @@ class Progress:
         self.checkpoint = end
 
     def _insert(self, start: int, end: int) -> None:
-        """Merge with the runs that overlap or touch it."""
+        """Merge with the ranges that overlap or touch it."""
         first = bisect_right(self._starts, start) - 1
         if first < 0 or self._ends[first] < start:
             first += 1

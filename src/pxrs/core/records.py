@@ -34,7 +34,7 @@ HISTORY_LENGTH = 100
 # A record that is larger than this is packed, if it can be.
 _LARGE = 100_000
 
-Runs = tuple[tuple[int, int], ...]
+Ranges = tuple[tuple[int, int], ...]
 
 
 class GroupTopic(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     `owner` is a member's id, `name` its name. `topic` is the name of the topic, whose id stands
     in the key: one that is made again has another id, and its epochs go on above. `checkpoint` is
-    the offset to start from, None if there never was one. `done` lists finished runs above it,
+    the offset to start from, None if there never was one. `done` lists finished ranges above it,
     start and end (not included).
     `write` is the unique id of the write that made this record: reading it back proves that the
     write happened.
@@ -115,7 +115,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     topic: str = ""
     epoch: int = 0
     checkpoint: int | None = None
-    done: Runs = ()
+    done: Ranges = ()
     metadata: str = ""
     write: str = ""
     at_ms: int = 0

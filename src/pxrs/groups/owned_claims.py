@@ -19,7 +19,7 @@ from pxrs.clock import Clock
 from pxrs.core import claims
 from pxrs.core.claims import Behind, Happened, Lost, OwnedClaim, Stamp, Step
 from pxrs.core.group import Me
-from pxrs.core.records import Claim, Runs, decode
+from pxrs.core.records import Claim, Ranges, decode
 from pxrs.errors import (
     Fenced,
     InsideTransaction,
@@ -71,7 +71,7 @@ class Mark(NamedTuple):
     """The progress of a partition: the checkpoint, and what is done above it."""
 
     checkpoint: int
-    done: Runs = ()
+    done: Ranges = ()
     metadata: str | None = None
 
 

@@ -75,7 +75,7 @@ class HoldSession:
         self._renewing = Loop("pxrs-hold-session", self.renew)
         self._tidying = Loop("pxrs-sweeper", self.tidy)
         self._settling = Loop("pxrs-release", self.settle)
-        self._chores = (self._renewing, self._tidying) if threads else ()
+        self._loops = (self._renewing, self._tidying) if threads else ()
 
     # The session
 
@@ -87,8 +87,8 @@ class HoldSession:
                 raise Closed("the store was closed")
             if self._session is None or self._session.remaining() <= 0:
                 # Before it: an interrupt in between must not leave a session that is never renewed.
-                for chore in self._chores:
-                    chore.start()
+                for loop in self._loops:
+                    loop.start()
                 self._give_up()
                 self._session = self._stores.coord.session(self._ttl)
             return self._session
@@ -202,7 +202,7 @@ class HoldSession:
             self._settling.start()
         self._settling.wake()
 
-    # The chores
+    # The loops
 
     def renew(self) -> float | None:
         """Renews the session once; the seconds until the next time, None at the end."""
@@ -271,9 +271,9 @@ class HoldSession:
             if self._closing.is_set():
                 return
             self._closing.set()
-        for chore in (self._renewing, self._tidying, self._settling):
-            chore.wake()
-            chore.join()
+        for loop in (self._renewing, self._tidying, self._settling):
+            loop.wake()
+            loop.join()
         self._release_each(self._dropped)
         self._forget_known()
         with self._lock:

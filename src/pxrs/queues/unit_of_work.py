@@ -15,9 +15,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, Unpack
 
+from pxrs.core.error_text import describe, storable
 from pxrs.core.queue import validate_item, validate_name
 from pxrs.core.retry import AT_ONCE, Backoff, check_retry
-from pxrs.core.words import describe, storable
 from pxrs.errors import (
     Fenced,
     InsideTransaction,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from time import monotonic
 from types import TracebackType
 from typing import Protocol
@@ -12,7 +13,6 @@ from typing import Protocol
 from pxrs.consuming.health import Health
 from pxrs.errors import InvalidRequest
 from pxrs.running.dead_letters import words_of
-from pxrs.running.inside import employer, work_for
 from pxrs.running.signals import stop_on_signals, wait_awake
 
 _LOG = logging.getLogger("pxrs.running")
@@ -20,6 +20,9 @@ _LOG = logging.getLogger("pxrs.running")
 _PATIENCE = 30.0
 # How long stopping waits for handlers before it says so.
 _QUIET = 1.0
+# The run or listener whose handler calls this code, if one does: it must not wait for its own end.
+# A context, not a thread: what a coroutine awaits on its loop is inside of the handler, too.
+_employer: ContextVar[object | None] = ContextVar("pxrs_employer", default=None)
 
 
 class Work(Protocol):
@@ -73,7 +76,7 @@ class Running:
         return self
 
     def _run(self) -> None:
-        work_for(self._work)
+        _employer.set(self._work)
         try:
             self._work.run()
         except BaseException as error:  # noqa: BLE001 - whoever joins is told
@@ -153,7 +156,7 @@ class Running:
     @property
     def _is_around_here(self) -> bool:
         """Whether this is code that it calls, a handler: that can't wait for its end."""
-        return employer() is self._work
+        return _employer.get() is self._work
 
     @property
     def _is_settled(self) -> bool:
@@ -196,7 +199,7 @@ class WorkerThreads:
             thread.start()
 
     def _run(self) -> None:
-        work_for(self._owner)
+        _employer.set(self._owner)
         self._work()
 
     def drain(self, log: logging.Logger) -> None:

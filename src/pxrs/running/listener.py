@@ -22,8 +22,8 @@ import msgspec
 from pxrs.clock import Clock
 from pxrs.config import Stop
 from pxrs.consuming.health import Health, Outage
+from pxrs.core.error_text import describe
 from pxrs.core.retry import Backoff
-from pxrs.core.words import describe
 from pxrs.errors import (
     Closed,
     Fenced,
@@ -39,7 +39,7 @@ from pxrs.running.dead_letters import printable, words_of
 from pxrs.running.handle import WorkerThreads
 from pxrs.running.handler_results import refuse_unfinished
 from pxrs.running.job import ListenJob
-from pxrs.running.listener_turns import Turns
+from pxrs.running.suspect_items import Turns
 from pxrs.stores.api import QueueStore, Watch
 
 Handler = Callable[[Item, UnitOfWork], Any]

@@ -33,7 +33,7 @@ from pxrs.core.retry import Backoff
 from pxrs.decoding import Decoder
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError, quoted
 from pxrs.running.job import Job, RunJob
-from pxrs.running.killers import Killers
+from pxrs.running.suspect_messages import SuspectMessages
 
 _LOG = logging.getLogger("pxrs.processes")
 _GAVE_UP = 70
@@ -74,18 +74,18 @@ class WatchedRun:
         self._job = job
         context = multiprocessing.get_context("spawn")
         decoder = Decoder(job.key_serde, job.serde)
-        self._killers = Killers(context, job.workers, job.retry.attempts, decoder)
+        self._suspects = SuspectMessages(context, job.workers, job.retry.attempts, decoder)
 
     def for_worker(self, number: int) -> WorkerJob:
         """For a process that is about to be started."""
-        watched = self._killers.watched(number, self._job.handler)
+        watched = self._suspects.watched(number, self._job.handler)
         # It decodes by itself.
         job = msgspec.structs.replace(self._job, handler=watched, serde=None, key_serde=None)
         return WorkerJob(self._url, job)
 
     def after_death(self, number: int) -> str:
         """Suspect what was in hand; which messages, in words."""
-        found = self._killers.count(number)
+        found = self._suspects.count(number)
         return ", ".join(
             f"{each.topic!r} partition {each.partition} offset {each.offset}" for each in found
         )

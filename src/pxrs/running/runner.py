@@ -2,7 +2,7 @@
 
 One thread fetches and fills the schedule; workers take from it. A message counts as
 handled when its handler has returned, in whatever order that happens: the claim carries the
-finished runs above the checkpoint.
+finished ranges above the checkpoint.
 """
 
 from __future__ import annotations
@@ -141,17 +141,17 @@ class Runner:
         with self._turn:
             for message in flight.messages:
                 task = Task(flight.owned, flight.turn, flight.progress, message)
-                self._schedule.put(self._lane(message), task)
+                self._schedule.put(self._order_key(message), task)
             self._turn.notify_all()
 
-    def _lane(self, message: Message) -> Hashable:
+    def _order_key(self, message: Message) -> Hashable:
         if self._job.parallel == "key" and message.key is not None:
             return (message.topic, message.partition, message.key)
         return (message.topic, message.partition)
 
     def _work(self) -> None:
         while (taken := self._next_task()) is not None:
-            lane, task = taken
+            key, task = taken
             try:
                 delay = self._handle(task)
             except BaseException as error:  # noqa: BLE001 - a worker must not die in silence
@@ -159,11 +159,11 @@ class Runner:
                 self._fail(_gave_up(task.message, error))
             with self._turn:
                 if delay is None:
-                    self._schedule.done(lane)
+                    self._schedule.done(key)
                 else:
                     # One that is void by now was not parked when others were hurried.
                     pause = delay if task.owned.turn == task.turn else 0.0
-                    self._schedule.park(lane, self._clock.monotonic() + pause)
+                    self._schedule.park(key, self._clock.monotonic() + pause)
                 self._turn.notify_all()
             if delay is None and self._member is not None:
                 self._attempts.pop(_place(task.message), None)

@@ -109,7 +109,7 @@ class News:
         return {place: deaths for deaths, place in noted}
 
 
-class Killers:
+class SuspectMessages:
     """In the parent: which messages were in hand when a worker process died.
 
     A suspect has an entry: how many processes have died with it and nothing else in hand.

@@ -10,7 +10,7 @@ import pytest
 
 from pxrs.core import claims
 from pxrs.core.claims import Behind, Happened, Lost, OwnedClaim, Stamp, Step, free_or_dead, judge
-from pxrs.core.records import Claim, Head, MemberRecord, Move, Runs, claim_key, decode, encode
+from pxrs.core.records import Claim, Head, MemberRecord, Move, Ranges, claim_key, decode, encode
 from pxrs.errors import SchemaMismatch
 from pxrs.types import Check, TopicPartition, Versioned
 
@@ -139,7 +139,7 @@ def test_advancing_never_lowers_the_checkpoint_nor_mixes_two() -> None:
     ids=["with the final checkpoint", "without one", "never back"],
 )
 def test_a_release_carries_the_final_checkpoint_in_the_same_write(
-    checkpoint: int | None, done: Runs, expected: tuple[int, list[list[int]]]
+    checkpoint: int | None, done: Ranges, expected: tuple[int, list[list[int]]]
 ) -> None:
     record = written(step := claims.release(held(), checkpoint, done, by_me()))
     assert step.check == Check(KEY, 5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pxrs.core.words import describe, storable
+from pxrs.core.error_text import describe, storable
 
 
 class Speechless(Exception):  # noqa: N818 - that is what it is

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pxrs.core.progress import MOST_BYTES, Progress
-from pxrs.core.records import Runs
+from pxrs.core.records import Ranges
 from pxrs.errors import InvalidRequest
 
 SPAN = 40
@@ -38,7 +38,7 @@ class Twin:
         return next(offset for offset in range(len(self.done) + 1) if offset not in self.done)
 
     @property
-    def runs(self) -> Runs:
+    def ranges(self) -> Ranges:
         above = {offset for offset in self.done if offset > self.checkpoint}
         starts = sorted(offset for offset in above if offset - 1 not in above)
         ends = sorted(offset + 1 for offset in above if offset + 1 not in above)
@@ -54,7 +54,7 @@ def after(checkpoint: int, marks: list[tuple[int, int | None]]) -> tuple[Progres
 
 
 def same(one: Progress, other: Progress) -> bool:
-    return (one.checkpoint, one.runs) == (other.checkpoint, other.runs)
+    return (one.checkpoint, one.ranges) == (other.checkpoint, other.ranges)
 
 
 @given(checkpoints, finishes)
@@ -63,7 +63,7 @@ def test_progress_is_a_set_of_offsets(checkpoint: int, marks: list[tuple[int, in
     for start, end in marks:
         progress.finish(start, end)
         twin.finish(start, end)
-        assert (progress.checkpoint, progress.runs) == (twin.checkpoint, twin.runs)
+        assert (progress.checkpoint, progress.ranges) == (twin.checkpoint, twin.ranges)
     for offset in range(2 * SPAN):
         assert progress.is_done(offset) == (offset in twin.done)
 
@@ -73,7 +73,7 @@ def test_runs_lie_above_the_checkpoint_and_never_touch(
     checkpoint: int, marks: list[tuple[int, int | None]]
 ) -> None:
     progress, _ = after(checkpoint, marks)
-    edges = [progress.checkpoint, *(edge for run in progress.runs for edge in run)]
+    edges = [progress.checkpoint, *(edge for run in progress.ranges for edge in run)]
     assert all(before < behind for before, behind in pairwise(edges))
 
 
@@ -104,7 +104,7 @@ def test_a_new_owner_goes_on_where_the_old_one_stopped(
     more: list[tuple[int, int | None]],
 ) -> None:
     old, _ = after(checkpoint, marks)
-    new = Progress(old.checkpoint, old.runs)
+    new = Progress(old.checkpoint, old.ranges)
     assert same(new, old)
     for start, end in more:
         old.finish(start, end)
@@ -114,10 +114,10 @@ def test_a_new_owner_goes_on_where_the_old_one_stopped(
 
 @given(checkpoints, finishes)
 def test_any_runs_are_put_in_order(checkpoint: int, marks: list[tuple[int, int | None]]) -> None:
-    """Runs read from a record that another version wrote need not be as tidy as ours."""
-    runs = tuple((start, start + 1 if end is None else end) for start, end in marks)
+    """Ranges read from a record that another version wrote need not be as tidy as ours."""
+    ranges = tuple((start, start + 1 if end is None else end) for start, end in marks)
     expected, _ = after(checkpoint, marks)
-    assert same(Progress(checkpoint, runs), expected)
+    assert same(Progress(checkpoint, ranges), expected)
 
 
 @pytest.mark.parametrize(("start", "end"), [(5, 5), (5, 4), (0, 0), (0, -1)])
@@ -125,7 +125,7 @@ def test_no_offsets_are_refused_and_change_nothing(start: int, end: int) -> None
     progress = Progress(3, ((6, 8),))
     with pytest.raises(InvalidRequest):
         progress.finish(start, end)
-    assert (progress.checkpoint, progress.runs) == (3, ((6, 8),))
+    assert (progress.checkpoint, progress.ranges) == (3, ((6, 8),))
 
 
 @pytest.mark.parametrize("base", [0, 95, 10**9 - 300, 10**12, 2**63 - 10_000])
@@ -135,7 +135,7 @@ def test_it_is_full_before_the_runs_outgrow_a_claim(base: int) -> None:
     while not progress.full:
         progress.finish(offset)
         offset += 2
-    size = len(msgspec.json.encode(progress.runs))
+    size = len(msgspec.json.encode(progress.ranges))
     assert MOST_BYTES * 0.75 < size <= MOST_BYTES
 
 
@@ -147,4 +147,4 @@ def test_it_has_room_again_once_the_oldest_gap_closes() -> None:
     progress.finish(0, 1990)
     assert not progress.full
     progress.finish(0, 2001)
-    assert (progress.checkpoint, progress.runs, progress.full) == (2001, (), False)
+    assert (progress.checkpoint, progress.ranges, progress.full) == (2001, (), False)

@@ -1,4 +1,4 @@
-"""Lanes: order inside, freedom outside."""
+"""Keys: order inside, freedom outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pxrs.core.schedule import Schedule
 
 
-def test_a_lane_is_handled_in_order_and_one_at_a_time() -> None:
+def test_a_key_is_handled_in_order_and_one_at_a_time() -> None:
     schedule: Schedule[str] = Schedule()
     schedule.put("a", "a1")
     schedule.put("a", "a2")
@@ -23,7 +23,7 @@ def test_a_lane_is_handled_in_order_and_one_at_a_time() -> None:
     assert len(schedule) == 2
 
 
-def test_a_parked_lane_waits_alone() -> None:
+def test_a_parked_key_waits_alone() -> None:
     schedule: Schedule[str] = Schedule()
     schedule.put("a", "a1")
     schedule.put("b", "b1")
@@ -56,8 +56,8 @@ def test_what_fails_at_once_again_and_again_does_not_keep_others_from_their_turn
         schedule.put(number, f"{number}")
     failing = [schedule.take(0) for _ in range(3)]
     assert failing == [(0, "0"), (1, "1"), (2, "2")]
-    for lane in (0, 1, 2):
-        schedule.park(lane, until=0)
+    for key in (0, 1, 2):
+        schedule.park(key, until=0)
     begun: list[object] = []
     while len(begun) < 6:
         taken = schedule.take(0)
@@ -75,14 +75,14 @@ def test_what_fails_at_once_again_and_again_does_not_keep_others_from_their_turn
     st.lists(st.sampled_from(["take", "done", "park"]), max_size=200),
     st.randoms(use_true_random=False),
 )
-def test_nothing_is_lost_doubled_or_overtaken(lanes: list[int], events: list[str], rng) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_is_lost_doubled_or_overtaken(keys: list[int], events: list[str], rng) -> None:  # type: ignore[no-untyped-def]
     schedule: Schedule[tuple[int, int]] = Schedule()
-    for number, lane in enumerate(lanes):
-        schedule.put(lane, (lane, number))
+    for number, key in enumerate(keys):
+        schedule.put(key, (key, number))
     busy: dict[object, tuple[int, int]] = {}
     finished: defaultdict[int, list[int]] = defaultdict(list)
     now = 0.0
-    for event in (*events, *["take", "done"] * (3 * len(lanes))):
+    for event in (*events, *["take", "done"] * (3 * len(keys))):
         now += 1
         if event == "take":
             taken = schedule.take(now)
@@ -90,14 +90,14 @@ def test_nothing_is_lost_doubled_or_overtaken(lanes: list[int], events: list[str
                 assert taken[0] not in busy
                 busy[taken[0]] = taken[1]
         elif busy:
-            lane = rng.choice(sorted(busy, key=str))
-            item = busy.pop(lane)
+            key = rng.choice(sorted(busy, key=str))
+            item = busy.pop(key)
             if event == "done":
-                schedule.done(lane)
+                schedule.done(key)
                 finished[item[0]].append(item[1])
             else:
-                schedule.park(lane, now + rng.randrange(3))
-    for lane in set(lanes):
-        assert finished[lane] == sorted(finished[lane])
+                schedule.park(key, now + rng.randrange(3))
+    for key in set(keys):
+        assert finished[key] == sorted(finished[key])
     done = sum(len(numbers) for numbers in finished.values())
-    assert done + len(schedule) == len(lanes)
+    assert done + len(schedule) == len(keys)

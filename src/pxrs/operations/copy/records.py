@@ -2,7 +2,7 @@
 
 Records are topics, groups, claims and history. Those that are bound to a session belong to a
 member that is connected, and are not copied. Claims come as they are, with epoch, checkpoint and
-finished runs: their owners are not in the target, so the member that joins there takes over with
+finished ranges: their owners are not in the target, so the member that joins there takes over with
 the next epoch, and epochs only rise. Queue items keep their numbers.
 """
 

@@ -411,7 +411,7 @@ class MemoryQueues:
         if found is None:
             return 0
         found.promote_due(self._clock.wall_ms())
-        # Those at a lane's end first: else every removal would show the next one.
+        # Those at the end of a key order first: else every removal would show the next one.
         gone = [
             item
             for number in sorted(set(ids), reverse=True)

@@ -254,7 +254,7 @@ def check_priority_yields_to_the_key(lab: Lab) -> None:
 
 
 @suite
-def check_fifo_is_one_lane(lab: Lab) -> None:
+def check_fifo_is_one_order(lab: Lab) -> None:
     """A fifo queue hands out in order to one transaction at a time, whatever the keys."""
     here, there = lab.open(), lab.open()
     here.queues.create("q", fifo=True)

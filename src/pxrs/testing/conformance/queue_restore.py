@@ -113,7 +113,7 @@ def check_new_items_come_after(lab: Lab) -> None:
 
 @suite
 def check_keys_and_fifo_keep_their_order(lab: Lab) -> None:
-    """Items of a lane go out by number, in whatever order they were restored."""
+    """Items of one key order go out by number, in whatever order they were restored."""
     for fifo, key in ((False, "k"), (True, None)):
         name = "fifo" if fifo else "keyed"
         stores = lab.open()
@@ -130,7 +130,7 @@ def check_keys_and_fifo_keep_their_order(lab: Lab) -> None:
 
 
 @suite
-def check_the_held_front_of_a_lane_stays(lab: Lab) -> None:
+def check_the_held_front_of_a_key_stays(lab: Lab) -> None:
     """Restoring behind an item that is held shows nothing of its key."""
     stores = lab.open()
     stores.queues.create("q")
