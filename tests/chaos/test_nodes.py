@@ -4,7 +4,6 @@ lost, no stale commit lands, and members go on elsewhere under their names."""
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -166,24 +165,10 @@ class World:
             print(f"--- {name}\n{node.kill()}")
 
 
-def _postgres(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("postgres_url"))
-
-
-def _etcd_and_jetstream(request: pytest.FixtureRequest) -> str:
-    coord, log = (request.getfixturevalue(name) for name in ("etcd_url", "nats_url"))
-    return f"{coord} log={log}/t-{secrets.token_hex(6)}"
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(_postgres, id="postgres", marks=pytest.mark.engine("postgres")),
-        pytest.param(_etcd_and_jetstream, id="etcd+jetstream", marks=pytest.mark.engine("etcd")),
-    ]
-)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+@pytest.fixture
+def world(nodes_url: str) -> Iterator[World]:
     with ExitStack() as stack:
-        yield World(request.param(request), stack)
+        yield World(nodes_url, stack)
 
 
 def test_nodes_are_killed_frozen_and_restarted(world: World) -> None:

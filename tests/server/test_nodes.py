@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.node import Client, NodeProcess
+from support.node import Client, NodeProcess, wait_for_slots
 
 METADATA = "/api/v1/metadata/consumer-groups"
 GROUP = "/api/v1/consumer-group"
@@ -24,14 +24,6 @@ def nodes(tmp_path: Path) -> Iterator[list[NodeProcess]]:
     finally:
         for node in nodes:
             node.kill()
-
-
-def wait_for_slots(client: Client, names: set[str]) -> dict[str, object]:
-    """The cluster view once exactly these nodes share all slots."""
-    while True:
-        view: dict[str, object] = client.get("/v1/cluster").json
-        if set(view["slots"]) == names:  # type: ignore[call-overload]
-            return view
 
 
 def test_slots_are_shared_and_move(nodes: list[NodeProcess]) -> None:

@@ -176,3 +176,16 @@ def nats_url() -> str:
 def valkey_url() -> str:
     """The shared Valkey."""
     return server_url("valkey")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("postgres", marks=pytest.mark.engine("postgres")),
+        pytest.param("etcd+jetstream", marks=pytest.mark.engine("etcd")),
+    ]
+)
+def nodes_url(request: pytest.FixtureRequest) -> str:
+    """A place of its own in each store that nodes of several hosts share."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return f"{place_in('etcd')} log={server_url('nats')}/t-{secrets.token_hex(6)}"

@@ -135,19 +135,37 @@ class LocalNode:
         await self._node.serve(started)
 
 
+# The clock that pxrs reads. Not `time.time`: gRPC's core reads the real one beside it.
+_START = """
+import time
+real = time.time_ns
+time.time_ns = lambda: real() + {}
+from pxrs_command import main
+main()
+"""
+
+
 class NodeProcess:
-    """`pxrs serve` as a real process. `settings` are those that have no flag."""
+    """`pxrs serve` as a real process.
+
+    `clock_off`: how many seconds its wall clock is ahead. `settings` are those that have no flag.
+    """
 
     def __init__(
-        self, store: str, *arguments: str, listen: str = "127.0.0.1:0", **settings: object
+        self,
+        store: str,
+        *arguments: str,
+        listen: str = "127.0.0.1:0",
+        clock_off: float = 0.0,
+        **settings: object,
     ) -> None:
         # Not a pipe: nobody reads it while the node runs, and a full one would stop it.
         self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when it has ended
         self.process = subprocess.Popen(
             [
                 sys.executable,
-                "-m",
-                "pxrs_command",
+                "-c",
+                _START.format(int(clock_off * 10**9)),
                 "serve",
                 "--store",
                 store,
@@ -195,3 +213,11 @@ class NodeProcess:
         self._logged.seek(0)
         with self._logged:
             return self._logged.read()
+
+
+def wait_for_slots(client: Client, names: set[str]) -> dict[str, object]:
+    """The cluster view once exactly these nodes share all slots."""
+    while True:
+        view: dict[str, object] = client.get("/v1/cluster").json
+        if set(view["slots"]) == names:  # type: ignore[call-overload]
+            return view

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 
 import msgspec
 from xxhash import xxh64_intdigest
@@ -20,13 +21,15 @@ from pxrs.core.group import Rules
 from pxrs.core.records import (
     Claim,
     GroupTopic,
+    MemberRecord,
     claim_key,
     claims_prefix,
     decode,
     head_key,
+    member_key,
     members_prefix,
 )
-from pxrs.errors import Displaced, PxrsError
+from pxrs.errors import ConfigError, Displaced, PxrsError
 from pxrs.groups.membership import MemberSettings, Membership
 from pxrs.groups.owned_claims import Mark, OwnedClaims
 from pxrs.groups.snapshot import GroupReader, Snapshot
@@ -92,10 +95,13 @@ class Cluster:
         self._listeners: list[Callable[[ClusterView], None]] = []
         self._numbers: dict[str, int] = {}
         self.view = ClusterView()
+        # Whether another node has taken its name.
+        self.is_displaced = False
         self._thread = threading.Thread(target=self._run, name="pxrs-cluster", daemon=True)
 
     def start(self) -> None:
-        """Join the other nodes."""
+        """Join the other nodes. `ConfigError` if one of them has this name."""
+        self._await_name()
         self._number(self._name)
         self._membership = Membership(
             MemberSettings(
@@ -120,6 +126,26 @@ class Cluster:
         self._membership.join()
         self._step()
         self._thread.start()
+
+    def _await_name(self) -> None:
+        """Wait until no other node has this name; one that died has it until its session ends.
+
+        A node at the same address can't be another one: this one listens there.
+        """
+        key = member_key(_NODES, self._name)
+        coord, clock = self._context.coord, self._context.clock
+        ends = clock.monotonic() + self._ttl + _CAREFUL_WAIT
+        with closing(coord.watch(key)) as watch:
+            while (found := coord.get(key)) is not None:
+                address = decode(found, MemberRecord).node
+                if address == self._context.node:
+                    return
+                if (left := ends - clock.monotonic()) <= 0:
+                    raise ConfigError(
+                        f"node_id {self._name!r} is the name of the node at {address}; "
+                        "choose another --node-id"
+                    )
+                watch.wait(min(left, _CAREFUL_WAIT))
 
     def leader_of(self, key: str) -> NodeInfo | None:
         """The node that leads a group's name or a partition."""
@@ -151,7 +177,7 @@ class Cluster:
             try:
                 due = self._step()
             except Displaced:
-                _LOG.error("another node runs under the name %r: this one stops", self._name)
+                self.is_displaced = True
                 self._displaced()
                 return
             except PxrsError as error:

@@ -103,12 +103,22 @@ class Node:
                 context, self.node_id, partial(loop.call_soon_threadsafe, self.stop),
                 self._settings.session_ttl,
             )  # fmt: skip
-            await px._threads.call(cluster.start)
+            try:
+                await px._threads.call(cluster.start)
+            except PxrsError:
+                await server.stop()
+                await messages.close()
+                raise
             tokens = Tokens(self.px.stores.coord, SYSTEM_CLOCK)
             guard = await self._guard(px, tokens)
             groups = GroupService(px, context, cluster, metrics)
             forwarding = Forwarding(
                 self.node_id, self._settings.request_timeout, self._settings.node_tls()
+            )
+            cluster.on_change(
+                lambda view: loop.call_soon_threadsafe(
+                    forwarding.give_up_on_others, {node.address for node in view.nodes}
+                )
             )
             timeout = self._settings.session_timeout
             v1 = V1(px, messages, cluster, self._settings.max_wait)
@@ -157,6 +167,11 @@ class Node:
                 await px._threads.call(context.session.close)
             await forwarding.close()
             await messages.close()
+        if cluster.is_displaced:
+            raise ConfigError(
+                f"another node took the name {self.node_id!r}, so this one has stopped; "
+                "give each node a --node-id of its own"
+            )
         _LOG.info("stopped")
 
     async def _guard(self, px: aio.Pxrs, tokens: Tokens) -> Guard | None:

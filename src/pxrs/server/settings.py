@@ -88,6 +88,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("max_wait", "request_timeout", "session_timeout", "drain"):
             if not 0 <= getattr(self, name) <= 3600:
                 raise ConfigError(f"{name} must be 0 to 3600 seconds, got {getattr(self, name)}")
+        if not 0 < self.session_ttl <= 3600:
+            raise ConfigError(f"session_ttl must be up to 3600 seconds, got {self.session_ttl}")
         if self.node_id and not _NODE_ID.fullmatch(self.node_id):
             raise ConfigError(
                 f"node_id must be 1 to 64 letters, digits, '.', '_' or '-', got {self.node_id!r}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import aiohttp
 
@@ -22,13 +23,37 @@ class Forwarding:
     def __init__(self, node: str, timeout: float, tls: ssl.SSLContext | None) -> None:
         self._node = node
         self._tls = tls
+        self._waiting: dict[asyncio.Task[Answer], str] = {}
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(
         self, address: str, method: str, path: str, headers: Mapping[str, str], body: bytes
     ) -> Answer:
-        """What the node at `address` answers; 503 if it can't be reached."""
+        """What the node at `address` answers; 503 if it can't be reached, or goes meanwhile."""
+        asked = asyncio.ensure_future(self._request(address, method, path, headers, body))
+        self._waiting[asked] = address
+        try:
+            await asyncio.wait([asked])
+        finally:
+            del self._waiting[asked]
+            if not asked.done():
+                asked.cancel()
+        if not asked.cancelled():
+            return asked.result()
+        raise HttpError(
+            503, "leader_gone", f"the node at {address}, which had to answer this, is gone"
+        )
+
+    def give_up_on_others(self, addresses: Collection[str]) -> None:
+        """Wait no longer for nodes other than these: a frozen one never answers."""
+        for asked, address in self._waiting.items():
+            if address not in addresses:
+                asked.cancel()
+
+    async def _request(
+        self, address: str, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout, auto_decompress=False)
         passed = {name: headers[name] for name in _PASSED_ON if name in headers}
