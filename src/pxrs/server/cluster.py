@@ -92,7 +92,7 @@ class Cluster:
         self._claims = OwnedClaims(context.coord, context.clock)
         self._reader = GroupReader(_NODES, context.coord, _SlotTopic())
         self._stop = threading.Event()
-        self._listeners: list[Callable[[ClusterView], None]] = []
+        self._listeners: list[Callable[[ClusterView], object]] = []
         self._numbers: dict[str, int] = {}
         self.view = ClusterView()
         # Whether another node has taken its name.
@@ -156,7 +156,7 @@ class Cluster:
         """This node."""
         return NodeInfo(self._name, self._number(self._name), self._context.node)
 
-    def on_change(self, listener: Callable[[ClusterView], None]) -> None:
+    def on_change(self, listener: Callable[[ClusterView], object]) -> None:
         """Call `listener` with every new view, from the cluster's thread."""
         self._listeners.append(listener)
 
