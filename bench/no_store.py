@@ -26,7 +26,7 @@ async def main() -> None:
     server = HttpServer(ServeSettings(listen="127.0.0.1:0"), Metrics(SYSTEM_CLOCK))
     path = f"/v1/topics/{TOPIC}/messages"
     route = Route(method="POST", path=path, handler=produce, summary="", body=Produce)
-    server.route([route], Forwarding("none", 1.0, None), None)
+    server.route([route], Forwarding("none", tuple, 1.0, None), None)
     print(f"http://{await server.start()}", flush=True)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

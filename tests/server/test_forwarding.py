@@ -23,7 +23,7 @@ def test_nobody_waits_for_a_node_that_is_gone() -> None:
 
         frozen = await asyncio.start_server(hang, "127.0.0.1", 0)
         address = "{}:{}".format(*frozen.sockets[0].getsockname())
-        forwarding = Forwarding("here", PATIENCE, None)
+        forwarding = Forwarding("here", tuple, PATIENCE, None)
         answer = asyncio.ensure_future(forwarding.send(address, "GET", "/v1/topics", {}, b""))
         await asked.wait()
         forwarding.give_up_on_others({address})

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import uvloop
 
 from pxrs import Pxrs
 from pxrs.server.node import Node
+from pxrs.server.rest.http import HttpServer
 from pxrs.server.settings import Endpoint, ServeSettings
 from support.child import PATIENCE
 
@@ -108,12 +110,30 @@ class LocalNode:
 
     def wait_for_polls(self, count: int) -> None:
         """Return when so many fetches wait for messages."""
+        self.wait_until(lambda: self._node.messages.waiting >= count)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when it holds; it is asked on the node's event loop."""
 
         async def wait() -> None:
-            while self._node.messages.waiting < count:
-                await asyncio.sleep(0)
+            while not condition():
+                await asyncio.sleep(0.001)
 
         asyncio.run_coroutine_threadsafe(wait(), self._loop).result(PATIENCE)
+
+    @property
+    def server(self) -> HttpServer:
+        return self._node.server
+
+    @property
+    def polls(self) -> int:
+        """How many fetches wait for messages."""
+        return self._node.messages.waiting
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the node's event loop has."""
+        return len(asyncio.all_tasks(self._loop))
 
     def _run(self) -> None:
         try:

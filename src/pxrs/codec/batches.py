@@ -316,5 +316,14 @@ def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
         raise _damaged(batch, fence, str(error) or type(error).__name__) from error
 
 
+def unpacked_size(data: bytes | bytearray, messages: Iterable[Message]) -> int:
+    """About how many bytes a batch's messages are once they are decompressed."""
+    if not read_header(data).attributes & _COMPRESSION_BITS:
+        return len(data)
+    return sum(
+        RECORD_OVERHEAD + len(each.key or b"") + len(each.value or b"") for each in messages
+    ) + sum(len(name) + len(it or b"") for each in messages for name, it in each.headers)
+
+
 def _damaged(batch: StoredBatch, fence: Fence, why: str) -> DamagedBatch:
     return DamagedBatch(fence.topic, fence.partition, batch.base, batch.next, why)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from pxrs.clock import Clock
+from pxrs.config import check_group_name, check_topic_name
 from pxrs.core import claims
 from pxrs.core.claims import OwnedClaim, Stamp, Step
 from pxrs.core.records import Claim, claim_key, decode
@@ -45,10 +46,20 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         if len(text) <= _LONGEST:
             try:
                 data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-                return msgspec.json.decode(data, type=cls)
-            except (binascii.Error, ValueError, msgspec.DecodeError):
+                fence = msgspec.json.decode(data, type=cls)
+                fence._check()
+                return fence
+            except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
                 pass
         raise InvalidRequest(f"fence must be one that an assignment held, got {text[:40]!r}")
+
+    def _check(self) -> None:
+        """Raises a `ValueError` if it holds what no assignment holds: it becomes part of a key."""
+        check_group_name(self.group)
+        check_topic_name(self.topic)
+        check_topic_name(self.topic_id)
+        if not 0 <= self.partition < 2**31 or not 0 <= self.epoch < 2**63:
+            raise ValueError("the partition or the epoch is out of range")
 
     @property
     def part(self) -> TopicPartition:
@@ -60,33 +71,33 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 def commit(
-    coord: CoordStore, clock: Clock, offsets: Mapping[Fence, int]
+    coord: CoordStore,
+    clock: Clock,
+    offsets: Mapping[Fence, int],
+    check: Callable[[Mapping[TopicPartition, int]], None],
 ) -> dict[Fence, int | None]:
     """Moves checkpoints forward where the fence still holds; None for those that are refused.
 
-    Each is judged by itself; those that hold go into one commit, as far as it carries them.
+    Each is judged by itself; those that hold go into one commit, as far as it carries them. `check`
+    may refuse offsets before the first commit. It sees only fences that hold: it tells what a
+    topic holds, which is nothing for whoever makes up a fence.
     """
     results: dict[Fence, int | None] = dict.fromkeys(offsets)
-    waiting = dict(offsets)
+    found = {fence: _step(coord, clock, fence, at) for fence, at in offsets.items()}
+    steps = {fence: step for fence, step in found.items() if step is not None}
+    check({fence.part: offsets[fence] for fence in steps})
     room = max(1, coord.limits.operations // 2)
-    while waiting:
-        now = dict(sorted(waiting.items(), key=lambda each: each[0].key)[:room])
-        steps = {}
-        for fence, offset in now.items():
-            step = _step(coord, clock, fence, offset)
-            if step is None:
-                waiting.pop(fence)
-            else:
-                steps[fence] = step
-        if not steps:
-            continue
+    while steps:
+        now = dict(sorted(steps.items(), key=lambda each: each[0].key)[:room])
         done = coord.commit(
-            [step.check for step in steps.values()], [step.put for step in steps.values()]
+            [step.check for step in now.values()], [step.put for step in now.values()]
         )
-        if isinstance(done, Committed):
-            for fence, step in steps.items():
+        for fence, step in now.items():
+            del steps[fence]
+            if isinstance(done, Committed):
                 results[fence] = step.claim.checkpoint
-                waiting.pop(fence)
+            elif (again := _step(coord, clock, fence, offsets[fence])) is not None:
+                steps[fence] = again
     return results
 
 
@@ -94,6 +105,8 @@ def _step(coord: CoordStore, clock: Clock, fence: Fence, offset: int) -> Step | 
     found = coord.get(fence.key)
     claim = decode(found, Claim) if found is not None else Claim()
     if found is None or claim.owner != fence.owner or claim.epoch != fence.epoch:
+        return None
+    if claim.topic != fence.topic:
         return None
     owned = OwnedClaim(fence.part, fence.key, found.version, claim)
     stamp = Stamp(fence.owner, claim.name or "", secrets.token_hex(8), clock.wall_ms())

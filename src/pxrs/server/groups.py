@@ -137,7 +137,7 @@ class GroupService:
     ) -> CommitResult:
         """Move checkpoints forward; those of partitions that it does not own are refused."""
         await self.ask(group, name)
-        await self.check_offsets(offsets)
+        await self._call(partial(self.check_offsets, offsets))
         host = self._host(group)
         with self._metrics.timed(names.COMMIT_SECONDS):
             done = await self._call(partial(host.commit, name, offsets))
@@ -152,7 +152,7 @@ class GroupService:
         mine = host.parts(name)
         owned = {part: offset for part, offset in offsets.items() if part in mine}
         if owned:
-            await self.check_offsets(owned)
+            await self._call(partial(self.check_offsets, owned))
             await self._call(partial(host.commit, name, owned))
 
     @property
@@ -205,11 +205,11 @@ class GroupService:
         if leader is not None and leader.address != self._context.node:
             raise HeldElsewhere(leader.address)
 
-    async def check_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Refuse checkpoints past the end: messages that are still to come would be passed over."""
-        await self._call(partial(self._check_offsets, offsets))
+    def check_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Refuse checkpoints past the end: messages that are still to come would be passed over.
 
-    def _check_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        In a thread.
+        """
         topics = self._px._blocking.topics
         for topic in {part.topic for part in offsets}:
             bounds = topics.bounds(topics.find(topic))

@@ -11,7 +11,14 @@ from typing import NamedTuple, TypeVar
 from pxrs import metrics as names
 from pxrs.aio.app import Pxrs
 from pxrs.aio.producer import SentMany
-from pxrs.codec.batches import CHECKSUM, MAX_TIMESTAMP, decode, encode, read_batch
+from pxrs.codec.batches import (
+    CHECKSUM,
+    MAX_TIMESTAMP,
+    decode,
+    encode,
+    read_batch,
+    unpacked_size,
+)
 from pxrs.decoding import Decoder, cut
 from pxrs.errors import DamagedBatch, InvalidRequest, OffsetOutOfRange, TopicNotFound
 from pxrs.producing import handles
@@ -40,6 +47,8 @@ Pair = tuple[bytes | None, bytes | None]
 # What one call asks the log for. Decoding a megabyte at once would hold up everybody else.
 _PIECE = 64 * 2**10
 _CACHED_BYTES = 32 * 2**20
+# A page ends after the message that takes it over this, decompressed.
+_PAGE_BYTES = 8 * 2**20
 _LAST_OFFSET = 2**63 - 1
 
 
@@ -258,20 +267,24 @@ class Messages:
         """Decodes no more batches than are answered. In a thread."""
         where = LogPartition(topic.id, partition)
         found: list[Message] = []
+        size = 0
         while True:
             position = offset + len(found)
             fetched = self._log.fetch(where, position, _PIECE)
             for batch in fetched.batches:
                 try:
-                    messages = self._decoded.get(where, batch, Fence(topic.name, partition, 0))
+                    messages, unpacked = self._decoded.get(
+                        where, batch, Fence(topic.name, partition, 0)
+                    )
                 except DamagedBatch:
                     if not found:
                         raise
                     return Page(found, offset + len(found), fetched.start, fetched.end)
                 found += cut(messages, offset + len(found))[: most - len(found)]
-                if len(found) >= most:
+                size += unpacked
+                if len(found) >= most or size >= _PAGE_BYTES:
                     break
-            if len(found) >= most or not fetched.batches:
+            if len(found) >= most or size >= _PAGE_BYTES or not fetched.batches:
                 return Page(found, offset + len(found), fetched.start, fetched.end)
 
     # Topics
@@ -325,18 +338,22 @@ class _DecodedBatches:
         self._batches: OrderedDict[tuple[LogPartition, int, bytes], tuple[list[Message], int]]
         self._batches = OrderedDict()
 
-    def get(self, where: LogPartition, batch: StoredBatch, fence: Fence) -> list[Message]:
+    def get(
+        self, where: LogPartition, batch: StoredBatch, fence: Fence
+    ) -> tuple[list[Message], int]:
+        """The messages of a batch, and how many bytes they are decompressed."""
         key = where, batch.base, bytes(batch.data[CHECKSUM])
         with self._lock:
             if (known := self._batches.get(key)) is not None:
                 self._batches.move_to_end(key)
-                return known[0]
+                return known
         messages = decode(batch, fence)
+        size = unpacked_size(batch.data, messages)
         with self._lock:
             if key not in self._batches:
-                self._batches[key] = messages, len(batch.data)
-                self._bytes += len(batch.data)
+                self._batches[key] = messages, size
+                self._bytes += size
             while self._bytes > self._most:
-                _, (_, size) = self._batches.popitem(last=False)
-                self._bytes -= size
-        return messages
+                _, (_, oldest) = self._batches.popitem(last=False)
+                self._bytes -= oldest
+        return messages, size

@@ -83,7 +83,7 @@ class Node:
             self.px = px._blocking
             metrics = self._metrics = Metrics(SYSTEM_CLOCK)
             messages = self.messages = Messages(px, self._settings, metrics)
-            server = HttpServer(self._settings, metrics)
+            server = self.server = HttpServer(self._settings, metrics)
             try:
                 endpoint = await server.start()
             except OSError as error:
@@ -110,10 +110,17 @@ class Node:
                 await messages.close()
                 raise
             tokens = Tokens(self.px.stores.coord, SYSTEM_CLOCK)
-            guard = await self._guard(px, tokens)
+            guard = self._guard = Guard(
+                tokens, SYSTEM_CLOCK, px._threads.call, self._settings.auth == "tokens"
+            )
+            if self._settings.auth == "auto":
+                await guard.ask_if_there_are_tokens()
             groups = GroupService(px, context, cluster, metrics)
             forwarding = Forwarding(
-                self.node_id, self._settings.request_timeout, self._settings.node_tls()
+                self.node_id,
+                lambda: cluster.view.nodes,
+                self._settings.request_timeout,
+                self._settings.node_tls(),
             )
             cluster.on_change(
                 lambda view: loop.call_soon_threadsafe(
@@ -124,11 +131,17 @@ class Node:
             v1 = V1(px, messages, cluster, self._settings.max_wait)
             dmq = Dmq(groups, cluster, timeout)
             wire = DmqWire(
-                px, messages, groups, SYSTEM_CLOCK, cluster, timeout, self._notice,
-                tokens if guard is not None else None,
+                px, messages, groups, SYSTEM_CLOCK, cluster, timeout, self._settings.max_wait,
+                self._notice, guard,
             )  # fmt: skip
             leases = Leases(px, cluster, address)
-            parts = (v1, V1Groups(px, groups, metrics), V1Queues(px, leases), dmq, wire)
+            parts = (
+                v1,
+                V1Groups(px, groups, metrics),
+                V1Queues(px, leases, self._settings.max_wait),
+                dmq,
+                wire,
+            )
             served = [route for part in parts for route in part.routes()]
 
             async def show_metrics(call: Call) -> Answer:
@@ -150,7 +163,7 @@ class Node:
             watching = asyncio.create_task(self._watch_store(px))
             _LOG.info(
                 "node %s serves %s on %s%s", self.node_id, public(px.url), self._url(endpoint),
-                ", to clients with a token" if guard is not None else "",
+                ", to clients with a token" if guard.asks else "",
                 extra={"node": self.node_id, "listen": str(endpoint)},
             )  # fmt: skip
             if started is not None:
@@ -173,12 +186,6 @@ class Node:
                 "give each node a --node-id of its own"
             )
         _LOG.info("stopped")
-
-    async def _guard(self, px: aio.Pxrs, tokens: Tokens) -> Guard | None:
-        wanted = self._settings.auth
-        if wanted == "auto":
-            wanted = "tokens" if await px._threads.call(tokens.list) else "off"
-        return Guard(tokens, SYSTEM_CLOCK, px._threads.call) if wanted == "tokens" else None
 
     def _routes(self, served: list[Route]) -> list[Route]:
         routes = [*self._health_routes(), *served]
@@ -222,6 +229,10 @@ class Node:
             try:
                 async with asyncio.timeout(_CHECK_STORE):
                     await px.topics.list()
+                    if self._settings.auth == "auto" and not self._guard.asks:
+                        await self._guard.ask_if_there_are_tokens()
+                        if self._guard.asks:
+                            _LOG.info("the store has tokens now: clients need one from here on")
                 self._store_trouble = ""
             except TimeoutError:
                 self._note_outage(f"the store did not answer for {_CHECK_STORE:g} s")

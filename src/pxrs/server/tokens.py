@@ -153,7 +153,8 @@ class Tokens:
         """Who has this token; None if nobody has. Takes the same time for any wrong secret."""
         mark, _, rest = bearer.partition(".")
         name, _, secret = rest.partition(".")
-        if mark != _MARK or not _NAME.fullmatch(name) or len(secret) > 100:
+        known = mark == _MARK and _NAME.fullmatch(name)
+        if not known or len(secret) > 100 or not secret.isascii():
             return None
         found = self._coord.get(_FOLDER + name)
         if found is None:

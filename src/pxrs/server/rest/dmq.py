@@ -143,7 +143,7 @@ class Dmq:
             ),
             Route(
                 method="GET", path=f"{_GROUP}/assignment/{{member}}", handler=self.assignment,
-                needs=_of_member,
+                waits=True, needs=_of_member,
                 summary="Fetch a member's partitions, once they are settled",
                 query=AssignmentQuery, answer=Assignment,
             ),

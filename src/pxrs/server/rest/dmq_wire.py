@@ -8,7 +8,6 @@ keeps its partitions until it is told PREPARING_REBALANCE, and commits what it f
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -27,9 +26,10 @@ from pxrs.errors import (
 from pxrs.server.cluster import Cluster, NodeInfo, slot_of
 from pxrs.server.groups import GroupService
 from pxrs.server.messages import Messages, Record
+from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Call, Need, Route, in_path
-from pxrs.server.tokens import Action, Tokens
+from pxrs.server.tokens import Action
 from pxrs.types import Message, Topic, TopicPartition
 
 _TOPICS = "/api/v1/metadata/topics"
@@ -48,7 +48,7 @@ class CreateTopic(Struct, frozen=True, rename="camel"):
     topic_name: Name
     partition_count: Annotated[int, Meta(ge=1, le=100_000)]
     replication_factor: int = 1
-    retention_ms: int | None = None
+    retention_ms: Annotated[int, Meta(le=2**62)] | None = None
     retention_bytes: int | None = None
 
 
@@ -143,8 +143,8 @@ class Consume(Struct, frozen=True, rename="camel"):
     topic: Name
     partition: Number
     offset: Offset
-    max_messages: Annotated[int, Meta(ge=1)] | None = None
-    max_wait_ms: Annotated[int, Meta(ge=0)] | None = None
+    max_messages: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_wait_ms: Number | None = None
 
 
 class Headers(Struct, frozen=True):
@@ -249,11 +249,13 @@ class DmqWire:
         clock: Clock,
         cluster: Cluster,
         session_timeout: float,
-        notice: float = NOTICE,
-        tokens: Tokens | None = None,
+        max_wait: float,
+        notice: float,
+        guard: Guard,
     ) -> None:
         self._notice = notice
-        self._tokens = tokens
+        self._guard = guard
+        self._max_wait = min(max_wait, 30.0)
         self._px = px
         self._messages = messages
         self._groups = groups
@@ -310,7 +312,7 @@ class DmqWire:
             ),
             Route(
                 method="POST", path=f"{_STORAGE}/consume", handler=self.consume,
-                needs=_topic_in_body("read"),
+                waits=True, needs=_topic_in_body("read"),
                 summary="Fetch messages of one partition", body=Consume, answer=Consumed,
             ),
             Route(
@@ -399,10 +401,10 @@ class DmqWire:
         return await self._logged_in(bearer, name)
 
     async def _logged_in(self, bearer: str, name: str) -> LoggedIn:
-        if self._tokens is None:
+        if not self._guard.asks:
             # Nobody is asked for one: any will do.
             return LoggedIn("none-needed", _LOGIN_SECONDS, name)
-        identity = await self._px._threads.call(partial(self._tokens.identify, bearer))
+        identity = await self._guard.look_up(bearer)
         if identity is None or identity.expired:
             raise HttpError(401, "unauthorized", "no such token, or another secret")
         return LoggedIn(bearer, _LOGIN_SECONDS, identity.name)
@@ -428,7 +430,7 @@ class DmqWire:
     async def consume(self, call: Call) -> Consumed:
         asked: Consume = call.body
         most = min(asked.max_messages or 500, 10_000)
-        wait = min((asked.max_wait_ms or 0) / 1000, 30.0)
+        wait = min((asked.max_wait_ms or 0) / 1000, self._max_wait)
         offset = asked.offset
         try:
             try:
@@ -468,7 +470,8 @@ class DmqWire:
                 await self._take_in(*key)
                 self._members[key] = self._new_member(call)
             answer = await self._answer(*key)
-            await self._commit(key, asked.offsets or {})
+            if who is None or not who.expired:
+                await self._commit(key, asked.offsets or {})
         except PxrsError as error:
             if isinstance(error, GroupNotFound):
                 self._members.pop(key, None)
@@ -491,7 +494,9 @@ class DmqWire:
 
     async def _commit(self, key: tuple[str, str], offsets: dict[str, int]) -> None:
         """Commit what was handled, of partitions that it owns; others' it reports as well."""
-        fetched = {int(text): at for text, at in offsets.items() if text.isdigit()}
+        fetched = {
+            int(text): at for text, at in offsets.items() if text.isdecimal() and len(text) <= 9
+        }
         handled = self._members[key].handled(fetched)
         if handled:
             topic = (await self._groups.find(key[0])).app.topic

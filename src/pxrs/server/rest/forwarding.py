@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import aiohttp
 
+from pxrs.server.cluster import NodeInfo
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Answer
 
@@ -20,12 +21,23 @@ _PASSED_ON = ("Authorization", "Content-Type", "X-Request-Id")
 class Forwarding:
     """Connections to the other nodes. Used by one event loop."""
 
-    def __init__(self, node: str, timeout: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        node: str,
+        nodes: Callable[[], Iterable[NodeInfo]],
+        timeout: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._node = node
+        self._nodes = nodes
         self._tls = tls
         self._waiting: dict[asyncio.Task[Answer], str] = {}
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._session: aiohttp.ClientSession | None = None
+
+    def knows(self, address: str) -> bool:
+        """Whether a node that is there has published this address as its own."""
+        return any(node.address == address for node in self._nodes())
 
     async def send(
         self, address: str, method: str, path: str, headers: Mapping[str, str], body: bytes

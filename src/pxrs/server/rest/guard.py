@@ -19,22 +19,46 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pxrs"'}
 
 
 class Guard:
-    """Checks requests against tokens. Used by one event loop."""
+    """Checks requests against tokens. Used by one event loop.
+
+    `asks`: whether clients need a token. It never goes back to false while the node runs: when
+    the last token was revoked nobody is let in.
+    """
 
     def __init__(
-        self, tokens: Tokens, clock: Clock, call: Callable[[Callable[[], Any]], Awaitable[Any]]
+        self,
+        tokens: Tokens,
+        clock: Clock,
+        call: Callable[[Callable[[], Any]], Awaitable[Any]],
+        asks: bool,
     ) -> None:
+        self.asks = asks
         self._tokens = tokens
         self._clock = clock
         self._call = call
         self._known: dict[bytes, tuple[Identity, float]] = {}
 
+    async def ask_if_there_are_tokens(self) -> None:
+        """Ask for tokens from the moment on that the store has one."""
+        self.asks = self.asks or bool(await self._call(self._tokens.list))
+
     async def identify(self, headers: Mapping[str, str], route: Route | None) -> Identity | None:
-        """Who sends this; None for a route that is open to everybody. 401 without a good token."""
+        """Who sends this; None if nobody has to say it. 401 without a good token where one must.
+
+        A node that asks nobody is on loopback, where any web page can send requests too.
+        """
+        if not self.asks:
+            if "Origin" in headers:
+                raise HttpError(
+                    403,
+                    "browser_refused",
+                    "a node without tokens does not answer web pages; make a token and send it",
+                )
+            return None
         bearer = _bearer(headers)
         if route is not None and route.open and not bearer:
             return None
-        identity = await self._look_up(bearer) if bearer else None
+        identity = await self.look_up(bearer) if bearer and bearer.isascii() else None
         if identity is None:
             if route is not None and route.open:
                 return None
@@ -46,7 +70,7 @@ class Guard:
             raise HttpError(401, "token_expired", "this token has expired", _CHALLENGE)
         return identity
 
-    async def _look_up(self, bearer: str) -> Identity | None:
+    async def look_up(self, bearer: str) -> Identity | None:
         key = hashlib.sha256(bearer.encode()).digest()
         now = self._clock.monotonic()
         known = self._known.get(key)

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -18,16 +19,23 @@ from pxrs import metrics as names
 from pxrs.errors import PxrsError
 from pxrs.server.groups import HeldElsewhere
 from pxrs.server.metrics import Metrics
+from pxrs.server.rest.connections import MOST_HEADER_BYTES, Connections, Refusing, unless_lost
 from pxrs.server.rest.forwarding import FOLLOWS, FORWARDED, LEADER, Forwarding
 from pxrs.server.rest.guard import Guard, check
-from pxrs.server.rest.problems import PROBLEM, HttpError, Problem, problem_of
+from pxrs.server.rest.problems import PROBLEM, HttpError, problem_of
 from pxrs.server.rest.routes import Answer, Call, Match, Route, Router
 from pxrs.server.settings import Endpoint, ServeSettings
 
 _LOG = logging.getLogger("pxrs.serve")
 # How long an idle connection is kept, and so how long a client may take to send its headers.
 _KEEP_ALIVE = 75.0
-_MOST_HEADER_BYTES = 16 * 2**10
+# What needs no token, or has no use for a body, gets no more than this.
+_SMALL_BODY = 64 * 2**10
+# An answer from this size on takes room for as long as it is sent.
+_LARGE_ANSWER = 2**18
+# While others wait for room, what comes or goes must be done after so long, and more by its size.
+_FAIR_SECONDS = 2.0
+_FAIR_BYTES_PER_SECOND = 4 * 2**20
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
@@ -37,28 +45,43 @@ class HttpServer:
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
         self._router = Router(())
         self._metrics = metrics
-        self._guard: Guard | None = None
         self._settings = settings
+        self._guard: Guard | None = None
         self._room = Room(settings.max_inflight)
         self._busy = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._stopping = False
-        self._server = web.Server(
+        self._server = Connections(
             self._handle,
             access_log=None,
             keepalive_timeout=_KEEP_ALIVE,
-            max_line_size=_MOST_HEADER_BYTES,
-            max_field_size=_MOST_HEADER_BYTES,
+            max_line_size=MOST_HEADER_BYTES,
+            max_field_size=MOST_HEADER_BYTES,
             auto_decompress=False,
         )
         self._listening: asyncio.Server | None = None
 
     def route(self, routes: Iterable[Route], forwarding: Forwarding, guard: Guard | None) -> None:
-        """Serve these; before, every request is answered that there is nothing."""
+        """Serve these; before, every request is answered that the node is starting."""
         self._router = Router(routes)
         self._forwarding = forwarding
         self._guard = guard
+
+    @property
+    def busy(self) -> int:
+        """How many requests are worked on."""
+        return self._busy
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._server)
+
+    @property
+    def held(self) -> int:
+        """How many bytes of clients the node holds."""
+        return self._room.taken
 
     async def start(self) -> Endpoint:
         """Listen; where. A port that is taken is an `OSError`."""
@@ -84,8 +107,8 @@ class HttpServer:
         await self._server.shutdown(timeout=1.0)
 
     def _connect(self) -> asyncio.BaseProtocol:
-        if len(self._server.connections) >= self._settings.max_connections:
-            return _Refusing()
+        if len(self._server) >= self._settings.max_connections:
+            return Refusing()
         return self._server()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -93,7 +116,8 @@ class HttpServer:
         began = perf_counter()
         self._busy += 1
         self._quiet.clear()
-        match = self._router.find(request.path)
+        # A slash that is part of a name stays encoded: it must not lead to another route.
+        match = self._router.find(request.rel_url.path_safe)
         try:
             answer = await self._answer(request, match)
         except Exception as error:  # noqa: BLE001 - a client is told of every failure
@@ -115,37 +139,61 @@ class HttpServer:
         )
         if self._stopping:
             response.force_close()
+        if len(answer.body) >= _LARGE_ANSWER:
+            await self._send(request, response, len(answer.body))
         return response
+
+    async def _send(self, request: web.BaseRequest, response: web.Response, size: int) -> None:
+        """Send a large answer; a client that does not take it in time is disconnected."""
+        self._room.add(size)
+        try:
+            async with self._room.moving(size, self._settings.request_timeout):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._room.give_back(size)
 
     async def _answer(self, request: web.BaseRequest, match: Match | None) -> Answer:
         if self._stopping:
             raise HttpError(503, "stopping", "this node is stopping; try another one", _RETRY_AFTER)
         route = match.methods.get(request.method) if match is not None else None
+        if not self._router.routes:
+            raise HttpError(503, "starting", "this node is starting; try again", _RETRY_AFTER)
+        # Before anything else is told: without a token there is nothing to be seen.
         identity = None
         if self._guard is not None:
-            # Before anything else is told: without a token there is nothing to be seen.
             identity = await self._guard.identify(request.headers, route)
         if match is None:
-            raise HttpError(404, "no_such_path", f"there is nothing at {request.path[:200]}")
+            raise HttpError(404, "no_such_path", f"there is nothing at {_shown(request)}")
         if route is None:
             allowed = ", ".join(sorted(match.methods))
             raise HttpError(
                 405,
                 "method_not_allowed",
-                f"{request.path[:200]} takes {allowed}",
+                f"{_shown(request)} takes {allowed}",
                 {"Allow": allowed},
             )
         query = route.parse_query(dict(request.query) if request.query_string else {})
-        length = self._check_length(request, route)
+        most = self._settings.max_body
+        if route.open or route.body is None:
+            most = min(most, _SMALL_BODY)
+        length = _check_length(request, most)
         if not self._room.take(length):
             await self._room.wait_for(length, self._settings.request_timeout)
         try:
-            data = await self._read_body(request)
+            data = await self._read_body(request, length, most)
             body = _decoded(data, route.body) if route.body is not None else None
             call = Call(match.parameters, query, body, request.headers, identity)
             check(route, call)
             try:
-                answer = await route.handler(call)
+                answer = await (
+                    unless_lost(request, route.handler(call))
+                    if route.waits
+                    else route.handler(call)
+                )
             except HeldElsewhere as elsewhere:
                 answer = await self._pass_on(elsewhere.address, request, data)
         finally:
@@ -158,20 +206,11 @@ class HttpServer:
             return answer._replace(body=b"")
         return answer._replace(body=msgspec.json.encode(answer.body))
 
-    def _check_length(self, request: web.BaseRequest, route: Route) -> int:
-        length = request.content_length
-        most = self._settings.max_body
-        if length is not None and length > most:
-            raise HttpError(413, "body_too_large", f"the body must be at most {most} bytes")
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise HttpError(415, "content_encoding", "bodies must not be compressed")
-        if route.body is None:
-            return 0
-        # One that does not say its length may have all of it.
-        return most if length is None else length
-
     async def _pass_on(self, address: str, request: web.BaseRequest, body: bytes) -> Answer:
         """Let another node answer, unless the client goes there itself."""
+        if not self._forwarding.knows(address):
+            # Only where a node says that it is: a request, and its token, go nowhere else.
+            raise HttpError(503, "leader_moving", "the node that answers this is not there (yet)")
         if FOLLOWS in request.headers:
             raise HttpError(
                 421, "not_leader", f"the node at {address} answers this", {LEADER: address}
@@ -182,24 +221,26 @@ class HttpServer:
             address, request.method, request.path_qs, request.headers, body
         )
 
-    async def _read_body(self, request: web.BaseRequest) -> bytes:
-        most = self._settings.max_body
-        too_large = HttpError(413, "body_too_large", f"the body must be at most {most} bytes")
+    async def _read_body(self, request: web.BaseRequest, length: int, most: int) -> bytes:
         if request.content.is_eof():
             # All of it came with the headers, as most do: there is nothing to wait for.
             data = request.content.read_nowait()
             if len(data) > most:
-                raise too_large
+                raise _too_large(most)
             return data
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = bytearray()
         try:
-            async with asyncio.timeout(self._settings.request_timeout):
+            async with self._room.moving(length, self._settings.request_timeout):
                 async for chunk in request.content.iter_any():
                     body += chunk
                     if len(body) > most:
-                        raise too_large
+                        raise _too_large(most)
         except TimeoutError:
             raise HttpError(408, "request_timeout", "the body took too long to arrive") from None
+        except (ConnectionError, web.RequestPayloadError):
+            raise HttpError(400, "broken_body", "the body ended before it was whole") from None
         return bytes(body)
 
     def _refusal(self, error: Exception, request_id: str) -> Answer:
@@ -213,24 +254,50 @@ class HttpServer:
 
 
 class Room:
-    """Bytes of requests that may be worked on at a time; those that wait come in order."""
+    """Bytes that a node holds for clients at a time: requests, which come in order, and answers."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken = 0
+        self.taken = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        # What comes from clients or goes to them, and until when it may while others wait for room.
+        self._moving: dict[asyncio.Timeout, float] = {}
 
     def take(self, size: int) -> bool:
         """Take room for a request; false if it has to wait. One of any size finds room alone."""
-        if self._waiting or (self._taken and self._taken + size > self._most):
+        if not size:
+            return True
+        if self._waiting or (self.taken and self.taken + size > self._most):
             return False
-        self._taken += size
+        self.taken += size
         return True
+
+    def add(self, size: int) -> None:
+        """Count an answer: it is there already, so the requests that come next have to wait."""
+        self.taken += size
+
+    @asynccontextmanager
+    async def moving(self, size: int, seconds: float) -> AsyncIterator[None]:
+        """So many bytes come or go inside the block; `TimeoutError` if that takes too long.
+
+        A few slow clients would hold all the room otherwise, and nobody else would be served.
+        """
+        fair = asyncio.get_running_loop().time() + _FAIR_SECONDS + size / _FAIR_BYTES_PER_SECOND
+        async with asyncio.timeout(seconds) as limit:
+            self._moving[limit] = fair
+            if self._waiting:
+                _shorten(limit, fair)
+            try:
+                yield
+            finally:
+                del self._moving[limit]
 
     async def wait_for(self, size: int, timeout: float) -> None:
         """Wait until there is room, and take it; 503 if that takes too long."""
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, given))
+        for limit, fair in self._moving.items():
+            _shorten(limit, fair)
         try:
             async with asyncio.timeout(timeout):
                 await given
@@ -251,34 +318,24 @@ class Room:
 
     def give_back(self, size: int) -> None:
         """A request that had so much is done."""
-        self._taken -= size
+        self.taken -= size
         self._give()
 
     def _give(self) -> None:
         while self._waiting:
             size, given = self._waiting[0]
             if not given.done():
-                if self._taken and self._taken + size > self._most:
+                if self.taken and self.taken + size > self._most:
                     return
-                self._taken += size
+                self.taken += size
                 given.set_result(None)
             self._waiting.popleft()
 
 
-class _Refusing(asyncio.Protocol):
-    """Answers a connection over the limit, whatever it asks, and closes it."""
-
-    def connection_made(self, transport: Any) -> None:
-        problem = Problem(
-            title="too many connections", status=503, code="too_many_connections", retryable=True
-        )
-        body = msgspec.json.encode(problem)
-        head = (
-            "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
-            f"Content-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        transport.write(head.encode() + body)
-        transport.close()
+def _shorten(limit: asyncio.Timeout, until: float) -> None:
+    when = limit.when()
+    if not limit.expired() and (when is None or until < when):
+        limit.reschedule(until)
 
 
 def _decoded(body: bytes, kind: Any) -> Any:
@@ -288,6 +345,30 @@ def _decoded(body: bytes, kind: Any) -> Any:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HttpError(400, "invalid_body", f"the body is wrong: {error}") from None
+    except RecursionError:
+        raise HttpError(400, "invalid_body", "the body is nested too deeply") from None
+
+
+def _check_length(request: web.BaseRequest, most: int) -> int:
+    """How long the body may be; refuses one that is too long or compressed."""
+    length = request.content_length
+    if length is not None and length > most:
+        raise _too_large(most)
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise HttpError(415, "content_encoding", "bodies must not be compressed")
+    if length is None:
+        # One that does not say its length may have all of it.
+        return most if request.body_exists else 0
+    return length
+
+
+def _too_large(most: int) -> HttpError:
+    return HttpError(413, "body_too_large", f"the body must be at most {most} bytes")
+
+
+def _shown(request: web.BaseRequest) -> str:
+    """The path as it was sent: decoded, it may hold what JSON can't."""
+    return request.rel_url.raw_path[:200]
 
 
 _PROCESS = secrets.token_hex(6)

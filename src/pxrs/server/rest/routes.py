@@ -59,7 +59,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     `query` and `body` are structs that the request must fit; `body` may be `bytes` for a raw one.
     `answer` is what a success holds. `open`: needs no token. `late`: a token that has expired will
-    do. `needs`: the rights that a request needs; None if any token will do.
+    do. `waits`: it may wait for long, and ends when its client has gone. `needs`: the rights that a
+    request needs; None if any token will do.
     """
 
     method: str
@@ -73,6 +74,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = JSON
     open: bool = False
     late: bool = False
+    waits: bool = False
     needs: Callable[[Call], Iterable[Need]] | None = None
 
     def parse_query(self, given: Mapping[str, str]) -> Any:
@@ -98,9 +100,10 @@ class Router:
     """Finds routes by path: literal paths first, then those with parameters."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = tuple(routes)
         self._literal: dict[str, dict[str, Route]] = {}
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Route]]] = {}
-        for route in routes:
+        for route in self.routes:
             self._add(route)
 
     def _add(self, route: Route) -> None:
@@ -114,10 +117,20 @@ class Router:
         methods[route.method] = route
 
     def find(self, path: str) -> Match | None:
-        """The routes of a decoded path; None if there are none."""
+        """The routes of a path; None if there are none.
+
+        The path is decoded except for slashes and percent signs that are part of names.
+        """
         if (methods := self._literal.get(path)) is not None:
             return Match(methods, {})
         for pattern, methods in self._patterns.values():
             if (match := pattern.fullmatch(path)) is not None:
-                return Match(methods, match.groupdict())
+                found = match.groupdict()
+                if "%" in path:
+                    found = {name: _unquoted(text) for name, text in found.items()}
+                return Match(methods, found)
         return None
+
+
+def _unquoted(text: str) -> str:
+    return text.replace("%2F", "/").replace("%25", "%")

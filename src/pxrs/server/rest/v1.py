@@ -211,7 +211,7 @@ class V1:
             ),
             Route(
                 method="GET", path=f"{partition}/messages", handler=self.fetch,
-                needs=in_path("topic", "read"),
+                waits=True, needs=in_path("topic", "read"),
                 summary="Fetch messages, waiting for the first one", query=FetchQuery,
                 answer=Fetched,
             ),
@@ -223,7 +223,7 @@ class V1:
             ),
             Route(
                 method="GET", path=f"{partition}/batches", handler=self.fetch_raw,
-                needs=in_path("topic", "read"),
+                waits=True, needs=in_path("topic", "read"),
                 summary="Fetch record batches as they are stored", query=RawFetchQuery,
                 answer=bytes, content_type=RAW_BATCH,
             ),

@@ -132,7 +132,7 @@ class V1Groups:
             ),
             Route(
                 method="GET", path=_MEMBER, handler=self.assignment,
-                needs=in_path("group", "write"),
+                waits=True, needs=in_path("group", "write"),
                 summary="Say that a member lives, and fetch what it owns",
                 query=AssignmentWait, answer=MemberAssignment,
             ),
@@ -219,9 +219,11 @@ class V1Groups:
         offsets = {Fence.decode(each.fence): each.offset for each in call.body.commits}
         if any(fence.group != group for fence in offsets):
             raise HttpError(400, "foreign_fence", f"every fence must be of group {group!r}")
-        await self._groups.check_offsets({fence.part: at for fence, at in offsets.items()})
+        check = self._groups.check_offsets
         with self._metrics.timed(names.COMMIT_SECONDS):
-            done = await self._call(partial(fences.commit, self._coord, self._clock, offsets))
+            done = await self._call(
+                partial(fences.commit, self._coord, self._clock, offsets, check)
+            )
         refused = sum(checkpoint is None for checkpoint in done.values())
         self._metrics.count(names.FENCED, by=refused)
         return Commits(

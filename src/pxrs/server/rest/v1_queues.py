@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from pxrs.aio.app import Pxrs
 from pxrs.aio.transactions import UnitOfWork
+from pxrs.core.queue import validate_name
 from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest
 from pxrs.queues.admin import ItemInfo, QueueInfo
@@ -159,9 +160,10 @@ class Count(Struct, frozen=True):
 class V1Queues:
     """The handlers, and the routes that lead to them."""
 
-    def __init__(self, px: Pxrs, leases: Leases) -> None:
+    def __init__(self, px: Pxrs, leases: Leases, max_wait: float) -> None:
         self._px = px
         self._leases = leases
+        self._max_wait = max_wait
 
     def routes(self) -> list[Route]:
         return [
@@ -196,7 +198,7 @@ class V1Queues:
             ),
             Route(
                 method="POST", path=f"{_QUEUE}/take", handler=self.take,
-                needs=in_path("queue", "read"),
+                waits=True, needs=in_path("queue", "read"),
                 summary="Take items under a lease, waiting for the first", body=Take, answer=Taken,
             ),
             Route(
@@ -275,7 +277,12 @@ class V1Queues:
         asked: Take = call.body
         retry = Backoff(asked.first_delay, asked.longest_delay, attempts=asked.attempts)
         lease = await self._leases.take(
-            call.path["queue"], asked.max, asked.lease, asked.wait, retry, _owner(call)
+            validate_name(call.path["queue"]),
+            asked.max,
+            asked.lease,
+            min(asked.wait, self._max_wait),
+            retry,
+            _owner(call),
         )
         if lease is None:
             return Taken(None, [])
