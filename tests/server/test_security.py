@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import re
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import msgspec
 import pytest
 import trustme
 
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
+from pxrs.core.records import MemberRecord, member_key
+from pxrs.core.records import encode as encode_record
 from pxrs.errors import ConfigError, InvalidRequest
 from pxrs.server.settings import load_settings
 from pxrs.server.tokens import Right, Tokens, all_rights, parse_right
 from pxrs.stores.open import open_stores
+from pxrs.types import Put
 from support.node import Client, LocalNode
 
 ORDERS = "/v1/topics/orders"
@@ -203,3 +210,184 @@ def test_no_secret_is_logged(url: str, admin: str, caplog: pytest.LogCaptureFixt
         client("GET", ORDERS, headers=bearer(admin + "x"))
         client.close()
     assert admin.split(".")[2] not in caplog.text
+
+
+# What a token with rights to other names gets from each route: 403, except for these.
+_LISTS = {
+    "/v1/topics", "/v1/groups", "/v1/queues", "/api/v1/metadata/consumer-groups",
+    "/api/v1/metadata/topics",
+}  # fmt: skip
+_ANY_TOKEN = {"/v1/cluster"}
+_QUERIES = {"messages": "?offset=0", "batches": "?offset=0", "offsets": "?time=0"}
+_MESSAGE = {"messages": [{"value": "a"}]}
+_BODIES: dict[str, Any] = {
+    "/v1/topics": {"name": "orders", "partitions": 1},
+    "/v1/topics/{topic}/messages": _MESSAGE,
+    "/v1/topics/{topic}/partitions/{partition}/messages": _MESSAGE,
+    "/v1/topics/{topic}/partitions/{partition}/batches": {},
+    "/v1/groups/{group}/members": {"member": "m", "topics": ["orders"]},
+    "/v1/groups/{group}/commits": {"commits": [{"fence": "a", "offset": 0}]},
+    "/v1/queues": {"name": "mail"},
+    "/v1/queues/{queue}/items": {"items": [{"value": "a"}]},
+    "/v1/queues/{queue}/take": {},
+    "/v1/queues/{queue}/redrive": {},
+    "/v1/queues/{queue}/drop": {},
+    "/v1/leases/{lease}/extend": {"lease": 10},
+    "/v1/leases/{lease}/commit": {"put": [{"queue": "mail", "value": "a"}]},
+    "/v1/leases/{lease}/release": {},
+    "/api/v1/metadata/consumer-groups/find-or-create": {"topic": "orders", "appId": "a"},
+    "/api/v1/consumer-group/join": {"groupId": "G_orders_a", "consumerId": "m"},
+    "/api/v1/consumer-group/heartbeat": {"groupId": "G_orders_a", "memberId": "m~G_orders_a"},
+    "/api/v1/consumer-group/commit-offsets": {
+        "groupId": "G_orders_a", "memberId": "m~G_orders_a", "offsets": {"0": 0},
+    },
+    "/api/v1/consumer-group/leave": {"groupId": "G_orders_a", "memberId": "m~G_orders_a"},
+    "/api/v1/metadata/topics": {"topicName": "orders", "partitionCount": 1},
+    "/api/v1/storage/messages": {"topic": "orders", "partition": 0, "messages": [{"key": "a"}]},
+    "/api/v1/storage/consume": {"topic": "orders", "partition": 0, "offset": 0},
+    "/api/v1/consumer-groups/join": {"groupId": "G_orders_a", "consumerId": "m"},
+    "/api/v1/consumer-groups/heartbeat": {"groupId": "G_orders_a", "consumerId": "m"},
+}  # fmt: skip
+_NAMES = {
+    "topic": "orders", "partition": "0", "group": "G_orders_a", "queue": "mail",
+    "member": "m~G_orders_a",
+}  # fmt: skip
+
+
+def test_rights_to_something_else_open_no_route(url: str, admin: str) -> None:
+    """Route by route from the document: one that is added must say here what it needs."""
+    rights = [
+        f"{kind}:{name}:read,write,admin"
+        for kind in ("topic", "group", "queue", "cluster")
+        # Neither a longer name nor a shorter one is the one that they are for.
+        for name in ("other*", "order", "orders2*", "mai", "mail2", "G_orders", "G_orders_ab*")
+    ]
+    token = reader_of(url, *rights)
+    with LocalNode(url) as node:
+        client = node.client()
+        found = client(
+            "POST", "/api/v1/metadata/consumer-groups/find-or-create",
+            _BODIES["/api/v1/metadata/consumer-groups/find-or-create"], bearer(admin),
+        )  # fmt: skip
+        assert found.status == 200
+        lease = client("POST", "/v1/queues/mail/take", {"lease": 60}, bearer(admin)).json["lease"]
+        names = {**_NAMES, "lease": lease}
+        before = node.px.topics.describe("orders")
+        document = client("GET", "/openapi.json", headers=bearer(admin)).json
+        for path, methods in document["paths"].items():
+            if path in OPEN:
+                continue
+            for method in methods:
+                filled = re.sub(r"\{(\w+)\}", lambda match: names[match[1]], path)
+                query = _QUERIES.get(path.rpartition("/")[2], "") if method == "get" else ""
+                body = _BODIES[path] if method == "post" else None
+                answer = client(method.upper(), filled + query, body, bearer(token))
+                told = (method, path, answer.status, answer.body)
+                if method == "get" and path in _LISTS | _ANY_TOKEN:
+                    assert answer.status == 200, told
+                    assert b"orders" not in answer.body, told
+                    assert b"mail" not in answer.body, told
+                elif path in ("/v1/leases/{lease}/extend", "/v1/leases/{lease}/release"):
+                    # A lease is its taker's alone: to others it is not there.
+                    assert (answer.status, answer.json["code"]) == (409, "lease_lost"), told
+                else:
+                    assert (answer.status, answer.json["code"]) == (403, "forbidden"), told
+        assert node.px.topics.describe("orders") == before
+        assert client("POST", f"/v1/leases/{lease}/commit", {}, bearer(admin)).status == 200
+        client.close()
+
+
+def test_the_first_token_is_noticed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pxrs.server.node._CHECK_STORE", 0.05)
+    with LocalNode(url) as node:
+        client = node.client()
+        assert client.get("/v1/topics").status == 200
+        login = {"username": "first", "password": "x"}
+        assert client.post("/api/v1/auth/login", login).json["token"] == "none-needed"
+        tokens = Tokens(node.px.stores.coord, SYSTEM_CLOCK)
+        token = tokens.create("first", all_rights())
+        node.wait_until(lambda: node.guard.asks)
+        assert client.get("/v1/topics").status == 401
+        assert client.post("/api/v1/auth/login", login).status == 401
+        assert client("GET", "/v1/topics", headers=bearer(token)).status == 200
+        # Without any token nobody is let in: it is not open again.
+        tokens.revoke("first")
+        assert client.get("/v1/topics").status == 401
+        client.close()
+
+
+def expire(node: LocalNode, name: str) -> None:
+    """End the time of a token in the store."""
+    coord = node.px.stores.coord
+    found = coord.get(f"tokens/{name}")
+    assert found is not None
+    record = msgspec.json.decode(found.value)
+    put = Put(f"tokens/{name}", msgspec.json.encode({**record, "expires_ms": 1}))
+    coord.commit([], [put])
+
+
+def test_an_expired_token_keeps_its_own_membership_alive_and_no_more(
+    url: str, admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pxrs.server.rest.guard._REMEMBERED", 0.0)
+    token = reader_of(url, "topic:orders:read,write", "group:G_orders_a:read,write")
+    with LocalNode(url) as node:
+        client = node.client()
+
+        def ask(path: str, body: Any, who: str = token) -> Any:
+            return client("POST", path, body, bearer(who))
+
+        group = {"topic": "orders", "appId": "a"}
+        assert ask("/api/v1/metadata/consumer-groups/find-or-create", group).status == 200
+        ask(f"{ORDERS}/messages", {"messages": [{"value": "a"}] * 3})
+        mine = {"groupId": "G_orders_a", "consumerId": "mine"}
+        theirs = {"groupId": "G_orders_a", "consumerId": "theirs"}
+        beat = "/api/v1/consumer-groups/heartbeat"
+        assert ask("/api/v1/consumer-groups/join", mine).json["success"]
+        assert ask("/api/v1/consumer-groups/join", theirs, admin).json["success"]
+        expire(node, "reader")
+        for _ in range(3):
+            assert ask(beat, {**mine, "offsets": {"0": 3}}).json["success"]
+        assert node.px.groups.describe("G_orders_a").partitions[0].checkpoint is None
+        assert ask(beat, theirs).status == 401
+        assert ask(beat, {**mine, "consumerId": "new"}).status == 401
+        for path in ("/api/v1/consumer-groups/join", "/api/v1/auth/refresh"):
+            assert ask(path, mine).status == 401
+        assert ask(f"{ORDERS}/messages", {"messages": [{"value": "a"}]}).status == 401
+        assert client("GET", "/v1/topics", headers=bearer(token)).status == 401
+        node_token = bearer("pxrs.reader.wrong")
+        assert client("POST", beat, mine, node_token).status == 401
+        client.close()
+
+
+@pytest.mark.parametrize("token", ["\xff", "pxrs.admin.\xe9", "pxrs.admin.", "pxrs..", ".", "pxrs"])
+def test_tokens_that_are_none(url: str, admin: str, token: str) -> None:
+    with LocalNode(url) as node:
+        client = node.client()
+        assert client("GET", "/v1/topics", headers=bearer(token)).status == 401
+        secret = {"username": "admin", "password": token}
+        assert client.post("/api/v1/auth/login", secret).status == 401
+        client.close()
+
+
+def test_requests_go_only_to_nodes(url: str) -> None:
+    """A member whose record names an address that is no node's: nothing is sent there."""
+    with LocalNode(url) as node, socket.create_server(("127.0.0.1", 0)) as stranger:
+        client = node.client()
+        client.post("/v1/topics", {"name": "orders", "partitions": 1})
+        address = "{}:{}".format(*stranger.getsockname())
+        record = MemberRecord(id="m.1", topics=("orders",), node=address)
+        coord = node.px.stores.coord
+        coord.commit([], [Put(member_key("g", "m"), encode_record(record))])
+        for headers in ({}, {"X-Pxrs-Follows": "1"}):
+            answer = client("GET", "/v1/groups/g/members/m", headers=headers)
+            assert (answer.status, answer.json["code"]) == (503, "leader_moving")
+            assert address not in str(answer)
+        place = base64.urlsafe_b64encode(address.encode()).decode()
+        for lease in (f"a.{place}", "a.é", "a.", "a.====", "a.%00"):
+            answer = client("POST", f"/v1/leases/{quote(lease)}/extend", {"lease": 1})
+            assert (answer.status, answer.json["code"]) == (409, "lease_lost")
+        stranger.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+        client.close()

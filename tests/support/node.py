@@ -19,6 +19,7 @@ import uvloop
 
 from pxrs import Pxrs
 from pxrs.server.node import Node
+from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.http import HttpServer
 from pxrs.server.settings import Endpoint, ServeSettings
 from support.child import PATIENCE
@@ -124,6 +125,10 @@ class LocalNode:
     @property
     def server(self) -> HttpServer:
         return self._node.server
+
+    @property
+    def guard(self) -> Guard:
+        return self._node.guard
 
     @property
     def polls(self) -> int:

@@ -110,7 +110,7 @@ class Node:
                 await messages.close()
                 raise
             tokens = Tokens(self.px.stores.coord, SYSTEM_CLOCK)
-            guard = self._guard = Guard(
+            guard = self.guard = Guard(
                 tokens, SYSTEM_CLOCK, px._threads.call, self._settings.auth == "tokens"
             )
             if self._settings.auth == "auto":
@@ -229,9 +229,9 @@ class Node:
             try:
                 async with asyncio.timeout(_CHECK_STORE):
                     await px.topics.list()
-                    if self._settings.auth == "auto" and not self._guard.asks:
-                        await self._guard.ask_if_there_are_tokens()
-                        if self._guard.asks:
+                    if self._settings.auth == "auto" and not self.guard.asks:
+                        await self.guard.ask_if_there_are_tokens()
+                        if self.guard.asks:
                             _LOG.info("the store has tokens now: clients need one from here on")
                 self._store_trouble = ""
             except TimeoutError:
