@@ -36,6 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="memory and SQLite only: no servers, nothing long"
     )
+    parser.addoption(
+        "--fuzz",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tests of bad input try N inputs each, others each time (tests/server)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
