@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+import pxrs
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.server.cluster import NodeInfo
 from pxrs.server.rest.forwarding import Forwarding
 from pxrs.server.rest.problems import HttpError
+from pxrs.server.signatures import PassedOn, digest, shared_secret, sign
+from pxrs.server.tokens import Tokens, all_rights, parse_right
 from support.child import PATIENCE
+from support.node import LocalNode, wait_for_slots
 
 
 def test_nobody_waits_for_a_node_that_is_gone() -> None:
@@ -23,8 +30,8 @@ def test_nobody_waits_for_a_node_that_is_gone() -> None:
 
         frozen = await asyncio.start_server(hang, "127.0.0.1", 0)
         address = "{}:{}".format(*frozen.sockets[0].getsockname())
-        forwarding = Forwarding("here", tuple, PATIENCE, None)
-        answer = asyncio.ensure_future(forwarding.send(address, "GET", "/v1/topics", {}, b""))
+        forwarding = Forwarding(NodeInfo("here", 1, "here:1"), tuple, b"secret", PATIENCE, None)
+        answer = asyncio.ensure_future(forwarding.send(address, "GET", "/v1/topics", {}, b"", ""))
         await asked.wait()
         forwarding.give_up_on_others({address})
         await asyncio.sleep(0)
@@ -38,3 +45,66 @@ def test_nobody_waits_for_a_node_that_is_gone() -> None:
         await frozen.wait_closed()
 
     asyncio.run(asyncio.wait_for(forward(), PATIENCE))
+
+
+@pytest.mark.engine("sqlite")
+def test_a_request_is_passed_on_under_the_name_of_its_token(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shared.db"
+    with pxrs.connect(url) as px:
+        px.topics.create("orders", 1)
+        tokens = Tokens(px.stores.coord, SYSTEM_CLOCK)
+        admin = {"Authorization": f"Bearer {tokens.create('admin', all_rights())}"}
+        weak = {"Authorization": f"Bearer {tokens.create('weak', [parse_right('topic:*:read')])}"}
+    with LocalNode(url, node_id="n0") as first, LocalNode(url, node_id="n1") as second:
+        clients = [first.client(), second.client()]
+        for client in clients:
+            wait_for_slots(client, {"n0", "n1"}, admin)
+        body = {"member": "a", "topics": ["orders"]}
+        joined = clients[0]("POST", "/v1/groups/g/members", body, admin)
+        assert joined.status == 201, joined.body
+        for path in ("/v1/groups/g/members/a", "/v1/groups/g/members/%61?wait=0"):
+            answers = [client("GET", path, None, admin) for client in clients]
+            assert [answer.status for answer in answers] == [200, 200]
+            # One of them has asked the other.
+            assert sum("x-pxrs-leader" in answer.headers for answer in answers) == 1
+            assert [client("GET", path, None, weak).status for client in clients] == [403, 403]
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.engine("sqlite")
+def test_what_no_node_has_signed_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shared.db"
+    with pxrs.connect(url) as px:
+        px.topics.create("orders", 1)
+        Tokens(px.stores.coord, SYSTEM_CLOCK).create("admin", all_rights())
+        secret = shared_secret(px.stores.coord)
+        assert secret == shared_secret(px.stores.coord)
+    with LocalNode(url) as node:
+        client, path = node.client(), "/v1/topics/orders/messages"
+        body = b'{"messages": [{"value": "x"}]}'
+        good = PassedOn(str(node.endpoint), "other", "POST", path, "admin", digest(body))
+
+        def send(request: PassedOn, secret: bytes = secret) -> tuple[int, str]:
+            headers = {
+                "X-Pxrs-Forwarded": good.node, "X-Pxrs-Token": good.token,
+                "X-Pxrs-Body": request.body, "X-Pxrs-Signature": sign(secret, request),
+            }  # fmt: skip
+            answer = client("POST", path, body, headers)
+            return answer.status, "" if answer.status == 200 else answer.json["code"]
+
+        assert send(good) == (200, "")
+        refused = (401, "bad_signature")
+        assert send(good, b"another") == refused
+        for changed in (
+            good._replace(target="127.0.0.1:1"),
+            good._replace(node="x"),
+            good._replace(method="GET"),
+            good._replace(path="/v1/topics/private/messages"),
+            good._replace(token="weak"),
+            good._replace(body=digest(b"{}")),
+        ):
+            assert send(changed) == refused
+        forged = {"X-Pxrs-Forwarded": "other", "X-Pxrs-Token": "admin", "X-Pxrs-Signature": "é"}
+        assert client("POST", path, body, forged).status == 401
+        client.close()

@@ -240,9 +240,11 @@ class NodeProcess:
             return self._logged.read()
 
 
-def wait_for_slots(client: Client, names: set[str]) -> dict[str, object]:
+def wait_for_slots(
+    client: Client, names: set[str], headers: dict[str, str] | None = None
+) -> dict[str, object]:
     """The cluster view once exactly these nodes share all slots."""
     while True:
-        view: dict[str, object] = client.get("/v1/cluster").json
+        view: dict[str, object] = client("GET", "/v1/cluster", None, headers).json
         if set(view["slots"]) == names:  # type: ignore[call-overload]
             return view

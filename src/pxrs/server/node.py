@@ -39,6 +39,7 @@ from pxrs.server.rest.v1 import V1
 from pxrs.server.rest.v1_groups import V1Groups
 from pxrs.server.rest.v1_queues import V1Queues
 from pxrs.server.settings import Endpoint, ServeSettings
+from pxrs.server.signatures import shared_secret
 from pxrs.server.tokens import Tokens
 
 _LOG = logging.getLogger("pxrs.serve")
@@ -117,8 +118,9 @@ class Node:
                 await guard.ask_if_there_are_tokens()
             groups = GroupService(px, context, cluster, metrics)
             forwarding = Forwarding(
-                self.node_id,
+                cluster.here,
                 lambda: cluster.view.nodes,
+                await px._threads.call(partial(shared_secret, context.coord)),
                 self._settings.request_timeout,
                 self._settings.node_tls(),
             )

@@ -7,29 +7,39 @@ import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import aiohttp
+from yarl import URL
 
 from pxrs.server.cluster import NodeInfo
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Answer
+from pxrs.server.signatures import PassedOn, digest, is_signed, sign
 
-FORWARDED = "X-Pxrs-Forwarded"
+_FORWARDED = "X-Pxrs-Forwarded"
+_TOKEN = "X-Pxrs-Token"
+_BODY = "X-Pxrs-Body"
+_SIGNATURE = "X-Pxrs-Signature"
 FOLLOWS = "X-Pxrs-Follows"
 LEADER = "X-Pxrs-Leader"
-_PASSED_ON = ("Authorization", "Content-Type", "X-Request-Id")
+_KEPT = ("Content-Type", "X-Request-Id")
 
 
 class Forwarding:
-    """Connections to the other nodes. Used by one event loop."""
+    """Connections to the other nodes. Used by one event loop.
+
+    `here` is this node, `secret` what all nodes of the store sign with.
+    """
 
     def __init__(
         self,
-        node: str,
+        here: NodeInfo,
         nodes: Callable[[], Iterable[NodeInfo]],
+        secret: bytes,
         timeout: float,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self._node = node
+        self._here = here
         self._nodes = nodes
+        self._secret = secret
         self._tls = tls
         self._waiting: dict[asyncio.Task[Answer], str] = {}
         self._timeout = aiohttp.ClientTimeout(total=timeout)
@@ -39,11 +49,31 @@ class Forwarding:
         """Whether a node that is there has published this address as its own."""
         return any(node.address == address for node in self._nodes())
 
+    def received(self, method: str, path: str, headers: Mapping[str, str]) -> PassedOn | None:
+        """The request as another node has signed it; None if a client sends it."""
+        if _FORWARDED not in headers:
+            return None
+        parts = (headers.get(name, "") for name in (_TOKEN, _BODY))
+        request = PassedOn(self._here.address, headers[_FORWARDED], method, path, *parts)
+        if is_signed(self._secret, request, headers.get(_SIGNATURE, "")):
+            return request
+        raise HttpError(401, "bad_signature", "no node of this store has passed this on")
+
     async def send(
-        self, address: str, method: str, path: str, headers: Mapping[str, str], body: bytes
+        self,
+        address: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        token: str,
     ) -> Answer:
-        """What the node at `address` answers; 503 if it can't be reached, or goes meanwhile."""
-        asked = asyncio.ensure_future(self._request(address, method, path, headers, body))
+        """What the node at `address` answers; 503 if it can't be reached, or goes meanwhile.
+
+        `token` is the name of the client's.
+        """
+        request = PassedOn(address, self._here.name, method, path, token, digest(body))
+        asked = asyncio.ensure_future(self._request(request, headers, body))
         self._waiting[asked] = address
         try:
             await asyncio.wait([asked])
@@ -63,18 +93,25 @@ class Forwarding:
             if address not in addresses:
                 asked.cancel()
 
-    async def _request(
-        self, address: str, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> Answer:
+    async def _request(self, request: PassedOn, headers: Mapping[str, str], body: bytes) -> Answer:
+        address = request.target
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout, auto_decompress=False)
-        passed = {name: headers[name] for name in _PASSED_ON if name in headers}
+        signed = {
+            _FORWARDED: request.node,
+            _TOKEN: request.token,
+            _BODY: request.body,
+            _SIGNATURE: sign(self._secret, request),
+        }
         try:
             async with self._session.request(
-                method,
-                f"{'http' if self._tls is None else 'https'}://{address}{path}",
+                request.method,
+                URL(
+                    f"{'http' if self._tls is None else 'https'}://{address}{request.path}",
+                    encoded=True,
+                ),
                 ssl=True if self._tls is None else self._tls,
-                headers=passed | {FORWARDED: self._node},
+                headers={name: headers[name] for name in _KEPT if name in headers} | signed,
                 data=body or None,
                 allow_redirects=False,
             ) as answer:

@@ -10,6 +10,7 @@ from typing import Any
 from pxrs.clock import Clock
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Call, Need, Route
+from pxrs.server.signatures import PassedOn
 from pxrs.server.tokens import Identity, Tokens
 
 # How long a token that was found good is not looked up again: so late a revoked one is noticed.
@@ -42,10 +43,13 @@ class Guard:
         """Ask for tokens from the moment on that the store has one."""
         self.asks = self.asks or bool(await self._call(self._tokens.list))
 
-    async def identify(self, headers: Mapping[str, str], route: Route | None) -> Identity | None:
+    async def identify(
+        self, headers: Mapping[str, str], route: Route | None, passed_on: PassedOn | None = None
+    ) -> Identity | None:
         """Who sends this; None if nobody has to say it. 401 without a good token where one must.
 
-        A node that asks nobody is on loopback, where any web page can send requests too.
+        A node that asks nobody is on loopback, where any web page can send requests too. One that
+        has passed the request on has checked the token, and names it.
         """
         if not self.asks:
             if "Origin" in headers:
@@ -55,10 +59,12 @@ class Guard:
                     "a node without tokens does not answer web pages; make a token and send it",
                 )
             return None
-        bearer = _bearer(headers)
-        if route is not None and route.open and not bearer:
-            return None
-        identity = await self.look_up(bearer) if bearer and bearer.isascii() else None
+        if passed_on is not None:
+            bearer = passed_on.token
+            identity = await self._remembered(self._tokens.named, bearer)
+        else:
+            bearer = _bearer(headers)
+            identity = await self.look_up(bearer) if bearer and bearer.isascii() else None
         if identity is None:
             if route is not None and route.open:
                 return None
@@ -71,13 +77,19 @@ class Guard:
         return identity
 
     async def look_up(self, bearer: str) -> Identity | None:
-        key = hashlib.sha256(bearer.encode()).digest()
+        return await self._remembered(self._tokens.identify, bearer)
+
+    async def _remembered(
+        self, find: Callable[[str], Identity | None], given: str
+    ) -> Identity | None:
+        # A name alone is no token: the two are kept apart.
+        key = hashlib.sha256(f"{find.__name__} {given}".encode()).digest()
         now = self._clock.monotonic()
         known = self._known.get(key)
         if known is not None and now < known[1]:
             return known[0]
         self._known.pop(key, None)
-        identity: Identity | None = await self._call(partial(self._tokens.identify, bearer))
+        identity: Identity | None = await self._call(partial(find, given))
         if identity is not None:
             if len(self._known) >= _MOST_REMEMBERED:
                 self._known.clear()

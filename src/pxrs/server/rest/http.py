@@ -20,11 +20,13 @@ from pxrs.errors import PxrsError
 from pxrs.server.groups import HeldElsewhere
 from pxrs.server.metrics import Metrics
 from pxrs.server.rest.connections import MOST_HEADER_BYTES, Connections, Refusing, unless_lost
-from pxrs.server.rest.forwarding import FOLLOWS, FORWARDED, LEADER, Forwarding
+from pxrs.server.rest.forwarding import FOLLOWS, LEADER, Forwarding
 from pxrs.server.rest.guard import Guard, check
 from pxrs.server.rest.problems import PROBLEM, HttpError, problem_of
 from pxrs.server.rest.routes import Answer, Call, Match, Route, Router
 from pxrs.server.settings import Endpoint, ServeSettings
+from pxrs.server.signatures import digest
+from pxrs.server.tokens import Identity
 
 _LOG = logging.getLogger("pxrs.serve")
 # How long an idle connection is kept, and so how long a client may take to send its headers.
@@ -163,9 +165,10 @@ class HttpServer:
         if not self._router.routes:
             raise HttpError(503, "starting", "this node is starting; try again", _RETRY_AFTER)
         # Before anything else is told: without a token there is nothing to be seen.
+        passed_on = self._forwarding.received(request.method, request.path_qs, request.headers)
         identity = None
         if self._guard is not None:
-            identity = await self._guard.identify(request.headers, route)
+            identity = await self._guard.identify(request.headers, route, passed_on)
         if match is None:
             raise HttpError(404, "no_such_path", f"there is nothing at {_shown(request)}")
         if route is None:
@@ -185,6 +188,8 @@ class HttpServer:
             await self._room.wait_for(length, self._settings.request_timeout)
         try:
             data = await self._read_body(request, length, most)
+            if passed_on is not None and digest(data) != passed_on.body:
+                raise HttpError(401, "bad_signature", "no node of this store has sent this body")
             body = _decoded(data, route.body) if route.body is not None else None
             call = Call(match.parameters, query, body, request.headers, identity)
             check(route, call)
@@ -195,7 +200,11 @@ class HttpServer:
                     else route.handler(call)
                 )
             except HeldElsewhere as elsewhere:
-                answer = await self._pass_on(elsewhere.address, request, data)
+                if passed_on is not None:
+                    raise HttpError(
+                        503, "leader_moving", "the nodes do not agree yet who leads; try again"
+                    ) from None
+                answer = await self._pass_on(elsewhere.address, request, data, identity)
         finally:
             self._room.give_back(length)
         if not isinstance(answer, Answer):
@@ -206,7 +215,9 @@ class HttpServer:
             return answer._replace(body=b"")
         return answer._replace(body=msgspec.json.encode(answer.body))
 
-    async def _pass_on(self, address: str, request: web.BaseRequest, body: bytes) -> Answer:
+    async def _pass_on(
+        self, address: str, request: web.BaseRequest, body: bytes, identity: Identity | None
+    ) -> Answer:
         """Let another node answer, unless the client goes there itself."""
         if not self._forwarding.knows(address):
             # Only where a node says that it is: a request, and its token, go nowhere else.
@@ -215,10 +226,9 @@ class HttpServer:
             raise HttpError(
                 421, "not_leader", f"the node at {address} answers this", {LEADER: address}
             )
-        if FORWARDED in request.headers:
-            raise HttpError(503, "leader_moving", "the nodes do not agree yet who leads; try again")
+        token = "" if identity is None else identity.name
         return await self._forwarding.send(
-            address, request.method, request.path_qs, request.headers, body
+            address, request.method, request.path_qs, request.headers, body, token
         )
 
     async def _read_body(self, request: web.BaseRequest, length: int, most: int) -> bytes:
