@@ -9,6 +9,7 @@ import uvloop
 
 from bench.workload import TOPIC
 from pxrs.clock import SYSTEM_CLOCK
+from pxrs.server.cluster import NodeInfo
 from pxrs.server.metrics import Metrics
 from pxrs.server.rest.forwarding import Forwarding
 from pxrs.server.rest.http import HttpServer
@@ -26,7 +27,7 @@ async def main() -> None:
     server = HttpServer(ServeSettings(listen="127.0.0.1:0"), Metrics(SYSTEM_CLOCK))
     path = f"/v1/topics/{TOPIC}/messages"
     route = Route(method="POST", path=path, handler=produce, summary="", body=Produce)
-    server.route([route], Forwarding("none", tuple, 1.0, None), None)
+    server.route([route], Forwarding(NodeInfo("none", 1, ""), tuple, b"", 1.0, None), None)
     print(f"http://{await server.start()}", flush=True)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
