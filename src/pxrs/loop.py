@@ -32,7 +32,9 @@ class Loop:
 
     def wake(self) -> None:
         """Do the step soon. From anywhere, destructors too."""
-        self._alarm.put(None)
+        # An alarm that nobody has taken yet is enough: a loop that does not run takes none.
+        if self._alarm.empty():
+            self._alarm.put(None)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread's end, for so many seconds at most."""
