@@ -10,6 +10,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from pxrs.errors import ConfigError, DamagedBatch, InvalidRequest, MessageTooLarge, quoted
@@ -86,19 +87,17 @@ class _Codec(NamedTuple):
     damage: tuple[type[Exception], ...]
 
 
-_codec: _Codec | None = None
 _loading = threading.RLock()
 
 
+@cache
 def _load() -> _Codec:
-    global _codec
-    if _codec is None:
-        # Its packages import each other: a second thread would get unfinished modules.
-        with _loading:
-            _codec = _codec or _import_codec()
-    return _codec
+    # Its packages import each other: a second thread would get unfinished modules.
+    with _loading:
+        return _import_codec()
 
 
+@cache  # who has waited for the lock finds it done
 def _import_codec() -> _Codec:
     from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
     from aiokafka.record._crecords import (  # type: ignore[import-untyped]

@@ -151,25 +151,16 @@ class Outbox:
         """Whether something was taken from the buffers and is not settled."""
         return any(not pending.settled for pending in self._waiting)
 
-    def is_settled(self, before: float) -> bool:
-        """Whether everything put up to then is settled."""
-        return all(
-            pending.settled or pending.born > before for pending in self._from_box_to_waiting()
-        )
-
     def unsettled(self) -> list[PendingBatch]:
         """All that is on its way, each once."""
-        found = dict.fromkeys(self._from_box_to_waiting())
-        return [pending for pending in found if not pending.settled]
-
-    def _from_box_to_waiting(self) -> list[PendingBatch]:
-        """All batches, in the order in which they move: some twice, none is missed."""
+        # In the order in which they move, from a box to those that wait: none is missed.
         found: list[PendingBatch] = []
         for buffer in self._buffers:
             found += buffer.box.batches()
             if (taking := buffer.taking) is not None:
                 found += taking.batches()
-        return found + self._waiting
+        found += self._waiting
+        return [pending for pending in dict.fromkeys(found) if not pending.settled]
 
     def open_batch(
         self, buffer: ThreadBuffer, box: Box, partition: int, driver: Driver

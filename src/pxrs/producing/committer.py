@@ -13,14 +13,12 @@ what never came, and what was given up must be refused if it still arrives.
 
 from __future__ import annotations
 
-import math
 import random
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple, TypeGuard
 
 from pxrs.clock import Clock
@@ -143,8 +141,8 @@ class Committer:
 
     def drain(self, timeout: float | None = None) -> None:
         """Commit, in the calling thread, until everything put so far is settled."""
-        now = self._clock.monotonic()
-        if not self._drive(partial(self._outbox.is_settled, now), timeout):
+        wanted = self._outbox.unsettled()
+        if not self._drive(lambda: all(pending.settled for pending in wanted), timeout):
             raise TimeoutError(f"not everything was appended within {timeout:g} s")
 
     def hurry(self) -> None:
@@ -218,7 +216,7 @@ class Committer:
             # It may be another thread's round: what came after it still has time.
             self.run(unless=lambda: not self._outbox.waiting)
         elif oldest is None:
-            return not self._outbox.is_settled(math.inf)
+            return bool(self._outbox.unsettled())
         elif self._clock.monotonic() - oldest >= linger:
             self.run()
         return True
@@ -341,7 +339,8 @@ class Committer:
         done = [pending for pending in self._round if pending.settled]
         self._outbox.release(done)
         self._round = []
-        self._undelivered.log(done)
+        if failed := [pending for pending in done if pending.error is not None]:
+            self._undelivered.log(failed)
 
     def _can_renumber(
         self, pending: PendingBatch, batch: Batch, held_up: set[LogPartition]
@@ -396,6 +395,8 @@ class Committer:
 
     def _pause_left(self) -> float:
         """For how long nothing that waits can be tried; 0 if something can, or nothing waits."""
+        if not self._pauses:
+            return 0.0
         paused = self._paused()
         if not paused or not self._outbox.waiting or not self._outbox.only_for(paused):
             return 0.0

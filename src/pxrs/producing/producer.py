@@ -7,7 +7,6 @@ process forks or ends.
 from __future__ import annotations
 
 import atexit
-import math
 import threading
 import warnings
 import weakref
@@ -401,7 +400,7 @@ class Producer(Generic[Value]):
                 self._retention.keep_up()
             # Whoever opens a batch does so before it looks at this: one of us sees the other.
             self._awake = False
-            if not self._outbox.is_settled(math.inf):
+            if self._outbox.unsettled():
                 self._wake.set()
 
 
