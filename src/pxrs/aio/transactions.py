@@ -43,7 +43,7 @@ class Running(NamedTuple, Generic[Value]):
     """A transaction that has begun."""
 
     work: blocking.UnitOfWork[Value]
-    unseen: blocking.Unseen[Value]
+    unseen: blocking.UnseenItems[Value]
 
 
 class UnitOfWork(Generic[Value]):
@@ -194,7 +194,7 @@ class UnitOfWork(Generic[Value]):
     async def __aenter__(self) -> Self:
         if self._begun is None:
             work = await self._call(self._begin)
-            self._begun = Running(work, blocking.Unseen(work))
+            self._begun = Running(work, blocking.UnseenItems(work))
         return self
 
     async def __aexit__(
@@ -258,7 +258,7 @@ class Transaction(UnitOfWork[str | bytes]):
 
     def __init__(self, tx: consuming.Transaction, on_change: Callable[[bool], None]) -> None:
         self._tx = tx
-        self._unseen = blocking.Unseen(tx)
+        self._unseen = blocking.UnseenItems(tx)
         self._on_change = on_change
         self._thread: Calls | None = None
         waiters = QueueWaiters(tx._context.stores.queues)

@@ -25,7 +25,7 @@ class _Ended(NamedTuple):
     `news`: there is something to write, be it that the file is older.
     """
 
-    unseen: list[str]
+    new: list[str]
     gone: list[str]
     news: bool
 
@@ -71,7 +71,7 @@ class Reaper:
             now = self._now_ms()
             age = read_age(connection).at(now)
             note(connection, age)
-            units.note_ended(connection, ended.unseen, age.ms)
+            units.note_ended(connection, ended.new, age.ms)
             units.forget_sessions(connection, ended.gone)
 
     def now_and_then(self, turn: Turn, queue: int, now: float) -> None:
@@ -129,9 +129,9 @@ class Reaper:
         seen, noted = units.seen_to_end(connection), read_age(connection)
         now = self._now_ms()
         oldest = noted.at(now).ms - int(REMEMBERED_FOR * 1000)
-        unseen = [name for name in ended if name not in seen]
+        new = [name for name in ended if name not in seen]
         gone = [name for name in ended if seen.get(name, oldest + 1) <= oldest]
-        return _Ended(unseen, gone, news=bool(unseen or gone) or noted.is_due(now))
+        return _Ended(new, gone, news=bool(new or gone) or noted.is_due(now))
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
