@@ -1,4 +1,4 @@
-"""The way of a message through the code, counted: `./run bench walks`.
+"""The ways of a message and of an item through the code, counted: `./run bench walks`.
 
 Every call of a function of pxrs in the thread that takes the step, on SQLite, once topics are known
 and partitions are owned. What the engine does behind the seams is counted apart.
@@ -71,10 +71,13 @@ def _module(frame: FrameType) -> str | None:
 
 
 def walks(folder: Path) -> list[Walk]:
-    """A message is sent and flushed; one is taken by a loop, handled and auto-committed."""
+    """A message is sent and flushed; one is taken by a loop, handled and auto-committed.
+
+    And an item is put, and taken and done in a transaction.
+    """
     with pxrs.connect(f"sqlite:///{folder / 'walks.db'}") as px:
         px.topics.create("t", partitions=1)
-        return [_sending(px), _consuming(px)]
+        return [_sending(px), _consuming(px), _working(px)]
 
 
 def _sending(px: pxrs.Pxrs) -> Walk:
@@ -108,13 +111,26 @@ def _consuming(px: pxrs.Pxrs) -> Walk:
     return walk
 
 
+def _working(px: pxrs.Pxrs) -> Walk:
+    walk = Walk("put an item; take it in a transaction, and commit")
+    for _ in range(2):
+        px.put("q", b"value")
+    with px.transaction() as tx:
+        tx.take("q")
+    with walk.counted():
+        px.put("q", b"value")
+        with px.transaction() as tx:
+            tx.take("q")
+    return walk
+
+
 def _auto_commit(consumer: pxrs.Consumer) -> Callable[[], object]:
     """What the background thread calls when it is time."""
     return consumer._steps.commit_handled
 
 
 def show(say: Callable[[str], None], *, tree: bool) -> None:
-    """Print both walks, with every call if `tree`."""
+    """Print the walks, with every call if `tree`."""
     with tempfile.TemporaryDirectory() as folder:
         for walk in walks(Path(folder)):
             say(

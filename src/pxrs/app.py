@@ -298,6 +298,12 @@ class Pxrs:
         """As `transaction`, but `commit()` must be called: leaving the block rolls back."""
         return self._unit_of_work("begin", connection, serde, options, commit_on_exit=False)
 
+    def _joining(self, connection: Any, serde: Serde[Plain] | None = None) -> UnitOfWork[Plain]:
+        """For one change: in the caller's transaction, or without a connection in its own."""
+        from pxrs.queues.unit_of_work import UnitOfWork
+
+        return UnitOfWork(self._context(), connection=connection, serde=serde)
+
     def _unit_of_work(
         self,
         verb: str,
@@ -332,7 +338,7 @@ class Pxrs:
         None, too, if the store did not answer the commit and only said later that it was done.
         With a `connection` of the caller's it is put when, and only if, the caller commits.
         """
-        with self.transaction(join=connection, serde=serde) as work:
+        with self._joining(connection, serde) as work:
             item = work.put(queue, value, **options)
         return item.id
 
@@ -347,7 +353,7 @@ class Pxrs:
         **options: Unpack[PutManyOptions],
     ) -> list[int | None]:
         """Put several items of one kind, all or none, in one commit; their ids. See `put`."""
-        with self.transaction(join=connection, serde=serde) as work:
+        with self._joining(connection, serde) as work:
             items = work.put_many(queue, values, **options)
         return [item.id for item in items]
 
@@ -366,7 +372,7 @@ class Pxrs:
         All other messages are sent by a `producer`.
         """
         check_connection(connection)
-        with self.transaction(join=connection) as work:
+        with self._joining(connection) as work:
             work.send(topic, value, key, partition=partition, headers=headers)
 
     @signatures.listen

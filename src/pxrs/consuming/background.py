@@ -19,7 +19,6 @@ from pxrs.config import ConsumerSettings
 from pxrs.consuming.health import Outage
 from pxrs.consuming.in_hand import Extent
 from pxrs.consuming.member_steps import MemberSteps
-from pxrs.consuming.partition_table import PartitionTable
 from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
     Closed,
@@ -30,7 +29,7 @@ from pxrs.errors import (
     StoreReadOnly,
 )
 from pxrs.groups.owned_claims import fenced, names_of
-from pxrs.stores.api import CoordStore, LogStore, Watch
+from pxrs.stores.api import CoordStore, Watch
 from pxrs.types import TopicPartition
 
 _LOG = logging.getLogger("pxrs.groups")
@@ -283,55 +282,3 @@ def _answer(asked: list[Asked], error: Exception | None) -> None:
 def _may_pass(error: Exception) -> bool:
     """Whether looking again can help."""
     return isinstance(error, PxrsError) and (error.retryable or isinstance(error, _MAY_PASS))
-
-
-class LogWatch:
-    """Follows the table: armed anew when its partitions change. Wakes come from any thread."""
-
-    def __init__(self, log: LogStore, table: PartitionTable) -> None:
-        self._log = log
-        self._table = table
-        self._watch: Watch | None = None
-        self._version = -1
-        self._closed = False
-        # Ends a wait for a store that does not answer: there may be no watch then.
-        self._nudge = threading.Event()
-
-    def arm(self) -> None:
-        """Before the logs are looked at, so that nothing is missed in between.
-
-        Once closed it stays so: every wait returns at once.
-        """
-        with self._table.lock:
-            self._nudge.clear()
-            if self._closed or (self._watch is not None and self._version == self._table.version):
-                return
-            version = self._table.version
-            watch = self._log.watch(*(owned.where for owned in self._table.owned()))
-            if self._watch is not None:
-                self._watch.close()
-            self._watch, self._version = watch, version
-
-    def wait(self, seconds: float) -> None:
-        """Wait until a log may have grown, `wake` is called, or the time is over."""
-        if self._watch is not None and not self._closed:
-            self._watch.wait(seconds)
-
-    def wait_for_store(self, seconds: float) -> None:
-        """The same while the store does not answer: only `wake` or the time ends it."""
-        if not self._closed:
-            self._nudge.wait(seconds)
-
-    def wake(self) -> None:
-        """End the wait at hand, or the next one."""
-        self._nudge.set()
-        watch = self._watch
-        if watch is not None:
-            watch.wake()
-
-    def close(self) -> None:
-        with self._table.lock:
-            self._closed = True
-            if self._watch is not None:
-                self._watch.close()
-        self._nudge.set()

@@ -1,8 +1,7 @@
-"""A consumer's one user: who may ask for messages, and what it hears of its partitions."""
+"""Tells a consumer's user what becomes of its partitions."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,31 +10,6 @@ from pxrs.errors import InsideTransaction, InvalidRequest, quoted
 from pxrs.types import TopicPartition
 
 Parts = set[TopicPartition]
-
-
-class OneUser:
-    """Two who ask a consumer for messages would each count as handled what the other works on.
-
-    A block is noted by its thread, not locked: an interrupt may come before or after any line of
-    this, and the thread that was interrupted has to be able to go on.
-    """
-
-    def __init__(self) -> None:
-        self._user: int | None = None
-        # Whether a callback runs, from which nobody may ask for messages.
-        self.in_callback = False
-
-    def __enter__(self) -> None:
-        me = threading.get_ident()
-        if self._user not in (None, me) or self.in_callback:
-            raise InvalidRequest(
-                "this consumer is already polling (in another thread, or in the call that invoked "
-                "this callback); use one consumer per thread"
-            )
-        self._user = me
-
-    def __exit__(self, *_: object) -> None:
-        self._user = None
 
 
 class Callbacks:
@@ -60,14 +34,12 @@ class Callbacks:
         self.revoked = revoked
         self.lost = lost
 
-    def tell(self, table: PartitionTable, user: OneUser) -> None:
+    def tell(self, table: PartitionTable) -> None:
         """All that has changed since the last time."""
         while (change := table.next_change()) is not None:
             try:
-                user.in_callback = True
                 self._tell(change)
             finally:
-                user.in_callback = False
                 if change.kind == "leaving":
                     table.said_goodbye(change.parts)
 

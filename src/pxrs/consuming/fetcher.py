@@ -22,7 +22,7 @@ from pxrs.decoding import Decoder, cut
 from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
 from pxrs.stores.api import FetchesMany, LogStore
 from pxrs.topics import named
-from pxrs.types import Bounds, Fetched, Message, StoredBatch
+from pxrs.types import Bounds, Fetched, Message
 
 # Fetching from a partition at its end costs no more than asking so many together for their
 # ends: 8 where the store is a file, more over a network.
@@ -107,7 +107,8 @@ class Fetcher:
         return came
 
     def _fill_all(self, hungry: list[OwnedPartition], troubles: _Troubles) -> bool:
-        hungry.sort(key=lambda owned: owned is not troubles.first)
+        if troubles.first is not None:
+            hungry.sort(key=lambda owned: owned is not troubles.first)
         ends: dict[str, Mapping[int, Bounds]] = {}
         if self._settings.start == "latest":
             self._pin_the_end(hungry, ends)
@@ -119,8 +120,10 @@ class Fetcher:
         came, room = False, self._settings.prefetch_bytes
         with closing(self._fetched(behind)) as coming:
             for owned, place, fetched in coming:
+                batches = fetched.batches if isinstance(fetched, Fetched) else ()
+                owned.size = sum(len(batch.data) for batch in batches)
                 came = troubles.attempt(owned, partial(self._fill, owned, place, fetched)) or came
-                room -= _size(fetched)
+                room -= owned.size
                 if room <= 0 and came:
                     # The others come next time: those that were served stand behind them then.
                     break
@@ -205,27 +208,16 @@ class Fetcher:
         if not fetched.batches:
             return False
         messages: list[Message] = []
+        position = place.position
         try:
-            position = self._decode(owned, place.position, fetched.batches, messages)
+            for batch in fetched.batches:
+                self._decoder.deserialize_into(messages, cut(decode(batch, owned.fence), position))
+                position = batch.next
         except Exception:
             if not messages:
                 raise
             position = messages[-1].offset + 1
-        owned.size = _size(fetched)
         return self._table.fill(owned, place.turn, messages, position)
-
-    def _decode(
-        self,
-        owned: OwnedPartition,
-        position: int,
-        batches: list[StoredBatch],
-        messages: list[Message],
-    ) -> int:
-        """Add the batches' messages from a position on; where to go on."""
-        for batch in batches:
-            self._decoder.deserialize_into(messages, cut(decode(batch, owned.fence), position))
-            position = batch.next
-        return position
 
     def _start(self, owned: OwnedPartition, start: int, end: int) -> None:
         """Returns where to begin: at the checkpoint, or by policy if it is missing or gone."""
@@ -261,10 +253,3 @@ class Fetcher:
         with suppress(OffsetOutOfRange):
             self._skip(owned, offset, f"on_trimmed={policy!r}, offset {error.offset} is gone")
         return True
-
-
-def _size(fetched: Fetched | Exception) -> int:
-    """Returns the number of bytes fetched."""
-    if isinstance(fetched, Exception):
-        return 0
-    return sum(len(batch.data) for batch in fetched.batches)

@@ -37,12 +37,6 @@ class InFlight:
         if done and self.progress is not None:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
-    def begin(self, lock: threading.RLock) -> bool:
-        """Whether a loop may show it. From then on its partition is in the caller's hands."""
-        with lock:
-            self.begun = self.owned.turn == self.turn
-            return self.begun
-
     @property
     def is_void(self) -> bool:
         """Whether a loop will pass it over: it was fetched for a turn that has ended since."""

@@ -15,19 +15,28 @@ from functools import partial
 
 from pxrs.arguments import check_message
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.background import Background, LogWatch
-from pxrs.consuming.callbacks import Callbacks, OneUser, refuse_interrupted
+from pxrs.consuming.background import Background
+from pxrs.consuming.callbacks import Callbacks, refuse_interrupted
 from pxrs.consuming.health import Facts, Health, Outage, judge
 from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.owned_partition import OwnedPartition
+from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.subscription import Subscription
 from pxrs.consuming.transactions import Transactions
 from pxrs.core.records import head_key
 from pxrs.decoding import Decoder
-from pxrs.errors import Closed, Fenced, PxrsError, StoreError, StoreUnavailable
+from pxrs.errors import (
+    Closed,
+    Fenced,
+    InvalidRequest,
+    PxrsError,
+    StoreError,
+    StoreUnavailable,
+)
 from pxrs.groups.owned_claims import fenced
 from pxrs.queues.held_items import Context
+from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Message, TopicPartition
 
 _CAREFUL_WAIT = 1.0
@@ -110,6 +119,7 @@ class Member:
 
     def next(self, most: int, timeout: float | None) -> list[InFlight]:
         """`take`, by its one user, who tells the steps if an error keeps messages from arriving."""
+        self.require_open()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             self._attend()
@@ -128,6 +138,7 @@ class Member:
 
         A store that does not answer may do so in time; if not, that is raised.
         """
+        self.require_open()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         found: bool | None = None
         while found is None:
@@ -141,8 +152,10 @@ class Member:
         the time is over, or the wait was ended by `wake`. None: look again."""
         trouble = None
         try:
-            if self._fetch():
-                return True
+            with self._log_outage.noticed():
+                self._log_watch.arm()
+                if self.steps.alive and self.steps.fetch(self.background.wake):
+                    return True
         except StoreError as error:
             if not error.retryable:
                 raise
@@ -164,12 +177,6 @@ class Member:
             self._log_watch.wait(left)
         return None
 
-    def _fetch(self) -> bool:
-        """Fill the buffers; true if there may be something to hand out."""
-        with self._log_outage.noticed():
-            self._log_watch.arm()
-            return self.steps.alive and self.steps.fetch(self.background.wake)
-
     def _refuse_out_of_touch(self) -> None:
         """Raise if nobody can tell whether there is anything for this member: "nothing" is a lie.
 
@@ -183,7 +190,8 @@ class Member:
 
     def _attend(self) -> None:
         """Between messages: tell the caller what changed, and let go of what has to go."""
-        self.require_open()
+        if self._closed:
+            self.require_open()
         if self.table.has_changes:
             self._tell()
         if self.background.fatal is not None:
@@ -191,10 +199,13 @@ class Member:
 
     def _tell(self) -> None:
         try:
-            self._callbacks.tell(self.table, self.one_user)
+            self.one_user.in_callback = True
+            self._callbacks.tell(self.table)
         except BaseException:
             self.background.wake()
             raise
+        finally:
+            self.one_user.in_callback = False
         try:
             self._membership.release_what_is_finished()
         except StoreError:
@@ -303,3 +314,80 @@ class Member:
             self.background.close()
             self._log_watch.close()
             self._left = True
+
+
+class OneUser:
+    """Two who ask a consumer for messages would each count as handled what the other works on.
+
+    A block is noted by its thread, not locked: an interrupt may come before or after any line of
+    this, and the thread that was interrupted has to be able to go on.
+    """
+
+    def __init__(self) -> None:
+        self._user: int | None = None
+        # Whether a callback runs, from which nobody may ask for messages.
+        self.in_callback = False
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._user not in (None, me) or self.in_callback:
+            raise InvalidRequest(
+                "this consumer is already polling (in another thread, or in the call that invoked "
+                "this callback); use one consumer per thread"
+            )
+        self._user = me
+
+    def __exit__(self, *_: object) -> None:
+        self._user = None
+
+
+class LogWatch:
+    """Follows the table: armed anew when its partitions change. Wakes come from any thread."""
+
+    def __init__(self, log: LogStore, table: PartitionTable) -> None:
+        self._log = log
+        self._table = table
+        self._watch: Watch | None = None
+        self._version = -1
+        self._closed = False
+        # Ends a wait for a store that does not answer: there may be no watch then.
+        self._nudge = threading.Event()
+
+    def arm(self) -> None:
+        """Before the logs are looked at, so that nothing is missed in between.
+
+        Once closed it stays so: every wait returns at once.
+        """
+        with self._table.lock:
+            self._nudge.clear()
+            if self._closed or (self._watch is not None and self._version == self._table.version):
+                return
+            version = self._table.version
+            watch = self._log.watch(*(owned.where for owned in self._table.owned()))
+            if self._watch is not None:
+                self._watch.close()
+            self._watch, self._version = watch, version
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a log may have grown, `wake` is called, or the time is over."""
+        if self._watch is not None and not self._closed:
+            self._watch.wait(seconds)
+
+    def wait_for_store(self, seconds: float) -> None:
+        """The same while the store does not answer: only `wake` or the time ends it."""
+        if not self._closed:
+            self._nudge.wait(seconds)
+
+    def wake(self) -> None:
+        """End the wait at hand, or the next one."""
+        self._nudge.set()
+        watch = self._watch
+        if watch is not None:
+            watch.wake()
+
+    def close(self) -> None:
+        with self._table.lock:
+            self._closed = True
+            if self._watch is not None:
+                self._watch.close()
+        self._nudge.set()

@@ -171,10 +171,11 @@ class MemberSteps:
             self._end(flights)
 
     def _begin(self, flight: InFlight) -> bool:
-        """Whether a loop may show it."""
-        begun = flight.begin(self.table.lock)
-        self.given_back &= not begun
-        return begun
+        """Whether a loop may show it. From then on its partition is in the caller's hands."""
+        with self.table.lock:
+            flight.begun = flight.owned.turn == flight.turn
+        self.given_back &= not flight.begun
+        return flight.begun
 
     def finish(self) -> None:
         """All that the caller has seen is handled; what it has not seen will be handed out again.
@@ -346,7 +347,8 @@ class MemberSteps:
         self.table.committed(
             {owned_claim.part: mark_of(owned_claim) for owned_claim in applied.written}
         )
-        self.table.gone(sorted(applied.lost), lost=True)
+        if applied.lost:
+            self.table.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
     def ask(self) -> Extent:

@@ -19,7 +19,6 @@ class OwnedPartition:
 
     __slots__ = (
         "asked",
-        "at",
         "buffer",
         "checkpoint",
         "done",
@@ -42,6 +41,7 @@ class OwnedPartition:
         "size",
         "state",
         "turn",
+        "waiting",
         "where",
         "working",
     )  # fmt: skip
@@ -77,7 +77,8 @@ class OwnedPartition:
         # Handed out up to here before it was to go and stayed after all: with the caller still.
         self.shown = -1
         self.buffer: list[Message] = []
-        self.at = 0
+        # How many messages of the buffer, the last ones, were not handed out.
+        self.waiting = 0
         # How many bytes were fetched for the buffer.
         self.size = 0
         # How many messages are with others, where that is counted, and whether those are enough.
@@ -130,7 +131,7 @@ class OwnedPartition:
     def go_to(self, offset: int) -> None:
         """Fetch from this offset next; what was fetched or handed out before is void."""
         self.position = self.handed = offset
-        self.buffer, self.at = [], 0
+        self.buffer, self.waiting = [], 0
         self.turn += 1
         # Whoever hands out counts anew.
         self.full = False
@@ -151,27 +152,22 @@ class OwnedPartition:
             and (progress.ranges or messages[0].offset < progress.checkpoint)
         ):
             messages = [message for message in messages if not progress.is_done(message.offset)]
-        self.buffer = messages
-        self.at = 0
+        self.buffer, self.waiting = messages, len(messages)
         self.position = position
 
     def forget_buffer(self) -> None:
         """Drop what was fetched and not handed out; it will be fetched again."""
-        self.buffer, self.at = [], 0
+        self.buffer, self.waiting = [], 0
         self.position = self.handed
-
-    @property
-    def waiting(self) -> int:
-        """The number of messages in the buffer."""
-        return len(self.buffer) - self.at
 
     def hand_out(self, most: int) -> list[Message]:
         """Take messages from the buffer."""
-        if self.at == 0 and most >= len(self.buffer):
+        at = len(self.buffer) - self.waiting
+        if at == 0 and most >= self.waiting:
             messages, self.buffer = self.buffer, []
         else:
-            messages = self.buffer[self.at : self.at + most]
-            self.at += len(messages)
+            messages = self.buffer[at : at + most]
+        self.waiting -= len(messages)
         if messages:
             self.handed = messages[-1].offset + 1
         return messages

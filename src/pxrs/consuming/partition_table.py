@@ -301,8 +301,9 @@ class PartitionTable:
                     owned.out += len(messages)
                     out.append(InFlight(owned, messages))
             if out:
-                served = {id(flight.owned) for flight in out}
-                self._order.sort(key=lambda owned: id(owned) in served)
+                served = dict.fromkeys(flight.owned for flight in out)
+                self._order = [owned for owned in self._order if owned not in served]
+                self._order += served
         return out
 
     def came_back(self, owned: OwnedPartition) -> bool:

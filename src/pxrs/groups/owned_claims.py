@@ -13,6 +13,8 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from pxrs.clock import Clock
@@ -123,7 +125,7 @@ class OwnedClaims:
     ) -> None:
         self._coord = coord
         self._clock = clock
-        self._new_id = new_id or (lambda: secrets.token_hex(8))
+        self._new_id = new_id or partial(secrets.token_hex, 8)
         self.lock = threading.RLock()
         # The thread whose transaction holds the lock.
         self.transacting: int | None = None
@@ -345,7 +347,7 @@ class OwnedClaims:
     ) -> Applied:
         """Write the steps, dropping what is lost and repeating what is not decided."""
         # In the order of their keys: two members that lock rows in one order never deadlock.
-        steps = sorted(steps, key=lambda step: step.put.key)
+        steps = sorted(steps, key=attrgetter("put.key"))
         written: list[OwnedClaim] = []
         lost: set[TopicPartition] = set()
         room = max(1, (self._coord.limits.operations - len(guard) - len(also)) // 2)
