@@ -204,6 +204,28 @@ def test_closing_the_store_stops_listeners(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_loop_that_has_stopped_and_is_closed_later_keeps_no_worker(tmp_path: Path) -> None:
+    """It takes what is to be awaited, and never begins it."""
+
+    async def handle(item: Item, tx: aio.UnitOfWork) -> None:
+        raise AssertionError
+
+    async def begin() -> tuple[pxrs.Pxrs, pxrs.Running]:
+        px = await aio.connect(store(tmp_path))
+        return px._blocking, px.listen("inbox", handle, retry=TWICE)._blocking
+
+    loop = asyncio.new_event_loop()
+    px, running = loop.run_until_complete(begin())
+    with px:
+        px.put("inbox", "x")
+        with closing(px.stores.queues.watch("inbox")) as watch:
+            while not px.queues.describe("inbox").held:
+                assert watch.wait(PATIENCE)
+        loop.close()
+        assert running.join(PATIENCE)
+        assert px.queues.describe("inbox").held == 0
+
+
 @pytest.mark.long
 def test_worker_processes_have_loops_of_their_own(tmp_path: Path) -> None:
     async def main() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,6 +198,36 @@ def test_a_loop_that_ends_fails_no_message(tmp_path: Path) -> None:
     with pxrs.connect(opened[0].url) as px:
         assert [topic.name for topic in px.topics.list()] == ["orders"]
         assert px.groups.describe("g").lag == 2
+
+
+def test_a_loop_that_has_stopped_and_is_closed_later_keeps_no_worker(tmp_path: Path) -> None:
+    """It takes what is to be awaited, and never begins it."""
+    called, stopped = threading.Event(), threading.Event()
+
+    async def nothing() -> None:
+        pass
+
+    def handle(message: Message) -> Any:
+        called.set()
+        assert stopped.wait(PATIENCE)
+        return nothing()
+
+    async def begin() -> tuple[pxrs.Pxrs, pxrs.Running]:
+        async with sent(tmp_path, 1) as px:
+            pass
+        px = await aio.connect(px.url)
+        return px._blocking, px.run(handle, topic="orders", group="g", retry=ONCE)._blocking
+
+    loop = asyncio.new_event_loop()
+    px, running = loop.run_until_complete(begin())
+    with px:
+        assert called.wait(PATIENCE)
+        stopped.set()
+        assert not running.join(0.1)
+        loop.close()
+        assert running.join(PATIENCE)
+    with pxrs.connect(px.url) as px:
+        assert px.groups.describe("g").lag == 1
 
 
 def test_a_handler_that_raises_goes_through_the_policy(tmp_path: Path) -> None:

@@ -110,16 +110,20 @@ class ItemsOnThisLoop:
         calls = Calls()
         tx = UnitOfWork(lambda: work, Surroundings(calls.submit, self._waiters, one_thread=True))
         over: Future[None] = Future()
-        begin = partial(self._begin, _handle(self._handler, item, tx), over)
+        handling = _handle(self._handler, item, tx)
         # Not run_coroutine_threadsafe: its future is done when it is cancelled, not when the
         # handler has ended, and that may still use its transaction.
         over.add_done_callback(lambda _: calls.end())
         try:
-            self._loop.call_soon_threadsafe(begin)
+            self._loop.call_soon_threadsafe(partial(self._begin, handling, over))
+            calls.serve(self._loop.is_closed)
+            if not over.done():
+                raise RuntimeError("the event loop was closed before the handler had ended")
         except RuntimeError:
-            self.stop()  # the loop was closed: nobody is left who could handle anything
+            # Nobody is left who could handle anything.
+            _close_unbegun(handling)
+            self.stop()
             raise
-        calls.serve()
         over.result()
 
     def _begin(self, handling: Coroutine[Any, Any, None], over: Future[None]) -> None:
@@ -185,14 +189,14 @@ class MessagesOnThisLoop:
             try:
                 awaiting = asyncio.run_coroutine_threadsafe(handling, self._loop)
             except RuntimeError:
-                # The loop was closed: nobody is left who could handle anything.
-                handling.close()
-                self.stop()
-                raise Abandoned from None
+                raise self._leave(handling, found) from None
             self._in_flight.add(awaiting)
             if self._abandoned:
                 awaiting.cancel()
         try:
+            while not _is_done(awaiting):
+                if self._loop.is_closed() and not awaiting.done():
+                    raise self._leave(handling, found)
             awaiting.result()
         except CancelledError:
             if self._abandoned:
@@ -201,12 +205,34 @@ class MessagesOnThisLoop:
         finally:
             self._in_flight.discard(awaiting)
 
+    def _leave(self, *unawaited: Any) -> Abandoned:
+        """The loop was closed: nobody is left who could handle anything."""
+        _close_unbegun(*unawaited)
+        self.stop()
+        return Abandoned()
+
     def abandon(self) -> None:
         """Cancel what is awaited now; its messages are neither handled nor failed."""
         with self._lock:
             self._abandoned = True
             for awaiting in list(self._in_flight):
                 awaiting.cancel()
+
+
+def _is_done(awaiting: Future[Any]) -> bool:
+    """Wait for it, but not for ever: a loop that has ended never begins what it was given."""
+    try:
+        awaiting.exception(LOOK)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _close_unbegun(*awaitables: Any) -> None:
+    """Close coroutines that nobody will await; one that has begun is its task's to close."""
+    for each in awaitables:
+        if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+            each.close()
 
 
 async def _unless_cancelled(found: Any) -> Any:

@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pxrs.errors import Closed, InvalidRequest
+from pxrs.running.signals import LOOK
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,9 +91,17 @@ class Calls:
         self._ended = True
         self._calls.put(None)
 
-    def serve(self) -> None:
-        """Make the calls, in this thread, until the end."""
-        while (call := self._calls.get()) is not None:
+    def serve(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Make the calls, in this thread, until the end, or until there are none and `is_over`."""
+        while True:
+            try:
+                call = self._calls.get(timeout=None if is_over is None else LOOK)
+            except Empty:
+                if is_over is not None and is_over():
+                    return
+                continue
+            if call is None:
+                return
             call()
 
 
