@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,7 +14,7 @@ pytest_plugins = ["support.engine_fixtures", "support.store_fixtures"]
 
 ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats")
 _PROPERTY = "engine"
-# Fixtures that start a server, and folders whose tests take long by nature.
+# Fixtures that start a server.
 _SERVERS = {
     "new_engine",
     "postgres_url",
@@ -24,7 +25,12 @@ _SERVERS = {
     "nats_url",
     "site",
 }
-_LONG = {"chaos", "simulator", "faults", "engines"}
+# Folders of tests on servers, and of those that take long by nature: the fast part reads none of
+# their files, as every worker would for nothing.
+_NOT_FAST = {
+    *("postgres", "mysql", "etcd", "zookeeper", "jetstream"),
+    *("chaos", "simulator", "faults", "engines"),
+}
 
 
 # A shell ignores it for what it runs in the background, and so would all that tests start.
@@ -51,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("fast")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.getoption("--fast") and collection_path.name in _NOT_FAST:
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("engine"):
@@ -65,7 +77,7 @@ def _is_fast(item: pytest.Item) -> bool:
     """Whether it needs no server and is not one of those that attack for long."""
     engines = {mark.args[0] for mark in item.iter_markers("engine")}
     fixtures = set(getattr(item, "fixturenames", ()))
-    long = item.path.parent.name in _LONG or item.get_closest_marker("long") is not None
+    long = item.get_closest_marker("long") is not None
     return engines <= {"memory", "sqlite"} and not fixtures & _SERVERS and not long
 
 

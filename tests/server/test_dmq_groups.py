@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.node import Client, LocalNode
+from support.node import Client, LocalNode, looks
 
 METADATA = "/api/v1/metadata/consumer-groups"
 GROUP = "/api/v1/consumer-group"
@@ -66,9 +66,11 @@ def group(client: Client) -> Client:
 
 def settle(*members: Member) -> None:
     """Heartbeats until everybody has its share and nobody has another's."""
-    while sorted(number for each in members for number in each.partitions) != list(
-        range(10)
-    ) or min(len(each.partitions) for each in members) < 10 // len(members):
+    for _ in looks():
+        owned = sorted(number for each in members for number in each.partitions)
+        least = min(len(each.partitions) for each in members)
+        if owned == list(range(10)) and least >= 10 // len(members):
+            return
         for each in members:
             each.beat()
 

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from support.node import Client, LocalNode
+from support.node import Client, LocalNode, looks
 
 TOPICS = "/api/v1/metadata/topics"
 GROUP = "/api/v1/consumer-groups"
@@ -97,12 +97,10 @@ class JavaMember:
 
 
 def settle(*members: JavaMember) -> None:
-    while sorted(number for each in members for number in each.partitions) != [
-        0,
-        1,
-        2,
-        3,
-    ] or not all(each.stable for each in members):
+    for _ in looks():
+        owned = sorted(number for each in members for number in each.partitions)
+        if owned == [0, 1, 2, 3] and all(each.stable for each in members):
+            return
         for each in members:
             each.beat()
 

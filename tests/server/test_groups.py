@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.node import Client, LocalNode
+from support.node import Client, LocalNode, looks
 
 GROUP = "/v1/groups/billing"
 
@@ -26,11 +26,12 @@ def join(client: Client, member: str) -> None:
 
 def owned(client: Client, *members: str) -> dict[str, list[Any]]:
     """What the members own, once each has its share."""
-    while True:
+    for _ in looks():
         answers = {each: client.get(f"{GROUP}/members/{each}").json for each in members}
         counts = [len(answer["partitions"]) for answer in answers.values()]
         if all(answer["settled"] for answer in answers.values()) and sum(counts) == 4:
-            return {name: answer["partitions"] for name, answer in answers.items()}
+            break
+    return {name: answer["partitions"] for name, answer in answers.items()}
 
 
 def test_commits_are_fenced_by_partition(orders: Client) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.node import Client, NodeProcess, wait_for_slots
+from support.node import Client, NodeProcess, looks, wait_for_slots
 
 METADATA = "/api/v1/metadata/consumer-groups"
 GROUP = "/api/v1/consumer-group"
@@ -85,12 +85,13 @@ def beat(client: Client, group: str, member: str):  # type: ignore[no-untyped-de
 
 def assignments(client: Client, members: list[str]) -> dict[str, list[int]]:
     """What each member owns, once everything is owned."""
-    while True:
+    for _ in looks():
         found = {
             member: client.get(f"{GROUP}/assignment/{member}?wait=0").json for member in members
         }
         owned = {member: answer.get("partitions", []) for member, answer in found.items()}
         if sorted(len(each) for each in owned.values()) == [2, 2, 2]:
-            return owned
+            break
         for member in members:
             beat(client, member.partition("~")[2], member)
+    return owned
