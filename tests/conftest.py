@@ -25,11 +25,12 @@ _SERVERS = {
     "nats_url",
     "site",
 }
-# Folders of tests on servers, and of those that take long by nature: the fast part reads none of
-# their files, as every worker would for nothing.
+# Folders and files of tests on servers, and folders of those that take long by nature: the fast
+# part does not even load them, as every worker would for nothing.
+_ON_SERVERS = {"postgres", "pgbouncer", "mysql", "sql", "etcd", "zookeeper", "jetstream"}
 _NOT_FAST = {
-    *("postgres", "mysql", "etcd", "zookeeper", "jetstream"),
-    *("chaos", "simulator", "faults", "engines"),
+    *(_ON_SERVERS | {"chaos", "simulator", "faults", "engines"}),
+    *(f"test_{name}.py" for name in _ON_SERVERS),
 }
 
 

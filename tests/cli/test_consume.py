@@ -85,6 +85,7 @@ def test_mistakes(run: Run, px: pxrs.Pxrs, code: int, arguments: tuple[str, ...]
     assert px.groups.list() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_commits_and_leaves(shell: Shell, px: pxrs.Pxrs, number: int, code: int) -> None:
     consuming = shell.start("consume", "t", "--group", "g", "--instance", "i", "--json")
@@ -97,6 +98,7 @@ def test_a_signal_commits_and_leaves(shell: Shell, px: pxrs.Pxrs, number: int, c
     assert (info.state, checkpoint(px)) == ("EMPTY", 3)
 
 
+@pytest.mark.long
 def test_what_comes_later_is_shown_at_once(shell: Shell) -> None:
     consuming = shell.start("consume", "t", "--group", "g", "--json", "--max", "4")
     assert consuming.stdout is not None
@@ -107,6 +109,7 @@ def test_what_comes_later_is_shown_at_once(shell: Shell) -> None:
     assert consuming.wait(PATIENCE) == 0
 
 
+@pytest.mark.long
 def test_what_could_not_be_printed_is_not_committed(shell: Shell, px: pxrs.Pxrs) -> None:
     with px.producer() as producer:
         producer.send_many("t", [(b"k", b"x" * 1000)] * 5000)
@@ -125,6 +128,7 @@ def test_what_could_not_be_printed_is_not_committed(shell: Shell, px: pxrs.Pxrs)
     assert 2 <= committed < 500
 
 
+@pytest.mark.long
 def test_a_pipe_that_nobody_reads_takes_nothing(shell: Shell, px: pxrs.Pxrs) -> None:
     consuming = shell.start("consume", "u", "--group", "g")
     assert consuming.stdout is not None
@@ -135,6 +139,7 @@ def test_a_pipe_that_nobody_reads_takes_nothing(shell: Shell, px: pxrs.Pxrs) -> 
     assert checkpoint(px) in (None, 0)
 
 
+@pytest.mark.long
 def test_two_members_share_and_take_over(shell: Shell, px: pxrs.Pxrs) -> None:
     members = [shell.start("consume", "u", "--group", "g", "--json") for _ in range(2)]
     watch = px.stores.coord.watch("claims/g/")

@@ -85,6 +85,7 @@ def test_what_is_put(run: Run, px: pxrs.Pxrs) -> None:
     assert item.visible_ms - item.put_ms == 90_000
 
 
+@pytest.mark.long
 def test_stdin_lines(shell: Shell, px: pxrs.Pxrs) -> None:
     result = shell.run("queues", "put", "inbox", "--json", stdin=b"one\n\ntwo \xff\nlast")
     assert result.returncode == 0, result.stderr
@@ -102,6 +103,7 @@ def test_a_file(run: Run, px: pxrs.Pxrs, tmp_path: Path) -> None:
     assert values(px) == lines
 
 
+@pytest.mark.long
 def test_a_file_shows_its_progress(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("x" * 100 + "\n")
     ours, theirs = pty.openpty()
@@ -235,6 +237,7 @@ def test_an_unknown_queue_says_what_to_do(run: Run, px: pxrs.Pxrs) -> None:
     assert "pxrs queues create nope" in error["message"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "question"),
     [

@@ -62,6 +62,7 @@ def test_json_lines(run: Run) -> None:
     ]
 
 
+@pytest.mark.long
 def test_values_only_are_as_they_were(shell: Shell) -> None:
     assert shell.run("read", "t", "--values-only").stdout == b"a\nb\nc\n\xff\x1b[31m\n"
 
@@ -140,6 +141,7 @@ def test_a_start_in_a_damaged_batch_is_skipped_too(run: Run, tmp_path: Path) -> 
     assert len(lines(result.stderr)) == 1
 
 
+@pytest.mark.long
 def test_follow_sees_what_another_process_sends_until_it_is_interrupted(shell: Shell) -> None:
     follower = shell.start("read", "t", "--follow", "--json", "--offset", "earliest")
     assert follower.stdout is not None
@@ -152,6 +154,7 @@ def test_follow_sees_what_another_process_sends_until_it_is_interrupted(shell: S
     assert (follower.returncode, out, err) == (130, b"", b"")
 
 
+@pytest.mark.long
 def test_a_closed_pipe_is_quiet(shell: Shell, px: pxrs.Pxrs) -> None:
     with px.producer() as producer:
         producer.send_many("t", [(b"k", b"x" * 1000)] * 5000)

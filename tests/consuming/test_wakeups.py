@@ -91,6 +91,7 @@ class TestBetweenProcesses:
         # Each message: at most a look at each partition when woken, and one until it is quiet.
         assert log.fetches <= 20 * 6 + HANDFUL
 
+    @pytest.mark.long
     def test_a_follower_in_another_process_does_not_poll(self, px: Pxrs) -> None:
         """While it waits this process does a lot, elsewhere in the same topic."""
         px.topics.create(TOPIC, partitions=4)

@@ -67,6 +67,7 @@ def hold_the_writer(path: str) -> None:
         wait_for_parent()
 
 
+@pytest.mark.long
 @pytest.mark.engine("sqlite")
 def test_who_holds_the_writer_is_named(tmp_path: Path) -> None:
     path = f"{tmp_path}/a.db"

@@ -296,6 +296,7 @@ def hold_and_wait(url: str) -> None:
     tx.rollback()
 
 
+@pytest.mark.long
 @pytest.mark.engine("sqlite")
 def test_death_of_a_process_wakes_who_waits(app: Pxrs) -> None:
     app.put("q", "item")

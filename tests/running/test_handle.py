@@ -12,6 +12,7 @@ import pytest
 import pxrs
 from pxrs import Backoff, HandlerFailed
 from support.child import PATIENCE
+from support.seeds import few_are_fast
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -92,7 +93,7 @@ def test_a_handler_can_stop_it_but_not_wait_for_it(start: Start) -> None:
     assert refused.is_set()
 
 
-@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("processes", few_are_fast([0, 1], 1))
 def test_stop_ends_it_at_what_fails(px: pxrs.Pxrs, start: Start, processes: int) -> None:
     running = start(fail, retry=ONCE, on_failure=pxrs.Stop(), processes=processes)
     with pytest.raises(HandlerFailed, match="ValueError: no"):

@@ -432,6 +432,7 @@ def listen_until_told(url: str, folder: str) -> None:
     px.close()
 
 
+@pytest.mark.long
 @pytest.mark.engine("sqlite")
 def test_sigterm_drains(tmp_path: Path) -> None:
     with pxrs.connect(f"sqlite:///{tmp_path}/app.db") as px:

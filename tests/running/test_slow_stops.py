@@ -74,6 +74,7 @@ def listen_and_be_interrupted(url: str) -> None:
     say(told.words)
 
 
+@pytest.mark.long
 def test_listen_tells_how_many_handlers_it_waits_for(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/app.db"
     with pxrs.connect(url) as px:

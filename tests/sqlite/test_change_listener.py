@@ -168,6 +168,7 @@ def _let_it_be_quiet(watch: SlotWatch) -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "error", [OSError(errno.EMFILE, "Too many open files"), ValueError("what nobody thought of")]
 )
@@ -191,6 +192,7 @@ def test_no_error_makes_anybody_deaf(
             assert watch.wait(PATIENCE)
 
 
+@pytest.mark.long
 def test_a_death_is_noticed_when_events_were_lost(
     stores: SqliteStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_death_is_noticed_when_events_were_lost(
     assert stores.coord.get("members/child") is None
 
 
+@pytest.mark.long
 def test_a_lock_that_is_released_long_after_the_event_is_noticed(
     stores: SqliteStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

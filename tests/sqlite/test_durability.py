@@ -102,6 +102,7 @@ def _give_up(why: str) -> None:
     pytest.skip(f"syncs were NOT counted: {why}")
 
 
+@pytest.mark.long
 def test_every_acknowledged_append_was_synced(tmp_path: Path) -> None:
     if not shutil.which("strace"):
         _give_up("strace is not installed")

@@ -195,6 +195,7 @@ def _set_modes(folder: Path, files: int, folders: int) -> None:
         each.chmod(folders if each.is_dir() else files)
 
 
+@pytest.mark.long
 def test_a_folder_that_can_only_be_read(open_folder: Path) -> None:
     open_folder.chmod(0o555)
     name, text = _as_nobody(open_folder / "s.db")
@@ -203,6 +204,7 @@ def test_a_folder_that_can_only_be_read(open_folder: Path) -> None:
     assert os.listdir(open_folder) == []
 
 
+@pytest.mark.long
 def test_a_file_that_can_only_be_read(open_folder: Path) -> None:
     _make(open_folder / "s.db")
     _set_modes(open_folder, 0o666, 0o777)
@@ -214,6 +216,7 @@ def test_a_file_that_can_only_be_read(open_folder: Path) -> None:
     assert (open_folder / "s.db").read_bytes() == before
 
 
+@pytest.mark.long
 def test_files_beside_the_database_that_can_only_be_read(open_folder: Path) -> None:
     _make(open_folder / "s.db")
     _set_modes(open_folder, 0o444, 0o555)
@@ -224,6 +227,7 @@ def test_files_beside_the_database_that_can_only_be_read(open_folder: Path) -> N
     assert "give this user write access" in text
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
 def test_what_root_makes_beside_a_users_database_is_the_users(open_folder: Path) -> None:
     """As SQLite does with its own: else one look as root locks the application out."""
@@ -267,6 +271,7 @@ def fill_up_to(path: str, most: int) -> None:
     wait_for_parent()
 
 
+@pytest.mark.long
 def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     _make(path, batches=0)
@@ -288,6 +293,7 @@ def _check_kept(path: Path, acknowledged: int) -> None:
     _check_whole(path)
 
 
+@pytest.mark.long
 def test_a_disk_too_small_to_begin_with(tmp_path: Path) -> None:
     """A mapped page that has no place on the disk would be a SIGBUS, not an error."""
     with Child(fill_up_to, str(tmp_path / "s.db"), 4096) as child:
@@ -295,6 +301,7 @@ def test_a_disk_too_small_to_begin_with(tmp_path: Path) -> None:
         assert "free space" in child.read()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"

@@ -171,6 +171,7 @@ def test_closing_twice_and_at_once(tmp_path: Path) -> None:
     assert failures == []
 
 
+@pytest.mark.long
 def test_closing_does_not_wait_for_a_frozen_process(tmp_path: Path) -> None:
     stores = SqliteStores(str(tmp_path / "s.db"), busy_timeout=0.2)
     with Child(hold_the_writer, str(tmp_path / "s.db")) as child:

@@ -195,6 +195,7 @@ def hold_aside(path: str, take_it: bool) -> None:
     wait_for_parent()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_killed_process_is_charged_for_what_it_had_in_hand_alone(path: str, taken: bool) -> None:
     stores = SqliteStores(path)
@@ -212,6 +213,7 @@ def test_a_killed_process_is_charged_for_what_it_had_in_hand_alone(path: str, ta
     stores.close()
 
 
+@pytest.mark.long
 def test_a_frozen_process_is_charged_for_what_it_may_hand_out(path: str) -> None:
     stores = SqliteStores(path)
     worker = Worker(stores)

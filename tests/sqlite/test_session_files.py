@@ -151,6 +151,7 @@ def hold_the_writer(path: str) -> None:
         wait_for_parent()
 
 
+@pytest.mark.long
 def test_sessions_come_and_go_while_somebody_else_holds_the_writer(
     stores: SqliteStores, tmp_path: Path
 ) -> None:

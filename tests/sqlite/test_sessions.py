@@ -64,6 +64,7 @@ def test_a_killed_process_is_noticed_long_before_its_ttl(tmp_path: Path, use_ino
     stores.close()
 
 
+@pytest.mark.long
 def test_a_frozen_process_loses_its_session_and_is_told(
     stores: SqliteStores, tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_forked_child_neither_keeps_nor_ends_its_parents_session(stores: Sqlit
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
+@pytest.mark.long
 def test_rows_of_ended_sessions_are_swept(stores: SqliteStores, tmp_path: Path) -> None:
     with Child(hold_session, str(tmp_path / "s.db"), LONG) as child:
         child.read()

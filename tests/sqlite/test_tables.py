@@ -207,6 +207,7 @@ def drop_and_die(path: str) -> None:
     log.drop("t")
 
 
+@pytest.mark.long
 def test_a_drop_that_was_killed_is_finished_by_the_next(
     stores: SqliteStores, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_processes_that_count_together_lose_nothing(stores: SqliteStores, tmp_pa
     assert record.value == b"400"
 
 
+@pytest.mark.long
 def test_a_busy_store_names_who_holds_it(stores: SqliteStores, tmp_path: Path) -> None:
     with Child(hold_the_writer, str(tmp_path / "s.db")) as child:
         child.read()
@@ -88,6 +89,7 @@ def write_once(path: str) -> None:
     say("done")
 
 
+@pytest.mark.long
 def test_a_process_frozen_in_the_queue_stops_nobody(tmp_path: Path) -> None:
     """It has the first of the two locks and waits for the second: it writes nothing."""
     stores = SqliteStores(str(tmp_path / "s.db"), busy_timeout=10.0)
@@ -107,6 +109,7 @@ def test_a_process_frozen_in_the_queue_stops_nobody(tmp_path: Path) -> None:
     stores.close()
 
 
+@pytest.mark.long
 def test_a_killed_holder_frees_the_writer(stores: SqliteStores, tmp_path: Path) -> None:
     with Child(hold_the_writer, str(tmp_path / "s.db")) as child:
         child.read()

@@ -24,7 +24,6 @@ from pxrs.server.rest.http import HttpServer
 from pxrs.server.settings import Endpoint, ServeSettings
 from support.child import PATIENCE
 
-
 # How long a client that polls lets the node work before it asks again.
 _LOOK = 0.01
 

@@ -79,12 +79,12 @@ def test_there_is_a_sample_of_every_class() -> None:
     assert {type(sample) for sample in SAMPLES} == set(CLASSES.values())
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_survives_pickling(error: PxrsError, protocol: int) -> None:
-    again = pickle.loads(pickle.dumps(error, protocol))
-    assert type(again) is type(error)
-    assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
+def test_an_error_survives_pickling(error: PxrsError) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(error, protocol))
+        assert type(again) is type(error)
+        assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
 
 
 def test_an_error_keeps_its_notes() -> None:

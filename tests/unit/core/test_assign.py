@@ -265,7 +265,7 @@ def test_levelling_goes_through_a_third_member() -> None:
     assert moved(current, target) == 2
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(any_case())
 def test_different_subscriptions_are_levelled_as_far_as_possible(
     case: tuple[dict[str, tuple[str, ...]], dict[str, int], Target],
