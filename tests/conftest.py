@@ -53,9 +53,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--fast"):
-        settings.register_profile("fast", max_examples=25)
-        settings.load_profile("fast")
+    # A machine may be busy: no example has to be done by a deadline.
+    examples = 25 if config.getoption("--fast") else 100
+    settings.register_profile("pxrs", max_examples=examples, deadline=None)
+    settings.load_profile("pxrs")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from aiokafka.record.util import calc_crc32c  # type: ignore[import-untyped]
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pxrs.codec import batches
@@ -102,7 +102,6 @@ records = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(records, min_size=1, max_size=20),
     st.sampled_from(list(batches.COMPRESSIONS)),

@@ -23,9 +23,7 @@ _sends = st.tuples(
 _steps = st.lists(st.one_of(_sends, st.integers(0, 12)), max_size=14)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_steps)
 def test_same_verdicts(stores: PostgresStores, steps: list[tuple[int, int, int] | int]) -> None:
     where = LogPartition(f"t-{next(_numbers)}", 0)

@@ -679,7 +679,7 @@ seeds = st.integers(0, 2**32 - 1)
 lengths = st.integers(0, 400)
 
 
-@settings(max_examples=3 * settings().max_examples, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(seeds, lengths, st.sampled_from([None, 0.5, 3.0]))
 def test_any_group_comes_to_rest_with_every_partition_owned_once(
     seed: int, length: int, revoke_timeout: float | None
@@ -705,7 +705,6 @@ def test_any_group_comes_to_rest_with_every_partition_owned_once(
     )
 
 
-@settings(deadline=None)
 @given(seeds, lengths)
 def test_in_a_group_at_rest_one_change_means_one_generation(seed: int, length: int) -> None:
     chaos = Chaos(3.0)

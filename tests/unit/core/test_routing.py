@@ -97,7 +97,7 @@ def dumb_jump(key: int, buckets: int) -> int:
     return steps[-2]
 
 
-@settings(deadline=None, max_examples=5 * settings().max_examples)
+@settings(max_examples=5 * settings().max_examples)
 @given(keys64, st.one_of(counts, st.integers(1, 2**31 - 1)))
 def test_jump_agrees_with_its_dumb_twin(key: int, buckets: int) -> None:
     assert routing.jump(key, buckets) == dumb_jump(key, buckets)
