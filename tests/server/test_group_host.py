@@ -12,6 +12,7 @@ from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
 from pxrs.server.group_host import Context, GroupHost, MemberNotHere
 from pxrs.server.node_session import NodeSession
+from pxrs.types import Put
 from support.child import PATIENCE
 
 pytestmark = pytest.mark.engine("memory")
@@ -61,3 +62,15 @@ def test_a_host_goes_on_when_all_its_members_went_elsewhere(
     join(first, "b")
     assert first.ask("b").owner.startswith("b.")
     assert caplog.records == []
+
+
+def test_a_session_of_the_node_that_is_over_is_replaced(px: pxrs.Pxrs) -> None:
+    node = NodeSession(px.stores.coord, 10.0)
+    first = node.lend(10.0)
+    assert node.lend(10.0).id == first.id
+    px.stores.coord.commit([], [Put("here", b"", first.id)])
+    first._session.close()  # type: ignore[attr-defined]
+    second = node.lend(10.0)
+    assert second.id != first.id
+    assert px.stores.coord.get("here") is None
+    node.close()

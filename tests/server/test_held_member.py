@@ -97,6 +97,15 @@ def test_an_existing_client_is_told_to_prepare_before_its_set_changes() -> None:
     assert wire.reply((0,), True, 2, 9.5).rebalance_state == "STABLE"
 
 
+def test_an_existing_client_from_another_node_is_told_to_prepare_first() -> None:
+    # It is stable with a set of that time; nobody here knows whether it is still that one.
+    wire = WireMember(notice=3.0, has_set=True)
+    assert wire.reply((0,), True, 2, 1.0).rebalance_state == "PREPARING_REBALANCE"
+    assert wire.reply((0,), True, 2, 3.9).rebalance_state == "PREPARING_REBALANCE"
+    last = wire.reply((0,), True, 2, 4.0)
+    assert (last.rebalance_state, last.assigned_partitions) == ("STABLE", [0])
+
+
 def test_what_an_existing_client_fetched_counts_one_heartbeat_later() -> None:
     wire = WireMember(notice=3.0)
     assert wire.handled({0: 5}) == {}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +26,9 @@ from pxrs.types import Check, Committed, Delete, Put, TopicPartition
 _REGISTRY = "apps/"
 # How often hosts without members are looked for.
 _SWEEP = 10.0
+_FEW = 1000
+
+T = TypeVar("T")
 
 
 class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +162,15 @@ class GroupService:
     def held(self) -> int:
         """How many members this node holds."""
         return sum(host.size for host in self._hosts.values())
+
+    def forget_others(self, known: dict[tuple[str, str], T]) -> None:
+        """Drop what is known of members that are not held here any more, once that is much."""
+        if len(known) <= 2 * self.held + _FEW:
+            return
+        for group, name in list(known):
+            host = self._hosts.get(group)
+            if host is None or not host.holds(name):
+                del known[group, name]
 
     async def leave(self, group: str, name: str) -> None:
         """Leave the group for good."""

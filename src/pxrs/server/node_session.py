@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from pxrs.errors import PxrsError
 from pxrs.loop import Loop
@@ -26,6 +27,11 @@ class NodeSession:
         """The session as it is now, for a member that must not end it."""
         with self._lock:
             if self._session is None or self._session.remaining() <= 0:
+                former, self._session = self._session, None
+                if former is not None:
+                    # It is over: what it keeps open here is put away.
+                    with suppress(PxrsError):
+                        former.close()
                 self._session = self._coord.session(self._ttl)
                 self._renewing.start()
             return _Lent(self._session)

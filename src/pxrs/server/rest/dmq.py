@@ -111,8 +111,8 @@ class Dmq:
         self._groups = groups
         self._cluster = cluster
         self._session_timeout = session_timeout
-        # The generation of the assignment that each member fetched last.
-        self._fetched: dict[str, int] = {}
+        # By group and member: the generation of the assignment that it fetched last.
+        self._fetched: dict[tuple[str, str], int] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -207,7 +207,9 @@ class Dmq:
         member = call.path["member"]
         name, group = _split(member)
         told = await self._groups.settled(group, name, call.query.wait)
-        self._fetched[member] = told.generation
+        if (group, name) not in self._fetched:
+            self._groups.forget_others(self._fetched)
+        self._fetched[group, name] = told.generation
         parts = sorted(told.owned)
         return Assignment(
             [part.partition for part in parts],
@@ -233,7 +235,7 @@ class Dmq:
             raise HttpError(
                 409, "not_owned", f"not committed, another member owns them now: {lost}"
             )
-        fetched = self._fetched.get(asked.memberId, 0)
+        fetched = self._fetched.get((group, name), 0)
         if asked.generation is not None and asked.generation < fetched:
             raise HttpError(
                 409,
@@ -244,8 +246,9 @@ class Dmq:
         return Success(True)
 
     async def leave(self, call: Call) -> Success:
-        await self._groups.leave(*_member(call.body.groupId, call.body.memberId))
-        self._fetched.pop(call.body.memberId, None)
+        member = _member(call.body.groupId, call.body.memberId)
+        await self._groups.leave(*member)
+        self._fetched.pop(member, None)
         return Success(True)
 
 

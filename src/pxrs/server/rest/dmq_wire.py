@@ -208,10 +208,13 @@ class WireMember:
     it looked at; answers to its commits it does not look at. So PREPARING_REBALANCE is told for
     longer than the time between two of its heartbeats. What it reports was fetched, not handled:
     it counts one heartbeat later.
+
+    `has_set`: it was stable already when it came here, with a set that is not known here.
     """
 
-    def __init__(self, notice: float, owner: str = "") -> None:
+    def __init__(self, notice: float, owner: str = "", *, has_set: bool = False) -> None:
         self._notice = notice
+        self._has_set = has_set
         # The token that it joined with.
         self.owner = owner
         self._shown: tuple[int, ...] | None = None
@@ -225,7 +228,7 @@ class WireMember:
         if settled and owned == self._shown and self._preparing_since is None:
             return _reply("STABLE", owned, generation)
         told = self._preparing_since is not None and now - self._preparing_since >= self._notice
-        if settled and (self._shown is None or told):
+        if settled and (told or (self._shown is None and not self._has_set)):
             self._shown, self._preparing_since = owned, None
             return _reply("STABLE", owned, generation)
         if self._preparing_since is None:
@@ -452,7 +455,7 @@ class DmqWire:
         asked: Join = call.body
         try:
             await self._take_in(asked.group_id, asked.consumer_id)
-            self._members[asked.group_id, asked.consumer_id] = self._new_member(call)
+            self._remember(call, asked.group_id, asked.consumer_id)
             return await self._answer(asked.group_id, asked.consumer_id)
         except PxrsError as error:
             return _failed(error)
@@ -468,7 +471,8 @@ class DmqWire:
         try:
             if key not in self._members:
                 await self._take_in(*key)
-                self._members[key] = self._new_member(call)
+                # Its node died, or it was silent for too long: it never joins again by itself.
+                self._remember(call, *key, has_set=True)
             answer = await self._answer(*key)
             if who is None or not who.expired:
                 await self._commit(key, asked.offsets or {})
@@ -478,8 +482,10 @@ class DmqWire:
             return _failed(error)
         return answer
 
-    def _new_member(self, call: Call) -> WireMember:
-        return WireMember(self._notice, "" if call.identity is None else call.identity.name)
+    def _remember(self, call: Call, group: str, name: str, *, has_set: bool = False) -> None:
+        token = "" if call.identity is None else call.identity.name
+        self._groups.forget_others(self._members)
+        self._members[group, name] = WireMember(self._notice, token, has_set=has_set)
 
     async def _take_in(self, group: str, name: str) -> None:
         topic = (await self._groups.find(group)).app.topic
