@@ -190,7 +190,11 @@ class GroupService:
         check_member_name(name)
         await self._call(partial(self._refuse_elsewhere, group, name))
         head = await self._call(partial(self._waits_for, group, name))
-        await outcome(self._host(group).join(name, head.subscriptions[name], "", head.static[name]))
+        await outcome(
+            self._host(group).join(
+                name, head.subscriptions[name], f"http:{name}", head.static[name]
+            )
+        )
 
     def _waits_for(self, group: str, name: str) -> Head:
         """The head of a group that keeps the partitions of this member for it."""
