@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
@@ -21,6 +21,7 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
 from support.child import PATIENCE
+from support.fuzzing import limits
 from support.node import Client, LocalNode
 
 CHECKS = [
@@ -66,14 +67,6 @@ def test_answers_fit_the_document(
     schemathesis.openapi.media_type("application/vnd.pxrs.batch", st.binary(max_size=200))
     schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json)
     wanted: int = pytestconfig.getoption("--fuzz")
-    limits = settings(
-        max_examples=wanted or FEW,
-        deadline=None,
-        database=None,
-        derandomize=not wanted,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
     tried: set[str] = set()
     session = requests.Session()
 
@@ -98,8 +91,10 @@ def test_answers_fit_the_document(
             for parameters in (known, None) if wanted else (known,):
                 cases = operation.as_strategy(generation_mode=mode, path_parameters=parameters)
                 with suppress(Unsatisfiable):  # nothing can be wrong with it
-                    limits(given(case=cases)(send))()
+                    limits(pytestconfig, FEW)(given(case=cases)(send))()
     session.close()
     paths = schema.raw_schema["paths"]
     assert len(tried) == sum(len(methods) for methods in paths.values())
-    assert client.get("/health/live").status == 200
+    after = node.client()
+    assert after.get("/health/live").status == 200
+    after.close()

@@ -31,6 +31,8 @@ from pxrs.server.tokens import Identity
 _LOG = logging.getLogger("pxrs.serve")
 # How long an idle connection is kept, and so how long a client may take to send its headers.
 _KEEP_ALIVE = 75.0
+# How long the rest of a body that was refused is read and thrown away.
+_LINGER = 10.0
 # What needs no token, or has no use for a body, gets no more than this.
 _SMALL_BODY = 64 * 2**10
 # An answer from this size on takes room for as long as it is sent.
@@ -61,6 +63,7 @@ class HttpServer:
             max_line_size=MOST_HEADER_BYTES,
             max_field_size=MOST_HEADER_BYTES,
             auto_decompress=False,
+            lingering_time=_LINGER,
         )
         self._listening: asyncio.Server | None = None
 
