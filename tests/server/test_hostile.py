@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import os
+import resource
 import socket
 import threading
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from pxrs.codec.batches import encode
 from pxrs.server.rest import http as http_module
 from support.child import PATIENCE
-from support.node import Client, LocalNode
+from support.node import Client, LocalNode, NodeProcess, Reply
 
 HOST = b"Host: a\r\n"
 SECRET = b"pxrs.admin.SECRET"
@@ -343,22 +344,17 @@ def test_slow_clients_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_client_that_does_not_take_its_answer() -> None:
-    with LocalNode("memory://", request_timeout=1.0, max_body=40 * 2**20) as node:
-        client = node.client()
-        client.post("/v1/topics", {"name": "orders", "partitions": 1})
-        batch = bombs("none", bytes(30 * 2**20))
-        assert client("POST", f"{TOPIC}/partitions/0/batches", batch).status == 200
-        with socket.socket() as raw:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            raw.connect(node.endpoint)
-            raw.sendall(
-                f"GET {TOPIC}/partitions/0/batches?offset=0 HTTP/1.1\r\nHost: a\r\n\r\n".encode()
-            )
-            node.wait_until(lambda: node.server.held > 0)
-            node.wait_until(lambda: node.server.held == 0)
-            # The other connection is the client's.
-            node.wait_until(lambda: node.server.connections == 1)
-        client.close()
+    with LocalNode("memory://", request_timeout=0.5) as node, socket.socket() as raw:
+        node.px.topics.create("orders", 1)
+        with node.px.producer() as producer:
+            for _ in range(30):
+                producer.send("orders", bytes(2**20))
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(node.endpoint)
+        path = f"{TOPIC}/partitions/0/batches?offset=0&max_bytes={30 * 2**20}"
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        node.wait_until(lambda: node.server.held > 0)
+        node.wait_until(lambda: node.server.held == 0 and node.server.connections == 0)
 
 
 def test_headers_that_come_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,8 +382,8 @@ def test_a_body_that_breaks_off_is_not_an_error_of_the_node(
     assert not caplog.records
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_files(process: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{process}/fd"))
 
 
 @pytest.fixture
@@ -448,3 +444,98 @@ def test_a_wait_is_bounded_by_the_node() -> None:
         client.post("/v1/queues", {"name": "mail"})
         assert client.post("/v1/queues/mail/take", {"wait": 60}).json["items"] == []
         client.close()
+
+
+# Very many of everything
+
+
+def full(answer: Reply) -> None:
+    assert (answer.status, answer.json["code"]) == (503, "node_full"), answer.body
+    assert answer.json["retryable"]
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_a_node_holds_so_many_groups_members_and_leases(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pxrs.server.groups.MOST_GROUPS", 2)
+    monkeypatch.setattr("pxrs.server.groups.MOST_MEMBERS", 3)
+    monkeypatch.setattr("pxrs.server.leases.MOST_LEASES", 2)
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+
+    def join(group: str, member: str) -> Reply:
+        return client.post(f"/v1/groups/{group}/members", {"member": member, "topics": ["orders"]})
+
+    assert [join("a", "1").status, join("b", "1").status] == [201, 201]
+    full(join("c", "1"))
+    assert join("a", "2").status == 201
+    full(join("a", "3"))
+    # Who is a member already may say so again.
+    assert join("a", "2").status == 201
+    client.post("/v1/queues/mail/items", {"items": [{"value": "a"}] * 3})
+    leases = [client.post("/v1/queues/mail/take", {}).json["lease"] for _ in range(2)]
+    full(client.post("/v1/queues/mail/take", {}))
+    client.post(f"/v1/leases/{leases[0]}/commit", {})
+    assert client.post("/v1/queues/mail/take", {}).json["lease"]
+
+
+def test_polls_wait_for_so_many_topics(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pxrs.server.arrivals.MOST_WATCHED_TOPICS", 1)
+    client = node.client()
+    for name in ("a", "b"):
+        client.post("/v1/topics", {"name": name, "partitions": 1})
+    with socket.create_connection(node.endpoint, PATIENCE) as raw:
+        path = "/v1/topics/a/partitions/0/messages?offset=0&wait=60"
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        node.wait_for_polls(1)
+        full(client.get("/v1/topics/b/partitions/0/messages?offset=0&wait=60"))
+        assert client.get("/v1/topics/b/partitions/0/messages?offset=0").status == 200
+    client.close()
+
+
+@pytest.mark.long
+def test_thousands_of_connections() -> None:
+    """Those over the limit are told so, those that are there are served, and all is well after."""
+    most = min(5000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500)
+    node = NodeProcess("memory://", "--max-connections", str(most))
+    try:
+        client = node.client()
+        assert client.get("/health/live").status == 200
+        before = open_files(node.process.pid)
+        crowd = [socket.create_connection(node.endpoint, PATIENCE) for _ in range(most - 1)]
+        for each in crowd:
+            each.sendall(b"GET /health/live HTTP/1.1\r\nHost")
+        assert client.get("/health/live").status == 200
+        refused = node.client()
+        answer = refused.get("/health/live")
+        assert (answer.status, answer.json["code"]) == (503, "too_many_connections")
+        refused.close()
+        for each in crowd[::2]:
+            each.sendall(b": a\r\n\r\n")
+        for each in crowd[::2]:
+            assert each.recv(1000).startswith(b"HTTP/1.1 200")
+        for each in crowd:
+            each.close()
+        while open_files(node.process.pid) > before:
+            assert client.get("/health/live").status == 200
+        client.close()
+        assert "Traceback" not in node.terminate()
+    finally:
+        node.kill()
+
+
+@pytest.mark.long
+def test_few_open_files() -> None:
+    """Connections leave the store some of the process's files."""
+    node = NodeProcess("memory://", open_files=100)
+    try:
+        crowd = []
+        for _ in range(120):
+            each = socket.create_connection(node.endpoint, PATIENCE)
+            crowd.append(each)
+        assert crowd[60].recv(20).startswith(b"HTTP/1.1 503")
+        for each in crowd:
+            each.close()
+        assert "max_connections is 50 instead of 10000" in node.terminate()
+    finally:
+        node.kill()

@@ -180,10 +180,14 @@ main()
 """
 
 
+_LIMITED = 'ulimit -n {}; exec "$0" "$@"'
+
+
 class NodeProcess:
     """`pxrs serve` as a real process.
 
-    `clock_off`: how many seconds its wall clock is ahead. `settings` are those that have no flag.
+    `clock_off`: how many seconds its wall clock is ahead. `open_files`: how many it may have.
+    `settings` are those that have no flag.
     """
 
     def __init__(
@@ -192,12 +196,14 @@ class NodeProcess:
         *arguments: str,
         listen: str = "127.0.0.1:0",
         clock_off: float = 0.0,
+        open_files: int | None = None,
         **settings: object,
     ) -> None:
         # Not a pipe: nobody reads it while the node runs, and a full one would stop it.
         self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when it has ended
         self.process = subprocess.Popen(
             [
+                *(() if open_files is None else ("sh", "-c", _LIMITED.format(open_files))),
                 sys.executable,
                 "-c",
                 _START.format(int(clock_off * 10**9)),

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from pxrs.errors import PxrsError
+from pxrs.server.limits import MOST_WATCHED_TOPICS, check_room
 from pxrs.stores.api import LogStore
 from pxrs.types import Bounds, LogPartition, Topic
 
@@ -60,6 +61,7 @@ class Arrivals:
             return
         watch = self._topics.get(topic.id)
         if watch is None:
+            check_room("topics that are waited for", len(self._topics), MOST_WATCHED_TOPICS)
             watch = self._topics[topic.id] = _TopicWatch(self._log, topic, self._end_idle)
         watch.waiting[partition].add(arrival)
         try:

@@ -20,6 +20,7 @@ from pxrs.core.records import Head, MemberRecord, decode, head_key, member_key
 from pxrs.errors import GroupExists, GroupNotFound, OffsetOutOfRange
 from pxrs.server.cluster import Cluster
 from pxrs.server.group_host import CommitResult, Context, GroupHost, MemberNotHere, Told
+from pxrs.server.limits import MOST_GROUPS, MOST_MEMBERS, check_room
 from pxrs.server.metrics import Metrics
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition
 
@@ -112,6 +113,7 @@ class GroupService:
         host = self._hosts.get(group)
         if host is None or not host.holds(name):
             await self._call(partial(self._refuse_elsewhere, group, name))
+            check_room("members", self.held, MOST_MEMBERS)
         for topic in topics:
             await self._px.topics.find(topic)
         await outcome(self._host(group).join(name, topics, client, session_timeout, notice))
@@ -180,6 +182,7 @@ class GroupService:
     def _host(self, group: str) -> GroupHost:
         host = self._hosts.get(group)
         if host is None:
+            check_room("groups", len(self._hosts), MOST_GROUPS)
             host = GroupHost(group, self._context, self._rules, self._patience)
             self._hosts[group] = host
         return host

@@ -21,6 +21,7 @@ from pxrs.errors import Fenced, PxrsError
 from pxrs.queues.item import Item
 from pxrs.server.cluster import Cluster
 from pxrs.server.groups import HeldElsewhere
+from pxrs.server.limits import MOST_LEASES, check_room
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class Leases:
         self, queue: str, count: int, seconds: float, wait: float, retry: Backoff, owner: str
     ) -> Lease | None:
         """Take up to so many items, waiting for the first; None if none came."""
+        check_room("leases", len(self._leases), MOST_LEASES)
         work = await self._px.begin()
         try:
             items = await work.take_many(queue, count, wait, retry=retry, lock_for=seconds)

@@ -26,6 +26,7 @@ from pxrs.server.cluster import Cluster
 from pxrs.server.group_host import Context
 from pxrs.server.groups import GroupService
 from pxrs.server.leases import Leases
+from pxrs.server.limits import fit_open_files
 from pxrs.server.messages import Messages
 from pxrs.server.metrics import CONTENT_TYPE, Metrics
 from pxrs.server.node_session import NodeSession
@@ -267,7 +268,7 @@ def run_node(settings: ServeSettings, started: Callable[[Endpoint], None] | None
             started(endpoint)
 
     async def main() -> None:
-        node = Node(settings)
+        node = Node(fit_open_files(settings))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, node.stop)

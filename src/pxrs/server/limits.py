@@ -1,0 +1,50 @@
+"""How much one node holds for its clients; past that they are told to come again, or elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+import msgspec
+
+from pxrs.errors import BufferFull
+from pxrs.server.settings import ServeSettings
+
+# Each group that has members here, and each topic that a fetch waits for, has a thread.
+MOST_GROUPS = 1000
+MOST_WATCHED_TOPICS = 500
+MOST_MEMBERS = 10_000
+MOST_LEASES = 10_000
+# Files that the store, the logs and the connections to other nodes need.
+_OWN_FILES = 200
+_LOG = logging.getLogger("pxrs.serve")
+
+
+class NodeFull(BufferFull):
+    """The node holds as much for its clients as it can: try again, or another node."""
+
+
+def check_room(what: str, count: int, most: int) -> None:
+    """Raises `NodeFull` if there are so many already."""
+    if count >= most:
+        raise NodeFull(f"this node has {count} {what}, its limit; try again later or another node")
+
+
+def fit_open_files(settings: ServeSettings) -> ServeSettings:
+    """The settings with as many connections as the process may have open files.
+
+    It takes all that it may. The store must not be without a file because clients have them all.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.max_connections + _OWN_FILES
+    if soft < wanted:
+        soft = min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft >= wanted:
+        return settings
+    fitting = max(1, soft - _OWN_FILES, soft // 2)
+    _LOG.warning(
+        "max_connections is %d instead of %d: the process may have %d open files (ulimit -n)",
+        fitting, settings.max_connections, soft,
+    )  # fmt: skip
+    return msgspec.structs.replace(settings, max_connections=fitting)
