@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 
 import pytest
+import trustme
 
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
@@ -15,7 +17,7 @@ from pxrs.server.rest.problems import HttpError
 from pxrs.server.signatures import PassedOn, digest, shared_secret, sign
 from pxrs.server.tokens import Tokens, all_rights, parse_right
 from support.child import PATIENCE
-from support.node import LocalNode, wait_for_slots
+from support.node import Client, LocalNode, wait_for_slots
 
 
 def test_nobody_waits_for_a_node_that_is_gone() -> None:
@@ -68,6 +70,36 @@ def test_a_request_is_passed_on_under_the_name_of_its_token(tmp_path: Path) -> N
             # One of them has asked the other.
             assert sum("x-pxrs-leader" in answer.headers for answer in answers) == 1
             assert [client("GET", path, None, weak).status for client in clients] == [403, 403]
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.engine("sqlite")
+@pytest.mark.parametrize("kind", ["tls_ca", "tls_client_ca"])
+def test_nodes_with_certificates_of_one_authority_pass_on(tmp_path: Path, kind: str) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    trusting = ssl.create_default_context(cafile=f"{tmp_path}/ca.pem")
+    authority.issue_cert("client").configure_cert(trusting)
+
+    def node(name: str) -> LocalNode:
+        own = authority.issue_cert("127.0.0.1")
+        own.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+        own.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        return LocalNode(
+            f"sqlite:///{tmp_path}/shared.db", node_id=name, tls_cert=f"{tmp_path}/{name}.pem",
+            tls_key=f"{tmp_path}/{name}.key", **{kind: f"{tmp_path}/ca.pem"},
+        )  # fmt: skip
+
+    with node("n0") as first, node("n1") as second:
+        first.px.topics.create("orders", 1)
+        clients = [Client(each.endpoint, tls=trusting) for each in (first, second)]
+        for client in clients:
+            wait_for_slots(client, {"n0", "n1"})
+        body = {"member": "a", "topics": ["orders"]}
+        answers = [client.post("/v1/groups/g/members", body) for client in clients]
+        assert [answer.status for answer in answers] == [201, 201]
+        assert sum("x-pxrs-leader" in answer.headers for answer in answers) == 1
         for client in clients:
             client.close()
 

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,14 @@ class Reply(NamedTuple):
 class Client:
     """One connection to a node, with nothing but the standard library."""
 
-    def __init__(self, endpoint: Endpoint, timeout: float = PATIENCE) -> None:
-        self._connection = http.client.HTTPConnection(*endpoint, timeout=timeout)
+    def __init__(
+        self, endpoint: Endpoint, timeout: float = PATIENCE, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._connection = (
+            http.client.HTTPConnection(*endpoint, timeout=timeout)
+            if tls is None
+            else http.client.HTTPSConnection(*endpoint, timeout=timeout, context=tls)
+        )
 
     def __call__(
         self,

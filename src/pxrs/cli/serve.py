@@ -27,6 +27,7 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
 @click.option("--tls-cert", metavar="FILE", help="A certificate: serve HTTPS.")
 @click.option("--tls-key", metavar="FILE", help="The key of the certificate.")
 @click.option("--tls-client-ca", metavar="FILE", help="Who signs the certificates of clients.")
+@click.option("--tls-ca", metavar="FILE", help="Who signs the certificates of other nodes.")
 @click.option("--insecure", is_flag=True, default=None, help="Serve other hosts in the clear.")
 @click.option("--max-body", callback=_size, metavar="SIZE", help="The largest request.")
 @click.option("--max-connections", type=click.IntRange(min=1))

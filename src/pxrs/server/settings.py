@@ -50,6 +50,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     auth: "tokens" asks every client for one, "off" asks nobody; "auto" asks if the store has any.
     tls_cert, tls_key: files of a certificate and its key: HTTPS instead of HTTP.
     tls_client_ca: a file of certificates; clients must have one that these have signed.
+    tls_ca: a file of certificates that have signed those of the other nodes; `tls_client_ca` by
+        default, else `tls_cert`, for nodes that share one.
     insecure: serve an address that is not loopback in the clear or without tokens.
     log_format: "text", or "json" for one object per line.
     max_body: the largest request.
@@ -70,6 +72,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
+    tls_ca: str = ""
     insecure: bool = False
     log_format: Literal["text", "json"] = "text"
     max_body: int = 16 * 2**20
@@ -94,9 +97,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(
                 f"node_id must be 1 to 64 letters, digits, '.', '_' or '-', got {self.node_id!r}"
             )
-        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
+        authorities = self.tls_client_ca or self.tls_ca
+        if bool(self.tls_cert) != bool(self.tls_key) or (authorities and not self.tls_cert):
             raise ConfigError(
-                "tls_cert and tls_key must be given together, tls_client_ca with them"
+                "tls_cert and tls_key must be given together, tls_client_ca and tls_ca with them"
             )
         protected = self.tls_cert and (self.auth == "tokens" or self.tls_client_ca)
         if not self.endpoint.is_loopback and not protected and not self.insecure:
@@ -129,7 +133,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """For requests to other nodes, whose certificates are of the same authority."""
         if not self.tls_cert:
             return None
-        context = ssl.create_default_context(cafile=self.tls_client_ca or self.tls_cert)
+        context = ssl.create_default_context(
+            cafile=self.tls_ca or self.tls_client_ca or self.tls_cert
+        )
         context.check_hostname = False
         self._load(context)
         return context
