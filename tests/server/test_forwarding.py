@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -82,13 +83,15 @@ def test_nodes_with_certificates_of_one_authority_pass_on(tmp_path: Path, kind: 
     trusting = ssl.create_default_context(cafile=f"{tmp_path}/ca.pem")
     authority.issue_cert("client").configure_cert(trusting)
 
+    authorities: dict[str, Any] = {kind: f"{tmp_path}/ca.pem"}
+
     def node(name: str) -> LocalNode:
         own = authority.issue_cert("127.0.0.1")
         own.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
         own.private_key_pem.write_to_path(tmp_path / f"{name}.key")
         return LocalNode(
             f"sqlite:///{tmp_path}/shared.db", node_id=name, tls_cert=f"{tmp_path}/{name}.pem",
-            tls_key=f"{tmp_path}/{name}.key", **{kind: f"{tmp_path}/ca.pem"},
+            tls_key=f"{tmp_path}/{name}.key", **authorities,
         )  # fmt: skip
 
     with node("n0") as first, node("n1") as second:
