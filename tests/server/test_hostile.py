@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from pxrs.codec.batches import encode
+from pxrs.errors import DeliveryFailed, InvalidRequest, StoreUnavailable
 from pxrs.server.rest import http as http_module
+from pxrs.server.rest.problems import problem_of, told
 from support.child import PATIENCE
 from support.node import Client, LocalNode, NodeProcess, Reply
 
@@ -161,6 +163,24 @@ def test_values_that_are_refused(orders: Client, path: str, body: Any) -> None:
     refused = orders.post(path, body)
     assert refused.status == 400, refused.body
     assert refused.json["detail"]
+
+
+@pytest.mark.parametrize("path", ["queues/%00", "queues/a%0Ab/items", "groups/%7F", "topics/%1b"])
+def test_names_that_are_not_printable(client: Client, path: str) -> None:
+    """PostgreSQL takes no NUL in text: it would be an error of the store."""
+    refused = client.get(f"/v1/{path}")
+    assert (refused.status, refused.json["code"]) == (400, "invalid_request")
+
+
+def test_what_a_store_says_is_not_told() -> None:
+    said = StoreUnavailable("postgresql://app@10.0.0.5/db: no password for user app")
+    failed = DeliveryFailed("not in time")
+    failed.__cause__ = said
+    for error in (said, failed):
+        problem = problem_of(error, "1")
+        assert problem.retryable
+        assert "app" not in problem.detail
+    assert told(InvalidRequest("a name")) == "a name"
 
 
 def test_numbers_that_are_none(orders: Client) -> None:

@@ -238,17 +238,18 @@ class Node:
                             _LOG.info("the store has tokens now: clients need one from here on")
                 self._store_trouble = ""
             except TimeoutError:
-                self._note_outage(f"the store did not answer for {_CHECK_STORE:g} s")
+                self._note_outage(f"the store did not answer for {_CHECK_STORE:g} s", None)
             except PxrsError as error:
-                self._note_outage(public(str(error)))
+                self._note_outage("the store does not answer, or not as it should", error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_STORE):
                     await self._stop.wait()
 
-    def _note_outage(self, trouble: str) -> None:
+    def _note_outage(self, trouble: str, error: PxrsError | None) -> None:
+        """What the store says stays in the log: `/health/ready` needs no token."""
         if not self._store_trouble:
             self._metrics.count(names.STORE_OUTAGES)
-            _LOG.warning("the store does not answer: %s", trouble)
+            _LOG.warning("%s: %s", trouble, "" if error is None else public(str(error)))
         self._store_trouble = trouble
 
 

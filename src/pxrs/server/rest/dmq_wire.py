@@ -27,7 +27,7 @@ from pxrs.server.cluster import Cluster, NodeInfo, slot_of
 from pxrs.server.groups import GroupService
 from pxrs.server.messages import Messages, Record
 from pxrs.server.rest.guard import Guard
-from pxrs.server.rest.problems import HttpError
+from pxrs.server.rest.problems import HttpError, told
 from pxrs.server.rest.routes import Call, Need, Route, in_path
 from pxrs.server.tokens import Action
 from pxrs.types import Message, Topic, TopicPartition
@@ -424,8 +424,8 @@ class DmqWire:
             positions = await self._messages.produce(asked.topic, records)
         except PxrsError as error:
             code = _produce_code(error)
-            failed = ProduceResult(-1, 0, code, str(error))
-            return Produced(asked.topic, asked.partition, [failed], 0, str(error), code, False)
+            failed = ProduceResult(-1, 0, code, told(error))
+            return Produced(asked.topic, asked.partition, [failed], 0, told(error), code, False)
         now = self._clock.wall_ms()
         results = [ProduceResult(position.offset, now) for position in positions]
         return Produced(asked.topic, asked.partition, results, 0, None, "NONE", True)
@@ -446,7 +446,7 @@ class DmqWire:
                     asked.topic, asked.partition, error.start, most, wait
                 )
         except PxrsError as error:
-            return Consumed([], 0, str(error), False)
+            return Consumed([], 0, told(error), False)
         return Consumed([_consumed(each) for each in page.messages], page.end, None, True)
 
     # Groups
@@ -524,7 +524,7 @@ def _failed(error: PxrsError) -> GroupReply:
         code = "REBALANCE_IN_PROGRESS"
     elif isinstance(error, InvalidRequest):
         code = "INVALID_REQUEST"
-    return GroupReply(False, code, str(error), [], "PREPARING_REBALANCE", 0)
+    return GroupReply(False, code, told(error), [], "PREPARING_REBALANCE", 0)
 
 
 def _produce_code(error: PxrsError) -> str:

@@ -16,7 +16,8 @@ import msgspec
 from aiohttp import web
 
 from pxrs import metrics as names
-from pxrs.errors import PxrsError
+from pxrs.config import public
+from pxrs.errors import InvalidRequest, PxrsError, StoreError
 from pxrs.server.groups import HeldElsewhere
 from pxrs.server.metrics import Metrics
 from pxrs.server.rest.connections import MOST_HEADER_BYTES, Connections, Refusing, unless_lost
@@ -183,6 +184,8 @@ class HttpServer:
                 {"Allow": allowed},
             )
         query = route.parse_query(dict(request.query) if request.query_string else {})
+        if not all(map(str.isprintable, match.parameters.values())):
+            raise InvalidRequest("names in the path must be printable text")
         most = self._settings.max_body
         if route.open or route.body is None:
             most = min(most, _SMALL_BODY)
@@ -263,6 +266,8 @@ class HttpServer:
             headers |= _RETRY_AFTER
         if not isinstance(error, PxrsError | HttpError):
             _LOG.error("request %s failed", request_id, exc_info=error)
+        elif isinstance(error, StoreError) and not error.retryable:
+            _LOG.warning("request %s failed: %s", request_id, public(str(error)))
         return Answer(msgspec.json.encode(problem), problem.status, PROBLEM, headers)
 
 

@@ -67,6 +67,13 @@ class HttpError(Exception):
         self.headers = headers or {}
 
 
+def told(error: errors.PxrsError) -> str:
+    """What a client is told of an error. What a store says may name its address and its users."""
+    if isinstance(error, errors.StoreError) or isinstance(error.__cause__, errors.StoreError):
+        return "the store did not do this; the node's log says why"
+    return str(error)
+
+
 def problem_of(error: Exception, request_id: str) -> Problem:
     """What the client is told. An error that is a bug of ours says nothing about its inside."""
     if isinstance(error, HttpError):
@@ -86,7 +93,7 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             title=" ".join(words).lower(),
             status=status,
             code="_".join(words).lower(),
-            detail=str(error),
+            detail=told(error),
             retryable=error.retryable or isinstance(error, errors.DeliveryFailed | errors.Closed),
             request_id=request_id,
             start=held[0] if held else None,
