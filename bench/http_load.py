@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -38,7 +41,7 @@ def run(host: str, port: int, requests: Sequence[bytes], connections: int, total
         started = perf_counter()
         await asyncio.gather(
             *(
-                _ask(load, reader, writer, requests, share, number)
+                _ask(load, reader, writer, requests, range(number, total, connections)[:share])
                 for number, (share, (reader, writer)) in enumerate(zip(shares, ready, strict=True))
             )
         )
@@ -49,6 +52,72 @@ def run(host: str, port: int, requests: Sequence[bytes], connections: int, total
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
+
+
+@contextmanager
+def in_background(
+    host: str, port: int, requests: Sequence[bytes], connections: int, every: float
+) -> Iterator[None]:
+    """Send all requests once every so many seconds, spread out, until the block ends.
+
+    At most `connections` at a time; all have to succeed. The first round is over when the block
+    begins.
+    """
+    stop, warm = threading.Event(), threading.Event()
+    failed: list[BaseException] = []
+
+    async def send(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mine: Sequence[bytes]
+    ) -> None:
+        load = Load()
+        pause = every / max(1, len(mine))
+        due = perf_counter()
+        while not stop.is_set():
+            for asked in mine:
+                await _answer(load, reader, writer, asked)
+                due += pause
+                await asyncio.sleep(max(0.0, due - perf_counter()) if warm.is_set() else 0)
+                if stop.is_set():
+                    return
+            warm.set()
+
+    async def main() -> None:
+        ready = [await asyncio.open_connection(host, port, limit=2**24) for _ in range(connections)]
+        shares = [requests[at::connections] for at in range(connections)]
+        await asyncio.gather(
+            *(send(*streams, mine) for streams, mine in zip(ready, shares, strict=True))
+        )
+        for _, writer in ready:
+            writer.close()
+
+    def work() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(main())
+        except BaseException as error:
+            failed.append(error)
+            warm.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        warm.wait()
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@contextmanager
+def unanswered(host: str, port: int, requests: Sequence[bytes]) -> Iterator[None]:
+    """Requests that wait for an answer while the block runs, each on a connection of its own."""
+    with ExitStack() as open_sockets:
+        for asked in requests:
+            connection = open_sockets.enter_context(socket.create_connection((host, port)))
+            connection.sendall(asked)
+        yield
 
 
 def follow(
@@ -99,11 +168,10 @@ async def _ask(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     requests: Sequence[bytes],
-    count: int,
-    number: int,
+    numbers: range,
 ) -> None:
-    for turn in range(count):
-        await _answer(load, reader, writer, requests[(number + turn) % len(requests)])
+    for number in numbers:
+        await _answer(load, reader, writer, requests[number % len(requests)])
 
 
 async def _answer(
@@ -112,9 +180,9 @@ async def _answer(
     began = perf_counter()
     writer.write(asked)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    if not head.startswith(b"http/1.1 20"):
-        raise RuntimeError(f"the server answered {head[:200]!r}")
     at = head.index(b"content-length:") + 15
     body = await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
+    if not head.startswith(b"http/1.1 20"):
+        raise RuntimeError(f"the server answered {head[9:12].decode()} {body[:300]!r}")
     load.latencies.append(perf_counter() - began)
     return head, body

@@ -112,7 +112,7 @@ def following(options: Options, say: Say) -> Section:
             sent, durable = _send_spaced(producer, count)
             floor = _bare_spaced(Path(name), count)
             say("a follower, idle")
-            share = _cpu_share(child.pid, idle)
+            share = cpu_share(child.pid, idle)
             producer.send(TOPIC, _STOP).result()
             seen: list[tuple[int, int]] = child.hear()
     if [stamp for stamp, _ in seen] != sent:
@@ -174,7 +174,7 @@ def _follower(line: Connection, where: str) -> None:
         line.send(seen)
 
 
-def _cpu_share(pid: int, seconds: float) -> float:
+def cpu_share(pid: int, seconds: float) -> float:
     """The share of one core that a process used while this one slept."""
     process = psutil.Process(pid)
     before, began = process.cpu_times(), perf_counter()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+from urllib.request import urlopen
 
-from bench import http_load, ours
+import engines
+from bench import http_load, jetstream, ours, valkey
 from bench.harness import Check, Contestant, Options, Sample, Say, Section, compare, scratch
+from bench.processes import cpu_share
 from bench.workload import PAIRS, PARTITIONS, TOPIC, ends, rounded
 from pxrs.codec.batches import encode
+from pxrs.metrics import WAITING
 from pxrs.types import Header
 
 _BATCH = 100
@@ -20,18 +28,27 @@ _RAW = 500
 _MESSAGES = f"/v1/topics/{TOPIC}/messages"
 
 
+class Node(NamedTuple):
+    """A node in a process of its own."""
+
+    port: int
+    pid: int
+
+
 @contextmanager
-def node(folder: Path, *, store: bool = True) -> Iterator[int]:
-    """A node in a process of its own; its port. Without a store it answers as if it had one."""
+def node(folder: Path, *, store: bool = True, **settings: str) -> Iterator[Node]:
+    """A node in a process of its own. Without a store it answers as if it had one."""
     command = [sys.executable, "-m", "pxrs_command", "serve", "--listen", "127.0.0.1:0"]
     command += ["--store", ours.url(folder)]
     if not store:
         command = [sys.executable, "-m", "bench.no_store"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **settings}
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline().decode().strip()
         try:
-            yield int(line.rpartition(":")[2])
+            yield Node(int(line.rpartition(":")[2]), process.pid)
         finally:
             process.terminate()
 
@@ -63,7 +80,7 @@ def _made(port: int) -> None:
 def _produce(
     folder: Path, requests: list[bytes], each: int, connections: int, total: int, *, store: bool
 ) -> Sample:
-    with node(folder, store=store) as port:
+    with node(folder, store=store) as (port, _):
         if store:
             _made(port)
         http_load.run("127.0.0.1", port, requests, connections, 5 * connections)
@@ -126,7 +143,7 @@ def consuming(options: Options, say: Say) -> Section:
     with scratch(options) as name, ours.opened(Path(name)) as px:
         say("consuming: filling the log")
         ours.fill(px, messages)
-        with node(Path(name)) as port:
+        with node(Path(name)) as (port, _):
             contestants = [
                 Contestant("embedded read", lambda _: ours.read(px, messages)),
                 Contestant("JSON × 500", lambda _: _follow(port, messages, "messages", "max=500")),
@@ -154,4 +171,136 @@ def _follow(port: int, messages: int, what: str, query: str) -> Sample:
     return Sample(messages, load.seconds)
 
 
-PARTS = {"producing": producing, "single": single, "consuming": consuming}
+def idle(options: Options, say: Say) -> Section:
+    """What 500 fetches that wait for messages cost a node."""
+    count, seconds = (100, 2.0) if options.quick else (500, 10.0)
+    say(f"{count} idle polls, {seconds:g} s")
+    with scratch(options) as name, node(Path(name)) as (port, pid):
+        _made(port)
+        polls = [
+            http_load.request(
+                "GET", f"/v1/topics/{TOPIC}/partitions/{number % PARTITIONS}/messages"
+                f"?offset=0&wait={2 * seconds:g}",
+            )
+            for number in range(count)
+        ]  # fmt: skip
+        with http_load.unanswered("127.0.0.1", port, polls):
+            _await_waiting(port, count)
+            share = 100 * cpu_share(pid, seconds)
+    return Section(checks=[Check(f"{count} idle polls, share of a core", share, 1.0, "%")])
+
+
+def _await_waiting(port: int, count: int) -> None:
+    """Until so many fetches wait."""
+    while True:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+        if f"{WAITING.name} {float(count)}" in text:
+            return
+
+
+def heartbeats(options: Options, say: Say) -> Section:
+    """What 2,000 members in 200 groups cost a node that hears of each every three seconds."""
+    groups, each, seconds = (20, 10, 3.0) if options.quick else (200, 10, 12.0)
+    say(f"{groups * each} members join {groups} groups")
+    # While others join, nobody beats yet: a session of ten seconds could be over by then.
+    with scratch(options) as name, node(Path(name), PXRS_SERVE_SESSION_TIMEOUT="60") as (port, pid):
+        _made(port)
+        joins, beats, found = [], [], []
+        for group in (f"G_{TOPIC}_{number}" for number in range(groups)):
+            asked = {"topic": TOPIC, "appId": group.rpartition("_")[2]}
+            found.append(_post("/api/v1/metadata/consumer-groups/find-or-create", asked))
+            for number in range(each):
+                who = f"m{number}"
+                joins.append(
+                    _post("/api/v1/consumer-group/join", {"groupId": group, "consumerId": who})
+                )
+                beat = {"groupId": group, "memberId": f"{who}~{group}"}
+                beats.append(_post("/api/v1/consumer-group/heartbeat", beat))
+        http_load.run("127.0.0.1", port, found, 1, len(found))
+        joined = http_load.run("127.0.0.1", port, joins, 50, len(joins))
+        with http_load.in_background("127.0.0.1", port, beats, 50, every=3.0):
+            _await_calm(pid, say)
+            say(f"heartbeats for {seconds:g} s")
+            share = 100 * cpu_share(pid, seconds)
+    return Section(
+        checks=[
+            Check(f"heartbeats of {groups * each:,} members, share of a core", share, 25.0, "%")
+        ],
+        notes=[f"the joins took {joined.seconds:.1f} s, p99 {joined.percentile(0.99):.1f} s"],
+    )
+
+
+def _await_calm(pid: int, say: Say) -> None:
+    """Until the rebalances that the joins began are over."""
+    before = 100.0
+    while (share := 100 * cpu_share(pid, 3.0)) < 0.9 * before:
+        say(f"settling: {share:.0f} % of a core")
+        before = share
+
+
+def peers(options: Options, say: Say) -> Section:
+    """Messages per second into a node, beside servers of others through their own clients."""
+    messages = rounded(options.messages // 5)
+    with engines.build("valkey") as valkey_server, engines.build("nats") as nats_server:
+        valkey_server.start()
+        nats_server.start()
+        contestants = [
+            Contestant(
+                "JSON × 100, 4 connections",
+                lambda folder: _produce(
+                    folder, _json_requests(_BATCH), _BATCH, 4, messages // _BATCH, store=True
+                ),
+            ),
+            Contestant(
+                "raw × 500, 4 connections",
+                lambda folder: _produce(
+                    folder, _raw_requests(), _RAW, 4, messages // _RAW, store=True
+                ),
+            ),
+            valkey.adding(valkey_server.url, messages),
+            jetstream.publishing(nats_server.url, messages),
+        ]
+        result = compare("producing, beside peers", contestants, options.rounds, options, say)
+    return Section([result])
+
+
+def _post(path: str, body: object) -> bytes:
+    return http_load.request("POST", path, json.dumps(body).encode())
+
+
+def low_load(options: Options, say: Say) -> Section:
+    """What a node adds to a durable append when there is nothing else to do."""
+    count = 50 if options.quick else 300
+    one = _json_requests(1)
+    added = []
+    with (
+        scratch(options) as name,
+        ours.opened(Path(name)) as px,
+        node(Path(name)) as (port, _),
+        px.producer() as producer,
+    ):
+        for number in range(options.rounds):
+            say(f"low load, round {number + 1}")
+            times = []
+            for key, value in PAIRS[:count]:
+                began = perf_counter()
+                producer.send(TOPIC, value, key=key).result()
+                times.append(perf_counter() - began)
+            load = http_load.run("127.0.0.1", port, one, 1, count)
+            added.append(1000 * (load.percentile(0.5) - median(times)))
+    return Section(
+        checks=[Check("added to an append at low load", median(added), 1.0, "ms")],
+        figures={"added, ms": added},
+    )
+
+
+PARTS = {
+    "producing": producing,
+    "single": single,
+    "consuming": consuming,
+    "idle": idle,
+    "heartbeats": heartbeats,
+    "low load": low_load,
+    "peers": peers,
+}

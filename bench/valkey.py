@@ -24,11 +24,16 @@ def streams(options: Options, say: Say) -> Section:
     with engines.build("valkey") as engine:
         engine.start()
         contestants = [
-            Contestant("valkey XADD", lambda _: _add(engine.url, messages), "pipelines of 100"),
+            adding(engine.url, messages),
             Contestant("valkey XREADGROUP, XACK", lambda _: _read(engine.url, messages)),
         ]
         result = compare("Valkey streams", contestants, options.rounds, options, say)
     return Section([result])
+
+
+def adding(url: str, messages: int) -> Contestant:
+    """The peer's own client with pipelines."""
+    return Contestant("valkey XADD", lambda _: _add(url, messages), "pipelines of 100")
 
 
 def _connect(url: str) -> Any:

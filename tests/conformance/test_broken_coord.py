@@ -284,7 +284,7 @@ class DeletesInSilence(MemoryCoord):
         return versions
 
 
-class WatchesOnePrefix(MemoryCoord):
+class WatchesOnePlace(MemoryCoord):
     def watch(self, *prefixes: str) -> Watch:
         return super().watch(prefixes[0])
 
@@ -376,7 +376,7 @@ BROKEN: list[tuple[type[MemoryCoord], str]] = [
     (DiesInSilence, "check_expiry_wakes_a_sleeper"),
     (DiesInSilence, "check_every_kind_of_change_wakes"),
     (DeletesInSilence, "check_every_kind_of_change_wakes"),
-    (WatchesOnePrefix, "check_every_prefix_is_watched"),
+    (WatchesOnePlace, "check_every_place_is_watched"),
     (watching(IgnoresWake), "check_a_watch_can_be_woken"),
     (watching(ArmedByWaiting), "check_watch_is_armed_on_return"),
     (watching(ForgetsBetweenWaits), "check_no_change_between_waits_is_lost"),

@@ -74,3 +74,12 @@ def test_a_session_of_the_node_that_is_over_is_replaced(px: pxrs.Pxrs) -> None:
     assert second.id != first.id
     assert px.stores.coord.get("here") is None
     node.close()
+
+
+def test_a_client_that_asks_to_join_again_before_it_was_answered_joins_once(
+    hosts: list[GroupHost], px: pxrs.Pxrs
+) -> None:
+    asked = [hosts[0].join("a", ("orders",), "test", 30.0) for _ in range(20)]
+    for done in asked:
+        done.result(PATIENCE)
+    assert [member.name for member in px.groups.describe("g").members] == ["a"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pxrs.core.claims import OwnedClaim
-from pxrs.core.records import Claim
+from pxrs.core.records import Claim, GroupTopic
 from pxrs.server.held_member import HeldMember
 from pxrs.server.rest.dmq_wire import WireMember
 from pxrs.types import TopicPartition
@@ -17,7 +17,7 @@ def claims(*parts: TopicPartition) -> list[OwnedClaim]:
 
 def member(notice: float = 0.0) -> HeldMember:
     held = HeldMember(0.0, session_timeout=10.0, patience=5.0, notice=notice)
-    held.claimed(claims(A, B), {})
+    held.claimed(claims(A, B), {"orders": GroupTopic("topic-1", 2)})
     return held
 
 

@@ -8,7 +8,7 @@ in here.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -121,6 +121,11 @@ class Membership:
 
     def join(self) -> None:
         """Open a session and say that this member is there, touching the group in one commit."""
+        self._begin()
+        _announce([self])
+
+    def _begin(self) -> None:
+        """Become somebody whom the group has not heard of yet."""
         self._lose_everything()
         former, self.session = self.session, None
         if former is not None:
@@ -132,7 +137,6 @@ class Membership:
         self._ids.add(self.me.id)
         self._owned_claims.begin(self.me)
         self._memory = Memory()
-        self._announce()
 
     def leave(self, *, for_good: bool = False, silent: bool = False) -> None:
         """Write the final checkpoints, release all and say goodbye, in one commit.
@@ -199,11 +203,9 @@ class Membership:
         after = next_head(seen, rest, self.me.name, self._settings.rules.assign)
         return self._head_writes(view.head, after)
 
-    def _announce(self) -> None:
-        """Write the member's record; a target computed before this fails."""
+    def _record(self, topics: tuple[str, ...]) -> Put:
+        """This member's record, bound to its session."""
         assert self.session is not None
-        topics = self._settings.topics()
-        self._subscribed = None
         record = MemberRecord(
             id=self.me.id,
             topics=topics,
@@ -212,19 +214,7 @@ class Membership:
             joined_ms=self._clock.wall_ms(),
             rejoin_timeout=self._settings.rejoin_timeout,
         )
-        put = Put(member_key(self._group, self.me.name), encode(record), self.session.id)
-        while True:
-            found = self._coord.get(head_key(self._group))
-            self._refuse_if_displaced()
-            head = decode(found, Head) if found is not None else Head()
-            left = tuple(name for name in head.left if name != self.me.name)
-            head = msgspec.structs.replace(head, touched=self._new_id(), left=left)
-            check = Check(head_key(self._group), found.version if found is not None else 0)
-            if isinstance(self._coord.commit([check], [self._put_head(head), put]), Committed):
-                # Not before: a topic that was not announced has to be tried again.
-                self._subscribed = topics
-                self._joined = True
-                return
+        return Put(member_key(self._group, self.me.name), encode(record), self.session.id)
 
     def _refuse_if_displaced(self) -> None:
         """A process that was away must not push out the one that has come in its place.
@@ -262,7 +252,7 @@ class Membership:
         if self.session is None or self.session.remaining() <= 0:
             self.join()
         if self._settings.topics() != self._subscribed:
-            self._announce()
+            _announce([self])
         return self._follow(self._reader.see({self.me.name: self._owned_claims.parts}))
 
     def look_at(self, seen: Snapshot) -> float | None:
@@ -408,3 +398,40 @@ class Membership:
 
     def _put_head(self, head: Head) -> Put:
         return Put(head_key(self._group), encode(head))
+
+
+def join_together(members: Sequence[Membership]) -> None:
+    """`Membership.join` for members of one group, in as few commits as carry them."""
+    if not members:
+        return
+    # One operation is the head's.
+    room = max(1, members[0]._coord.limits.operations - 1)
+    for at in range(0, len(members), room):
+        for member in members[at : at + room]:
+            member._begin()
+        _announce(members[at : at + room])
+
+
+def _announce(members: Sequence[Membership]) -> None:
+    """Write the records of members of one group; a target computed before this fails."""
+    first = members[0]
+    coord, key = first._coord, head_key(first._group)
+    topics = [member._settings.topics() for member in members]
+    puts = [member._record(each) for member, each in zip(members, topics, strict=True)]
+    here = {member.me.name for member in members}
+    for member in members:
+        member._subscribed = None
+    while True:
+        found = coord.get(key)
+        for member in members:
+            member._refuse_if_displaced()
+        head = decode(found, Head) if found is not None else Head()
+        left = tuple(name for name in head.left if name not in here)
+        head = msgspec.structs.replace(head, touched=first._new_id(), left=left)
+        check = Check(key, found.version if found is not None else 0)
+        if isinstance(coord.commit([check], [first._put_head(head), *puts]), Committed):
+            # Not before: a topic that was not announced has to be tried again.
+            for member, each in zip(members, topics, strict=True):
+                member._subscribed = each
+                member._joined = True
+            return

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from pxrs.errors import (
     PxrsError,
     SessionLost,
 )
-from pxrs.groups.membership import MemberSettings, Membership
+from pxrs.groups.membership import MemberSettings, Membership, join_together
 from pxrs.groups.owned_claims import Mark, OwnedClaims
 from pxrs.groups.snapshot import GroupReader, Snapshot
 from pxrs.server.held_member import HeldMember, Owned
@@ -38,7 +38,7 @@ from pxrs.topics import Topics
 from pxrs.types import TopicPartition
 
 # A lost wake-up costs so much.
-_CAREFUL_WAIT = 2.0
+_CAREFUL_WAIT = 5.0
 _RETRY_PAUSE = 0.2
 _AFTER_A_BUG = 1.0
 # Not retryable by the same call, but the next look settles it.
@@ -119,21 +119,44 @@ class _Member:
             self.held,
             open_session=context.session.lend,
         )
-        self._joining = joining.done
+        self._joined = False
+        self._joining = [joining.done]
         self.settled = False
         self.look_at: float | None = None
         self.waiting: list[Callable[[], None]] = []
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has not begun to join."""
+        return self.membership.session is None
+
+    def join_again(self, done: Future[None]) -> None:
+        """The client asked once more, before it had an answer or after."""
+        self._joining.append(done)
+        if self._joined:
+            self.has_joined()
+
     def has_joined(self) -> None:
         """The group has heard of it."""
-        if not self._joining.done():
-            self._joining.set_result(None)
+        self._joined = True
+        for done in self._take_joining():
+            done.set_result(None)
 
     def end(self, reason: PxrsError) -> None:
         """It is not held any more: whoever waits is told."""
-        if not self._joining.done():
-            self._joining.set_exception(reason)
+        for done in self._take_joining():
+            done.set_exception(reason)
         self.call_back()
+
+    def _take_joining(self) -> Iterator[Future[None]]:
+        """Those that wait for the join, each once: a request and the group's thread may meet."""
+        while self._joining:
+            try:
+                done = self._joining.pop()
+            except IndexError:
+                return
+            if not done.done():
+                yield done
 
     def call_back(self) -> None:
         """Tell the requests that wait for the member to be settled, or gone."""
@@ -186,7 +209,7 @@ class GroupHost:
                 raise Closed("the node is stopping")
             if (member := self._members.get(name)) is not None and member.topics == topics:
                 member.held.ask(self._context.clock.monotonic())
-                joining.done.set_result(None)
+                member.join_again(joining.done)
                 return joining.done
             if len(self._members) + len(self._joining) >= MOST_MEMBERS:
                 raise InvalidRequest(
@@ -333,8 +356,11 @@ class GroupHost:
         with self._lock:
             joining, self._joining = self._joining, []
             for each in joining:
-                member = _Member(each, self._context, self._group, self._rules, self._patience)
                 former = self._members.get(each.name)
+                if former is not None and former.topics == each.topics:
+                    former.join_again(each.done)
+                    continue
+                member = _Member(each, self._context, self._group, self._rules, self._patience)
                 self._members[each.name] = member
                 if former is not None:
                     former.end(Closed("the member has joined with other topics"))
@@ -361,6 +387,7 @@ class GroupHost:
             done.set_result(None)
 
     def _look(self, now: float) -> None:
+        join_together([each.membership for each in self._members.values() if each.is_new])
         seen = self._see()
         changed = (state := _state_of(seen)) != self._seen
         self._seen = state

@@ -21,6 +21,7 @@ from pxrs.types import TopicPartition
 class Owned(NamedTuple):
     """A partition that the client may work on, and how far the group has come in it."""
 
+    topic_id: str
     epoch: int
     checkpoint: int | None
 
@@ -100,7 +101,8 @@ class HeldMember:
     def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:
         with self._lock:
             for claim in owned_claims:
-                self._owned[claim.part] = Owned(claim.epoch, claim.claim.checkpoint)
+                topic_id = topics[claim.part.topic].id
+                self._owned[claim.part] = Owned(topic_id, claim.epoch, claim.claim.checkpoint)
                 self._leaving.pop(claim.part, None)
 
     def leaving(self, parts: frozenset[TopicPartition]) -> None:

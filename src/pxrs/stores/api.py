@@ -120,8 +120,12 @@ class CoordStore(Protocol):
         """
         ...
 
-    def watch(self, *prefixes: str) -> Watch:
-        """Wakes on a change of any record under one of the prefixes, its vanishing included."""
+    def watch(self, *where: str) -> Watch:
+        """Wakes on a change of any of these records, its vanishing included.
+
+        A record by its key, or all in a folder: that ends with a slash, or is empty. A watch may
+        wake for others too.
+        """
         ...
 
     def session(self, ttl: float) -> Session:

@@ -9,8 +9,6 @@ from msgspec import Meta, Struct
 
 from pxrs import metrics as names
 from pxrs.aio.app import Pxrs
-from pxrs.core.records import Head, decode, head_key
-from pxrs.errors import GroupNotFound
 from pxrs.server import fences
 from pxrs.server.fences import Fence
 from pxrs.server.group_host import Told
@@ -176,41 +174,29 @@ class V1Groups:
         topics = tuple(sorted(set(wanted.topics)))
         client = f"http:{wanted.member}"
         await self._groups.join(group, wanted.member, topics, client, wanted.session_timeout)
-        return await self._answer(group, await self._groups.ask(group, wanted.member))
+        return self._answer(group, await self._groups.ask(group, wanted.member))
 
     async def assignment(self, call: Call) -> MemberAssignment:
         group, member = call.path["group"], call.path["member"]
         told = await self._groups.settled(group, member, call.query.wait)
-        return await self._answer(group, told)
+        return self._answer(group, told)
 
     async def leave(self, call: Call) -> None:
         await self._groups.leave(call.path["group"], call.path["member"])
 
-    async def _answer(self, group: str, told: Told) -> MemberAssignment:
-        ids = await self._call(partial(self._topic_ids, group)) if told.owned else {}
+    def _answer(self, group: str, told: Told) -> MemberAssignment:
         return MemberAssignment(
             told.generation,
             told.settled,
             [
                 OwnedPartition(
-                    part.topic,
-                    part.partition,
-                    owned.checkpoint,
-                    owned.epoch,
-                    Fence(
-                        group, part.topic, ids[part.topic], part.partition, told.owner, owned.epoch
-                    ).encode(),
+                    *part, it.checkpoint, it.epoch,
+                    Fence(group, part.topic, it.topic_id, part.partition, told.owner, it.epoch)
+                    .encode(),
                 )
-                for part, owned in sorted(told.owned.items())
-                if part.topic in ids
+                for part, it in sorted(told.owned.items())
             ],
-        )
-
-    def _topic_ids(self, group: str) -> dict[str, str]:
-        found = self._coord.get(head_key(group))
-        if found is None:
-            raise GroupNotFound(group)
-        return {name: topic.id for name, topic in decode(found, Head).topics.items()}
+        )  # fmt: skip
 
     # Committing
 

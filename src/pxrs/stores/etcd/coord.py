@@ -97,9 +97,9 @@ class EtcdCoord:
         puts = (write.key for write in writes if isinstance(write, Put))
         return Committed(dict.fromkeys(puts, outcome.revision))
 
-    def watch(self, *prefixes: str) -> Watch:
+    def watch(self, *where: str) -> Watch:
         self._nodes.check_open()
-        return self._watches.watch([self._stored(prefix) for prefix in prefixes])
+        return self._watches.watch([self._stored(each) for each in where])
 
     def session(self, ttl: float) -> EtcdSession:
         session = open_session(self._nodes, self._clock, ttl, self._sessions.discard)

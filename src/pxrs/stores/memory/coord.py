@@ -77,10 +77,10 @@ class MemoryCoord:
                 return Conflict(current)
             return Committed(self.apply(writes))
 
-    def watch(self, *prefixes: str) -> Watch:
+    def watch(self, *where: str) -> Watch:
         with self._lock:
             self._begin()
-            return self._wakeups.watch(lambda key: key.startswith(prefixes))
+            return self._wakeups.watch(lambda key: key.startswith(where))
 
     def session(self, ttl: float) -> MemorySession:
         if not 0 < ttl < math.inf:

@@ -71,9 +71,9 @@ class SqlCoord:
             self.changes.ring([write.key for write in writes])
         return outcome
 
-    def watch(self, *prefixes: str) -> Watch:
+    def watch(self, *where: str) -> Watch:
         self.database.check_open()
-        return self.changes.watch(prefixes)
+        return self.changes.watch(where)
 
     def session(self, ttl: float) -> SqlSession:
         return self.sessions.open(ttl)

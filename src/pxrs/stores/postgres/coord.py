@@ -82,8 +82,8 @@ class PostgresCoord:
             return Committed({})
         return self._outcome(run(connection, self._commit, self._parameters(checks, writes)))
 
-    def watch(self, *prefixes: str) -> Watch:
-        return self._changes.watch_keys(prefixes)
+    def watch(self, *where: str) -> Watch:
+        return self._changes.watch_keys(where)
 
     def session(self, ttl: float) -> PgSession:
         return self._sessions.open(ttl)

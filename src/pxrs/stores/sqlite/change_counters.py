@@ -1,9 +1,9 @@
-"""The control file: a page of shared memory beside the database.
+"""The control file: a few pages of shared memory beside the database.
 
 It says who holds the writer and since when, how much the write-ahead log has grown, and it
 carries the change counters: one per slot, raised by a writer after its commit. A watcher knows
 from its slots whether a commit concerns it. Counters are hints; nothing is decided by them. After
-raising them a writer touches the file `bell` beside the page, which inotify tells watchers of.
+raising them a writer touches the file `bell` beside it, which inotify tells watchers of.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from zlib import crc32
 
 from pxrs.stores.sqlite.posix import closing_on_failure, open_beside
 
-_SIZE = 8192
+# As many groups as a node serves watch their keys: two in one slot wake each other.
+_SLOTS = 16_384
 _HOLDER = struct.Struct("=Qd")
 _WAL_BYTES_AT = 16
 _RINGS_AT = 24
 _SLOTS_AT = 4096
-_SLOTS = (_SIZE - _SLOTS_AT) // 8
+_SIZE = _SLOTS_AT + 8 * _SLOTS
 _COUNTER = struct.Struct("=Q")
 
 
@@ -40,28 +41,14 @@ def slot(name: str) -> int:
 
 
 def key_slots(key: str) -> frozenset[int]:
-    """Returns what a change of the key raises: each folder above it, also with two more letters."""
-    return _slots_above(key[: key.rfind("/") + 3])
+    """Returns what a change of the key raises: its own slot, and those of the folders above it."""
+    return _folder_slots(key[: key.rfind("/") + 1]) | {slot(key)}
 
 
 @lru_cache(maxsize=4096)
-def _slots_above(key: str) -> frozenset[int]:
-    slots = set()
-    start = 0
-    while start >= 0:
-        slots.add(slot(key[:start]))
-        slots.add(slot(key[: start + 2]))
-        start = key.find("/", start) + 1 or -1
-    return frozenset(slots)
-
-
-def prefix_slot(prefix: str) -> int:
-    """A slot that rings for every key under the prefix, and for few others.
-
-    That is its folder, with two letters of what follows where it has them.
-    """
-    folder = prefix.rfind("/") + 1
-    return slot(prefix[: folder + 2] if len(prefix) >= folder + 2 else prefix[:folder])
+def _folder_slots(folder: str) -> frozenset[int]:
+    ends = [at + 1 for at, letter in enumerate(folder) if letter == "/"]
+    return frozenset(slot(folder[:end]) for end in (0, *ends))
 
 
 class Control:

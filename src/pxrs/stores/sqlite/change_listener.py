@@ -2,7 +2,7 @@
 
 Writers raise change counters after their commit and touch a file; inotify wakes the thread, and it
 wakes the watches whose slots have changed. Behind it, every 250 ms: `PRAGMA data_version` for
-commits that raised no counter (a program that writes past pxrs, a lost event), and the deadlines of
+commits that raised no counter (a caller's own transaction, a lost event), and the deadlines of
 other processes' sessions. Without inotify the counters are looked at every few milliseconds.
 
 Whatever goes wrong in the thread, it goes on: callers that wait would never learn of its end.
@@ -46,8 +46,14 @@ class SlotWatch:
     """A watch on change counters. See `pxrs.stores.api.Watch`."""
 
     def __init__(
-        self, changes: ChangeListener, control: Control, slots: frozenset[int], sessions: bool
+        self,
+        changes: ChangeListener,
+        control: Control,
+        slots: frozenset[int],
+        sessions: bool,
+        silent: bool,
     ) -> None:
+        self.silent = silent
         self._changes = changes
         self._control = control
         self._slots = tuple(slots)
@@ -113,15 +119,18 @@ class ChangeListener:
         self._deadlines: dict[str, float] = {}
         self._commits = CommitSpy(database)
 
-    def watch(self, slots: frozenset[int], *, sessions: bool) -> SlotWatch:
-        """A watch on the slots, armed; with `sessions` it wakes on any session's end too."""
+    def watch(self, slots: frozenset[int], *, sessions: bool, silent: bool = True) -> SlotWatch:
+        """A watch on the slots, armed; with `sessions` it wakes on any session's end too.
+
+        `silent`: what it watches can be changed in transactions of callers, which do not ring.
+        """
         self._database.check_open()
         with self._lock:
             if self._closed:
                 raise Closed("the store was closed")
             if self._thread is None:
                 self._start()
-            watch = SlotWatch(self, self._control, slots, sessions)
+            watch = SlotWatch(self, self._control, slots, sessions, silent)
             self._watches.add(watch)
         return watch
 
@@ -254,6 +263,8 @@ class ChangeListener:
     def _tick(self) -> None:
         if self._commits.unheard():
             self._wake(lambda watch: True)
+        elif self._commits.perhaps_unheard():
+            self._wake(lambda watch: watch.silent)
         self._note_sessions()
         now = self._clock.monotonic()
         for name, deadline in list(self._deadlines.items()):
@@ -272,7 +283,8 @@ class ChangeListener:
 class CommitSpy:
     """Notices commits that raised no counter, a tick after they happened.
 
-    Between commits that did ring it can't tell, so then it speaks up at every fourth tick.
+    Between commits that did ring it can't tell: then it speaks up at every fourth tick, to those
+    who wait for what callers write in transactions of their own.
     """
 
     def __init__(self, database: Database) -> None:
@@ -284,14 +296,21 @@ class CommitSpy:
         self._changed = False
 
     def unheard(self) -> bool:
-        """Whether everybody should look."""
+        """Whether there were commits and nothing rang: everybody should look. Once a tick."""
         self._ticks += 1
         version = self._data_version()
         self._changed = self._changed or version != self._version
         self._version = version
         silent = self._rings == self._database.control.rings
         self._rings = self._database.control.rings
-        if self._changed and (silent or self._ticks % 4 == 0):
+        if self._changed and silent:
+            self._changed = False
+            return True
+        return False
+
+    def perhaps_unheard(self) -> bool:
+        """Whether there were commits that rang, and it is time to look for others among them."""
+        if self._changed and self._ticks % 4 == 0:
             self._changed = False
             return True
         return False

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pxrs.clock import Clock
 from pxrs.errors import PxrsError, SessionLost, StoreBusy
 from pxrs.stores.api import failed_checks, validate_commit, validate_limit
-from pxrs.stores.sqlite.change_counters import key_slots, prefix_slot
+from pxrs.stores.sqlite.change_counters import key_slots, slot
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.sessions import FileSession, SessionFiles
@@ -108,9 +108,8 @@ class SqliteCoord:
             turn.slots |= key_slots(write.key)
         return Committed(_write_rows(turn.connection, writes))
 
-    def watch(self, *prefixes: str) -> SlotWatch:
-        slots = frozenset(prefix_slot(prefix) for prefix in prefixes)
-        return self._changes.watch(slots, sessions=True)
+    def watch(self, *where: str) -> SlotWatch:
+        return self._changes.watch(frozenset(map(slot, where)), sessions=True, silent=False)
 
     def session(self, ttl: float) -> FileSession:
         self._database.check_open()

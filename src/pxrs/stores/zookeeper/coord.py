@@ -89,9 +89,9 @@ class ZooKeeperCoord:
             if self._clock.monotonic() >= deadline:
                 raise StoreUnavailable("ZooKeeper: the records changed faster than they were read")
 
-    def watch(self, *prefixes: str) -> Watch:
+    def watch(self, *where: str) -> Watch:
         self._link.check_open()
-        return self._watches.watch(frozenset(folder_of(self._root, each) for each in prefixes))
+        return self._watches.watch(frozenset(folder_of(self._root, each) for each in where))
 
     def session(self, ttl: float) -> ZooKeeperSession:
         self._link.check_open()

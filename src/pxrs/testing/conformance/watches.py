@@ -109,20 +109,20 @@ def in_time(lab: Lab, then: Callable[[Watch, CoordStore, Session], None]) -> Non
 
 
 @suite
-def check_every_prefix_is_watched(lab: Lab) -> None:
-    """A watch on several prefixes wakes on each of them, exact keys and the empty one too."""
+def check_every_place_is_watched(lab: Lab) -> None:
+    """A watch on keys and folders wakes on each of them; the empty folder holds everything."""
     coord = lab.open().coord
-    for prefixes, key in [
+    for places, key in [
         (("a/", "b/", "c"), "a/1"),
         (("a/", "b/", "c"), "b/x/y"),
         (("a/", "b/", "c"), "c"),
         (("a_%/",), "a_%/1"),
-        (("é",), "é/日"),
+        (("é/",), "é/日"),
         (("",), "anything"),
     ]:
-        watch = coord.watch(*prefixes)
+        watch = coord.watch(*places)
         put(coord, key)
-        must_wake(lab, watch, f"a put of {key!r} under {prefixes}")
+        must_wake(lab, watch, f"a put of {key!r} under {places}")
         watch.close()
 
 
