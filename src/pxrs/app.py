@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from pxrs import signatures
-from pxrs.arguments import check_handler
-from pxrs.callers import check_connection, given_connection
+from pxrs.arguments import check_connection, check_handler, given_connection
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import (
     MOST_BYTES,

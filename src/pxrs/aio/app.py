@@ -31,8 +31,7 @@ from pxrs.aio.running import (
 )
 from pxrs.aio.threads import Opening, Threads, outcome, passing, shown_as, signed_as
 from pxrs.aio.transactions import Surroundings, UnitOfWork
-from pxrs.arguments import check_handler, is_coroutine_function
-from pxrs.callers import check_connection, given_connection
+from pxrs.arguments import check_connection, check_handler, given_connection, is_coroutine_function
 from pxrs.config import ConsumerSettings, ProducerSettings
 from pxrs.consuming.consumer import Consumer as BlockingConsumer
 from pxrs.errors import DeliveryFailed, OutcomeUnknown

@@ -14,8 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from pxrs.aio.threads import Threads, awaiting, outcome, passing
 from pxrs.aio.transactions import Transaction
-from pxrs.arguments import check_timeout, check_whole
-from pxrs.callers import refuse_unsaid
+from pxrs.arguments import check_timeout, check_whole, refuse_unsaid
 from pxrs.consuming import consumer as blocking
 from pxrs.consuming.consumer import LOOP_MESSAGES
 from pxrs.consuming.in_hand import InFlight

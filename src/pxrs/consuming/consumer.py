@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from pxrs import arguments
-from pxrs.callers import refuse_unsaid
+from pxrs.arguments import refuse_unsaid
 from pxrs.consuming.callbacks import Parts
 from pxrs.consuming.health import Health
 from pxrs.consuming.member import Member
