@@ -52,7 +52,8 @@ _HEADERS = (
     "Host: a", "Content-Length: 2", "Content-Length: 0", "Content-Length: 99999999999",
     "Transfer-Encoding: chunked", "Connection: close", "Connection: upgrade", "Upgrade: h2c",
     "Expect: 100-continue", "Content-Encoding: gzip", "Authorization: Bearer pxrs.a.b",
-    "X-Pxrs-Forwarded: a", "X-Pxrs-Follows: 1", "Content-Type: application/json", "X: \xff",
+    "X-Pxrs-Forwarded: a", "X-Pxrs-Forwarded: \xff", "X-Pxrs-Signature: \xe9",
+    "X-Pxrs-Token: a", "X-Pxrs-Follows: 1", "Content-Type: application/json", "X: \xff",
 )  # fmt: skip
 _BODIES = (b"", b"{}", b"[]", b"null", b"2\r\n{}\r\n0\r\n\r\n", b"\xff\xfe", b'{"a": 1e999}')
 

@@ -45,6 +45,7 @@ def exchange(node: LocalNode, request: bytes) -> tuple[int, Any]:
         answer = http.client.HTTPResponse(raw)
         answer.begin()
         assert answer.headers["Content-Type"].startswith("application/problem+json")
+        assert answer.headers["Server"] == "pxrs"  # not which library, and of which version
         return answer.status, json.loads(answer.read())
 
 

@@ -370,6 +370,17 @@ def test_tokens_that_are_none(url: str, admin: str, token: str) -> None:
         client.close()
 
 
+@pytest.mark.parametrize("value", ["a", "\xff", "0" * 64])
+def test_who_is_no_node_signs_nothing(url: str, admin: str, value: str) -> None:
+    names = ("X-Pxrs-Forwarded", "X-Pxrs-Token", "X-Pxrs-Body", "X-Pxrs-Signature")
+    with LocalNode(url) as node:
+        client = node.client()
+        for more in ({}, {"X-Pxrs-Token": "admin"}, bearer(admin)):
+            refused = client("GET", "/v1/topics", headers=dict.fromkeys(names, value) | more)
+            assert (refused.status, refused.json["code"]) == (401, "bad_signature")
+        client.close()
+
+
 def test_requests_go_only_to_nodes(url: str) -> None:
     """A member whose record names an address that is no node's: nothing is sent there."""
     with LocalNode(url) as node, socket.create_server(("127.0.0.1", 0)) as stranger:

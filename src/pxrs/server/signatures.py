@@ -45,7 +45,8 @@ def digest(body: bytes) -> str:
 
 def sign(secret: bytes, request: PassedOn) -> str:
     """The signature. A line feed can't be in any of the parts: all of them are in the head."""
-    return hmac.new(secret, "\n".join(request).encode(), hashlib.sha256).hexdigest()
+    text = "\n".join(request).encode("utf-8", "surrogateescape")  # a stranger's need not be UTF-8
+    return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
 def is_signed(secret: bytes, request: PassedOn, signature: str) -> bool:

@@ -65,7 +65,10 @@ class Connection(web.RequestHandler):
         else:
             problem = problem_of(self._misread(exc, message or ""), request_id)
         response = web.Response(
-            body=msgspec.json.encode(problem), status=problem.status, content_type=PROBLEM
+            body=msgspec.json.encode(problem),
+            status=problem.status,
+            headers={"X-Request-Id": request_id, "Server": "pxrs"},
+            content_type=PROBLEM,
         )
         response.force_close()
         return response

@@ -140,7 +140,7 @@ class HttpServer:
         response = web.Response(
             body=answer.body,
             status=answer.status,
-            headers={**answer.headers, "X-Request-Id": request_id},
+            headers={**answer.headers, "X-Request-Id": request_id, "Server": "pxrs"},
             content_type=answer.content_type,
         )
         if self._stopping:
