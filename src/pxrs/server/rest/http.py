@@ -17,7 +17,7 @@ from aiohttp import web
 
 from pxrs import metrics as names
 from pxrs.config import public
-from pxrs.errors import InvalidRequest, PxrsError, StoreError
+from pxrs.errors import PxrsError, StoreError
 from pxrs.server.groups import HeldElsewhere
 from pxrs.server.metrics import Metrics
 from pxrs.server.rest.connections import MOST_HEADER_BYTES, Connections, Refusing, unless_lost
@@ -184,8 +184,6 @@ class HttpServer:
                 {"Allow": allowed},
             )
         query = route.parse_query(dict(request.query) if request.query_string else {})
-        if not all(map(str.isprintable, match.parameters.values())):
-            raise InvalidRequest("names in the path must be printable text")
         most = self._settings.max_body
         if route.open or route.body is None:
             most = min(most, _SMALL_BODY)

@@ -243,41 +243,41 @@ class V1Queues:
         return QueueList([each for each in found if call.may("queue", each.name, "read")])
 
     async def describe(self, call: Call) -> QueueInfo:
-        return await self._px.queues.describe(call.path["queue"])
+        return await self._px.queues.describe(_queue(call))
 
     async def delete(self, call: Call) -> None:
-        await self._px.queues.delete(call.path["queue"])
+        await self._px.queues.delete(_queue(call))
 
     async def peek(self, call: Call) -> ShownItems:
         asked: PeekQuery = call.query
         states = (asked.state,) if asked.state is not None else ()
         found = await self._px.queues.peek(
-            call.path["queue"], asked.limit, states=states, after=asked.after
+            _queue(call), asked.limit, states=states, after=asked.after
         )
         return ShownItems([_shown(each) for each in found])
 
     async def dead(self, call: Call) -> ShownItems:
-        found = await self._px.queues.dead(call.path["queue"], call.query.limit)
+        found = await self._px.queues.dead(_queue(call), call.query.limit)
         return ShownItems([_shown(each) for each in found])
 
     async def redrive(self, call: Call) -> Count:
-        return Count(await self._px.queues.redrive(call.path["queue"], **_which(call.body)))
+        return Count(await self._px.queues.redrive(_queue(call), **_which(call.body)))
 
     async def drop(self, call: Call) -> Count:
-        return Count(await self._px.queues.drop(call.path["queue"], **_which(call.body)))
+        return Count(await self._px.queues.drop(_queue(call), **_which(call.body)))
 
     # Items
 
     async def put(self, call: Call) -> ItemIds:
         async with self._px.transaction() as work:
-            put = [await work.put(call.path["queue"], **_put(each)) for each in call.body.items]
+            put = [await work.put(_queue(call), **_put(each)) for each in call.body.items]
         return ItemIds([each.id for each in put])
 
     async def take(self, call: Call) -> Taken | Answer:
         asked: Take = call.body
         retry = Backoff(asked.first_delay, asked.longest_delay, attempts=asked.attempts)
         lease = await self._leases.take(
-            validate_name(call.path["queue"]),
+            _queue(call),
             asked.max,
             asked.lease,
             min(asked.wait, self._max_wait),
@@ -312,6 +312,11 @@ class V1Queues:
 
         put = await self._leases.commit(call.path["lease"], _owner(call), add)
         return ItemIds([each.id for each in put])
+
+
+def _queue(call: Call) -> str:
+    """The queue's name; PostgreSQL would fail to look up some that no queue can have."""
+    return validate_name(call.path["queue"])
 
 
 def _owner(call: Call) -> str:
