@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from types import ModuleType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -55,9 +56,37 @@ def signal_when_heard(number: int, before: Any = None) -> None:
     threading.Thread(target=send, daemon=True).start()
 
 
+class _Mark:
+    """Any mark or fixture, with arguments or without: leaves the function as it is."""
+
+    def __getattr__(self, name: str) -> _Mark:
+        return self
+
+    def __getitem__(self, kind: Any) -> _Mark:
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return args[0] if len(args) == 1 and not options and callable(args[0]) else self
+
+
+class _Marks(ModuleType):
+    """Stands in for pytest while a test module is loaded: half of a child's start was pytest's.
+
+    Nobody collects tests here. Who wants anything else of pytest gets it.
+    """
+
+    mark = fixture = param = StashKey = _Mark()
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 def main() -> None:
     """Run the function that the command line names."""
     global _voice
+    sys.modules["pytest"] = _Marks("pytest")
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     target, voice, args = sys.argv[1:]
     _voice = int(voice)
