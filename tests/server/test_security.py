@@ -7,6 +7,7 @@ import http.client
 import re
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +25,7 @@ from pxrs.server.settings import load_settings
 from pxrs.server.tokens import Right, Tokens, all_rights, parse_right
 from pxrs.stores.open import open_stores
 from pxrs.types import Put
+from support.child import PATIENCE
 from support.node import Client, LocalNode
 
 ORDERS = "/v1/topics/orders"
@@ -165,6 +167,23 @@ def test_tokens_expire_rotate_and_end() -> None:
     for text in ("topic:a", "topic:a:fly", "thing:a:read", "", "topic::read"):
         with pytest.raises(ConfigError):
             parse_right(text)
+
+
+def test_a_client_that_begins_no_tls(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pxrs.server.rest.http._HANDSHAKE", 0.2)
+    server = trustme.CA().issue_cert("127.0.0.1")
+    server.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    server.private_key_pem.write_to_path(tmp_path / "key.pem")
+    files = {"tls_cert": f"{tmp_path}/cert.pem", "tls_key": f"{tmp_path}/key.pem"}
+    with (
+        LocalNode(url, **files) as node,
+        socket.create_connection(node.endpoint, PATIENCE) as raw,
+    ):
+        raw.sendall(b"\x16\x03\x01")
+        with suppress(ConnectionResetError):
+            assert raw.recv(1000) == b""
 
 
 def test_tls_and_client_certificates(url: str, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from pxrs.server.tokens import Identity
 _LOG = logging.getLogger("pxrs.serve")
 # How long an idle connection is kept, and so how long a client may take to send its headers.
 _KEEP_ALIVE = 75.0
+# How long a client may take to agree on TLS; it counts as no connection before.
+_HANDSHAKE = 10.0
 # How long the rest of a body that was refused is read and thrown away.
 _LINGER = 10.0
 # What needs no token, or has no use for a body, gets no more than this.
@@ -93,9 +95,10 @@ class HttpServer:
         """Listen; where. A port that is taken is an `OSError`."""
         endpoint = self._settings.endpoint
         loop = asyncio.get_running_loop()
+        tls = self._settings.server_tls()
         self._listening = await loop.create_server(
-            self._connect, endpoint.host, endpoint.port,
-            ssl=self._settings.server_tls(), reuse_port=False, backlog=1024,
+            self._connect, endpoint.host, endpoint.port, ssl=tls, reuse_port=False, backlog=1024,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE,
         )  # fmt: skip
         address = self._listening.sockets[0].getsockname()
         return Endpoint(address[0], address[1])
