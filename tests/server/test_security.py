@@ -176,7 +176,9 @@ def test_a_client_that_begins_no_tls(
     server = trustme.CA().issue_cert("127.0.0.1")
     server.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     server.private_key_pem.write_to_path(tmp_path / "key.pem")
-    files = {"tls_cert": f"{tmp_path}/cert.pem", "tls_key": f"{tmp_path}/key.pem"}
+    files: dict[str, Any] = {
+        "tls_cert": f"{tmp_path}/cert.pem", "tls_key": f"{tmp_path}/key.pem",
+    }  # fmt: skip
     with (
         LocalNode(url, **files) as node,
         socket.create_connection(node.endpoint, PATIENCE) as raw,
