@@ -384,12 +384,19 @@ def _fetched(page: Page) -> Fetched:
 
 
 def _message(message: Message) -> MessageAnswer:
-    key, key_base64 = text_of(message.key)
-    value, value_base64 = text_of(message.value)
+    raw_key, raw_value = message.key, message.value
     if not message.headers:
-        return MessageAnswer(
-            message.offset, message.timestamp, key, value, key_base64, value_base64
-        )
+        try:
+            return MessageAnswer(
+                message.offset,
+                message.timestamp,
+                None if raw_key is None else raw_key.decode(),
+                None if raw_value is None else raw_value.decode(),
+            )
+        except UnicodeDecodeError:
+            pass
+    key, key_base64 = text_of(raw_key)
+    value, value_base64 = text_of(raw_value)
     try:
         headers = [(name, None if it is None else it.decode()) for name, it in message.headers]
         coded: list[tuple[str, str | None]] = []
