@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -97,7 +98,8 @@ class Messages:
         self._log = px._blocking.stores.log
         self._call = px._threads.call
         self._producer = px.producer(
-            linger=0.0,
+            # Every request asks for its result at once, which commits: no thread need look for it.
+            linger=0.01,
             buffer_bytes=settings.max_inflight,
             max_message_bytes=settings.max_body,
             max_block=settings.request_timeout,
@@ -144,7 +146,10 @@ class Messages:
         self, topic: str, send: Callable[[Topic], Awaitable[SentMany]]
     ) -> list[Position]:
         async def sent(found: Topic) -> list[Position]:
-            return await (await send(found)).result()
+            many = await send(found)
+            # Asking for the result begins a commit: requests that came together share it.
+            await asyncio.sleep(0)
+            return await many.result()
 
         with self._metrics.timed(names.PRODUCE_SECONDS):
             positions = await self._in_topic(topic, sent)
