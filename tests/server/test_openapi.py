@@ -59,6 +59,7 @@ def fill(client: Client) -> dict[str, Any]:
     return {"topic": "a", "partition": 0, "group": "a", "member": "a", "queue": "a", "lease": lease}
 
 
+@pytest.mark.long
 def test_answers_fit_the_document(
     node: LocalNode, client: Client, pytestconfig: pytest.Config
 ) -> None:
