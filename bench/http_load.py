@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import uvloop
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -33,25 +36,14 @@ def request(method: str, path: str, body: bytes = b"", kind: str = "application/
 
 def run(host: str, port: int, requests: Sequence[bytes], connections: int, total: int) -> Load:
     """Send `total` requests, one at a time on each connection; all have to succeed."""
-
-    async def main() -> Load:
-        load = Load()
-        shares = [total // connections] * connections
-        ready = [await asyncio.open_connection(host, port, limit=2**24) for _ in range(connections)]
-        started = perf_counter()
-        await asyncio.gather(
-            *(
-                _ask(load, reader, writer, requests, range(number, total, connections)[:share])
-                for number, (share, (reader, writer)) in enumerate(zip(shares, ready, strict=True))
-            )
-        )
-        load.seconds = perf_counter() - started
-        for _, writer in ready:
-            writer.close()
-        return load
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+    share = total // connections
+    numbers = iter([range(first, total, connections)[:share] for first in range(connections)])
+    return _timed(
+        host,
+        port,
+        connections,
+        lambda load, streams: _ask(load, *streams, requests, next(numbers)),
+    )
 
 
 @contextmanager
@@ -82,7 +74,7 @@ def in_background(
             warm.set()
 
     async def main() -> None:
-        ready = [await asyncio.open_connection(host, port, limit=2**24) for _ in range(connections)]
+        ready = [await _connect(host, port) for _ in range(connections)]
         shares = [requests[at::connections] for at in range(connections)]
         await asyncio.gather(
             *(send(*streams, mine) for streams, mine in zip(ready, shares, strict=True))
@@ -124,13 +116,25 @@ def follow(
     host: str, port: int, logs: Sequence[tuple[str, int]], query: str, connections: int
 ) -> Load:
     """Fetch logs from 0 to their ends, each where the answer before says to go on."""
+    left = list(logs)
+    return _timed(
+        host, port, connections, lambda load, streams: _follow(load, *streams, left, query)
+    )
+
+
+def _timed(
+    host: str,
+    port: int,
+    connections: int,
+    work: Callable[[Load, Streams], Coroutine[Any, Any, None]],
+) -> Load:
+    """Do the work of every connection at once; connecting does not count."""
 
     async def main() -> Load:
         load = Load()
-        left = list(logs)
-        ready = [await asyncio.open_connection(host, port, limit=2**24) for _ in range(connections)]
+        ready = [await _connect(host, port) for _ in range(connections)]
         started = perf_counter()
-        await asyncio.gather(*(_follow(load, *streams, left, query) for streams in ready))
+        await asyncio.gather(*(work(load, streams) for streams in ready))
         load.seconds = perf_counter() - started
         for _, writer in ready:
             writer.close()
@@ -138,6 +142,10 @@ def follow(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
+
+
+async def _connect(host: str, port: int) -> Streams:
+    return await asyncio.open_connection(host, port, limit=2**24)
 
 
 async def _follow(

@@ -13,9 +13,9 @@ import trustme
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.server.cluster import NodeInfo
+from pxrs.server.node_auth import PassedOn, digest, shared_secret, sign
 from pxrs.server.rest.forwarding import Forwarding
 from pxrs.server.rest.problems import HttpError
-from pxrs.server.signatures import PassedOn, digest, shared_secret, sign
 from pxrs.server.tokens import Tokens, all_rights, parse_right
 from support.child import PATIENCE
 from support.node import Client, LocalNode, wait_for_slots

@@ -93,6 +93,16 @@ def test_the_same_sequence_is_appended_once(orders: Client) -> None:
     assert orders.get(ORDERS).json["partitions"][0]["end"] == 2
 
 
+def test_a_timestamp_of_0_is_kept_in_a_sequence_too(orders: Client) -> None:
+    where = "/v1/topics/orders/partitions/0/messages"
+    body = {
+        "messages": [{"value": "a", "timestamp": 0}],
+        "producer": {"id": 7, "epoch": 0, "sequence": 0},
+    }
+    assert orders.post(where, body).status == 200
+    assert orders.get(f"{where}?offset=0").json["messages"][0]["timestamp"] == 0
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_raw_batches(orders: Client, compression: str) -> None:
     records: list[tuple[bytes, bytes, list[Header], int]] = [

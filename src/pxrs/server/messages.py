@@ -166,7 +166,10 @@ class Messages:
         for record in records:
             self._check(found, record)
         batch = encode(
-            ((each.key, each.value, list(each.headers), each.timestamp or now) for each in records),
+            (
+                (it.key, it.value, list(it.headers), now if it.timestamp is None else it.timestamp)
+                for it in records
+            ),
             producer_id=producer.id,
             producer_epoch=producer.epoch,
             base_sequence=producer.sequence,

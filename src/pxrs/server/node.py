@@ -29,6 +29,7 @@ from pxrs.server.leases import Leases
 from pxrs.server.limits import fit_open_files
 from pxrs.server.messages import Messages
 from pxrs.server.metrics import CONTENT_TYPE, Metrics
+from pxrs.server.node_auth import shared_secret
 from pxrs.server.node_session import NodeSession
 from pxrs.server.rest.dmq import Dmq
 from pxrs.server.rest.dmq_wire import NOTICE, DmqWire
@@ -40,7 +41,6 @@ from pxrs.server.rest.v1 import V1
 from pxrs.server.rest.v1_groups import V1Groups
 from pxrs.server.rest.v1_queues import V1Queues
 from pxrs.server.settings import Endpoint, ServeSettings
-from pxrs.server.signatures import shared_secret
 from pxrs.server.tokens import Tokens
 
 _LOG = logging.getLogger("pxrs.serve")

@@ -10,9 +10,9 @@ import aiohttp
 from yarl import URL
 
 from pxrs.server.cluster import NodeInfo
+from pxrs.server.node_auth import PassedOn, digest, is_signed, sign
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Answer
-from pxrs.server.signatures import PassedOn, digest, is_signed, sign
 
 _FORWARDED = "X-Pxrs-Forwarded"
 _TOKEN = "X-Pxrs-Token"

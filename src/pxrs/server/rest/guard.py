@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from pxrs.clock import Clock
+from pxrs.server.node_auth import PassedOn
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Call, Need, Route
-from pxrs.server.signatures import PassedOn
 from pxrs.server.tokens import Identity, Tokens
 
 # How long a token that was found good is not looked up again: so late a revoked one is noticed.

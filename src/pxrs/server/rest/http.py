@@ -20,13 +20,13 @@ from pxrs.config import public
 from pxrs.errors import PxrsError, StoreError
 from pxrs.server.groups import HeldElsewhere
 from pxrs.server.metrics import Metrics
+from pxrs.server.node_auth import digest
 from pxrs.server.rest.connections import MOST_HEADER_BYTES, Connections, Refusing, unless_lost
 from pxrs.server.rest.forwarding import FOLLOWS, LEADER, Forwarding
 from pxrs.server.rest.guard import Guard, check
 from pxrs.server.rest.problems import PROBLEM, HttpError, problem_of
 from pxrs.server.rest.routes import Answer, Call, Match, Route, Router
 from pxrs.server.settings import Endpoint, ServeSettings
-from pxrs.server.signatures import digest
 from pxrs.server.tokens import Identity
 
 _LOG = logging.getLogger("pxrs.serve")
