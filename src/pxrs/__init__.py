@@ -8,6 +8,7 @@ from pxrs.config import DeadLetter, Stop
 from pxrs.consuming.reader import Reader
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
+    AlreadyExists,
     BufferFull,
     Closed,
     CommitConflict,
@@ -47,6 +48,7 @@ from pxrs.errors import (
     TopicExists,
     TopicNotFound,
     TransactionConflict,
+    VersionMismatch,
 )
 from pxrs.options import (
     ConsumerOptions,
@@ -61,7 +63,19 @@ from pxrs.running.handle import Running
 from pxrs.running.topics import DeadMessage, Topics
 from pxrs.serde import JSON, Serde
 from pxrs.topics import PartitionInfo, TopicInfo
-from pxrs.types import Bounds, Fence, ItemState, Message, Position, Queue, Topic, TopicPartition
+from pxrs.types import (
+    ABSENT,
+    Bounds,
+    Entry,
+    Fence,
+    ItemState,
+    Message,
+    Position,
+    Queue,
+    Topic,
+    TopicPartition,
+    Version,
+)
 
 if _typing.TYPE_CHECKING:
     from pxrs.consuming.consumer import Consumer
@@ -79,6 +93,9 @@ if _typing.TYPE_CHECKING:
         PartitionMove,
         Rebalance,
     )
+    from pxrs.kv.store import KeyValues
+    from pxrs.kv.transaction import TransactionKeys
+    from pxrs.kv.watch import KeyWatch
     from pxrs.queues.admin import ItemInfo, QueueInfo, QueueRates, Queues
     from pxrs.queues.item import Item, PutItem
     from pxrs.queues.unit_of_work import UnitOfWork
@@ -105,6 +122,9 @@ _LATER = {
     "QueueInfo": "queues.admin",
     "QueueRates": "queues.admin",
     "ItemInfo": "queues.admin",
+    "KeyValues": "kv.store",
+    "KeyWatch": "kv.watch",
+    "TransactionKeys": "kv.transaction",
 }
 
 
@@ -178,6 +198,13 @@ __all__ = [
     "QueueRates",
     "ItemInfo",
     "ItemState",
+    # keys and values
+    "KeyValues",
+    "KeyWatch",
+    "TransactionKeys",
+    "Entry",
+    "Version",
+    "ABSENT",
     # errors
     "PxrsError",
     "InvalidRequest",
@@ -206,6 +233,8 @@ __all__ = [
     "DeliveryFailed",
     "ProducerFenced",
     "SequenceGap",
+    "VersionMismatch",
+    "AlreadyExists",
     "CommitConflict",
     "CopyRefused",
     "TransactionConflict",

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from pxrs.consuming.member import Member
     from pxrs.consuming.subscription import Subscription
     from pxrs.groups.admin import Groups
+    from pxrs.kv.store import KeyValues
     from pxrs.queues.admin import Queues
     from pxrs.queues.held_items import Context
     from pxrs.queues.unit_of_work import UnitOfWork
@@ -123,6 +124,7 @@ class Pxrs:
         self._topics = TopicRecords(stores.coord, stores.log, clock)
         self._groups: Groups | None = None
         self._queues: Queues | None = None
+        self._kv: KeyValues | None = None
         # One session holds the items of all transactions.
         self._work_context: Context | None = None
         self._making = threading.Lock()
@@ -409,6 +411,16 @@ class Pxrs:
             self._turns = self._turns or Turns(self._clock)
         begin = partial(UnitOfWork, self._context(), serde=job.serde, commit_on_exit=False)
         return Listener(job, self.stores.queues, begin, self._turns, self._clock)
+
+    @property
+    def kv(self) -> KeyValues:
+        """The keys and values of this store: put, get, delete, scan and watch them."""
+        if self._kv is None:
+            from pxrs.kv.store import KeyValues
+
+            with self._making:
+                self._kv = self._kv or KeyValues(self.stores.coord, self._clock)
+        return self._kv
 
     @property
     def queues(self) -> Queues:

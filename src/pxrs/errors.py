@@ -29,6 +29,8 @@ PxrsError
 ├── DeliveryFailed              messages were not appended within delivery_timeout, or never can be
 ├── ProducerFenced              another producer with this id and a higher epoch has appended
 ├── SequenceGap                 a batch arrived whose predecessor never did
+├── VersionMismatch             the key has another version than `if_match`; .current: which
+├── AlreadyExists               the key was to be created and is there; .current: its version
 ├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
 ├── TransactionConflict       ↻ the engine chose this transaction as the victim of a deadlock
 ├── Fenced                      another owner has this now; .parts names the partitions
@@ -51,7 +53,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from pxrs.types import TopicPartition, Versioned
+    from pxrs.types import TopicPartition, Version, Versioned
 
 
 # How much of a value an error quotes.
@@ -261,6 +263,30 @@ class ProducerFenced(PxrsError):
 
 class SequenceGap(PxrsError):
     """The batch's predecessor was never appended; appending it would hide a loss."""
+
+
+class VersionMismatch(PxrsError):
+    """The key does not have the version that the write named: read it again, then decide."""
+
+    def __init__(self, key: bytes, expected: Version, current: Version | None) -> None:
+        has = "does not exist" if current is None else f"has version {_dotted(current)}"
+        super().__init__(f"version mismatch: key {quoted(key)} {has}, not {_dotted(expected)}")
+        self.key = key
+        self.expected = expected
+        self.current = current
+
+
+class AlreadyExists(PxrsError):
+    """The key was to be created, and it is there already."""
+
+    def __init__(self, key: bytes, current: Version) -> None:
+        super().__init__(f"key {quoted(key)} already exists with version {_dotted(current)}")
+        self.key = key
+        self.current = current
+
+
+def _dotted(version: Version) -> str:
+    return f"{version.term}.{version.index}"
 
 
 class CommitConflict(PxrsError):

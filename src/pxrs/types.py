@@ -110,6 +110,29 @@ class Bounds(NamedTuple):
     end: int
 
 
+class Version(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The version of a key's value. `index` rises with every write to the key's shard.
+
+    `term` rises when another node begins to lead the shard. Versions compare as they were given;
+    0/0 stands for a key that does not exist.
+    """
+
+    term: int
+    index: int
+
+
+# The version of a key that does not exist: `if_match=ABSENT` creates it.
+ABSENT = Version(0, 0)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A key, its value, and the version that was written with it."""
+
+    key: bytes
+    value: bytes
+    version: Version
+
+
 class Versioned(msgspec.Struct, frozen=True):
     """A record of the coordination store. Versions only rise while the record exists."""
 
@@ -160,10 +183,11 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 class Limits(NamedTuple):
-    """The limits of one `commit`."""
+    """The limits of one `commit`, and of a record's key."""
 
     operations: int
     value_bytes: int
+    key_chars: int = 2100
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What docs/producing.md, consuming.md, groups.md and queues.md show runs, as users run it."""
+"""What the guides in docs/ show runs, as users run it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_example_of_a_session_runs(tmp_path: Path) -> None:
     assert printed_by(example, tmp_path) == ["42 3"]
 
 
-GUIDES = ("consuming.md", "producing.md", "queues.md")
+GUIDES = ("consuming.md", "producing.md", "queues.md", "kv.md")
 
 
 @pytest.mark.engine("sqlite")

@@ -12,7 +12,7 @@ import pytest
 
 from pxrs import errors
 from pxrs.errors import PxrsError
-from pxrs.types import TopicPartition, Versioned
+from pxrs.types import TopicPartition, Version, Versioned
 
 CLASSES: dict[str, type[PxrsError]] = {
     name: found
@@ -31,6 +31,8 @@ SAMPLES: list[PxrsError] = [
     errors.DamagedBatch("orders", 3, 5, 9, "the checksum is wrong"),
     errors.Fenced("not yours any more", [TopicPartition("orders", 3)]),
     errors.Displaced("another process has this name"),
+    errors.VersionMismatch(b"k", Version(1, 2), None),
+    errors.AlreadyExists(b"k", Version(1, 2)),
     errors.CommitConflict({"a": Versioned("a", b"x", 3), "b": None}),
 ]
 WITH_OWN_INIT = {type(sample) for sample in SAMPLES}

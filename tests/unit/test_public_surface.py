@@ -16,7 +16,7 @@ from pxrs import aio
 
 BLOCKING = {
     "Pxrs": (
-        "begin close consumer groups health listen producer put put_many queues reader run "
+        "begin close consumer groups health kv listen producer put put_many queues reader run "
         "send stop stores topics transaction url"
     ),
     "Topic": "created_ms id name partitioner partitions retention retention_bytes retention_ms",
@@ -45,7 +45,7 @@ BLOCKING = {
     "Running": "failed handled health join stop",
     "Health": "detail ok state",
     "Transaction": (
-        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"
     ),
     "Backoff": "attempts delay factor first growth jitter longest",
@@ -64,7 +64,7 @@ BLOCKING = {
     "GroupReset": "at_ms by changes why",
     "CheckpointChange": "after before partition topic",
     "UnitOfWork": (
-        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"
     ),
     "Item": "deliveries error headers id key priority put_ms queue value",
@@ -78,12 +78,17 @@ BLOCKING = {
         "visible_ms"
     ),
     "ItemState": "DEAD DELAYED HELD READY WAITING",
+    "KeyValues": "delete get get_many put scan watch",
+    "KeyWatch": "close wait",
+    "TransactionKeys": "delete get put",
+    "Entry": "key value version",
+    "Version": "index term",
 }
 
 ASYNC = {
     "Opening": "",
     "Pxrs": (
-        "begin close consumer groups health listen producer put put_many queues reader run "
+        "begin close consumer groups health kv listen producer put put_many queues reader run "
         "send stop topics transaction url"
     ),
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
@@ -98,16 +103,19 @@ ASYNC = {
     ),
     "Arriving": "",
     "Transaction": (
-        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"
     ),
     "Groups": "delete describe explain list reset",
     "UnitOfWork": (
-        "commit connection execute extend finish in_hand is_open put put_many rollback send "
+        "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"
     ),
     "Running": "failed handled health join stop",
     "Queues": "create dead delete describe drop list peek purge rates redrive",
+    "KeyValues": "delete get get_many put scan watch",
+    "KeyWatch": "close",
+    "TransactionKeys": "delete get put",
 }
 
 

@@ -6,6 +6,7 @@ Topics, messages and errors are those of `pxrs`.
 from pxrs.aio.admin import Groups, Queues, Topics
 from pxrs.aio.app import Pxrs, connect
 from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions
+from pxrs.aio.kv import KeyValues, KeyWatch, TransactionKeys
 from pxrs.aio.producer import Producer, Sent, SentMany
 from pxrs.aio.reader import Follow, Reader
 from pxrs.aio.running import Running
@@ -34,4 +35,8 @@ __all__ = [
     "UnitOfWork",
     "Running",
     "Queues",
+    # keys and values
+    "KeyValues",
+    "KeyWatch",
+    "TransactionKeys",
 ]

@@ -17,6 +17,7 @@ from pxrs import options as blocking_options
 from pxrs import signatures
 from pxrs.aio.admin import Groups, Queues, Topics
 from pxrs.aio.consumer import Consumer, ConsumerOptions, OnLoop
+from pxrs.aio.kv import KeyValues
 from pxrs.aio.producer import Producer
 from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.reader import Reader
@@ -248,6 +249,11 @@ class Pxrs:
     def queues(self) -> Queues:
         """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
         return Queues(self._blocking.queues, self._threads)
+
+    @property
+    def kv(self) -> KeyValues:
+        """The keys and values of this store: put, get, delete, scan and watch them."""
+        return KeyValues(self._blocking.kv, self._threads)
 
     # All that runs
 

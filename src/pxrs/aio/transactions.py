@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
+from pxrs.aio.kv import TransactionKeys
 from pxrs.aio.queue_waiters import QueueWaiters
 from pxrs.aio.threads import Calls, awaiting, own_thread, signed_as, waited_out
 from pxrs.consuming import transactions as consuming
@@ -151,6 +152,11 @@ class UnitOfWork(Generic[Value]):
     async def send(self, *args: Any, **kwargs: Any) -> None:
         """Send a message when, and only if, this transaction commits."""
         await self._call(partial(self._blocking.send, *args, **kwargs))
+
+    @property
+    def kv(self) -> TransactionKeys:
+        """Keys and values, written when, and only if, this transaction commits."""
+        return TransactionKeys(self._blocking.kv, self._call)
 
     @property
     def connection(self) -> Any:

@@ -13,6 +13,7 @@ from pxrs.cli.demo import demo
 from pxrs.cli.dlq import dlq
 from pxrs.cli.doctor import doctor
 from pxrs.cli.groups import groups
+from pxrs.cli.kv import kv
 from pxrs.cli.options import Settings, exit_code, shared
 from pxrs.cli.produce import produce
 from pxrs.cli.queues import queues
@@ -65,6 +66,7 @@ for command in (
     groups,
     queues,
     dlq,
+    kv,
     store,
     doctor,
     serve,

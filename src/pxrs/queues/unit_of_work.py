@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, Unpack
 
 from pxrs.core.error_text import describe, storable
 from pxrs.core.queue import validate_item, validate_name
 from pxrs.core.retry import AT_ONCE, Backoff, check_retry
 from pxrs.errors import (
+    CommitConflict,
     Fenced,
     InsideTransaction,
     InvalidRequest,
@@ -39,8 +40,14 @@ from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
 from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange, Release, Value
 
+if TYPE_CHECKING:
+    from pxrs.kv.transaction import TransactionKeys
+
 # Behind the wake-ups: how long a lost one can go unnoticed.
 CAREFUL_WAIT = 5.0
+# How often a commit is tried against others that write keys of the same shards.
+_MOST_TRIES = 20
+_MAKING = threading.Lock()
 
 
 class Found(NamedTuple, Generic[Value]):
@@ -80,6 +87,7 @@ class UnitOfWork(Generic[Value]):
         # The ids of what was put, once it is committed: see `PutItem`.
         self._ids: list[int | None] = []
         self._outgoing: Outgoing | None = None
+        self._keys: TransactionKeys | None = None
         self._atomic: Atomic | None = None
         # The caller's own statements can't be repeated here, so the commit is tried once.
         self._has_one_try = isinstance(connection, Lent)
@@ -240,7 +248,7 @@ class UnitOfWork(Generic[Value]):
         """Take back what was put and sent so far; what was taken stays held."""
         with self._locked():
             self._require_open()
-            self._put, self._ids, self._outgoing = [], [], None
+            self._put, self._ids, self._outgoing, self._keys = [], [], None, None
 
     def extend(self, seconds: float) -> None:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
@@ -276,6 +284,25 @@ class UnitOfWork(Generic[Value]):
                     self._context.topics, self._context.clock, value_serde=self._serde
                 )
             self._outgoing.send(topic, value, key, partition, headers)
+
+    @property
+    def kv(self) -> TransactionKeys:
+        """Keys and values, written when, and only if, this transaction commits."""
+        from pxrs.kv.store import KeyValues
+        from pxrs.kv.transaction import TransactionKeys
+
+        # Not the transaction's own lock: an event loop asks for this, and must not wait.
+        with _MAKING:
+            if self._keys is None:
+                keys = KeyValues(self._context.stores.coord, self._context.clock)
+                self._keys = TransactionKeys(keys, self._open_here)
+            return self._keys
+
+    @contextmanager
+    def _open_here(self) -> Iterator[None]:
+        with self._locked():
+            self._require_open()
+            yield
 
     @property
     def connection(self) -> Any:
@@ -356,7 +383,7 @@ class UnitOfWork(Generic[Value]):
 
     def _commit(self) -> None:
         try:
-            if self._atomic is None and self._given is None and self._outgoing is None:
+            if self._is_queues_alone:
                 if self._held.taken or self._put:
                     self._ids += self._context.stores.queues.apply(self._change())
             else:
@@ -370,6 +397,12 @@ class UnitOfWork(Generic[Value]):
         # Anything else may have come before the commit or after it: that stays in doubt.
         else:
             self._answered(committed=True)
+
+    @property
+    def _is_queues_alone(self) -> bool:
+        """Whether one call of the queues does it all."""
+        others = (self._atomic, self._given, self._outgoing, self._keys)
+        return all(other is None for other in others)
 
     def _settles_as_committed(self) -> bool:
         """Whether a commit that was interrupted was done all the same: then this has ended."""
@@ -398,6 +431,21 @@ class UnitOfWork(Generic[Value]):
             self._context.hold_session.answered(session, unit)
 
     def _commit_atomically(self) -> None:
+        """Commits all of it; again where other keys were written to the same shards meanwhile."""
+        tries = 1 if self._has_one_try or self._is_callers else _MOST_TRIES
+        while True:
+            tries -= 1
+            try:
+                self._commit_block()
+            except (CommitConflict, TransactionConflict) as conflict:
+                if not tries or self._keys is None or not self._keys._may_have_caused(conflict):
+                    raise
+                self._answered(committed=False)
+                self._atomic = None
+            else:
+                return
+
+    def _commit_block(self) -> None:
         atomic = self._open_atomic()
         try:
             # Even if it is empty: that it was done is remembered with it.
@@ -431,6 +479,8 @@ class UnitOfWork(Generic[Value]):
             atomic.queue(change)
         for where, batch in self._outgoing.appends() if self._outgoing else ():
             atomic.append(where, batch)
+        if self._keys is not None:
+            self._keys._stage(atomic)
 
     def _undo(self, error: BaseException) -> None:
         """Roll the database's transaction back, if there is one."""

@@ -531,6 +531,15 @@ class FetchesMany(Protocol):
 
 
 @runtime_checkable
+class TellsTime(Protocol):
+    """A `CoordStore` with a clock that all who use the store share."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 by the store's own clock."""
+        ...
+
+
+@runtime_checkable
 class GivesWay(Protocol):
     """A `CoordStore` with one writer, which a program may hold by a connection of its own."""
 

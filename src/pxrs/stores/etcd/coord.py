@@ -38,7 +38,7 @@ from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 # etcd takes 128 comparisons and 128 writes (--max-txn-ops); each commit has one of its own. And
 # 1.5 MB in all (--max-request-bytes): what is over that in several values, etcd refuses.
 _OPERATIONS = 127
-_LIMITS = Limits(operations=_OPERATIONS, value_bytes=1_000_000)
+_LIMITS = Limits(operations=_OPERATIONS, value_bytes=1_100_000)
 _PAGE = 2000
 
 

@@ -15,7 +15,7 @@ from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limi
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
-LIMITS = Limits(operations=128, value_bytes=512 * 1024)
+LIMITS = Limits(operations=128, value_bytes=1_100_000)
 
 
 @runtime_checkable
@@ -81,6 +81,10 @@ class MemoryCoord:
         with self._lock:
             self._begin()
             return self._wakeups.watch(lambda key: key.startswith(where))
+
+    def now_ms(self) -> int:
+        """See `pxrs.stores.api.TellsTime`."""
+        return self._clock.wall_ms()
 
     def session(self, ttl: float) -> MemorySession:
         if not 0 < ttl < math.inf:

@@ -24,7 +24,7 @@ from pxrs.stores.mysql.sessions import Sessions, SqlSession
 from pxrs.stores.rows import next_step
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
-_LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
+_LIMITS = Limits(operations=10_000, value_bytes=1_100_000, key_chars=LONGEST_KEY)
 _LAST = chr(0x10FFFF)
 _NO_LIMIT = 2**31 - 1
 
@@ -74,6 +74,10 @@ class SqlCoord:
     def watch(self, *where: str) -> Watch:
         self.database.check_open()
         return self.changes.watch(where)
+
+    def now_ms(self) -> int:
+        """See `pxrs.stores.api.TellsTime`."""
+        return int(self.database.read(sql.NOW)[0][0])
 
     def session(self, ttl: float) -> SqlSession:
         return self.sessions.open(ttl)

@@ -29,6 +29,7 @@ LIST_FROM = f"{_RECORDS} AND name >= %(first)s AND {_PAGE}"
 LIST_AFTER = f"{_RECORDS} AND name > %(first)s AND {_PAGE}"
 LOOK = f"""SELECT revision, removals, (SELECT COUNT(*) FROM pxrs_sessions WHERE {_SUSPECT})
     FROM pxrs_meta"""
+NOW = f"SELECT {NOW_MS} FROM DUAL"
 CHANGED = "SELECT name FROM pxrs_coord WHERE version > %(since)s"
 
 # Committing, in the order in which rows are locked: sessions, records, the revision.

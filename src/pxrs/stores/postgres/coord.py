@@ -14,7 +14,7 @@ from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
 from pxrs.stores.postgres.sessions import PgSession, Sessions
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
-_LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
+_LIMITS = Limits(operations=10_000, value_bytes=1_100_000)
 _COLUMNS = "key, value, version, session"
 _LAST = chr(0x10FFFF)
 _GET = f"SELECT {_COLUMNS} FROM @.pxrs_coord WHERE key = %b"
@@ -22,6 +22,7 @@ _LIST = f"""SELECT {_COLUMNS} FROM @.pxrs_coord
     WHERE key {{compare}} %b AND key <= %b ORDER BY key LIMIT %s"""
 _COMMIT = """SELECT failed, r_key, r_version, r_place, r_value, r_session FROM @.pxrs_commit(
     %b::text[], %b::int8[], %b::int8[], %b::bytea[], %b::text[], %b::text[])"""
+_NOW = "SELECT @.pxrs_now_ms()"
 _MOST_PLACES = 100_000
 
 
@@ -39,6 +40,7 @@ class PostgresCoord:
             compare: database.sql(_LIST.format(compare=compare)) for compare in (">", ">=")
         }
         self._commit = database.sql(_COMMIT)
+        self._now = database.sql(_NOW)
         # Where the rows lie that this process has written. A hint: see `pxrs_commit`.
         self._places: dict[str, str] = {}
 
@@ -84,6 +86,10 @@ class PostgresCoord:
 
     def watch(self, *where: str) -> Watch:
         return self._changes.watch_keys(where)
+
+    def now_ms(self) -> int:
+        """See `pxrs.stores.api.TellsTime`."""
+        return int(self._database.read(self._now, ())[0][0])
 
     def session(self, ttl: float) -> PgSession:
         return self._sessions.open(ttl)

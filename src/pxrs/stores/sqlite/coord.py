@@ -29,7 +29,7 @@ from pxrs.types import (
     Write,
 )
 
-_LIMITS = Limits(operations=10_000, value_bytes=1_000_000)
+_LIMITS = Limits(operations=10_000, value_bytes=1_100_000)
 _COLUMNS = "key, value, version, session"
 _LAST = chr(0x10FFFF)
 # Not REPLACE, which would delete the row and its entry in the index, and make both anew.
@@ -110,6 +110,10 @@ class SqliteCoord:
 
     def watch(self, *where: str) -> SlotWatch:
         return self._changes.watch(frozenset(map(slot, where)), sessions=True, silent=False)
+
+    def now_ms(self) -> int:
+        """See `pxrs.stores.api.TellsTime`: all processes are on one host, and share its clock."""
+        return self._clock.wall_ms()
 
     def session(self, ttl: float) -> FileSession:
         self._database.check_open()

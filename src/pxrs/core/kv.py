@@ -1,0 +1,372 @@
+"""Key-value, as pure rules: where records lie, what a write does, what a lost answer has left.
+
+    kv/<key in hex>               the value, behind a binary header; see `encode_record`
+    kv-heads/<shard>              term and index of the shard's last write: the fence
+    kv-once/<digest>              how a write with an idempotency key was answered
+    kv-due/<ms>/<digest>          a key whose value may have expired by then
+
+Every write, of whichever process, checks its shard's head and writes the next one. So whatever was
+read of a shard while its head was known is still so if the commit succeeds, versions rise with
+every write, also after a delete, and a leader that was deposed finds the head changed.
+
+A key is deleted by removing its record: the head goes on, so a version never comes back. A value
+that has expired is deleted too, by whoever comes across it, before anybody is told that it is gone.
+Else a compare-and-set that had read it in time could succeed after another was told so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from pxrs.core.records import SCHEMA, decode
+from pxrs.core.routing import jump_shard
+from pxrs.errors import AlreadyExists, InvalidRequest, PxrsError, SchemaMismatch, VersionMismatch
+from pxrs.types import (
+    ABSENT,
+    Check,
+    Delete,
+    Entry,
+    Limits,
+    Outcome,
+    Put,
+    Version,
+    Versioned,
+    Write,
+)
+
+SHARDS = 1024
+LONGEST_KEY = 1024
+LONGEST_VALUE = 1_048_576
+LONGEST_ONCE = 256
+RECORDS = "kv/"
+HEADS = "kv-heads/"
+ONCES = "kv-once/"
+DUES = "kv-due/"
+# How long a repeated write is answered as the first one was.
+ONCE_MS = 3600 * 1000
+# The most that one write can add to a commit: head, record, what it answers once, when it is due,
+# each checked and put.
+MOST_OPERATIONS = 8
+# What a record adds to its value, and what a commit adds to its records.
+_ROOM = 1024
+_UNIT_BYTES = 8
+_HEADER = struct.Struct(f">BQQQ{_UNIT_BYTES}s")
+
+
+def shard_of(key: bytes) -> int:
+    """The shard of a key, as every client computes it."""
+    return jump_shard(key, SHARDS)
+
+
+def record_key(key: bytes) -> str:
+    """Where a key's record lies. In hex, keys sort as their bytes do."""
+    return RECORDS + key.hex()
+
+
+def head_key(shard: int) -> str:
+    """Where a shard's head lies."""
+    return f"{HEADS}{shard:04x}"
+
+
+def once_key(key: bytes, once: str) -> str:
+    """Where it lies how a write with an idempotency key was answered: each key has its own."""
+    digest = hashlib.blake2b(once.encode(), key=hashlib.blake2b(key).digest()[:32], digest_size=16)
+    return ONCES + digest.hexdigest()
+
+
+def due_key(expires_ms: int, key: bytes) -> str:
+    """Where a value that expires is listed, by time."""
+    return f"{DUES}{expires_ms:016d}/{hashlib.blake2b(key, digest_size=16).hexdigest()}"
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard's last write. `unit` is the unique id of the commit that wrote it."""
+
+    term: int = 1
+    index: int = 0
+    unit: str = ""
+    schema: int = SCHEMA
+
+
+class Once(msgspec.Struct, frozen=True, kw_only=True):
+    """A write with an idempotency key: the version it made, and a digest of what it wrote."""
+
+    term: int
+    index: int
+    body: str
+    at_ms: int = 0
+    schema: int = SCHEMA
+
+
+class Record(NamedTuple):
+    """A key's record, decoded. `expires_ms` is 0 for one that does not expire."""
+
+    version: Version
+    value: bytes
+    expires_ms: int
+    unit: str
+
+
+def encode_record(record: Record) -> bytes:
+    """The record as it is stored: a header of fixed size, then the value as it is."""
+    term, index = record.version.term, record.version.index
+    unit = bytes.fromhex(record.unit)
+    return _HEADER.pack(SCHEMA, term, index, record.expires_ms, unit) + record.value
+
+
+def decode_record(stored: Versioned) -> Record:
+    """Decodes a stored record; raises `SchemaMismatch` if it can't."""
+    if len(stored.value) < _HEADER.size or stored.value[0] != SCHEMA:
+        raise SchemaMismatch(
+            f"the record {stored.key[:100]!r} can't be read; another version of pxrs wrote it"
+        )
+    _, term, index, expires_ms, unit = _HEADER.unpack_from(stored.value)
+    return Record(Version(term, index), stored.value[_HEADER.size :], expires_ms, unit.hex())
+
+
+def decode_entry(stored: Versioned, record: Record) -> Entry:
+    """The record as users see it."""
+    return Entry(bytes.fromhex(stored.key.removeprefix(RECORDS)), record.value, record.version)
+
+
+class Change(NamedTuple):
+    """One write: `value` None deletes.
+
+    `if_match` is the version the key must have; 0/0 means that there must be no such key. A value
+    with `ttl_ms` expires so long after it was written. `once` is an idempotency key. `expired`:
+    deletes a value that has expired; that it is gone already is fine.
+    """
+
+    key: bytes
+    value: bytes | None
+    if_match: Version | None = None
+    ttl_ms: int = 0
+    once: str = ""
+    expired: bool = False
+
+    @property
+    def reads(self) -> bool:
+        """Whether what it does depends on what the key has now."""
+        return self.value is None or self.if_match is not None
+
+    @property
+    def body(self) -> str:
+        """A digest of what it writes: an idempotency key stands for one body."""
+        text = b"delete" if self.value is None else b"put %d " % self.ttl_ms + self.value
+        return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+class Written(NamedTuple):
+    """The answer to a write. `existed`: whether there was something to delete."""
+
+    version: Version
+    existed: bool = True
+
+
+def check_change(change: Change, limits: Limits) -> None:
+    """Refuses what no store, or not this one, could keep."""
+    check_key(change.key, limits)
+    if change.value is not None:
+        most = min(LONGEST_VALUE, limits.value_bytes - _HEADER.size)
+        if len(change.value) > most:
+            raise InvalidRequest(f"value is {len(change.value)} bytes long; the limit is {most}")
+    if not 0 <= change.ttl_ms < 2**53:
+        raise InvalidRequest(f"ttl must be 0.001 s to 285,000 years, got {change.ttl_ms / 1000} s")
+    if change.once and (len(change.once) > LONGEST_ONCE or not change.once.isprintable()):
+        raise InvalidRequest(
+            f"an idempotency key must be printable text of at most {LONGEST_ONCE} characters"
+        )
+
+
+def check_key(key: bytes, limits: Limits) -> None:
+    """Refuses a key that is empty, or longer than the store can keep."""
+    most = min(LONGEST_KEY, (limits.key_chars - len(RECORDS)) // 2)
+    if not 1 <= len(key) <= most:
+        raise InvalidRequest(f"key must be 1 to {most} bytes long, got {len(key)} bytes")
+
+
+class KnownHead(NamedTuple):
+    """A head and the version of its record; 0 if there is none yet."""
+
+    version: int
+    head: Head
+
+
+def known_head(stored: Versioned | None) -> KnownHead:
+    """The head as it was read."""
+    return (
+        KnownHead(0, Head()) if stored is None else KnownHead(stored.version, decode(stored, Head))
+    )
+
+
+class Draft:
+    """One commit of several writes: what it checks and writes, and what each write is answered.
+
+    `heads` are the shards' heads as they are known. `records` are those that were read since, each
+    None if the key has none: of all changes that read. `onces` has what is known of idempotency
+    keys; those that are not there are believed to be new, and the commit checks it. `leads` names
+    shards whose term this commit raises. `unit` is the commit's unique id.
+    """
+
+    def __init__(
+        self,
+        unit: str,
+        heads: Mapping[int, KnownHead],
+        records: Mapping[bytes, Record | None],
+        onces: Mapping[str, Once],
+        leads: Iterable[int] = (),
+        now_ms: int = 0,
+    ) -> None:
+        self.unit = unit
+        self.known = dict(heads)
+        self.operations = 0
+        self.bytes = 0
+        self._now_ms = now_ms
+        self._heads: dict[int, Head] = {}
+        self._records = dict(records)
+        self._onces = dict(onces)
+        self._leads = frozenset(leads)
+        self._first: dict[int, int] = {}
+        self._puts: dict[str, Write] = {}
+        self._keys: set[bytes] = set()
+        self._absent: set[str] = set()
+
+    def add(self, change: Change) -> Written | PxrsError:
+        """Adds one write; its answer, if the commit succeeds. An error adds nothing."""
+        shard = shard_of(change.key)
+        once = once_key(change.key, change.once) if change.once else ""
+        if (before := self._onces.get(once)) is not None:
+            return _as_before(change, before)
+        if change.reads and (refused := self._refusal(change)) is not None:
+            return refused
+        version = self._advance(shard)
+        self._write(change, version)
+        if once:
+            self._onces[once] = Once(
+                term=version.term, index=version.index, body=change.body, at_ms=self._now_ms
+            )
+            self._absent.add(once)
+            self._put(once, msgspec.json.encode(self._onces[once]))
+        return Written(version)
+
+    @property
+    def checks(self) -> list[Check]:
+        """Every head that is written is as it is known, and no idempotency key was used."""
+        heads = [Check(head_key(shard), self.known[shard].version) for shard in self._heads]
+        return heads + [Check(key, 0) for key in self._absent]
+
+    @property
+    def writes(self) -> list[Write]:
+        """The heads, and everything else."""
+        heads = [Put(head_key(shard), msgspec.json.encode(it)) for shard, it in self._heads.items()]
+        return [*heads, *self._puts.values()]
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards that it writes to."""
+        return list(self._heads)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The keys that it writes."""
+        return list(self._keys)
+
+    def new_heads(self, versions: Mapping[str, int]) -> dict[int, KnownHead]:
+        """The heads once it is committed, with the versions that the store gave."""
+        return {s: KnownHead(versions[head_key(s)], head) for s, head in self._heads.items()}
+
+    def outcome(
+        self, heads: Mapping[int, KnownHead], records: Mapping[bytes, Record | None]
+    ) -> Outcome | None:
+        """What became of this commit, whose answer was lost, by what the store shows now.
+
+        `heads` and `records` are those of its shards and keys. None: it was not applied, but may
+        still be on its way; another commit that checks the same heads settles it.
+        """
+        if any(known.head.unit == self.unit for known in heads.values()):
+            return Outcome.DONE
+        if any(record is not None and record.unit == self.unit for record in records.values()):
+            return Outcome.DONE
+        moved = [s for s, known in heads.items() if known.version != self.known[s].version]
+        if not moved:
+            return None
+        # A head has moved, so it can't come any more. Had it been applied before that, it would
+        # have moved all of its heads, and no key of its own would have an older record.
+        if len(moved) < len(heads) or any(
+            record is not None and record.version.index < self._first[shard_of(key)]
+            for key, record in records.items()
+        ):
+            return Outcome.NEVER
+        return Outcome.UNKNOWN
+
+    def _refusal(self, change: Change) -> Written | PxrsError | None:
+        """Why the change is not made, if it is not: an error, or there is nothing to delete."""
+        record = self._records[change.key]
+        current = None if record is None else record.version
+        if change.expired and current != change.if_match:
+            return Written(ABSENT, existed=False)
+        if change.if_match == ABSENT:
+            if current is not None:
+                return AlreadyExists(change.key, current)
+        elif change.if_match is not None and current != change.if_match:
+            return VersionMismatch(change.key, change.if_match, current)
+        if change.value is None and record is None:
+            return Written(ABSENT, existed=False)
+        return None
+
+    def _advance(self, shard: int) -> Version:
+        """Moves the shard's head on by one write."""
+        known = self.known[shard].head
+        head = self._heads.get(shard)
+        if head is None:
+            raised = known.term + (shard in self._leads)
+            head = Head(term=raised, index=known.index, unit=self.unit)
+            self._first[shard] = known.index + 1
+            self._count(2, 0)
+        head = Head(term=head.term, index=head.index + 1, unit=self.unit)
+        self._heads[shard] = head
+        return Version(head.term, head.index)
+
+    def _write(self, change: Change, version: Version) -> None:
+        self._keys.add(change.key)
+        where = record_key(change.key)
+        if change.value is None:
+            self._records[change.key] = None
+            self._puts[where] = Delete(where)
+            self._count(1, 0)
+            return
+        expires_ms = self._now_ms + change.ttl_ms if change.ttl_ms else 0
+        record = Record(version, change.value, expires_ms, self.unit)
+        self._records[change.key] = record
+        self._put(where, encode_record(record))
+        if expires_ms:
+            self._put(due_key(expires_ms, change.key), change.key.hex().encode())
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._puts[key] = Put(key, value)
+        self._count(1 + (key in self._absent), len(value))
+
+    def _count(self, operations: int, size: int) -> None:
+        self.operations += operations
+        self.bytes += size
+
+    def has_room(self, change: Change, limits: Limits) -> bool:
+        """Whether the change fits beside the others, by what engines take in one commit."""
+        size = self.bytes + len(change.value or b"") + _ROOM
+        return not self.operations or (
+            self.operations + MOST_OPERATIONS <= limits.operations and size <= limits.value_bytes
+        )
+
+
+def _as_before(change: Change, before: Once) -> Written | PxrsError:
+    if before.body != change.body:
+        return InvalidRequest(
+            f"the idempotency key {change.once!r} was used for another write of this key; "
+            "use a new one for each write"
+        )
+    return Written(Version(before.term, before.index))

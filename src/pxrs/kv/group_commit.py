@@ -1,0 +1,104 @@
+"""Commits the writes of concurrent threads together, without a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from pxrs.errors import OutcomeUnknown
+
+Work = TypeVar("Work")
+Answer = TypeVar("Answer")
+
+
+class Waiting(Generic[Work, Answer]):
+    """A thread's work, until it has its answer. `leads`: its thread is to commit."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.leads = False
+        self.is_settled = False
+        self._answer: Answer | BaseException | None = None
+        # Held until the thread is woken. Every write has one: it is lighter than an Event.
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def settle(self, answer: Answer | BaseException) -> None:
+        """Gives the answer, or the error to raise, and wakes the thread."""
+        self._answer = answer
+        self.is_settled = True
+        self.wake()
+
+    def wake(self) -> None:
+        self._turn.release()
+
+    def wait(self) -> None:
+        """Waits until it is woken: it has its answer, or it leads."""
+        self._turn.acquire()
+
+    def result(self) -> Answer:
+        """The answer; raises it if it is an error."""
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        answer: Answer = self._answer  # type: ignore[assignment]
+        return answer
+
+
+class GroupCommit(Generic[Work, Answer]):
+    """Has one of the waiting threads commit for all.
+
+    The first thread that comes commits what there is. Those that come meanwhile wait, and when it
+    is done it wakes the first of them to commit for all of those. `commit` is called by one thread
+    at a time. It takes the waiting in order, settles as many as it can, at least the first, and
+    returns; the others stay.
+    """
+
+    def __init__(self, commit: Callable[[Sequence[Waiting[Work, Answer]]], None]) -> None:
+        self._commit = commit
+        self._lock = threading.Lock()
+        self._waiting: list[Waiting[Work, Answer]] = []
+        self._is_led = False
+
+    def do(self, work: Work) -> Answer:
+        """Returns the answer to this work, or raises it."""
+        mine: Waiting[Work, Answer] = Waiting(work)
+        try:
+            with self._lock:
+                self._waiting.append(mine)
+                if not self._is_led:
+                    self._is_led = mine.leads = True
+            if not mine.leads:
+                mine.wait()
+            while mine.leads and not mine.is_settled:
+                self._commit_waiting(mine)
+        finally:
+            self._leave(mine)
+        return mine.result()
+
+    def _commit_waiting(self, mine: Waiting[Work, Answer]) -> None:
+        with self._lock:
+            batch = list(self._waiting)
+        try:
+            self._commit(batch)
+        except BaseException as error:
+            # Interrupted, or a bug: nobody knows how far it came.
+            for each in batch:
+                if each is not mine and not each.is_settled:
+                    each.settle(OutcomeUnknown(f"the thread that committed this failed: {error!r}"))
+            raise
+        finally:
+            with self._lock:
+                self._waiting = [each for each in self._waiting if not each.is_settled]
+
+    def _leave(self, mine: Waiting[Work, Answer]) -> None:
+        """Ends this thread's part, after an interrupt too: another one leads if it did."""
+        with self._lock:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+            if not mine.leads:
+                return
+            self._is_led = bool(self._waiting)
+            if self._waiting:
+                self._waiting[0].leads = True
+                self._waiting[0].wake()

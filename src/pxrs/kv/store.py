@@ -1,0 +1,483 @@
+"""`px.kv`: keys, values and versions, on any coordination store."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from pxrs.chance import CHANCE
+from pxrs.clock import Clock
+from pxrs.core import kv
+from pxrs.core.kv import Change, Draft, KnownHead, Once, Record, Written
+from pxrs.core.records import decode
+from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, TransactionConflict, quoted
+from pxrs.kv.group_commit import GroupCommit, Waiting
+from pxrs.kv.watch import KeyWatch
+from pxrs.serde import to_bytes
+from pxrs.stores.api import CoordStore, TellsTime
+from pxrs.types import Conflict, Delete, Entry, Outcome, Version, Versioned
+
+# What may be said of consistency: ask the store, or perhaps not.
+_STORE = ("lease", "linearizable")
+_CACHE = "stale_ok"
+# How old an answer to `stale_ok` can be, and how many are kept.
+_STALE = 1.0
+_MOST_SEEN = 10_000
+# How long a write goes on against others that write to its shard.
+_PATIENCE = 30.0
+_PAUSE = 0.002
+_LONGEST_PAUSE = 0.1
+_MOST_TOGETHER = 1000
+_PAGE = 500
+_SWEEP_EVERY = 30.0
+_SWEEP_ONCES_EVERY = 600.0
+_MOST_SWEPT = 1000
+
+
+class Seen(NamedTuple):
+    """An answer that was read, and when."""
+
+    at: float
+    entry: Entry | None
+
+
+class KeyValues:
+    """Puts, gets, deletes, scans and watches keys. Thread-safe.
+
+    Keys and values are bytes, or text, which is stored as UTF-8. Every write makes a `Version`,
+    which only rises; a write that names the version it has read (`if_match`) changes nothing if
+    another one came before it.
+    """
+
+    def __init__(self, coord: CoordStore, clock: Clock) -> None:
+        self._coord = coord
+        self._clock = clock
+        self._group: GroupCommit[Change, Written] = GroupCommit(self._commit)
+        self._heads: dict[int, KnownHead] = {}
+        # How many writes go into one commit: fewer while others write to the same shards.
+        self._most = _MOST_TOGETHER
+        self._seen: OrderedDict[bytes, Seen] = OrderedDict()
+        self._seen_lock = threading.Lock()
+        # Shards that this process leads, and has not written to since.
+        self._to_lead: set[int] = set()
+        self._next_sweep = clock.monotonic() + _SWEEP_EVERY
+        self._next_once_sweep = clock.monotonic() + _SWEEP_ONCES_EVERY
+
+    # Verbs
+
+    def put(
+        self,
+        key: str | bytes,
+        value: str | bytes,
+        *,
+        if_match: Version | None = None,
+        ttl: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Version:
+        """Write a value, durably; the version it has.
+
+        `if_match`: only if the key has this version; `VersionMismatch` otherwise. `ABSENT` creates:
+        `AlreadyExists` if the key is there. `ttl`: it expires after so many seconds by the store's
+        clock; a later put without one makes it stay. `idempotency_key`: another put of this key
+        with the same one writes nothing and returns the first one's version, for an hour.
+        """
+        change = self._put_change(key, value, if_match, ttl, idempotency_key)
+        written = self._group.do(change)
+        self._forget_seen(change.key)
+        self._sweep_if_due()
+        return written.version
+
+    def delete(
+        self,
+        key: str | bytes,
+        *,
+        if_match: Version | None = None,
+        idempotency_key: str | None = None,
+    ) -> bool:
+        """Remove a key; whether it was there. The options are those of `put`."""
+        change = self._delete_change(key, if_match, idempotency_key)
+        written = self._group.do(change)
+        self._forget_seen(change.key)
+        return written.existed
+
+    def get(self, key: str | bytes, *, consistency: str = "lease") -> Entry | None:
+        """The key's value and version; None if there is no such key, or it has expired.
+
+        `lease` and `linearizable` both ask the store, and see every write that was answered
+        before. `stale_ok` may answer from memory what was so within the last second.
+        """
+        raw = to_bytes(key, "key")
+        kv.check_key(raw, self._coord.limits)
+        if is_stale_ok(consistency):
+            return self._read_stale(raw)
+        return self._read(raw)
+
+    def get_many(
+        self, keys: Iterable[str | bytes], *, consistency: str = "lease"
+    ) -> dict[bytes, Entry]:
+        """Those of the keys that exist. Each is read by itself: they need not be of one moment."""
+        found = (self.get(key, consistency=consistency) for key in keys)
+        return {entry.key: entry for entry in found if entry is not None}
+
+    def scan(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        after: str | bytes | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Entry]:
+        """The keys that begin with `prefix`, and come after `after`, in the order of their bytes.
+
+        They are read in pages while the caller goes on: not a snapshot, but each as it was when
+        its page was read.
+        """
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"limit must be at least 1, got {limit}")
+        where = kv.RECORDS + to_bytes(prefix, "prefix").hex()
+        beyond = None if after is None else kv.record_key(to_bytes(after, "after"))
+        return self._scan(where, beyond, limit)
+
+    def watch(self, prefix: str | bytes = b"") -> KeyWatch:
+        """Watch the keys that begin with `prefix`: iterate over it, and close it.
+
+        See `KeyWatch`.
+        """
+        return KeyWatch(self._coord, to_bytes(prefix, "prefix"), self._clock)
+
+    # Reading
+
+    def _read(self, key: bytes) -> Entry | None:
+        while True:
+            stored = self._coord.get(kv.record_key(key))
+            if stored is None:
+                return None
+            record = kv.decode_record(stored)
+            if not self._has_expired(record):
+                return kv.decode_entry(stored, record)
+            if self._group.do(Change(key, None, record.version, expired=True)).existed:
+                return None
+
+    def _read_stale(self, key: bytes) -> Entry | None:
+        now = self._clock.monotonic()
+        with self._seen_lock:
+            seen = self._seen.get(key)
+            if seen is not None and now - seen.at < _STALE:
+                return seen.entry
+        entry = self._read(key)
+        with self._seen_lock:
+            self._seen[key] = Seen(now, entry)
+            self._seen.move_to_end(key)
+            while len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+        return entry
+
+    def _scan(self, where: str, after: str | None, limit: int | None) -> Iterator[Entry]:
+        left = limit
+        while left is None or left > 0:
+            page = self._coord.list(where, after, _PAGE if left is None else min(_PAGE, left))
+            for stored in page:
+                record = kv.decode_record(stored)
+                entry: Entry | None = kv.decode_entry(stored, record)
+                if self._has_expired(record):
+                    entry = self._read(bytes.fromhex(stored.key.removeprefix(kv.RECORDS)))
+                if entry is None:
+                    continue
+                yield entry
+                left = None if left is None else left - 1
+            if not page:
+                return
+            after = page[-1].key
+
+    def _has_expired(self, record: Record) -> bool:
+        return bool(
+            record.expires_ms
+            and isinstance(self._coord, TellsTime)
+            and record.expires_ms <= self._coord.now_ms()
+        )
+
+    # Writing
+
+    def _lead(self, shards: Collection[int]) -> None:
+        """Note that this process leads these shards now: its next writes raise their term."""
+        self._to_lead |= set(shards)
+
+    def _ttl_ms(self, ttl: float | None) -> int:
+        if ttl is None:
+            return 0
+        if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0.001 <= ttl < 2**43:
+            raise InvalidRequest(f"ttl must be a number of seconds above 0, got {quoted(ttl)}")
+        if not isinstance(self._coord, TellsTime):
+            raise InvalidRequest(
+                "ttl needs a store with a clock of its own (SQLite, PostgreSQL, MariaDB); "
+                "this one has none"
+            )
+        return round(ttl * 1000)
+
+    def _put_change(
+        self,
+        key: str | bytes,
+        value: str | bytes,
+        if_match: Version | None,
+        ttl: float | None,
+        idempotency_key: str | None = None,
+    ) -> Change:
+        """What `put` writes, checked."""
+        change = Change(
+            to_bytes(key, "key"),
+            to_bytes(value, "value"),
+            check_version(if_match),
+            self._ttl_ms(ttl),
+            _once(idempotency_key),
+        )
+        kv.check_change(change, self._coord.limits)
+        return change
+
+    def _delete_change(
+        self, key: str | bytes, if_match: Version | None, idempotency_key: str | None = None
+    ) -> Change:
+        """What `delete` writes, checked."""
+        once = _once(idempotency_key)
+        change = Change(to_bytes(key, "key"), None, check_version(if_match), once=once)
+        kv.check_change(change, self._coord.limits)
+        return change
+
+    def _forget_seen(self, key: bytes) -> None:
+        if self._seen:
+            with self._seen_lock:
+                self._seen.pop(key, None)
+
+    def _commit(self, waiting: Sequence[Waiting[Change, Written]]) -> None:
+        """Commits as many of these as fit, from the first on. By one thread at a time."""
+        batch = list(waiting[: self._most])
+        try:
+            done = self._commit_until_known(batch)
+        except PxrsError as error:
+            for each in batch:
+                each.settle(error)
+            return
+        for each, answer in zip(batch, done.answers, strict=True):
+            each.settle(answer)
+
+    def _commit_until_known(self, batch: list[Waiting[Change, Written]]) -> Attempt:
+        """Tries until an attempt has succeeded; cuts the batch to what fits into one."""
+        ends = self._clock.monotonic() + _PATIENCE
+        onces: dict[str, Once] = {}
+        doubts: list[Attempt] = []
+        for tries in count(1):
+            try:
+                # First: what was done must not be done again.
+                if doubts and (done := self._find_out(doubts)) is not None:
+                    return done
+                attempt = self._attempt([each.work for each in batch], onces)
+                # What did not fit stays behind; later attempts are at the same writes.
+                del batch[len(attempt.answers) :]
+                if self._apply(attempt, onces, doubts):
+                    return attempt
+            except PxrsError as error:
+                if not doubts or isinstance(error, OutcomeUnknown):
+                    raise
+                if not error.retryable or self._clock.monotonic() > ends:
+                    raise OutcomeUnknown(
+                        f"a write was sent, no answer came, and the store can't be asked: {error}"
+                    ) from error
+            self._most = max(1, len(batch) // 2)
+            if self._clock.monotonic() > ends:
+                raise TransactionConflict(
+                    f"others wrote to the same shard for {_PATIENCE:g} s; try again later"
+                )
+            if tries > 1:
+                longest = min(_PAUSE * 2 ** min(tries, 10), _LONGEST_PAUSE)
+                threading.Event().wait(longest * CHANCE.random())
+        raise AssertionError("unreachable")
+
+    def _attempt(
+        self,
+        changes: Sequence[Change],
+        onces: Mapping[str, Once],
+        *,
+        fresh: bool = False,
+        all_of_them: bool = False,
+    ) -> Attempt:
+        """Drafts one commit of the changes, as many as fit, from what the store has now.
+
+        `fresh`: heads are read, not remembered. They are read before records: what is read of a
+        shard is valid if its head is still the same when it is committed. `all_of_them`: those that
+        do not fit are not left out, so the store refuses them.
+        """
+        heads = {
+            shard: self._head(shard, fresh=fresh)
+            for shard in sorted({kv.shard_of(change.key) for change in changes})
+        }
+        records, expired = self._records([change.key for change in changes if change.reads])
+        timed = any(change.ttl_ms or change.once for change in changes)
+        now_ms = self._coord.now_ms() if timed and isinstance(self._coord, TellsTime) else 0
+        known = {**onces, **self._used_onces(changes)}
+        draft = Draft(secrets.token_hex(8), heads, records, known, self._to_lead, now_ms)
+        for key in expired:
+            draft.add(Change(key, None))
+        answers: list[Written | PxrsError] = []
+        for change in changes:
+            if answers and not (all_of_them or draft.has_room(change, self._coord.limits)):
+                break
+            answers.append(draft.add(change))
+        return Attempt(draft, answers)
+
+    def _head(self, shard: int, *, fresh: bool) -> KnownHead:
+        known = None if fresh else self._heads.get(shard)
+        if known is None:
+            known = self._heads[shard] = kv.known_head(self._coord.get(kv.head_key(shard)))
+        return known
+
+    def _used_onces(self, changes: Iterable[Change]) -> dict[str, Once]:
+        """The idempotency keys that were used before, of changes that may be refused.
+
+        Of all others the commit finds it.
+        """
+        found = {}
+        for change in changes:
+            if change.once and change.reads:
+                stored = self._coord.get(kv.once_key(change.key, change.once))
+                if stored is not None:
+                    found[stored.key] = decode(stored, Once)
+        return found
+
+    def _records(self, keys: Iterable[bytes]) -> tuple[dict[bytes, Record | None], list[bytes]]:
+        """The keys' records as they are now, and which of these have expired."""
+        found: dict[bytes, Record | None] = {}
+        for key in keys:
+            if key not in found:
+                stored = self._coord.get(kv.record_key(key))
+                found[key] = None if stored is None else kv.decode_record(stored)
+        return found, [key for key, it in found.items() if it is not None and self._has_expired(it)]
+
+    def _apply(self, attempt: Attempt, onces: dict[str, Once], doubts: list[Attempt]) -> bool:
+        """Commits an attempt; whether it is done.
+
+        What another attempt must know is noted: current heads, idempotency keys that were used, and
+        attempts whose answer was lost.
+        """
+        draft = attempt.draft
+        try:
+            outcome = self._coord.commit(draft.checks, draft.writes) if draft.shards else None
+        except OutcomeUnknown:
+            doubts.append(attempt)
+            return False
+        if isinstance(outcome, Conflict):
+            self._note_conflict(outcome, onces)
+            return False
+        if outcome is not None:
+            self._heads.update(draft.new_heads(outcome.versions))
+            self._to_lead.difference_update(draft.shards)
+            self._most = min(_MOST_TOGETHER, self._most + len(attempt.answers))
+        for doubt in doubts:
+            # Both checked one head at one version: only one of them can have been applied.
+            if not set(doubt.draft.shards) & set(draft.shards):
+                raise OutcomeUnknown("a write was sent, and whether it was done can't be told")
+        return True
+
+    def _note_conflict(self, conflict: Conflict, onces: dict[str, Once]) -> None:
+        for key, current in conflict.current.items():
+            if key.startswith(kv.HEADS):
+                self._heads[int(key.removeprefix(kv.HEADS), 16)] = kv.known_head(current)
+            elif current is not None:
+                onces[key] = decode(current, Once)
+
+    def _find_out(self, doubts: list[Attempt]) -> Attempt | None:
+        """Looks what became of attempts whose answer was lost: the one that was done, if any.
+
+        Those that never will be are left out from then on. Raises `OutcomeUnknown` if that can't be
+        told any more, because others have written to the same keys since.
+        """
+        outcomes = [self._outcome(attempt.draft) for attempt in doubts]
+        # One that is done settles all: attempts at the same writes exclude each other.
+        if Outcome.DONE in outcomes:
+            return doubts[outcomes.index(Outcome.DONE)]
+        if Outcome.UNKNOWN in outcomes:
+            raise OutcomeUnknown(
+                "a write was sent and no answer came; others have written to the same keys since, "
+                "so whether it was done can't be told. A write with an idempotency_key can be "
+                "repeated safely"
+            )
+        open_ones = [it for it, told in zip(doubts, outcomes, strict=True) if told is None]
+        doubts[:] = open_ones
+        return None
+
+    def _outcome(self, draft: Draft) -> Outcome | None:
+        heads = {shard: self._head(shard, fresh=True) for shard in draft.shards}
+        return draft.outcome(heads, self._records(draft.keys)[0])
+
+    # Sweeping
+
+    def _sweep_if_due(self) -> None:
+        """Now and then, remove what has expired: values, and idempotency keys."""
+        now = self._clock.monotonic()
+        if now < self._next_sweep or not isinstance(self._coord, TellsTime):
+            return
+        self._next_sweep = now + _SWEEP_EVERY
+        self._sweep_values(self._coord.now_ms())
+        if now >= self._next_once_sweep:
+            self._next_once_sweep = now + _SWEEP_ONCES_EVERY
+            self._sweep_onces(self._coord.now_ms())
+
+    def _sweep_values(self, now_ms: int) -> None:
+        due = [it for it in self._coord.list(kv.DUES, limit=_MOST_SWEPT) if _due_ms(it) <= now_ms]
+        for listed in due:
+            # Reading it deletes it, if it has expired: it may have been written again since.
+            self._read(bytes.fromhex(listed.value.decode()))
+        self._remove(due)
+
+    def _sweep_onces(self, now_ms: int) -> None:
+        after: str | None = None
+        while page := self._coord.list(kv.ONCES, after, _MOST_SWEPT):
+            self._remove([it for it in page if decode(it, Once).at_ms + kv.ONCE_MS <= now_ms])
+            after = page[-1].key
+
+    def _remove(self, records: Sequence[Versioned]) -> None:
+        size = min(100, self._coord.limits.operations)
+        for first in range(0, len(records), size):
+            self._coord.commit([], [Delete(it.key) for it in records[first : first + size]])
+
+
+class Attempt(NamedTuple):
+    """A commit, and what each write in it is answered if it succeeds."""
+
+    draft: Draft
+    answers: list[Written | PxrsError]
+
+
+def _due_ms(listed: Versioned) -> int:
+    return int(listed.key.removeprefix(kv.DUES).partition("/")[0])
+
+
+def is_stale_ok(consistency: str) -> bool:
+    """Whether a read may be answered from memory; refuses consistencies that do not exist."""
+    if consistency in _STORE:
+        return False
+    if consistency == _CACHE:
+        return True
+    raise InvalidRequest(
+        f"consistency must be lease, linearizable or stale_ok, got {quoted(consistency)}"
+    )
+
+
+def check_version(version: object) -> Version | None:
+    """Refuses what is no version."""
+    if version is None:
+        return None
+    if isinstance(version, Version):
+        numbers = (version.term, version.index)
+        if all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+            return version
+    raise InvalidRequest(f"if_match must be a Version, got {quoted(version)}")
+
+
+def _once(idempotency_key: object) -> str:
+    if idempotency_key is None:
+        return ""
+    if isinstance(idempotency_key, str) and idempotency_key:
+        return idempotency_key
+    raise InvalidRequest(f"idempotency_key must be text, got {quoted(idempotency_key)}")

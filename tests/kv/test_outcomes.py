@@ -1,0 +1,238 @@
+"""Lost answers, late commits and races: what is told is true, and histories are linear."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.core.kv import Draft
+from pxrs.errors import AlreadyExists, OutcomeUnknown, PxrsError, StoreError, VersionMismatch
+from pxrs.kv.group_commit import GroupCommit, Waiting
+from pxrs.kv.store import KeyValues
+from pxrs.stores.memory.stores import MemoryStores
+from pxrs.testing.clock import VirtualClock
+from pxrs.testing.faults import Faults, FaultyStores, Rates
+from pxrs.types import ABSENT, Outcome
+from support.linearizable import GONE, Op, find_violation, is_linearizable
+from support.seeds import few_are_fast
+
+RATES = Rates(
+    unknown_applied=0.15, unknown_lost=0.1, unknown_late=0.15, unavailable=0.05, longest_delay=0.02
+)
+
+
+def play(seed: int, clients: int = 3, each: int = 60) -> list[Op]:
+    """Threads write, compare and read a few keys through stores that lose answers."""
+    stores = MemoryStores()
+    history: list[Op] = []
+    faults = Faults(Random(seed), SYSTEM_CLOCK, RATES)
+
+    def client(number: int) -> None:
+        rng = Random(seed * 100 + number)
+        coord = FaultyStores(stores, faults, who=str(number)).coord
+        keys = KeyValues(coord, SYSTEM_CLOCK)
+        history.extend(act(keys, rng, f"{number}.{turn}") for turn in range(each))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return history
+
+
+def act(keys: KeyValues, rng: Random, unique: str) -> Op:
+    """One operation, and what came of it."""
+    key = rng.choice(["a", "b"])
+    kind = rng.choice(["read", "read", "write", "cas", "delete"])
+    expected: Any = GONE
+    version = ABSENT
+    if kind == "cas":
+        try:
+            found = keys.get(key)
+        except PxrsError:
+            found = None
+        if found is not None:
+            expected, version = found.value.decode(), found.version
+    called = time.monotonic()
+    value: Any = unique
+    try:
+        if kind == "read":
+            seen = keys.get(key)
+            value = GONE if seen is None else seen.value.decode()
+        elif kind == "cas":
+            keys.put(key, unique, if_match=version)
+        elif kind == "write":
+            keys.put(key, unique)
+        else:
+            kind, value = "write", GONE
+            keys.delete(key)
+    except (VersionMismatch, AlreadyExists):
+        return Op(key, kind, value, called, time.monotonic(), expected, done=False)
+    except OutcomeUnknown:
+        return Op(key, kind, value, called, math.inf, expected, done=None)
+    except StoreError:
+        # It was not done: as if it had never been called.
+        return Op("nothing", "read", GONE, called, called)
+    return Op(key, kind, value, called, time.monotonic(), expected)
+
+
+@pytest.mark.parametrize("seed", few_are_fast(range(25)))
+def test_histories_are_linearizable(seed: int) -> None:
+    assert find_violation(play(seed)) is None
+
+
+def without_head_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that do not check their shard's head: what was read may have changed."""
+    checks: Any = Draft.checks
+    unchecked = property(lambda self: [it for it in checks.fget(self) if it.version == 0])
+    monkeypatch.setattr(Draft, "checks", unchecked)
+
+
+def gives_up_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sees no trace of its write takes it for never done, and does it again."""
+    told = Draft.outcome
+
+    def outcome(self: Draft, *seen: Any) -> Outcome | None:
+        found = told(self, *seen)
+        return Outcome.NEVER if found is Outcome.UNKNOWN else found
+
+    monkeypatch.setattr(Draft, "outcome", outcome)
+
+
+def believes_in_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gets no answer takes the write for done."""
+    monkeypatch.setattr(Draft, "outcome", lambda self, *seen: Outcome.DONE)
+
+
+def reads_what_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads are answered from memory."""
+    monkeypatch.setattr(KeyValues, "_read", KeyValues._read, raising=True)
+    read = KeyValues._read
+    memory: dict[tuple[int, bytes], Any] = {}
+
+    def stale(self: KeyValues, key: bytes) -> Any:
+        place = (id(self), key)
+        if place not in memory or len(memory) % 3 == 0:
+            memory[place] = read(self, key)
+        return memory[place]
+
+    monkeypatch.setattr(KeyValues, "_read", stale)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [without_head_checks, gives_up_too_soon, believes_in_success, reads_what_it_remembers],
+)
+def test_broken_versions_are_caught(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    assert any(find_violation(play(seed)) is not None for seed in range(60))
+
+
+def test_a_write_that_is_told_as_failed_never_comes() -> None:
+    """With one writer there is always evidence: nothing is unknown but what can't be reached."""
+    for seed in range(10):
+        clock = VirtualClock()
+        stores = MemoryStores(clock=clock)
+        faults = Faults(
+            Random(seed),
+            clock,
+            Rates(unknown_applied=0.2, unknown_lost=0.2, unknown_late=0.2, longest_delay=3),
+        )
+        keys = KeyValues(FaultyStores(stores, faults, who="a").coord, clock)
+        truth = KeyValues(stores.coord, clock)
+        for turn in range(30):
+            version = keys.put("k", str(turn))
+            found = truth.get("k")
+            assert found is not None
+            assert (found.value, found.version) == (str(turn).encode(), version)
+            clock.advance(1)
+
+
+def test_the_checker_knows_what_is_linear() -> None:
+    def op(kind: str, value: Any, called: float, returned: float, **more: Any) -> Op:
+        return Op("k", kind, value, called, returned, **more)
+
+    assert is_linearizable([op("write", 1, 0, 1), op("read", 1, 2, 3)])
+    assert not is_linearizable([op("write", 1, 0, 1), op("read", GONE, 2, 3)])
+    assert is_linearizable([op("write", 1, 0, 5), op("read", GONE, 2, 3), op("read", 1, 3.5, 4)])
+    assert not is_linearizable([op("write", 1, 0, 5), op("read", 1, 2, 3), op("read", GONE, 4, 5)])
+    lost = op("write", 2, 1.5, math.inf, done=None)
+    assert is_linearizable([op("write", 1, 0, 1), lost, op("read", 1, 2, 3), op("read", 2, 4, 5)])
+    twice = [op("cas", 2, 2, 3, expected=1), op("cas", 3, 2, 3, expected=1)]
+    assert not is_linearizable([op("write", 1, 0, 1), *twice])
+    refused = op("cas", 2, 2, 3, expected=1, done=False)
+    assert not is_linearizable([op("write", 1, 0, 1), refused])
+
+
+# Threads that commit for each other
+
+
+def test_one_thread_commits_for_all_that_wait() -> None:
+    sizes: list[int] = []
+    entered, go_on = threading.Event(), threading.Event()
+
+    def commit(waiting: Any) -> None:
+        sizes.append(len(waiting))
+        entered.set()
+        go_on.wait()
+        for each in waiting:
+            each.settle(each.work + 1)
+
+    group: GroupCommit[int, int] = GroupCommit(commit)
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda n=n: answers.append(group.do(n))) for n in range(6)]
+    threads[0].start()
+    entered.wait()
+    for thread in threads[1:]:
+        thread.start()
+    while len(group._waiting) < 6:
+        threading.Event().wait(0.001)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [1, 2, 3, 4, 5, 6]
+    assert sizes == [1, 5]
+
+
+def test_a_thread_that_is_interrupted_leaves_nobody_waiting() -> None:
+    """Whoever committed for others tells them that it is unknown, and another one goes on."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def commit(waiting: Sequence[Waiting[str, str]]) -> None:
+        if waiting[0].work == "first":
+            entered.set()
+            go_on.wait()
+            raise KeyboardInterrupt
+        for each in waiting:
+            each.settle(each.work)
+
+    group: GroupCommit[str, str] = GroupCommit(commit)
+    told: dict[str, Any] = {}
+
+    def call(work: str) -> None:
+        try:
+            told[work] = group.do(work)
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            told[work] = type(error)
+
+    threads = [threading.Thread(target=call, args=(name,)) for name in ("first", "second")]
+    threads[0].start()
+    entered.wait()
+    threads[1].start()
+    while len(group._waiting) < 2:
+        threading.Event().wait(0.001)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert told == {"first": KeyboardInterrupt, "second": "second"}
+    assert not group._is_led
