@@ -56,7 +56,9 @@ def fill(client: Client) -> dict[str, Any]:
     assert group.json["groupId"] == "G_a_a"
     client.post("/v1/queues/a/items", {"items": [{"value": "a"}] * 3})
     lease = client.post("/v1/queues/a/take", {"lease": 1000}).json["lease"]
-    return {"topic": "a", "partition": 0, "group": "a", "member": "a", "queue": "a", "lease": lease}
+    client("PUT", "/v1/kv/a", {"value": "a"})
+    names = {"topic": "a", "group": "a", "member": "a", "queue": "a", "key": "a"}
+    return {**names, "partition": 0, "lease": lease}
 
 
 @pytest.mark.long

@@ -253,6 +253,7 @@ _BODIES: dict[str, Any] = {
     "/v1/queues/{queue}/take": {},
     "/v1/queues/{queue}/redrive": {},
     "/v1/queues/{queue}/drop": {},
+    "/v1/kv/{key}": {"value": "a"},
     "/v1/leases/{lease}/extend": {"lease": 10},
     "/v1/leases/{lease}/commit": {"put": [{"queue": "mail", "value": "a"}]},
     "/v1/leases/{lease}/release": {},
@@ -271,7 +272,7 @@ _BODIES: dict[str, Any] = {
 }  # fmt: skip
 _NAMES = {
     "topic": "orders", "partition": "0", "group": "G_orders_a", "queue": "mail",
-    "member": "m~G_orders_a",
+    "member": "m~G_orders_a", "key": "orders",
 }  # fmt: skip
 
 
@@ -279,7 +280,7 @@ def test_rights_to_something_else_open_no_route(url: str, admin: str) -> None:
     """Route by route from the document: one that is added must say here what it needs."""
     rights = [
         f"{kind}:{name}:read,write,admin"
-        for kind in ("topic", "group", "queue", "cluster")
+        for kind in ("topic", "group", "queue", "key", "cluster")
         # Neither a longer name nor a shorter one is the one that they are for.
         for name in ("other*", "order", "orders2*", "mai", "mail2", "G_orders", "G_orders_ab*")
     ]
@@ -301,7 +302,7 @@ def test_rights_to_something_else_open_no_route(url: str, admin: str) -> None:
             for method in methods:
                 filled = re.sub(r"\{(\w+)\}", lambda match: names[match[1]], path)
                 query = _QUERIES.get(path.rpartition("/")[2], "") if method == "get" else ""
-                body = _BODIES[path] if method == "post" else None
+                body = _BODIES[path] if method in ("post", "put") else None
                 answer = client(method.upper(), filled + query, body, bearer(token))
                 told = (method, path, answer.status, answer.body)
                 if method == "get" and path in _LISTS | _ANY_TOKEN:

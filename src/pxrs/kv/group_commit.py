@@ -37,11 +37,10 @@ class Waiting(Generic[Work, Answer]):
         """Waits until it is woken: it has its answer, or it leads."""
         self._turn.acquire()
 
-    def result(self) -> Answer:
-        """The answer; raises it if it is an error."""
-        if isinstance(self._answer, BaseException):
-            raise self._answer
-        answer: Answer = self._answer  # type: ignore[assignment]
+    @property
+    def answer(self) -> Answer | BaseException:
+        """The answer, or the error to raise."""
+        answer: Answer | BaseException = self._answer  # type: ignore[assignment]
         return answer
 
 
@@ -62,21 +61,33 @@ class GroupCommit(Generic[Work, Answer]):
 
     def do(self, work: Work) -> Answer:
         """Returns the answer to this work, or raises it."""
-        mine: Waiting[Work, Answer] = Waiting(work)
+        (answer,) = self.do_all([work])
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def do_all(self, works: Sequence[Work]) -> list[Answer | BaseException]:
+        """Returns the answers to several works of this thread, errors as they are."""
+        mine: list[Waiting[Work, Answer]] = [Waiting(work) for work in works]
         try:
             with self._lock:
-                self._waiting.append(mine)
-                if not self._is_led:
-                    self._is_led = mine.leads = True
-            if not mine.leads:
-                mine.wait()
-            while mine.leads and not mine.is_settled:
-                self._commit_waiting(mine)
-        finally:
-            self._leave(mine)
-        return mine.result()
+                self._waiting += mine
+                if mine and not self._is_led:
+                    self._is_led = mine[0].leads = True
+            for each in mine:
+                if not each.leads:
+                    each.wait()
+                while each.leads and not each.is_settled:
+                    self._commit_waiting()
+                # The next one of this thread's may lead after it.
+                self._leave(each)
+        except BaseException:
+            for each in mine:
+                self._leave(each)
+            raise
+        return [each.answer for each in mine]
 
-    def _commit_waiting(self, mine: Waiting[Work, Answer]) -> None:
+    def _commit_waiting(self) -> None:
         with self._lock:
             batch = list(self._waiting)
         try:
@@ -84,7 +95,7 @@ class GroupCommit(Generic[Work, Answer]):
         except BaseException as error:
             # Interrupted, or a bug: nobody knows how far it came.
             for each in batch:
-                if each is not mine and not each.is_settled:
+                if not each.is_settled:
                     each.settle(OutcomeUnknown(f"the thread that committed this failed: {error!r}"))
             raise
         finally:
@@ -98,6 +109,7 @@ class GroupCommit(Generic[Work, Answer]):
                 self._waiting.remove(mine)
             if not mine.leads:
                 return
+            mine.leads = False
             self._is_led = bool(self._waiting)
             if self._waiting:
                 self._waiting[0].leads = True

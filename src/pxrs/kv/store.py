@@ -85,11 +85,7 @@ class KeyValues:
         clock; a later put without one makes it stay. `idempotency_key`: another put of this key
         with the same one writes nothing and returns the first one's version, for an hour.
         """
-        change = self._put_change(key, value, if_match, ttl, idempotency_key)
-        written = self._group.do(change)
-        self._forget_seen(change.key)
-        self._sweep_if_due()
-        return written.version
+        return self._do(self._put_change(key, value, if_match, ttl, idempotency_key)).version
 
     def delete(
         self,
@@ -99,10 +95,7 @@ class KeyValues:
         idempotency_key: str | None = None,
     ) -> bool:
         """Remove a key; whether it was there. The options are those of `put`."""
-        change = self._delete_change(key, if_match, idempotency_key)
-        written = self._group.do(change)
-        self._forget_seen(change.key)
-        return written.existed
+        return self._do(self._delete_change(key, if_match, idempotency_key)).existed
 
     def get(self, key: str | bytes, *, consistency: str = "lease") -> Entry | None:
         """The key's value and version; None if there is no such key, or it has expired.
@@ -111,8 +104,7 @@ class KeyValues:
         before. `stale_ok` may answer from memory what was so within the last second.
         """
         raw = to_bytes(key, "key")
-        kv.check_key(raw, self._coord.limits)
-        if is_stale_ok(consistency):
+        if self._check_read(raw, consistency):
             return self._read_stale(raw)
         return self._read(raw)
 
@@ -149,6 +141,11 @@ class KeyValues:
         return KeyWatch(self._coord, to_bytes(prefix, "prefix"), self._clock)
 
     # Reading
+
+    def _check_read(self, key: bytes, consistency: str) -> bool:
+        """Refuses a read that can't be; whether it may be answered from memory."""
+        kv.check_key(key, self._coord.limits)
+        return is_stale_ok(consistency)
 
     def _read(self, key: bytes) -> Entry | None:
         while True:
@@ -216,6 +213,20 @@ class KeyValues:
                 "this one has none"
             )
         return round(ttl * 1000)
+
+    def _do(self, change: Change) -> Written:
+        (answer,) = self._do_all([change])
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _do_all(self, changes: Sequence[Change]) -> list[Written | BaseException]:
+        """Makes several writes of one thread together; an answer, or an error, for each."""
+        answers = self._group.do_all(changes)
+        for change in changes:
+            self._forget_seen(change.key)
+        self._sweep_if_due()
+        return answers
 
     def _put_change(
         self,

@@ -25,6 +25,7 @@ from pxrs.errors import ConfigError, MissingExtra, PxrsError
 from pxrs.server.cluster import Cluster
 from pxrs.server.group_host import Context
 from pxrs.server.groups import GroupService
+from pxrs.server.keys import KeyService
 from pxrs.server.leases import Leases
 from pxrs.server.limits import fit_open_files
 from pxrs.server.messages import Messages
@@ -39,6 +40,7 @@ from pxrs.server.rest.openapi import openapi
 from pxrs.server.rest.routes import Answer, Call, Need, Route
 from pxrs.server.rest.v1 import V1
 from pxrs.server.rest.v1_groups import V1Groups
+from pxrs.server.rest.v1_keys import V1Keys
 from pxrs.server.rest.v1_queues import V1Queues
 from pxrs.server.settings import Endpoint, ServeSettings
 from pxrs.server.tokens import Tokens
@@ -138,10 +140,13 @@ class Node:
                 self._notice, guard,
             )  # fmt: skip
             leases = Leases(px, cluster, address)
+            keys = KeyService(px, cluster)
+            cluster.on_change(keys.lead)
             parts = (
                 v1,
                 V1Groups(px, groups, metrics),
                 V1Queues(px, leases, self._settings.max_wait),
+                V1Keys(keys),
                 dmq,
                 wire,
             )

@@ -1,4 +1,4 @@
-"""Bearer tokens: who may do what with which topics, groups and queues.
+"""Bearer tokens: who may do what with which topics, groups, queues and keys.
 
 A token is a name and a secret. The store keeps a hash of the secret (32 random bytes, so a plain
 SHA-256 is enough), never the secret. Rights are given by prefix: `orders*` is every name that
@@ -21,7 +21,7 @@ from pxrs.errors import ConfigError, InvalidRequest
 from pxrs.stores.api import CoordStore
 from pxrs.types import Check, Committed, Delete, Put
 
-Kind = Literal["topic", "group", "queue", "cluster"]
+Kind = Literal["topic", "group", "queue", "key", "cluster"]
 Action = Literal["read", "write", "admin"]
 
 _FOLDER = "tokens/"

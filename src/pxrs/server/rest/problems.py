@@ -34,6 +34,8 @@ _STATUSES: tuple[tuple[type[errors.PxrsError], int], ...] = (
     (errors.Closed, 503),
     (errors.ProducerFenced, 409),
     (errors.SequenceGap, 409),
+    (errors.VersionMismatch, 412),
+    (errors.AlreadyExists, 409),
     (errors.CommitConflict, 409),
     (errors.TransactionConflict, 409),
     (errors.Fenced, 409),

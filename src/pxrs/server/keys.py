@@ -1,0 +1,137 @@
+"""Keys and values for remote clients: which node leads a key, and requests that share a commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from pxrs.aio.app import Pxrs
+from pxrs.core.kv import SHARDS, Change, Written, shard_of
+from pxrs.errors import BufferFull
+from pxrs.kv.store import KeyValues
+from pxrs.server.cluster import SLOTS, Cluster, ClusterView, NodeInfo
+from pxrs.server.groups import HeldElsewhere
+from pxrs.types import Entry, Version
+
+# Requests that wait for the store; more are refused.
+_MOST_WAITING = 10_000
+
+Work = TypeVar("Work")
+Answer = TypeVar("Answer")
+
+
+def slot_of_shard(shard: int) -> int:
+    """The slot whose leader leads the shard."""
+    return shard % SLOTS
+
+
+class Together(Generic[Work, Answer]):
+    """Hands what came meanwhile to one call in a thread. Used by one event loop."""
+
+    def __init__(
+        self, px: Pxrs, do: Callable[[Sequence[Work]], Sequence[Answer | BaseException]]
+    ) -> None:
+        self._call = px._threads.call
+        self._do = do
+        self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __call__(self, work: Work) -> Answer:
+        if len(self._waiting) >= _MOST_WAITING:
+            raise BufferFull("too many requests wait for the store; try again later")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, answer))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await answer
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                works = [work for work, _ in batch]
+                try:
+                    answers = await self._call(partial(self._do, works))
+                except Exception as error:  # noqa: BLE001 - told to each of them
+                    answers = [error] * len(batch)
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    _settle(future, answer)
+        finally:
+            self._task = None
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer | BaseException) -> None:
+    if future.done():
+        return  # its client has gone
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+class KeyService:
+    """Puts, gets and deletes for clients, on the node that leads the key. Used by one event loop.
+
+    Any node could do it: the fence is in the store. But nodes that write to one shard in turns
+    conflict, so each key has one that does.
+    """
+
+    def __init__(self, px: Pxrs, cluster: Cluster) -> None:
+        self._keys: KeyValues = px._blocking.kv
+        self._cluster = cluster
+        self._led: frozenset[int] = frozenset()
+        self._write: Together[Change, Written] = Together(px, self._keys._do_all)
+        self._read: Together[tuple[bytes, str], Entry | None] = Together(px, self._read_all)
+        self.lead(cluster.view)
+
+    def lead(self, view: ClusterView) -> None:
+        """Take note of who leads what: the first write to a shard gained raises its term."""
+        name = self._cluster.here.name
+        led = frozenset(slot for slot, leader in enumerate(view.slots) if leader == name)
+        gained = led - self._led
+        self._led = led
+        self._keys._lead([it for it in range(SHARDS) if slot_of_shard(it) in gained])
+
+    def leader_of(self, key: bytes) -> NodeInfo | None:
+        """The node that leads the key; None while nobody does."""
+        return self._cluster.view.leader_of(slot_of_shard(shard_of(key)))
+
+    def refuse_elsewhere(self, key: bytes) -> None:
+        """Raises `HeldElsewhere` if another node leads the key."""
+        leader = self.leader_of(key)
+        if leader is not None and leader.name != self._cluster.here.name:
+            raise HeldElsewhere(leader.address)
+
+    async def put(
+        self,
+        key: bytes,
+        value: bytes,
+        if_match: Version | None = None,
+        ttl: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Version:
+        """See `pxrs.KeyValues.put`."""
+        change = self._keys._put_change(key, value, if_match, ttl, idempotency_key)
+        return (await self._write(change)).version
+
+    async def delete(
+        self, key: bytes, if_match: Version | None = None, idempotency_key: str | None = None
+    ) -> Written:
+        """See `pxrs.KeyValues.delete`; the version of the deletion, and whether there was one."""
+        return await self._write(self._keys._delete_change(key, if_match, idempotency_key))
+
+    async def get(self, key: bytes, consistency: str = "lease") -> Entry | None:
+        """See `pxrs.KeyValues.get`."""
+        self._keys._check_read(key, consistency)
+        return await self._read((key, consistency))
+
+    def _read_all(self, wanted: Sequence[tuple[bytes, str]]) -> list[Entry | BaseException | None]:
+        found: list[Entry | BaseException | None] = []
+        for key, consistency in wanted:
+            try:
+                found.append(self._keys.get(key, consistency=consistency))
+            except Exception as error:  # noqa: BLE001 - told to whoever asked
+                found.append(error)
+        return found
