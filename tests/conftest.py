@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fast", action="store_true", help="memory and SQLite only: no servers, nothing long"
     )
     parser.addoption(
+        "--remote", action="store_true", help="stores of the fixture `url` are behind a node"
+    )
+    parser.addoption(
         "--fuzz",
         type=int,
         default=0,

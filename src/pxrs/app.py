@@ -99,6 +99,11 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
     - `nats://host:4222,host2:4222/prefix` (extra `nats`): JetStream. `?replicas=3` (1, 3 or 5),
       `?timeout=20`, `?domain=…`, `?credentials=…` or `?nkey=…`, and TLS as above.
 
+    And everything on nodes of `pxrs serve` (extra `remote`), which keep it wherever they do:
+
+    - `pxrs://host:6000,host2:6000`, with a token: `pxrs://TOKEN@host:6000`. `?timeout=15` seconds
+      for a call, whichever node answers; TLS as above. `tx.execute` is not carried.
+
     `coord` says where groups, queues and all else that is owned are kept, `log` where messages are:
     `connect("sqlite:///app.db", coord="etcd://host:2379")`,
     `connect("etcd://a,b,c", log="nats://a,b,c?replicas=3")`. One text can name all of it:

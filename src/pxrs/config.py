@@ -23,7 +23,7 @@ _SQL = ("mysql", "mariadb", "oracle")
 _NO_LOG = ("etcd", "zookeeper", *_SQL)
 _NO_COORD = ("nats",)
 _SERVERS = ("postgresql", "postgres", "etcd", "zookeeper", "nats", *_SQL)
-_SCHEMES = ("memory", "sqlite", *_SERVERS)
+_SCHEMES = ("memory", "sqlite", *_SERVERS, "pxrs")
 # Where a URL may name a driver, as SQLAlchemy's do: mysql+pymysql://.
 _DRIVEN = ("sqlite", "postgresql", "postgres", *_SQL)
 _LONGEST_NAME = 249
@@ -86,8 +86,8 @@ def public(url: str) -> str:
     """Remove passwords and tokens from a URL, or from a text with URLs."""
 
     def hide(login: re.Match[str]) -> str:
-        # NATS takes a user without a password for a token.
-        token = login["scheme"] == "nats://" and not login["colon"]
+        # NATS and our own nodes take a user without a password for a token.
+        token = login["scheme"] in ("nats://", "pxrs://") and not login["colon"]
         return login["scheme"] + ("" if token else f"{login['user']}@")
 
     return _SECRETS.sub(r"\1…", _LOGIN.sub(hide, url))
@@ -523,6 +523,32 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
         replicas=int(replicas),
         domain=url.options.get("domain"),
         timeout=positive_seconds(url.options, "timeout", 20.0),
+    )
+
+
+class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes of `pxrs serve`. `timeout`: seconds until a call that no node answers gives up."""
+
+    url: str
+    hosts: tuple[str, ...]
+    token: str | None = None
+    tls: TlsFiles | None = None
+    timeout: float = 15.0
+
+
+def remote_settings(url: StoreUrl) -> RemoteSettings:
+    """`pxrs://token@host:6000,host2:6000?timeout=15&tls=true&ca=…&cert=…&key=…`."""
+    refuse_url_options(url.options, {"timeout", "tls", "ca", "cert", "key"}, "pxrs://")
+    address = split_address(url, 6000)
+    if address.path:
+        raise ConfigError(f"a pxrs:// URL has no path, got {quoted(address.path)}")
+    options = f"?{urlencode(url.options)}" if url.options else ""
+    return RemoteSettings(
+        url=f"pxrs://{url.place}{options}",
+        hosts=address.hosts,
+        token=address.password if address.password is not None else address.user,
+        tls=_tls(url.options),
+        timeout=positive_seconds(url.options, "timeout", 15.0),
     )
 
 

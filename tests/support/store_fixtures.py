@@ -16,8 +16,17 @@ _ENGINES = [pytest.param(name, marks=pytest.mark.engine(name)) for name in ("mem
 
 
 @pytest.fixture(params=_ENGINES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db"
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store of its own; with `--remote`, behind a node."""
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db"
+    if not request.config.getoption("--remote"):
+        yield url
+        return
+    from support.remote_lab import ServedStores
+
+    served = ServedStores(open_stores(url))
+    yield f"pxrs://127.0.0.1:{served.port}"
+    served.close()
 
 
 @pytest.fixture(params=[*_ENGINES, pytest.param("postgres", marks=pytest.mark.engine("postgres"))])

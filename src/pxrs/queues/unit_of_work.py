@@ -327,7 +327,10 @@ class UnitOfWork(Generic[Value]):
         """
         connection = self.connection
         if connection is None:
-            raise NotAtomic("a store in memory has no SQL; its transactions send, take and put")
+            raise NotAtomic(
+                "this store is in memory, or behind nodes, and runs no SQL of yours; its "
+                "transactions send, take and put"
+            )
         try:
             return connection.execute(statement, parameters)
         except Exception as error:

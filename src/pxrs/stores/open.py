@@ -215,6 +215,18 @@ def _nats(url: StoreUrl) -> Opened:
     return Opened(log.close, log=log, findings=log.findings)
 
 
+def _remote(url: StoreUrl) -> Opened:
+    from pxrs.config import remote_settings
+
+    settings = remote_settings(url)
+    with _needing("pxrs://", "remote"):
+        import grpc  # noqa: F401
+
+        from pxrs.stores.remote.stores import RemoteStores
+    stores = RemoteStores(settings)
+    return Opened(stores.close, stores.coord, stores.log, None, stores)
+
+
 def _sql(url: StoreUrl) -> Opened:
     from pxrs.config import sql_settings
 
@@ -241,6 +253,7 @@ _OPENERS: dict[str, Callable[[StoreUrl], Opened]] = {
     "etcd": _etcd,
     "zookeeper": _zookeeper,
     "nats": _nats,
+    "pxrs": _remote,
     "mysql": _sql,
     "mariadb": _sql,
     "oracle": _sql,

@@ -1,0 +1,1 @@
+"""gRPC: what existing clients and `pxrs://` call."""

@@ -1,0 +1,291 @@
+"""`pxrs.v1`: the store's own seams for clients that are engines themselves (`pxrs://`).
+
+One stream a client. Its calls are made by threads, as the seams block; what is answered while a
+frame is on its way goes with the next one. Sessions and watches are held for the client: a session
+that it does not renew ends by itself, and those of a client that is gone are ended soon after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import grpc
+import msgspec
+
+from pxrs.errors import (
+    InvalidRequest,
+    NotAtomic,
+    OutcomeUnknown,
+    PxrsError,
+    SessionLost,
+    StoreError,
+    quoted,
+)
+from pxrs.stores.api import ItemRestorer, Session, Stores, TellsTime, Watch
+from pxrs.stores.remote import wire
+from pxrs.stores.remote.wire import ANSWER, ERROR, HELLO, METHODS, WOKEN, Hello, WireAtomic
+from pxrs.types import Append, Check, LogPartition, QueueChange
+
+_LOG = logging.getLogger("pxrs.serve")
+# Threads that make calls, for all clients; and calls of one client that are under way at a time.
+_THREADS = 32
+_MOST_CALLS = 1000
+_MOST_WATCHES = 1000
+_MOST_SESSIONS = 1000
+_MOST_TOGETHER = 500
+# How long the sessions of a client whose stream broke wait for it to come back.
+_GRACE = 2.0
+_LOOK = 30.0
+
+
+class Held(NamedTuple):
+    """A session that this node has opened for a client, and the stream that renewed it last."""
+
+    session: Session
+    stream: Stream
+
+
+class StoreService:
+    """Serves a store's seams to clients. Used by one event loop."""
+
+    def __init__(self, stores: Stores, node: str) -> None:
+        self.stores = stores
+        self.node = node
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pxrs-v1")
+        self.sessions: dict[str, Held] = {}
+        self.lock = threading.Lock()
+        self._streams: set[Stream] = set()
+
+    @property
+    def hello(self) -> Hello:
+        """What clients are told of the store."""
+        abilities = {"now"} if isinstance(self.stores.coord, TellsTime) else set()
+        with suppress(NotAtomic, PxrsError):
+            self.stores.atomic()
+            abilities.add("atomic")
+        queue_limits = None
+        with suppress(PxrsError):
+            queue_limits = self.stores.queues.limits
+            most = min(queue_limits.body_bytes, wire.MOST_BODY_BYTES)
+            queue_limits = queue_limits._replace(body_bytes=most)
+            abilities |= {"restore"} if isinstance(self.stores.queues, ItemRestorer) else set()
+        return Hello(self.node, self.stores.coord.limits, queue_limits, frozenset(abilities))
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For the gRPC server."""
+        call = grpc.stream_stream_rpc_method_handler(self._call)
+        return grpc.method_handlers_generic_handler(wire.SERVICE, {"Call": call})
+
+    async def _call(self, frames: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        stream = Stream(self)
+        self._streams.add(stream)
+        reading = asyncio.create_task(stream.read(frames))
+        try:
+            async for frame in stream.answers(reading):
+                yield frame
+        finally:
+            reading.cancel()
+            self._streams.discard(stream)
+            stream.close()
+
+    async def close(self) -> None:
+        """End all streams, and what is held for their clients."""
+        for stream in list(self._streams):
+            stream.end()
+        with self.lock:
+            held, self.sessions = list(self.sessions.values()), {}
+        loop = asyncio.get_running_loop()
+        for each in held:
+            with suppress(PxrsError):
+                await loop.run_in_executor(None, each.session.close)
+        self.pool.shutdown(wait=False)
+
+
+class Stream:
+    """One client's stream: its calls, its watches, and the sessions it renews."""
+
+    def __init__(self, service: StoreService) -> None:
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[tuple[int, int, msgspec.Raw]] = deque()
+        self._ringing = False
+        self._rung = asyncio.Event()
+        self._room = asyncio.Semaphore(_MOST_CALLS)
+        self._watches: dict[int, Watch] = {}
+        self._over = False
+
+    # On the event loop
+
+    async def read(self, frames: AsyncIterator[bytes]) -> None:
+        """Takes the client's calls until it ends, or sends what can't be read."""
+        async for frame in frames:
+            for number, name, arguments in wire.decode_calls(frame):
+                await self._room.acquire()
+                self._service.pool.submit(self._make, number, name, arguments)
+
+    async def answers(self, reading: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        """Frames of answers, until the client has ended and all is answered."""
+        reading.add_done_callback(lambda _: self._rung.set())
+        while not self._over and not reading.done():
+            await self._rung.wait()
+            self._rung.clear()
+            self._ringing = False
+            while self._ready:
+                some = [self._ready.popleft() for _ in range(min(len(self._ready), _MOST_TOGETHER))]
+                for _, kind, _ in some:
+                    if kind != WOKEN:
+                        self._room.release()
+                yield wire.encode_frame(some)
+        if reading.done() and not reading.cancelled() and reading.exception() is not None:
+            _LOG.info("a stream was ended: %s", reading.exception())
+
+    def end(self) -> None:
+        """Stop answering."""
+        self._over = True
+        self._rung.set()
+
+    def close(self) -> None:
+        """Ends the watches at once, and the sessions if the client does not come back soon."""
+        self._over = True
+        for watch in list(self._watches.values()):
+            watch.close()
+        self._loop.call_later(_GRACE, self._service.pool.submit, self._end_sessions)
+
+    # In threads
+
+    def _make(self, number: int, name: str, arguments: msgspec.Raw) -> None:
+        """Makes one call, and has its answer sent."""
+        try:
+            if number == HELLO:
+                self._tell(number, ANSWER, wire.encode_hello(self._service.hello))
+                return
+            method = METHODS.get(name)
+            if method is None:
+                raise InvalidRequest(f"there is no method {quoted(name)}")
+            answer = self._target(name)(**method.decode(arguments))
+            self._tell(number, ANSWER, method.encode_answer(answer))
+        except PxrsError as error:
+            self._tell(number, ERROR, wire.encode_error(_told(error)))
+        except Exception:  # noqa: BLE001 - told and logged
+            # A bug of ours; nobody knows how far it came.
+            _LOG.exception("a call of %s failed", name)
+            failed = OutcomeUnknown("the node failed to do this; its log has the details")
+            self._tell(number, ERROR, wire.encode_error(failed))
+
+    def _target(self, name: str) -> Callable[..., Any]:
+        folder, _, method = name.partition(".")
+        if folder == "node":
+            return getattr(self, f"_{method}")  # type: ignore[no-any-return]
+        found = getattr(getattr(self._service.stores, folder), method, None)
+        if found is None:
+            raise InvalidRequest(f"this store has no {name}")
+        return found  # type: ignore[no-any-return]
+
+    def _tell(self, number: int, kind: int, body: msgspec.Raw) -> None:
+        self._ready.append((number, kind, body))
+        if not self._ringing:
+            self._ringing = True
+            with suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(self._rung.set)
+
+    def _open_session(self, ttl: float) -> str:
+        with self._service.lock:
+            if len(self._service.sessions) >= _MOST_SESSIONS:
+                raise InvalidRequest(f"a node holds at most {_MOST_SESSIONS} sessions of clients")
+        session = self._service.stores.coord.session(ttl)
+        with self._service.lock:
+            self._service.sessions[session.id] = Held(session, self)
+        return session.id
+
+    def _renew_session(self, session: str) -> None:
+        with self._service.lock:
+            held = self._service.sessions.get(session)
+        if held is None:
+            raise SessionLost(f"session {session} is not held by this node; open a new one")
+        try:
+            held.session.renew()
+        except SessionLost:
+            self._service.sessions.pop(session, None)
+            raise
+        with self._service.lock:
+            if session in self._service.sessions:
+                self._service.sessions[session] = Held(held.session, self)
+
+    def _close_session(self, session: str) -> None:
+        with self._service.lock:
+            held = self._service.sessions.pop(session, None)
+        if held is not None:
+            held.session.close()
+
+    def _end_sessions(self) -> None:
+        with self._service.lock:
+            mine = [name for name, it in self._service.sessions.items() if it.stream is self]
+        for name in mine:
+            with suppress(PxrsError):
+                self._close_session(name)
+
+    def _watch_records(self, watch: int, where: list[str]) -> None:
+        self._watch(watch, lambda: self._service.stores.coord.watch(*where))
+
+    def _watch_log(self, watch: int, where: list[LogPartition]) -> None:
+        self._watch(watch, lambda: self._service.stores.log.watch(*where))
+
+    def _watch_queues(self, watch: int, where: list[str]) -> None:
+        self._watch(watch, lambda: self._service.stores.queues.watch(*where))
+
+    def _watch(self, number: int, arm: Callable[[], Watch]) -> None:
+        if len(self._watches) >= _MOST_WATCHES:
+            raise InvalidRequest(f"a client has at most {_MOST_WATCHES} watches")
+        if number in self._watches:
+            return
+        watch = self._watches[number] = arm()
+        threading.Thread(
+            target=self._await, args=(number, watch), name="pxrs-v1-watch", daemon=True
+        ).start()
+
+    def _await(self, number: int, watch: Watch) -> None:
+        while not self._over and self._watches.get(number) is watch:
+            try:
+                woken = watch.wait(_LOOK)
+            except PxrsError:
+                woken = True
+                threading.Event().wait(1.0)
+            if woken and self._watches.get(number) is watch:
+                self._tell(number, WOKEN, wire.NOTHING)
+
+    def _unwatch(self, watch: int) -> None:
+        found = self._watches.pop(watch, None)
+        if found is not None:
+            found.close()
+
+    def _atomic(
+        self,
+        checks: list[Check],
+        writes: list[wire.WireWrite],
+        appends: list[Append],
+        change: QueueChange | None,
+    ) -> WireAtomic:
+        with self._service.stores.atomic() as atomic:
+            atomic.check(*checks)
+            atomic.write(*wire.unpack_writes(writes))
+            for where, batch in appends:
+                atomic.append(where, batch)
+            if change is not None:
+                atomic.queue(change)
+        return WireAtomic(atomic.versions, atomic.appended, atomic.queued)
+
+
+def _told(error: PxrsError) -> PxrsError:
+    """What a client is told. What a store says may name its address and its users."""
+    if not isinstance(error, StoreError):
+        return error
+    _LOG.warning("a call failed: %s", error)
+    told: PxrsError = type(error).__new__(type(error), "the node's store did not do this")
+    return told

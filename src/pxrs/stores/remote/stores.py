@@ -1,0 +1,201 @@
+"""The stores of nodes: the seams, carried over a `Link`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, cast
+
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.config import RemoteSettings
+from pxrs.core.queue import validate_change
+from pxrs.errors import ConfigError, NotAtomic, PxrsError, SessionLost
+from pxrs.stores.api import CoordStore, LogStore, QueueStore, Watch
+from pxrs.stores.block import Block
+from pxrs.stores.remote import wire
+from pxrs.stores.remote.link import Link
+from pxrs.types import LogPartition, QueueChange
+
+
+class Seam:
+    """Carries the methods of one seam: each is a call of that name."""
+
+    def __init__(self, link: Link, folder: str, without: frozenset[str] = frozenset()) -> None:
+        for name in wire.METHODS:
+            seam, _, method = name.partition(".")
+            if seam == folder and method not in without:
+                setattr(self, method, partial(link.call, name))
+
+
+class RemoteCoord(Seam):
+    """See `pxrs.stores.api.CoordStore`. `now_ms` is there if the nodes' store has it."""
+
+    def __init__(self, link: Link, clock: Clock) -> None:
+        without = frozenset() if "now" in link.hello.abilities else frozenset({"now_ms"})
+        super().__init__(link, "coord", without)
+        self._link = link
+        self._clock = clock
+        self.limits = link.hello.limits
+
+    def watch(self, *where: str) -> Watch:
+        return self._link.watch("node.watch_records", list(where))
+
+    def session(self, ttl: float) -> RemoteSession:
+        sent = self._clock.monotonic()
+        return RemoteSession(
+            self._link, self._clock, self._link.call("node.open_session", ttl), ttl, sent
+        )
+
+    def close(self) -> None:
+        """The stores close the link."""
+
+
+class RemoteLog(Seam):
+    """See `pxrs.stores.api.LogStore`."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link, "log")
+        self._link = link
+
+    def watch(self, *where: LogPartition) -> Watch:
+        return self._link.watch("node.watch_log", list(where))
+
+    def close(self) -> None:
+        """The stores close the link."""
+
+
+class RemoteQueues(Seam):
+    """See `pxrs.stores.api.QueueStore`."""
+
+    def __init__(self, link: Link) -> None:
+        limits = link.hello.queue_limits
+        if limits is None:
+            raise ConfigError("the nodes' store has no queues")
+        without = {"apply"} if "restore" in link.hello.abilities else {"apply", "restore"}
+        super().__init__(link, "queues", frozenset(without))
+        self._link = link
+        self.limits = limits
+
+    def apply(self, change: QueueChange) -> list[int | None]:
+        """Refuses here what is too large: the node would refuse the whole frame."""
+        validate_change(change, self.limits)
+        ids: list[int | None] = self._link.call("queues.apply", change)
+        return ids
+
+    def watch(self, *queues: str) -> Watch:
+        return self._link.watch("node.watch_queues", list(queues))
+
+    def close(self) -> None:
+        """The stores close the link."""
+
+
+class RemoteSession:
+    """A `Session` that a node has opened for us. It ends if we do not renew it."""
+
+    def __init__(self, link: Link, clock: Clock, name: str, ttl: float, sent: float) -> None:
+        self._link = link
+        self._clock = clock
+        self.id = name
+        self.ttl = ttl
+        self._safe_until = sent + ttl
+        self._over = False
+
+    def renew(self) -> None:
+        sent = self._clock.monotonic()
+        try:
+            self._link.call("node.renew_session", self.id)
+        except SessionLost:
+            self._over = True
+            raise
+        self._safe_until = sent + self.ttl
+
+    def remaining(self) -> float:
+        return 0.0 if self._over else max(0.0, self._safe_until - self._clock.monotonic())
+
+    def close(self) -> None:
+        if not self._over:
+            self._over = True
+            # One that can't be told ends by itself.
+            with suppress(PxrsError):
+                self._link.call("node.close_session", self.id)
+
+
+class RemoteAtomic(Block[Link]):
+    """An `Atomic` that a node commits."""
+
+    connection = None
+    joined = False
+
+    def __init__(self, link: Link) -> None:
+        hello = link.hello
+        if "atomic" not in hello.abilities or hello.queue_limits is None:
+            raise NotAtomic(
+                "the nodes' store keeps coordination and messages in different places, which "
+                "can't commit together"
+            )
+        super().__init__(hello.limits, hello.queue_limits)
+        self._link = link
+
+    def __enter__(self) -> RemoteAtomic:
+        self._require_new()
+        self._enter(self._link)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_over(error):
+            return
+        self._leave()
+        if kind is None:
+            self._validate()
+            writes = wire.pack_writes(self._writes)
+            done: wire.WireAtomic = self._link.call(
+                "node.atomic", self._checks, writes, self._appends, self._change
+            )
+            self.versions, self.appended, self.queued = done
+
+
+class RemoteStores:
+    """`Stores` of nodes. What they hold is wherever the nodes keep it."""
+
+    def __init__(self, settings: RemoteSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.url = settings.url
+        self._link = Link(settings, clock)
+        try:
+            self._coord = RemoteCoord(self._link, clock)
+            self._log = RemoteLog(self._link)
+        except BaseException:
+            self._link.close()
+            raise
+        self._queues: RemoteQueues | None = None
+
+    @property
+    def coord(self) -> CoordStore:
+        return cast(CoordStore, self._coord)
+
+    @property
+    def log(self) -> LogStore:
+        return cast(LogStore, self._log)
+
+    @property
+    def queues(self) -> QueueStore:
+        if self._queues is None:
+            self._queues = RemoteQueues(self._link)
+        return cast(QueueStore, self._queues)
+
+    def atomic(self, connection: Any = None) -> RemoteAtomic:
+        """One commit on a node; it can have no statements of the caller's."""
+        if connection is not None:
+            raise NotAtomic(
+                "a pxrs:// store commits on a node, which can't use your connection; to commit "
+                "your own statements with the rest, connect to the database itself"
+            )
+        return RemoteAtomic(self._link)
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,281 @@
+"""Nodes that go, answers that are lost, frames that make no sense: what a `pxrs://` client does."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pxrs
+from pxrs import Closed, ConfigError, NotAtomic, OutcomeUnknown, StoreUnavailable
+from pxrs.config import parse_url, public, remote_settings
+from pxrs.errors import CommitConflict, InvalidRequest, PxrsError, SessionLost, VersionMismatch
+from pxrs.stores.open import open_stores
+from pxrs.stores.remote import wire
+from pxrs.stores.remote.stores import RemoteStores
+from pxrs.types import Check, Committed, Put, Version, Versioned
+from support.child import PATIENCE
+from support.remote_lab import ServedStores
+
+pytestmark = pytest.mark.engine("sqlite")
+
+
+class Nodes:
+    """Two nodes of one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = f"sqlite:///{folder}/nodes.db"
+        self.served = [ServedStores(open_stores(self._store)) for _ in range(2)]
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.served)
+        return f"pxrs://{hosts}?timeout=10"
+
+    def kill(self, number: int) -> None:
+        self.served[number].close()
+
+    def close(self) -> None:
+        for each in self.served:
+            each.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def stores(nodes: Nodes) -> Iterator[RemoteStores]:
+    stores = RemoteStores(remote_settings(parse_url(nodes.url)))
+    yield stores
+    stores.close()
+
+
+def test_reads_go_on_through_another_node(nodes: Nodes, stores: RemoteStores) -> None:
+    stores.coord.commit((), (Put("a", b"1"),))
+    assert stores._link.hello.node == "lab"
+    nodes.kill(0)
+    found = stores.coord.get("a")
+    assert found is not None
+    assert found.value == b"1"
+    assert isinstance(stores.coord.commit((), (Put("a", b"2"),)), Committed)
+
+
+def test_a_write_that_was_under_way_is_unknown_and_not_repeated(
+    nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    coord = nodes.served[0]._stores.coord
+    commit = coord.commit
+
+    def slow(*args: Any, **named: Any) -> Any:
+        entered.set()
+        go_on.wait(PATIENCE)
+        return commit(*args, **named)
+
+    monkeypatch.setattr(coord, "commit", slow)
+    told: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            stores.coord.commit((Check("a", 0),), (Put("a", b"1"),))
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            told.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert entered.wait(PATIENCE)
+    stores._link._stream.close()  # type: ignore[union-attr]
+    thread.join(PATIENCE)
+    assert isinstance(told[0], OutcomeUnknown)
+    assert stores.coord.get("a") is None
+    go_on.set()
+    with closing(stores.coord.watch("a")) as watch:
+        while stores.coord.get("a") is None:
+            assert watch.wait(PATIENCE)
+
+
+def test_watches_are_armed_again_and_wake(nodes: Nodes, stores: RemoteStores) -> None:
+    watch = stores.coord.watch("a")
+    assert not watch.wait(0)
+    nodes.kill(0)
+    # Whatever it missed may have changed: it wakes when another node answers.
+    assert stores.coord.get("a") is None
+    assert watch.wait(PATIENCE)
+    other = RemoteStores(remote_settings(parse_url(nodes.url)))
+    other.coord.commit((), (Put("a", b"1"),))
+    while stores.coord.get("a") is None:
+        assert watch.wait(PATIENCE)
+    watch.close()
+    assert watch.wait(0)
+    other.close()
+
+
+def test_a_session_ends_with_its_node_and_says_so(nodes: Nodes, stores: RemoteStores) -> None:
+    session = stores.coord.session(30)
+    stores.coord.commit((), (Put("a", b"1", session.id),))
+    session.renew()
+    nodes.kill(0)
+    with pytest.raises(SessionLost):
+        session.renew()
+    assert session.remaining() == 0
+
+
+def test_a_client_that_is_gone_holds_nothing_for_long(nodes: Nodes, stores: RemoteStores) -> None:
+    gone = RemoteStores(remote_settings(parse_url(nodes.url)))
+    session = gone.coord.session(300)
+    gone.coord.commit((), (Put("a", b"1", session.id),))
+    watch = stores.coord.watch("a")
+    gone._link._stream.close()  # type: ignore[union-attr]
+    while stores.coord.get("a") is not None:
+        assert watch.wait(PATIENCE)
+    watch.close()
+
+
+def test_a_broken_stream_keeps_the_session_of_a_client_that_comes_back(
+    stores: RemoteStores,
+) -> None:
+    session = stores.coord.session(30)
+    stores._link._stream.close()  # type: ignore[union-attr]
+    session.renew()
+
+
+def test_without_a_node_it_says_where_it_looked() -> None:
+    with pytest.raises(StoreUnavailable, match=r"no node can be reached at 127\.0\.0\.1:1"):
+        pxrs.connect("pxrs://127.0.0.1:1?timeout=0.3")
+
+
+def test_a_closed_one_says_so(nodes: Nodes) -> None:
+    px = pxrs.connect(nodes.url)
+    watch = px.stores.coord.watch("a")
+    px.close()
+    assert watch.wait(0)
+    with pytest.raises(Closed):
+        px.stores.coord.get("a")
+
+
+def test_the_callers_own_sql_is_not_carried(nodes: Nodes) -> None:
+    with pxrs.connect(nodes.url) as px:
+        refused = pytest.raises(NotAtomic, match="connect to the database itself")
+        with refused, px.transaction(join=sqlite3.connect(":memory:")) as tx:
+            tx.put("a", "b")
+        with pytest.raises(NotAtomic, match="behind nodes"), px.transaction() as tx:
+            tx.execute("SELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("pxrs://", "names no host"),
+        ("pxrs://host/path", "has no path"),
+        ("pxrs://host:99999", "host:port"),
+        ("pxrs://host?tls=maybe", "true or false"),
+        ("pxrs://host?timeout=-1", "above 0"),
+        ("pxrs://host?nothing=1", "nothing"),
+    ],
+)
+def test_urls(url: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        pxrs.connect(url)
+
+
+def test_tokens_of_urls_are_not_shown() -> None:
+    url = "pxrs://pxrs.name.secret@host:6000,other:6001?timeout=5"
+    settings = remote_settings(parse_url(url))
+    assert (settings.token, settings.hosts) == ("pxrs.name.secret", ("host:6000", "other:6001"))
+    assert settings.url == url
+    assert "secret" not in public(url)
+
+
+# The wire
+
+
+def test_errors_come_as_they_were() -> None:
+    for error in (
+        CommitConflict({"a": Versioned("a", b"x", 3), "b": None}),
+        VersionMismatch(b"\xff", Version(1, 2), None),
+        pxrs.Fenced("gone", [pxrs.TopicPartition("t", 1)]),
+        pxrs.OffsetOutOfRange("t", 1, 5, 6, 7),
+        pxrs.GroupNotEmpty("g", ("a", "b")),
+    ):
+        back = wire.decode_error(wire.encode_error(error))
+        assert type(back) is type(error)
+        assert (str(back), vars(back)) == (str(error), vars(error))
+        assert back.retryable == error.retryable
+
+
+def test_an_error_of_a_later_version_is_unknown() -> None:
+    assert isinstance(wire.unpack_error(wire.WireError("Later", "text")), OutcomeUnknown)
+
+
+def test_every_method_of_the_seams_is_carried() -> None:
+    from pxrs.stores import api
+
+    for seam, folder, own in (
+        (api.CoordStore, "coord", {"limits", "watch", "session", "close"}),
+        (api.LogStore, "log", {"watch", "close"}),
+        (api.QueueStore, "queues", {"limits", "watch", "close"}),
+    ):
+        methods = {name for name in vars(seam) if not name.startswith("_")} - own
+        assert methods <= {name.partition(".")[2] for name in wire.METHODS if folder in name}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_frame_or_refused(frame: bytes) -> None:
+    try:
+        calls = wire.decode_calls(frame)
+    except InvalidRequest:
+        return
+    for _, name, arguments in calls:
+        if (method := wire.METHODS.get(name)) is not None:
+            try:
+                method.decode(arguments)
+            except InvalidRequest:
+                continue
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=9)
+    | st.binary(max_size=9) | st.floats(),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(wire.METHODS)), st.lists(_values, max_size=6))
+def test_arguments_of_any_kind_are_refused_or_fit(name: str, values: list[Any]) -> None:
+    try:
+        arguments = wire.METHODS[name].decode(msgspec.Raw(msgspec.msgpack.encode(values)))
+    except InvalidRequest:
+        return
+    assert tuple(arguments) == wire.METHODS[name].parameters
+
+
+def test_a_stream_of_nonsense_ends_and_harms_nobody(nodes: Nodes, stores: RemoteStores) -> None:
+    with ExitStack() as stack:
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{nodes.served[0].port}"))
+        call = channel.stream_stream(wire.METHOD)
+        for frame in (b"", b"\xc1", b"\x93\x01\x02", b"\x91\x93\x01\xa1a\xc0"):
+            answers = call(iter([frame]))
+            try:
+                told = [wire.decode_answers(each) for each in answers]
+            except grpc.RpcError:
+                continue
+            for each in told:
+                for _, kind, body in each:
+                    assert kind == wire.ERROR
+                    assert isinstance(wire.decode_error(body), PxrsError)
+    assert stores.coord.get("a") is None
