@@ -10,9 +10,10 @@ from msgspec import Meta, Struct
 from pxrs.aio.app import Pxrs
 from pxrs.errors import InvalidRequest
 from pxrs.server.cluster import Cluster, ClusterView
-from pxrs.server.messages import Messages, Page, Pair, ProducerState, Record
+from pxrs.server.messages import Messages, Page, ProducerState
 from pxrs.server.rest.routes import RAW_BATCH, Answer, Call, Need, Route, in_path
 from pxrs.server.rest.values import bytes_of, from_base64, text_of, to_base64
+from pxrs.server.sends import Pair, Placed, Record
 from pxrs.types import Header, Message, Topic
 
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -67,8 +68,9 @@ class NewMessage(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     key: str | None = None
     value_base64: str | None = None
     key_base64: str | None = None
-    headers: list[tuple[str, str | None]] = []
-    headers_base64: list[tuple[str, str | None]] = []
+    # Tuples: of a list every message would get one of its own.
+    headers: tuple[tuple[str, str | None], ...] = ()
+    headers_base64: tuple[tuple[str, str | None], ...] = ()
     partition: int | None = None
     timestamp: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
@@ -90,15 +92,10 @@ class ProduceOnce(Struct, frozen=True, forbid_unknown_fields=True):
     producer: Producer | None = None
 
 
-class PositionAnswer(Struct, frozen=True, gc=False):
-    partition: int
-    offset: int
-
-
 class Produced(Struct, frozen=True):
     """Where each message was written, in the order of the request."""
 
-    positions: list[PositionAnswer]
+    positions: list[Placed]
 
 
 class Appended(Struct, frozen=True):
@@ -271,10 +268,8 @@ class V1:
     async def produce(self, call: Call) -> Produced:
         topic, messages = call.path["topic"], call.body.messages
         if (pairs := pairs_of(messages)) is not None:
-            positions = await self._messages.produce_pairs(topic, pairs)
-        else:
-            positions = await self._messages.produce(topic, [record_of(it) for it in messages])
-        return Produced([PositionAnswer(each.partition, each.offset) for each in positions])
+            return Produced(await self._messages.produce_pairs(topic, pairs))
+        return Produced(await self._messages.produce(topic, [record_of(each) for each in messages]))
 
     async def produce_to(self, call: Call) -> Appended:
         topic, partition = call.path["topic"], _partition(call)

@@ -163,11 +163,11 @@ class SqliteLog:
 
     def size(self, where: LogPartition) -> int:
         with self._database.reading() as connection:
-            return _size_of(connection, self._find(connection, where).id)
+            return _size_of(connection, self._part(connection, where))
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         with self._database.reading() as connection:
-            part = self._find(connection, where).id
+            part = self._part(connection, where)
             row = connection.execute(
                 "SELECT base FROM pxrs_log_batches WHERE part = ? AND max_timestamp >= ? "
                 "ORDER BY base LIMIT 1",
@@ -177,7 +177,7 @@ class SqliteLog:
 
     def trim(self, where: LogPartition, before: int) -> int:
         with self._database.reading() as connection:
-            part = self._find(connection, where).id
+            part = self._part(connection, where)
         while True:
             trimmed = self._database.write(
                 lambda turn: _trim(turn.connection, part, storable(before))
@@ -191,7 +191,7 @@ class SqliteLog:
         self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
     ) -> int:
         with self._database.reading() as connection:
-            part = self._find(connection, where).id
+            part = self._part(connection, where)
             before = _first_kept(connection, part, before_timestamp, max_bytes)
         return self.trim(where, before)
 
@@ -216,6 +216,13 @@ class SqliteLog:
         if where.partition not in {partition for _, partition in rows}:
             raise PartitionNotFound(where.topic_id, where.partition, len(rows))
         return self._places[where]
+
+    def _part(self, connection: sqlite3.Connection, where: LogPartition) -> int:
+        """The partition's row id as it is now, whatever is remembered of it."""
+        row = connection.execute(
+            "SELECT id FROM pxrs_log_partitions WHERE topic_id = ? AND partition = ?", where
+        ).fetchone()
+        return row[0] if row is not None else self._find(connection, where).id
 
     def _resolve(
         self, connection: sqlite3.Connection, appends: Sequence[Append]
