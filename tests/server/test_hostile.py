@@ -500,6 +500,28 @@ def test_a_node_holds_so_many_groups_members_and_leases(
     assert client.post("/v1/queues/mail/take", {}).json["lease"]
 
 
+def test_a_node_holds_so_many_items(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pxrs.server.leases.MOST_LEASED_ITEMS", 3)
+    client.post("/v1/queues/mail/items", {"items": [{"value": "a"}] * 9})
+    first = client.post("/v1/queues/mail/take", {"max": 2}).json["lease"]
+    assert client.post("/v1/queues/mail/take", {"max": 2}).json["lease"]
+    full(client.post("/v1/queues/mail/take", {}))
+    client.post(f"/v1/leases/{first}/release", {})
+    assert client.post("/v1/queues/mail/take", {}).json["lease"]
+
+
+def test_a_lease_has_so_many_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand items of a megabyte each would be a gigabyte in one answer."""
+    monkeypatch.setattr("pxrs.server.leases._MOST_BYTES", 20_000)
+    for value in ("a" * 1000, "b"):
+        client.post("/v1/queues/mail/items", {"items": [{"value": value}] * 100})
+    seen = []
+    while items := client.post("/v1/queues/mail/take", {"max": 1000}).json["items"]:
+        assert sum(len(item["value"]) for item in items) <= 21_000
+        seen += [item["id"] for item in items]
+    assert len(set(seen)) == len(seen) == 200
+
+
 def test_polls_wait_for_so_many_topics(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pxrs.server.arrivals.MOST_WATCHED_TOPICS", 1)
     client = node.client()

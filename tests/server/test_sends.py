@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 from pxrs.server.sends import _Company
+from support.loops import run
 from support.node import Client, LocalNode
 
 ORDERS = "/v1/topics/orders"
@@ -77,7 +78,7 @@ def test_one_client_never_waits_for_company() -> None:
             assert commits.count == turn
             company.leave(1)
 
-    asyncio.run(play())
+    run(play())
 
 
 def test_those_who_came_the_last_time_share_a_commit() -> None:
@@ -91,7 +92,7 @@ def test_those_who_came_the_last_time_share_a_commit() -> None:
         company.join(1)
         assert commits.count == 2
 
-    asyncio.run(play())
+    run(play())
 
 
 def test_who_does_not_come_again_is_not_waited_for() -> None:
@@ -108,4 +109,4 @@ def test_who_does_not_come_again_is_not_waited_for() -> None:
         company.join(1)
         assert commits.count == 3
 
-    asyncio.run(play())
+    run(play())

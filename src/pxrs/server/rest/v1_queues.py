@@ -15,7 +15,7 @@ from pxrs.queues.admin import ItemInfo, QueueInfo
 from pxrs.queues.item import Item
 from pxrs.queues.item import PutItem as QueuedItem
 from pxrs.server.leases import Leases
-from pxrs.server.rest.routes import Answer, Call, Need, Route, in_path
+from pxrs.server.rest.routes import Call, Need, Route, in_path
 from pxrs.server.rest.v1 import NewMessage, record_of
 from pxrs.server.rest.values import bytes_of, text_of
 from pxrs.types import Header
@@ -273,10 +273,10 @@ class V1Queues:
             put = [await work.put(_queue(call), **_put(each)) for each in call.body.items]
         return ItemIds([each.id for each in put])
 
-    async def take(self, call: Call) -> Taken | Answer:
+    async def take(self, call: Call) -> Taken:
         asked: Take = call.body
         retry = Backoff(asked.first_delay, asked.longest_delay, attempts=asked.attempts)
-        lease = await self._leases.take(
+        taken = await self._leases.take(
             _queue(call),
             asked.max,
             asked.lease,
@@ -284,9 +284,9 @@ class V1Queues:
             retry,
             _owner(call),
         )
-        if lease is None:
+        if taken is None:
             return Taken(None, [])
-        return Taken(lease.name, [_taken(each) for each in lease.items])
+        return Taken(taken.lease, [_taken(each) for each in taken.items])
 
     async def extend(self, call: Call) -> None:
         await self._leases.extend(call.path["lease"], _owner(call), call.body.lease)
