@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from pxrs.aio.app import Pxrs
 from pxrs.aio.transactions import UnitOfWork
@@ -261,10 +262,10 @@ class V1Queues:
         return ShownItems([_shown(each) for each in found])
 
     async def redrive(self, call: Call) -> Count:
-        return Count(await self._px.queues.redrive(_queue(call), **_which(call.body)))
+        return Count(await self._px.queues.redrive(_queue(call), **asdict(call.body)))
 
     async def drop(self, call: Call) -> Count:
-        return Count(await self._px.queues.drop(_queue(call), **_which(call.body)))
+        return Count(await self._px.queues.drop(_queue(call), **asdict(call.body)))
 
     # Items
 
@@ -342,12 +343,6 @@ def _put(item: PutItem) -> dict[str, Any]:
         "dedupe": item.dedupe,
         "dedupe_window": item.dedupe_window,
     }
-
-
-def _which(which: Which) -> dict[str, Any]:
-    return {
-        "ids": which.ids, "key": which.key, "error": which.error, "dead_for": which.dead_for,
-    }  # fmt: skip
 
 
 def _taken(item: Item[Any]) -> TakenItem:
