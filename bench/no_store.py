@@ -14,13 +14,14 @@ from pxrs.server.metrics import Metrics
 from pxrs.server.rest.forwarding import Forwarding
 from pxrs.server.rest.http import HttpServer
 from pxrs.server.rest.routes import Call, Route
-from pxrs.server.rest.v1 import PositionAnswer, Produce, Produced, pairs_of
+from pxrs.server.rest.v1 import Produce, Produced, pairs_of
+from pxrs.server.sends import Placed
 from pxrs.server.settings import ServeSettings
 
 
 async def produce(call: Call) -> Produced:
     records = pairs_of(call.body.messages) or []
-    return Produced([PositionAnswer(0, number) for number in range(len(records))])
+    return Produced([Placed(0, number) for number in range(len(records))])
 
 
 async def main() -> None:

@@ -393,6 +393,44 @@ def test_headers_that_come_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None
                     pass
 
 
+BODY = b"Content-Length: 100"
+WHOLE = b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"POST /v1/top", b""),
+        (b"POST /v1/topics HTTP/1.1\r\n" + HOST, b""),
+        (post(b"/v1/topics", BODY), b"HTTP/1.1 408 "),
+        (post(b"/v1/topics", BODY, b'{"name": "or'), b"HTTP/1.1 408 "),
+        (post(b"/v1/topics", b"Transfer-Encoding: chunked"), b"HTTP/1.1 408 "),
+        (post(b"/v1/topics", b"Transfer-Encoding: chunked", b"5\r\n{"), b"HTTP/1.1 408 "),
+        (WHOLE, b"HTTP/1.1 200 "),
+        (WHOLE + b"POST /v1/topics HTTP/1.1\r\n" + HOST, b"HTTP/1.1 200 "),
+    ],
+    ids=["nothing", "line", "head", "no body", "body", "no chunk", "chunk", "idle", "second head"],
+)
+def test_a_client_that_does_not_go_on_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, answer: bytes
+) -> None:
+    """It keeps its connection open and says nothing more: it is not the one that closes."""
+    monkeypatch.setattr(http_module, "_KEEP_ALIVE", 0.2)
+    monkeypatch.setattr(http_module, "_LINGER", 0.1)
+    with (
+        LocalNode("memory://", request_timeout=0.2) as node,
+        socket.create_connection(node.endpoint, PATIENCE) as raw,
+    ):
+        raw.sendall(sent)
+        received = b""
+        while data := raw.recv(1000):
+            received += data
+        assert received.startswith(answer)
+        assert bool(received) == bool(answer)
+        node.wait_until(lambda: node.server.held == 0 and node.server.connections == 0)
+
+
 def test_a_body_that_breaks_off_is_not_an_error_of_the_node(
     node: LocalNode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -498,6 +536,28 @@ def test_a_node_holds_so_many_groups_members_and_leases(
     full(client.post("/v1/queues/mail/take", {}))
     client.post(f"/v1/leases/{leases[0]}/commit", {})
     assert client.post("/v1/queues/mail/take", {}).json["lease"]
+
+
+def test_a_node_holds_so_many_items(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pxrs.server.leases.MOST_LEASED_ITEMS", 3)
+    client.post("/v1/queues/mail/items", {"items": [{"value": "a"}] * 9})
+    first = client.post("/v1/queues/mail/take", {"max": 2}).json["lease"]
+    assert client.post("/v1/queues/mail/take", {"max": 2}).json["lease"]
+    full(client.post("/v1/queues/mail/take", {}))
+    client.post(f"/v1/leases/{first}/release", {})
+    assert client.post("/v1/queues/mail/take", {}).json["lease"]
+
+
+def test_a_lease_has_so_many_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand items of a megabyte each would be a gigabyte in one answer."""
+    monkeypatch.setattr("pxrs.server.leases._MOST_BYTES", 20_000)
+    for value in ("a" * 1000, "b"):
+        client.post("/v1/queues/mail/items", {"items": [{"value": value}] * 100})
+    seen = []
+    while items := client.post("/v1/queues/mail/take", {"max": 1000}).json["items"]:
+        assert sum(len(item["value"]) for item in items) <= 21_000
+        seen += [item["id"] for item in items]
+    assert len(set(seen)) == len(seen) == 200
 
 
 def test_polls_wait_for_so_many_topics(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:

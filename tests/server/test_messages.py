@@ -37,6 +37,16 @@ def test_topics(orders: Client) -> None:
     assert gone.json["request_id"] == gone.headers["x-request-id"]
 
 
+@pytest.mark.long
+def test_very_many_partitions(client: Client) -> None:
+    many = {"name": "orders", "partitions": 20_000}
+    assert client.post("/v1/topics", many).status == 201
+    described = client.get(ORDERS).json["partitions"]
+    assert [each["partition"] for each in described] == list(range(20_000))
+    assert len(client.get(f"{ORDERS}/offsets?time=1").json["offsets"]) == 20_000
+    assert client("DELETE", ORDERS).status == 204
+
+
 def test_what_is_sent_is_fetched(orders: Client) -> None:
     coded = base64.b64encode(b"\xff\x00").decode()
     sent = orders.post(

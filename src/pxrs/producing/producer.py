@@ -206,14 +206,19 @@ class Producer(Generic[Value]):
         self._refuse_closed()
         self._buffer(topic)
         for chunk in chunks(messages):
-            ready = self._checks.ready(chunk)
-            before = len(sent)
-            while (done := len(sent) - before) < len(ready):
-                buffer = self._buffer(topic)
-                if buffer.unreported > REPORT_BYTES or buffer.busy:
-                    buffer = self._attend(buffer)
-                self._put_many(buffer, ready[done : done + _BUSY_MESSAGES], sent)
-                yield
+            yield from self._adding(topic, self._checks.ready(chunk), sent)
+
+    def _adding(
+        self, topic: str, ready: list[tuple[bytes | None, bytes | None]], sent: SentMany
+    ) -> Iterator[None]:
+        """`_sending` for what was checked."""
+        before = len(sent)
+        while (done := len(sent) - before) < len(ready):
+            buffer = self._buffer(topic)
+            if buffer.unreported > REPORT_BYTES or buffer.busy:
+                buffer = self._attend(buffer)
+            self._put_many(buffer, ready[done : done + _BUSY_MESSAGES], sent)
+            yield
 
     def _put_many(
         self, buffer: ThreadBuffer, pairs: list[tuple[bytes | None, bytes | None]], sent: SentMany

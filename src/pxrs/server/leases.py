@@ -7,12 +7,10 @@ holds for it. A lease that is over, or whose node died, gives its items back.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pxrs.aio.app import Pxrs
 from pxrs.aio.transactions import UnitOfWork
@@ -21,12 +19,15 @@ from pxrs.errors import Fenced, PxrsError
 from pxrs.queues.item import Item
 from pxrs.server.cluster import Cluster
 from pxrs.server.groups import HeldElsewhere
-from pxrs.server.limits import MOST_LEASES, check_room
+from pxrs.server.limits import MOST_LEASED_ITEMS, MOST_LEASES, check_room
 
 T = TypeVar("T")
 
 # Kept a little longer than its items: a commit that comes just too late is told so by the store.
 _GRACE = 1.0
+# Once the items of a lease have so many bytes, about, no more are taken.
+_MOST_BYTES = 8 * 2**20
+_FIRST_ITEMS = 10
 
 
 class LeaseLost(Fenced):
@@ -34,17 +35,25 @@ class LeaseLost(Fenced):
 
 
 class Lease:
-    """Items in the hands of a remote worker. One request at a time works on it."""
+    """Items in the hands of a remote worker. One request at a time works on it.
 
-    def __init__(
-        self, name: str, owner: str, work: UnitOfWork[Any], items: Sequence[Item[Any]]
-    ) -> None:
+    The client has what is in them; only how many there are is kept here.
+    """
+
+    def __init__(self, name: str, owner: str, work: UnitOfWork[Any], count: int) -> None:
         self.name = name
         self.owner = owner
         self.work = work
-        self.items = items
+        self.count = count
         self.lock = asyncio.Lock()
         self.expiry: asyncio.TimerHandle | None = None
+
+
+class Leased(NamedTuple):
+    """The name of a lease, and the items under it."""
+
+    lease: str
+    items: list[Item[Any]]
 
 
 class Leases:
@@ -55,26 +64,48 @@ class Leases:
         self._cluster = cluster
         self._address = address
         self._leases: dict[str, Lease] = {}
+        self._items = 0
         self._ending: set[asyncio.Task[None]] = set()
 
     async def take(
         self, queue: str, count: int, seconds: float, wait: float, retry: Backoff, owner: str
-    ) -> Lease | None:
-        """Take up to so many items, waiting for the first; None if none came."""
+    ) -> Leased | None:
+        """Take up to so many items, waiting for the first; None if none came.
+
+        There are fewer if they are large, or if the node holds as many as it can.
+        """
         check_room("leases", len(self._leases), MOST_LEASES)
+        check_room("items under leases", self._items, MOST_LEASED_ITEMS)
         work = await self._px.begin()
         try:
-            items = await work.take_many(queue, count, wait, retry=retry, lock_for=seconds)
+            items = await self._take(work, queue, count, wait, retry=retry, lock_for=seconds)
         except BaseException:
             await work.rollback()
             raise
         if not items:
             await work.rollback()
             return None
-        lease = Lease(self._new_name(), owner, work, items)
+        lease = Lease(self._new_name(), owner, work, len(items))
         self._leases[lease.name] = lease
+        self._items += lease.count
         self._expire_in(lease, seconds)
-        return lease
+        return Leased(lease.name, items)
+
+    async def _take(
+        self, work: UnitOfWork[Any], queue: str, count: int, wait: float, **how: Any
+    ) -> list[Item[Any]]:
+        """A few items first: their sizes say how many more will fit."""
+        items: list[Item[Any]] = []
+        size, largest, piece = 0, 1, _FIRST_ITEMS
+        while True:
+            asked = min(piece, count - len(items))
+            found = await work.take_many(queue, asked, 0.0 if items else wait, **how)
+            items += found
+            sizes = [len(item.value) for item in found]
+            size, largest = size + sum(sizes), max([largest, *sizes])
+            if len(found) < asked or len(items) >= count or size >= _MOST_BYTES:
+                return items
+            piece = max(1, (_MOST_BYTES - size) // largest)
 
     async def extend(self, name: str, owner: str, seconds: float) -> None:
         """Hold the items for so many seconds from now."""
@@ -140,16 +171,15 @@ class Leases:
     def _elsewhere(self, name: str) -> Exception:
         """A lease of another node that is there is asked for there; any other one is over."""
         _, _, place = name.partition(".")
-        with suppress(binascii.Error, UnicodeDecodeError, ValueError):
-            address = base64.urlsafe_b64decode(place + "=" * (-len(place) % 4)).decode()
+        with suppress(ValueError):
+            address = bytes.fromhex(place).decode()
             known = {node.address for node in self._cluster.view.nodes}
             if address in known and address != self._address:
                 return HeldElsewhere(address)
         return LeaseLost("the lease is over, or there never was one; take the items again")
 
     def _new_name(self) -> str:
-        place = base64.urlsafe_b64encode(self._address.encode()).decode().rstrip("=")
-        return f"{secrets.token_urlsafe(16)}.{place}"
+        return f"{secrets.token_urlsafe(16)}.{self._address.encode().hex()}"
 
     def _expire_in(self, lease: Lease, seconds: float) -> None:
         if lease.expiry is not None:
@@ -169,6 +199,7 @@ class Leases:
                 await lease.work.rollback("its lease ran out")
 
     def _forget(self, lease: Lease) -> None:
-        self._leases.pop(lease.name, None)
+        if self._leases.pop(lease.name, None) is not None:
+            self._items -= lease.count
         if lease.expiry is not None:
             lease.expiry.cancel()

@@ -15,6 +15,8 @@ MOST_GROUPS = 1000
 MOST_WATCHED_TOPICS = 500
 MOST_MEMBERS = 10_000
 MOST_LEASES = 10_000
+# Of each the node knows its queue and its number: about 300 bytes.
+MOST_LEASED_ITEMS = 500_000
 # Files that the store, the logs and the connections to other nodes need.
 _OWN_FILES = 200
 _LOG = logging.getLogger("pxrs.serve")

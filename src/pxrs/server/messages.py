@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,7 +10,6 @@ from typing import NamedTuple, TypeVar
 
 from pxrs import metrics as names
 from pxrs.aio.app import Pxrs
-from pxrs.aio.producer import SentMany
 from pxrs.codec.batches import (
     CHECKSUM,
     MAX_TIMESTAMP,
@@ -22,11 +20,11 @@ from pxrs.codec.batches import (
 )
 from pxrs.decoding import Decoder, cut
 from pxrs.errors import DamagedBatch, InvalidRequest, OffsetOutOfRange, TopicNotFound
-from pxrs.producing import handles
 from pxrs.producing.records import Checks, check_partition
 from pxrs.server.appends import Appends
 from pxrs.server.arrivals import Arrivals
 from pxrs.server.metrics import Metrics
+from pxrs.server.sends import Pair, Placed, Record, Sends
 from pxrs.server.settings import ServeSettings
 from pxrs.topics import named
 from pxrs.types import (
@@ -34,16 +32,13 @@ from pxrs.types import (
     Appended,
     Batch,
     Fence,
-    Header,
     LogPartition,
     Message,
-    Position,
     StoredBatch,
     Topic,
 )
 
 T = TypeVar("T")
-Pair = tuple[bytes | None, bytes | None]
 
 # What one call asks the log for. Decoding a megabyte at once would hold up everybody else.
 _PIECE = 64 * 2**10
@@ -51,16 +46,6 @@ _CACHED_BYTES = 32 * 2**20
 # A page ends after the message that takes it over this, decompressed.
 _PAGE_BYTES = 8 * 2**20
 _LAST_OFFSET = 2**63 - 1
-
-
-class Record(NamedTuple):
-    """A message to be sent."""
-
-    value: bytes | None
-    key: bytes | None = None
-    headers: Sequence[Header] = ()
-    partition: int | None = None
-    timestamp: int | None = None
 
 
 class ProducerState(NamedTuple):
@@ -105,6 +90,7 @@ class Messages:
             max_block=settings.request_timeout,
             delivery_timeout=settings.request_timeout,
         )
+        self._sends = Sends(self._producer)
         self._appends = Appends(self._log, px._threads, settings.max_inflight)
         self._arrivals = Arrivals(self._log)
         self._checks = Checks(settings.max_body)
@@ -114,47 +100,30 @@ class Messages:
 
     # Producing
 
-    async def produce(self, topic: str, records: Sequence[Record]) -> list[Position]:
+    async def produce(self, topic: str, records: Sequence[Record]) -> list[Placed]:
         """Append the records durably; all of them are checked before the first one is sent."""
 
-        async def send(found: Topic) -> SentMany:
+        async def send(found: Topic) -> list[Placed]:
             for record in records:
                 self._check(found, record)
-            many = handles.SentMany([], [])
-            send, ready = self._producer._blocking.send, self._producer._buffers.ready
-            for value, key, headers, partition, timestamp in records:
-                if not ready(topic):
-                    await self._producer._prepare(topic)
-                sent = send(
-                    topic, value, key, partition=partition, headers=headers, timestamp=timestamp
-                )
-                many._batches.append(sent._pending)
-                many._indexes.append(sent._index)
-            return SentMany(many)
+            return await self._sends.records(topic, records)
 
-        return await self._settled(topic, send)
+        return await self._produced(topic, send)
 
-    async def produce_pairs(self, topic: str, pairs: list[Pair]) -> list[Position]:
-        """`produce` for records that have a key and a value and nothing else: much cheaper."""
+    async def produce_pairs(self, topic: str, pairs: list[Pair]) -> list[Placed]:
+        """`produce` for records that have a key and a value and nothing else: much cheaper.
 
-        async def send(found: Topic) -> SentMany:
-            return await self._producer.send_many(topic, pairs)
+        All of them together must be smaller than a message may be: they are not looked at.
+        """
+        return await self._produced(topic, lambda _: self._sends.pairs(topic, pairs))
 
-        return await self._settled(topic, send)
-
-    async def _settled(
-        self, topic: str, send: Callable[[Topic], Awaitable[SentMany]]
-    ) -> list[Position]:
-        async def sent(found: Topic) -> list[Position]:
-            many = await send(found)
-            # Asking for the result begins a commit: requests that came together share it.
-            await asyncio.sleep(0)
-            return await many.result()
-
+    async def _produced(
+        self, topic: str, send: Callable[[Topic], Awaitable[list[Placed]]]
+    ) -> list[Placed]:
         with self._metrics.timed(names.PRODUCE_SECONDS):
-            positions = await self._in_topic(topic, sent)
-        self._metrics.count(names.PRODUCED, topic, by=len(positions))
-        return positions
+            places = await self._in_topic(topic, send)
+        self._metrics.count(names.PRODUCED, topic, by=len(places))
+        return places
 
     async def produce_once(
         self, topic: str, partition: int, records: Sequence[Record], producer: ProducerState

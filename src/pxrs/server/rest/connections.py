@@ -10,6 +10,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -22,6 +23,18 @@ _LOG = logging.getLogger("pxrs.serve")
 MOST_HEADER_BYTES = 16 * 2**10
 # How long the kernel keeps what a client does not acknowledge, or has no room for.
 _UNTAKEN_MS = 60_000
+
+
+_PROCESS = secrets.token_hex(6)
+_NUMBERS = count(1)
+
+
+def id_of(request: web.BaseRequest) -> str:
+    """The client's own id if it is sane, else a new one. One that can't be read has none."""
+    given = request.headers.get("X-Request-Id", "")
+    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
+        return given
+    return f"{_PROCESS}-{next(_NUMBERS)}"
 
 
 class Connections(web.Server):
@@ -58,7 +71,7 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer a request that could not be read, or whose handling failed, and close."""
-        request_id = secrets.token_hex(8)
+        request_id = id_of(request)
         if status != 400:
             _LOG.error("request %s failed", request_id, exc_info=exc)
             problem = problem_of(RuntimeError(), request_id)

@@ -15,6 +15,7 @@ from pxrs.server.cluster import Cluster
 from pxrs.server.groups import AppGroup, GroupService, Registered
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Answer, Call, Need, Route, in_path
+from pxrs.server.rest.values import partition_of
 from pxrs.server.tokens import Action
 from pxrs.types import TopicPartition
 
@@ -227,7 +228,8 @@ class Dmq:
         group, name = _member(asked.groupId, asked.memberId)
         topic = (await self._groups.find(group)).app.topic
         offsets = {
-            TopicPartition(topic, _number(text)): offset for text, offset in asked.offsets.items()
+            TopicPartition(topic, partition_of(text)): offset
+            for text, offset in asked.offsets.items()
         }
         result = await self._groups.commit(group, name, offsets)
         if result.refused:
@@ -265,12 +267,6 @@ def _member(group: str, member: str) -> tuple[str, str]:
     if of != group:
         raise InvalidRequest(f"member {member!r} is not of group {group!r}")
     return group, name
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise InvalidRequest(f"a partition must be a number, got {text[:40]!r}")
-    return int(text)
 
 
 def _finding(call: Call) -> list[Need]:

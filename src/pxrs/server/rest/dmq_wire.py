@@ -25,10 +25,11 @@ from pxrs.errors import (
 )
 from pxrs.server.cluster import Cluster, NodeInfo, slot_of
 from pxrs.server.groups import GroupService
-from pxrs.server.messages import Messages, Record
+from pxrs.server.messages import Messages
 from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.problems import HttpError, told
 from pxrs.server.rest.routes import Call, Need, Route, in_path
+from pxrs.server.sends import Record
 from pxrs.server.tokens import Action
 from pxrs.types import Message, Topic, TopicPartition
 
@@ -421,13 +422,13 @@ class DmqWire:
             for each in asked.messages
         ]
         try:
-            positions = await self._messages.produce(asked.topic, records)
+            places = await self._messages.produce(asked.topic, records)
         except PxrsError as error:
             code = _produce_code(error)
             failed = ProduceResult(-1, 0, code, told(error))
             return Produced(asked.topic, asked.partition, [failed], 0, told(error), code, False)
         now = self._clock.wall_ms()
-        results = [ProduceResult(position.offset, now) for position in positions]
+        results = [ProduceResult(place.offset, now) for place in places]
         return Produced(asked.topic, asked.partition, results, 0, None, "NONE", True)
 
     async def consume(self, call: Call) -> Consumed:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +19,13 @@ from pxrs.errors import PxrsError, StoreError
 from pxrs.server.groups import HeldElsewhere
 from pxrs.server.metrics import Metrics
 from pxrs.server.node_auth import digest
-from pxrs.server.rest.connections import MOST_HEADER_BYTES, Connections, Refusing, unless_lost
+from pxrs.server.rest.connections import (
+    MOST_HEADER_BYTES,
+    Connections,
+    Refusing,
+    id_of,
+    unless_lost,
+)
 from pxrs.server.rest.forwarding import FOLLOWS, LEADER, Forwarding
 from pxrs.server.rest.guard import Guard, check
 from pxrs.server.rest.problems import PROBLEM, HttpError, problem_of
@@ -121,7 +125,7 @@ class HttpServer:
         return self._server()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        request_id = _request_id(request)
+        request_id = id_of(request)
         began = perf_counter()
         self._busy += 1
         self._quiet.clear()
@@ -388,15 +392,3 @@ def _too_large(most: int) -> HttpError:
 def _shown(request: web.BaseRequest) -> str:
     """The path as it was sent: decoded, it may hold what JSON can't."""
     return request.rel_url.raw_path[:200]
-
-
-_PROCESS = secrets.token_hex(6)
-_NUMBERS = count(1)
-
-
-def _request_id(request: web.BaseRequest) -> str:
-    """The client's own id if it is sane, else a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
-        return given
-    return f"{_PROCESS}-{next(_NUMBERS)}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 
 from pxrs.aio.app import Pxrs
 from pxrs.errors import InvalidRequest
 from pxrs.server.cluster import Cluster, ClusterView
-from pxrs.server.messages import Messages, Page, Pair, ProducerState, Record
+from pxrs.server.messages import Messages, Page, ProducerState
 from pxrs.server.rest.routes import RAW_BATCH, Answer, Call, Need, Route, in_path
-from pxrs.server.rest.values import bytes_of, from_base64, text_of, to_base64
+from pxrs.server.rest.values import bytes_of, from_base64, partition_of, text_of, to_base64
+from pxrs.server.sends import Pair, Placed, Record
 from pxrs.types import Header, Message, Topic
 
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -67,8 +68,9 @@ class NewMessage(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     key: str | None = None
     value_base64: str | None = None
     key_base64: str | None = None
-    headers: list[tuple[str, str | None]] = []
-    headers_base64: list[tuple[str, str | None]] = []
+    # Tuples: of a list every message would get one of its own.
+    headers: tuple[tuple[str, str | None], ...] = ()
+    headers_base64: tuple[tuple[str, str | None], ...] = ()
     partition: int | None = None
     timestamp: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
@@ -90,15 +92,10 @@ class ProduceOnce(Struct, frozen=True, forbid_unknown_fields=True):
     producer: Producer | None = None
 
 
-class PositionAnswer(Struct, frozen=True, gc=False):
-    partition: int
-    offset: int
-
-
 class Produced(Struct, frozen=True):
     """Where each message was written, in the order of the request."""
 
-    positions: list[PositionAnswer]
+    positions: list[Placed]
 
 
 class Appended(Struct, frozen=True):
@@ -271,13 +268,11 @@ class V1:
     async def produce(self, call: Call) -> Produced:
         topic, messages = call.path["topic"], call.body.messages
         if (pairs := pairs_of(messages)) is not None:
-            positions = await self._messages.produce_pairs(topic, pairs)
-        else:
-            positions = await self._messages.produce(topic, [record_of(it) for it in messages])
-        return Produced([PositionAnswer(each.partition, each.offset) for each in positions])
+            return Produced(await self._messages.produce_pairs(topic, pairs))
+        return Produced(await self._messages.produce(topic, [record_of(each) for each in messages]))
 
     async def produce_to(self, call: Call) -> Appended:
-        topic, partition = call.path["topic"], _partition(call)
+        topic, partition = call.path["topic"], partition_of(call.path["partition"])
         asked: ProduceOnce = call.body
         if any(each.partition not in (None, partition) for each in asked.messages):
             raise InvalidRequest(f"all messages must be for partition {partition}")
@@ -289,7 +284,7 @@ class V1:
         return Appended(partition, done.base, done.duplicate)
 
     async def append(self, call: Call) -> Appended:
-        partition = _partition(call)
+        partition = partition_of(call.path["partition"])
         done = await self._messages.append(call.path["topic"], partition, call.body)
         return Appended(partition, done.base, done.duplicate)
 
@@ -297,7 +292,7 @@ class V1:
         asked: FetchQuery = call.query
         page = await self._messages.fetch(
             call.path["topic"],
-            _partition(call),
+            partition_of(call.path["partition"]),
             asked.offset,
             asked.max,
             min(asked.wait, self._max_wait),
@@ -308,7 +303,7 @@ class V1:
         asked: RawFetchQuery = call.query
         page = await self._messages.fetch_raw(
             call.path["topic"],
-            _partition(call),
+            partition_of(call.path["partition"]),
             asked.offset,
             asked.max_bytes,
             min(asked.wait, self._max_wait),
@@ -323,22 +318,7 @@ class V1:
 
 
 def _topic(topic: Topic) -> TopicAnswer:
-    return TopicAnswer(
-        name=topic.name,
-        id=topic.id,
-        partitions=topic.partitions,
-        partitioner=topic.partitioner,
-        retention=topic.retention,
-        retention_bytes=topic.retention_bytes,
-        created_ms=topic.created_ms,
-    )
-
-
-def _partition(call: Call) -> int:
-    text = call.path["partition"]
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise InvalidRequest(f"the partition must be a number, got {text[:40]!r}")
-    return int(text)
+    return convert(topic, TopicAnswer, from_attributes=True)
 
 
 def pairs_of(messages: Sequence[NewMessage]) -> list[Pair] | None:

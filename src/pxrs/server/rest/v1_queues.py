@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from pxrs.aio.app import Pxrs
 from pxrs.aio.transactions import UnitOfWork
@@ -15,7 +16,7 @@ from pxrs.queues.admin import ItemInfo, QueueInfo
 from pxrs.queues.item import Item
 from pxrs.queues.item import PutItem as QueuedItem
 from pxrs.server.leases import Leases
-from pxrs.server.rest.routes import Answer, Call, Need, Route, in_path
+from pxrs.server.rest.routes import Call, Need, Route, in_path
 from pxrs.server.rest.v1 import NewMessage, record_of
 from pxrs.server.rest.values import bytes_of, text_of
 from pxrs.types import Header
@@ -261,10 +262,10 @@ class V1Queues:
         return ShownItems([_shown(each) for each in found])
 
     async def redrive(self, call: Call) -> Count:
-        return Count(await self._px.queues.redrive(_queue(call), **_which(call.body)))
+        return Count(await self._px.queues.redrive(_queue(call), **asdict(call.body)))
 
     async def drop(self, call: Call) -> Count:
-        return Count(await self._px.queues.drop(_queue(call), **_which(call.body)))
+        return Count(await self._px.queues.drop(_queue(call), **asdict(call.body)))
 
     # Items
 
@@ -273,10 +274,10 @@ class V1Queues:
             put = [await work.put(_queue(call), **_put(each)) for each in call.body.items]
         return ItemIds([each.id for each in put])
 
-    async def take(self, call: Call) -> Taken | Answer:
+    async def take(self, call: Call) -> Taken:
         asked: Take = call.body
         retry = Backoff(asked.first_delay, asked.longest_delay, attempts=asked.attempts)
-        lease = await self._leases.take(
+        taken = await self._leases.take(
             _queue(call),
             asked.max,
             asked.lease,
@@ -284,9 +285,9 @@ class V1Queues:
             retry,
             _owner(call),
         )
-        if lease is None:
+        if taken is None:
             return Taken(None, [])
-        return Taken(lease.name, [_taken(each) for each in lease.items])
+        return Taken(taken.lease, [_taken(each) for each in taken.items])
 
     async def extend(self, call: Call) -> None:
         await self._leases.extend(call.path["lease"], _owner(call), call.body.lease)
@@ -342,12 +343,6 @@ def _put(item: PutItem) -> dict[str, Any]:
         "dedupe": item.dedupe,
         "dedupe_window": item.dedupe_window,
     }
-
-
-def _which(which: Which) -> dict[str, Any]:
-    return {
-        "ids": which.ids, "key": which.key, "error": which.error, "dead_for": which.dead_for,
-    }  # fmt: skip
 
 
 def _taken(item: Item[Any]) -> TakenItem:

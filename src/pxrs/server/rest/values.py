@@ -1,4 +1,4 @@
-"""Bytes in JSON: text where they are UTF-8, base64 (RFC 4648, padded) where they are not."""
+"""Values in requests. Bytes in JSON are text where they are UTF-8, else base64 (RFC 4648)."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def text_of(data: str | bytes | None) -> tuple[str | None, str | None]:
         return data.decode(), None
     except UnicodeDecodeError:
         return None, to_base64(data)
+
+
+def partition_of(text: str) -> int:
+    """The number of a partition in a path or in the name of a field."""
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise InvalidRequest(f"a partition must be a number, got {text[:40]!r}")
+    return int(text)

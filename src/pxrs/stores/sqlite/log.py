@@ -49,6 +49,8 @@ _HEADS = f"""SELECT p.id, {_END}, s.state, a.ms, a.read FROM pxrs_age a, pxrs_lo
 _PLACE = f"""SELECT p.start, {_END},
     (SELECT max(base) FROM pxrs_log_batches WHERE part = p.id AND base <= ?)
     FROM pxrs_log_partitions p WHERE p.id = ? AND p.topic_id = ?"""
+_SIZE = """SELECT (SELECT coalesce(sum(size), 0) FROM pxrs_log_batches WHERE part = p.id)
+    FROM pxrs_log_partitions p WHERE p.topic_id = ? AND p.partition = ?"""
 # As many of some rows as fit, for the parameters that `_read` gives.
 _FETCH = """SELECT base, next, data FROM pxrs_log_batches WHERE part = ? AND base >= ?
     AND base < coalesce((SELECT base FROM (
@@ -163,11 +165,14 @@ class SqliteLog:
 
     def size(self, where: LogPartition) -> int:
         with self._database.reading() as connection:
-            return _size_of(connection, self._find(connection, where).id)
+            row = connection.execute(_SIZE, where).fetchone()
+            if row is None:
+                self._find(connection, where)  # says what is not there
+            return 0 if row is None else int(row[0])
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         with self._database.reading() as connection:
-            part = self._find(connection, where).id
+            part = self._part(connection, where)
             row = connection.execute(
                 "SELECT base FROM pxrs_log_batches WHERE part = ? AND max_timestamp >= ? "
                 "ORDER BY base LIMIT 1",
@@ -177,7 +182,7 @@ class SqliteLog:
 
     def trim(self, where: LogPartition, before: int) -> int:
         with self._database.reading() as connection:
-            part = self._find(connection, where).id
+            part = self._part(connection, where)
         while True:
             trimmed = self._database.write(
                 lambda turn: _trim(turn.connection, part, storable(before))
@@ -191,7 +196,7 @@ class SqliteLog:
         self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
     ) -> int:
         with self._database.reading() as connection:
-            part = self._find(connection, where).id
+            part = self._part(connection, where)
             before = _first_kept(connection, part, before_timestamp, max_bytes)
         return self.trim(where, before)
 
@@ -217,6 +222,13 @@ class SqliteLog:
             raise PartitionNotFound(where.topic_id, where.partition, len(rows))
         return self._places[where]
 
+    def _part(self, connection: sqlite3.Connection, where: LogPartition) -> int:
+        """The partition's row id as it is now, whatever is remembered of it."""
+        row = connection.execute(
+            "SELECT id FROM pxrs_log_partitions WHERE topic_id = ? AND partition = ?", where
+        ).fetchone()
+        return row[0] if row is not None else self._find(connection, where).id
+
     def _resolve(
         self, connection: sqlite3.Connection, appends: Sequence[Append]
     ) -> dict[LogPartition, _Place | PxrsError]:
@@ -237,9 +249,9 @@ class SqliteLog:
                 "SELECT id FROM pxrs_log_partitions WHERE topic_id >= ? AND topic_id < ?",
                 (_DELETED, chr(ord(_DELETED) + 1)),
             ).fetchall()
-        for (part,) in rows:
-            while self._database.write(partial(_delete_some, part)):
-                pass
+        parts = [part for (part,) in rows]
+        while parts:
+            parts = parts[self._database.write(partial(_delete_some, parts)) :]
 
 
 class _Heads:
@@ -386,13 +398,6 @@ def _slot_of(where: LogPartition) -> int:
     return slot(f"log/{where.topic_id}/{where.partition}")
 
 
-def _size_of(connection: sqlite3.Connection, part: int) -> int:
-    row = connection.execute(
-        "SELECT coalesce(sum(size), 0) FROM pxrs_log_batches WHERE part = ?", (part,)
-    ).fetchone()
-    return int(row[0])
-
-
 def _first_kept(
     connection: sqlite3.Connection, part: int, before_timestamp: int | None, max_bytes: int | None
 ) -> int:
@@ -431,15 +436,19 @@ def _trim(connection: sqlite3.Connection, part: int, before: int) -> _Trimmed | 
     return _Trimmed(start, gone == _CHUNK)
 
 
-def _delete_some(part: int, turn: Turn) -> bool:
+def _delete_some(parts: Sequence[int], turn: Turn) -> int:
+    """Deletes about `_CHUNK` rows of these partitions; returns how many of them are gone."""
     connection = turn.connection
-    gone = connection.execute(
-        "DELETE FROM pxrs_log_batches WHERE rowid IN "
-        "(SELECT rowid FROM pxrs_log_batches WHERE part = ? LIMIT ?)",
-        (part, _CHUNK),
-    ).rowcount
-    if gone == _CHUNK:
-        return True
-    connection.execute("DELETE FROM pxrs_log_producers WHERE part = ?", (part,))
-    connection.execute("DELETE FROM pxrs_log_partitions WHERE id = ?", (part,))
-    return False
+    left = _CHUNK
+    for done, part in enumerate(parts):
+        left -= connection.execute(
+            "DELETE FROM pxrs_log_batches WHERE rowid IN "
+            "(SELECT rowid FROM pxrs_log_batches WHERE part = ? LIMIT ?)",
+            (part, left),
+        ).rowcount
+        if left <= 0:
+            return done
+        connection.execute("DELETE FROM pxrs_log_producers WHERE part = ?", (part,))
+        connection.execute("DELETE FROM pxrs_log_partitions WHERE id = ?", (part,))
+        left -= 1
+    return len(parts)
