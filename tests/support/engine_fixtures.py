@@ -12,12 +12,15 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from engines.shared import ADDRESS, Host, shared_url
 
 import engines
+
+if TYPE_CHECKING:
+    import psycopg
 
 NewEngine = Callable[..., engines.Engine]
 _host = pytest.StashKey[Host]()
@@ -100,6 +103,15 @@ def postgres_of_many() -> Iterator[str]:
     """A database of the shared PostgreSQL for all tests of a worker that leave it empty."""
     with postgres_database() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def broom(postgres_of_many: str) -> Iterator[psycopg.Connection[Any]]:
+    """The connection that empties `postgres_of_many`."""
+    import psycopg
+
+    with psycopg.connect(postgres_of_many, autocommit=True) as connection:
+        yield connection
 
 
 @contextmanager

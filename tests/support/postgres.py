@@ -62,16 +62,25 @@ class PostgresLab:
 
 
 class EmptiedLab(PostgresLab):
-    """A schema that many labs use, one after the other: to make it takes longer than a check."""
+    """A schema that many labs use, one after the other: to make it takes longer than a check.
+
+    `broom` empties it, for all of them: one connection that knows the tables by then.
+    """
+
+    def __init__(
+        self, url: str, broom: psycopg.Connection[Any], channel: str | None = None
+    ) -> None:
+        super().__init__(url, channel=channel)
+        self._broom = broom
 
     def close(self) -> None:
         super().close()
-        tables = query(
-            self._url,
+        tables = self._broom.execute(
             "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename <> 'pxrs_meta'",
-            self._schema,
-        )
-        query(self._url, "; ".join(f"DELETE FROM {self._schema}.{name}" for (name,) in tables))
+            (self._schema,),
+        ).fetchall()
+        emptied = "; ".join(f"DELETE FROM {self._schema}.{name}" for (name,) in tables)
+        self._broom.execute(emptied.encode())
 
 
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
