@@ -52,7 +52,14 @@ class PostgresLab:
         )
 
     def let_expire(self, session: Session) -> None:
-        await_end(self.open(), session, self.patience)
+        """Its time may be over before anybody has been in touch for that long: wait for both."""
+        stores = self.open()
+        watch = stores.coord.watch("lab/")
+        await_end(stores, session, self.patience)
+        row = f"SELECT FROM {self._schema}.pxrs_sessions WHERE id = %s"
+        while query(self._url, row, session.id):
+            watch.wait(0.1)
+        watch.close()
 
     def close(self) -> None:
         for stores in self._opened:
