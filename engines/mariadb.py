@@ -11,7 +11,7 @@ from engines.engine import Engine, Plan
 from engines.places import HOST
 from engines.probes import version_of
 from engines.process import Command, run_as
-from engines.sources import debian, in_path
+from engines.sources import debian, in_path, new_data
 
 _PACKAGES = (
     "mariadb-server-core",
@@ -30,13 +30,14 @@ USER = "root"
 def build(settings: Mapping[str, str] | None = None) -> Engine:
     """`settings`: more options of mariadbd."""
     base, origin = _find()
+    version = version_of(_server(base), "--version", env=_libraries(base))
     return Engine(
         Plan(
             name="mariadb",
-            version=version_of(_server(base), "--version", env=_libraries(base)),
+            version=version,
             origin=origin,
             ports=1,
-            prepare=partial(_prepare, base, settings or {}),
+            prepare=partial(_prepare, base, version, settings or {}),
             url=lambda ports: f"mysql+pymysql://{USER}@{HOST}:{ports[0]}/mysql",
         )
     )
@@ -62,7 +63,7 @@ def _libraries(base: Path) -> dict[str, str]:
 
 
 def _prepare(
-    base: Path, settings: Mapping[str, str], folder: Path, ports: Sequence[int]
+    base: Path, version: str, settings: Mapping[str, str], folder: Path, ports: Sequence[int]
 ) -> list[Command]:
     data = folder / "data"
     common = [
@@ -75,7 +76,8 @@ def _prepare(
     ]
     as_root = ["--user=root"] if os.getuid() == 0 else []
     install = [str(base / "bin" / "mariadb-install-db"), *common, "--skip-test-db", *as_root]
-    run_as(None, [*install, "--auth-root-authentication-method=normal"], _libraries(base))
+    install += ["--auth-root-authentication-method=normal"]
+    new_data(f"mariadb-{version}", data, lambda: run_as(None, install, _libraries(base)))
     options = {
         "bind-address": HOST,
         "port": str(ports[0]),

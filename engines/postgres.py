@@ -13,7 +13,7 @@ from engines.engine import Engine, Plan
 from engines.places import HOST, new_folder
 from engines.probes import version_of
 from engines.process import Command, run_as
-from engines.sources import Missing, in_path, in_wheel
+from engines.sources import Missing, in_path, in_wheel, new_data
 
 # It refuses to run as root.
 _UNPRIVILEGED = "nobody"
@@ -23,13 +23,14 @@ USER = "postgres"
 def build(settings: Mapping[str, str] | None = None, durable: bool = False) -> Engine:
     """`durable`: with fsync, as benchmarks want it."""
     programs, origin = _find()
+    version = version_of(programs / "postgres", "--version")
     return Engine(
         Plan(
             name="postgres",
-            version=version_of(programs / "postgres", "--version"),
+            version=version,
             origin=origin,
             ports=1,
-            prepare=partial(_prepare, programs, _settings(settings or {}, durable)),
+            prepare=partial(_prepare, programs, version, _settings(settings or {}, durable)),
             url=lambda ports: f"postgresql://{USER}@{HOST}:{ports[0]}/postgres",
         )
     )
@@ -77,14 +78,19 @@ def _reachable(programs: Path) -> Path:
 
 
 def _prepare(
-    programs: Path, settings: Mapping[str, str], folder: Path, ports: Sequence[int]
+    programs: Path,
+    version: str,
+    settings: Mapping[str, str],
+    folder: Path,
+    ports: Sequence[int],
 ) -> list[Command]:
     user = _UNPRIVILEGED if os.getuid() == 0 else None
     if user is not None:
         shutil.chown(folder, user)
     data = folder / "data"
     made = [str(programs / "initdb"), "-D", str(data), "-U", USER, "-A", "trust"]
-    run_as(user, [*made, "-E", "UTF8", "--locale=C", "--no-sync"])
+    utf8 = ["-E", "UTF8", "--locale=C", "--no-sync"]
+    new_data(f"postgres-{version}", data, lambda: run_as(user, [*made, *utf8]))
     flags = [f"--{name}={value}" for name, value in {"port": str(ports[0]), **settings}.items()]
     return [
         Command(

@@ -2,7 +2,7 @@
 
 Debian packages are downloaded and unpacked into `.engines/`, once; nothing is installed and no
 root is needed. Whoever has `apt-get` can do it, with package lists of its own if the system has
-none.
+none. A server's new data folder is made once too, and copied from there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +59,29 @@ def debian(name: str, packages: Sequence[str]) -> Path:
         if not folder.exists():
             _download(name, packages, folder)
     return folder
+
+
+def new_data(kind: str, data: Path, make: Callable[[], None]) -> None:
+    """Make a server's new data folder; after the first time as a copy, which takes no second.
+
+    `kind` names the program, its version and all that is chosen when the folder is made.
+    """
+    made = CACHE / f"{kind}-data-{os.getuid()}"
+    if made.exists():
+        _copy(made, data)
+        return
+    make()
+    with _only_one():
+        if not made.exists():
+            part = made.with_name(f"{made.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            _copy(data, part)
+            part.rename(made)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """With owners and rights."""
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
 
 
 def _download(name: str, packages: Sequence[str], folder: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import psycopg
 import pytest
 
 import engines
 from pxrs.testing.conformance import Rule, atomic_checks, wake_checks
 from support.engine_fixtures import server_url, unavailable
-from support.postgres import EmptiedLab
+from support.postgres import EmptiedLab, PostgresLab
 
 pytestmark = pytest.mark.engine("postgres")
 
@@ -27,8 +29,10 @@ def pgbouncer() -> Iterator[engines.Engine]:
 
 
 @pytest.fixture
-def lab(postgres_of_many: str, pgbouncer: engines.Engine) -> Iterator[EmptiedLab]:
-    lab = EmptiedLab(f"{pgbouncer.url}/{postgres_of_many.rpartition('/')[2]}")
+def lab(
+    postgres_of_many: str, broom: psycopg.Connection[Any], pgbouncer: engines.Engine
+) -> Iterator[EmptiedLab]:
+    lab = EmptiedLab(f"{pgbouncer.url}/{postgres_of_many.rpartition('/')[2]}", broom)
     yield lab
     lab.close()
 
@@ -40,6 +44,6 @@ def test_conforms_behind_pgbouncer(check: Rule, lab: EmptiedLab) -> None:
 
 def test_a_pooler_is_recognised(lab: EmptiedLab, postgres_of_many: str) -> None:
     assert lab.open().database.pooled
-    direct = EmptiedLab(postgres_of_many)
+    direct = PostgresLab(postgres_of_many)
     assert not direct.open().database.pooled
     direct.close()

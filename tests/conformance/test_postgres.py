@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import psycopg
 import pytest
 
 from pxrs.testing.conformance import (
@@ -22,8 +24,10 @@ pytestmark = pytest.mark.engine("postgres")
 
 
 @pytest.fixture
-def lab(postgres_of_many: str, request: pytest.FixtureRequest) -> Iterator[EmptiedLab]:
-    lab = EmptiedLab(postgres_of_many, channel=getattr(request, "param", None))
+def lab(
+    postgres_of_many: str, broom: psycopg.Connection[Any], request: pytest.FixtureRequest
+) -> Iterator[EmptiedLab]:
+    lab = EmptiedLab(postgres_of_many, broom, getattr(request, "param", None))
     yield lab
     lab.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from pxrs.errors import ConfigError
 from support.child import PATIENCE
-from support.node import Client, LocalNode, NodeProcess, wait_for_slots
+from support.node import Client, LocalNode, NodeProcess, looks, wait_for_slots
 
 GROUP = "/v1/groups/g"
 HOUR = 3600
@@ -26,10 +26,11 @@ def stack() -> Iterator[ExitStack]:
 
 def settled(client: Client, *members: str) -> dict[str, Any]:
     """What each member is told, once all of them are settled."""
-    while True:
+    for _ in looks():
         told = {name: client.get(f"{GROUP}/members/{name}").json for name in members}
         if all(each.get("settled") for each in told.values()):
-            return told
+            break
+    return told
 
 
 @pytest.mark.long

@@ -1,28 +1,111 @@
 """Real processes for tests: they run a function of a test module and talk in JSON lines.
 
-A child dies with its parent. Nothing waits by sleeping: `read` blocks until the child has
-said something, and fails when it does not within its patience.
+A process that has pxrs loaded forks them. A child dies with its parent. Nothing waits by sleeping:
+`read` blocks until the child has said something, and fails when it does not within its patience.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pxrs.stores.api import Stores
 from pxrs.stores.sqlite.stores import SqliteStores
+from support.inside import LONGEST_ORDER, Order
 
 PATIENCE = 30.0
 _TESTS = Path(__file__).parents[1]
 _START = "from support.inside import main; main()"
+_PYTHONPATH = os.pathsep.join([str(_TESTS), str(_TESTS.parent)])
+
+
+class _Process:
+    """A process that the forker has forked. `stopped` is set when it has stood still."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.stopped = threading.Event()
+        self._ended = threading.Event()
+        self._code = 0
+
+    def end(self, code: int) -> None:
+        self._code = code
+        self._ended.set()
+
+    def wait(self) -> int:
+        """Its exit code, or the signal that ended it as a negative number."""
+        assert self._ended.wait(PATIENCE), f"process {self.pid} does not end"
+        return self._code
+
+    def signal(self, number: int) -> None:
+        if not self._ended.is_set():
+            # It may have ended and its end not be told yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class _Forker:
+    """The process that forks the children of this one: `support.inside.main`."""
+
+    def __init__(self) -> None:
+        # A packet is one order, or one answer.
+        self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(there.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(there.fileno(),),
+                env={**os.environ, "PYTHONPATH": _PYTHONPATH},
+            )
+        self._turn = threading.Lock()
+        self._started: queue.Queue[_Process] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        atexit.register(self._end)
+
+    def fork(self, target: str, args: tuple[Any, ...], fds: list[int]) -> _Process:
+        environment = {**os.environ, "PYTHONPATH": _PYTHONPATH}
+        order = json.dumps(Order(target, list(args), os.getcwd(), environment)).encode()
+        assert len(order) <= LONGEST_ORDER
+        with self._turn:
+            socket.send_fds(self._socket, [order], fds)
+            return self._started.get(timeout=PATIENCE)
+
+    def _listen(self) -> None:
+        processes: dict[int, _Process] = {}
+        while answer := self._socket.recv(4096):
+            pid, word, code = json.loads(answer)
+            if word == "started":
+                processes[pid] = _Process(pid)
+                self._started.put(processes[pid])
+            elif word == "stopped":
+                processes[pid].stopped.set()
+            else:
+                processes.pop(pid).end(code)
+
+    def _end(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+        self._listener.join()
+        self._socket.close()
+
+
+@cache
+def _forker() -> _Forker:
+    """One for all tests of this process. It ends when this process does, and so do its children."""
+    return _Forker()
 
 
 class Child:
@@ -32,13 +115,10 @@ class Child:
         target = f"{function.__module__}:{function.__qualname__}"
         # A pipe for what it says: its stdout stays free for what it prints by accident.
         read_end, write_end = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, target, str(write_end), json.dumps(args)],
-            stdin=subprocess.PIPE,
-            pass_fds=(write_end,),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS), str(_TESTS.parent)])},
-        )
+        its_stdin, self._stdin = os.pipe()
+        self._process = _forker().fork(target, args, [its_stdin, 1, 2, write_end])
         os.close(write_end)
+        os.close(its_stdin)
         self._words: queue.Queue[Any] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, args=(read_end,), daemon=True)
         self._listener.start()
@@ -63,21 +143,20 @@ class Child:
 
     def tell(self) -> None:
         """Let it go on from `wait_for_parent`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
+        os.write(self._stdin, b"\n")
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         self.join()
 
     def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+        self._process.signal(number)
 
     def freeze(self) -> None:
         """Stop it, and come back when it stands still."""
+        self._process.stopped.clear()
         self.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        assert self._process.stopped.wait(PATIENCE), f"process {self.pid} does not stop"
 
     def freeze_between_writes(self, stores: Stores) -> None:
         """Stop it where none of its threads is inside a write to an SQLite file.
@@ -92,19 +171,18 @@ class Child:
 
     def join(self) -> int:
         """Wait for its end; its exit code."""
-        code = self._process.wait(PATIENCE)
+        code = self._process.wait()
         self._listener.join(PATIENCE)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
         return code
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self.join()
+        self.kill()
 
     def _listen(self, fd: int) -> None:
         with open(fd, encoding="utf-8") as lines:

@@ -12,12 +12,15 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from engines.shared import ADDRESS, Host, shared_url
 
 import engines
+
+if TYPE_CHECKING:
+    import psycopg
 
 NewEngine = Callable[..., engines.Engine]
 _host = pytest.StashKey[Host]()
@@ -102,6 +105,15 @@ def postgres_of_many() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def broom(postgres_of_many: str) -> Iterator[psycopg.Connection[Any]]:
+    """The connection that empties `postgres_of_many`."""
+    import psycopg
+
+    with psycopg.connect(postgres_of_many, autocommit=True) as connection:
+        yield connection
+
+
 @contextmanager
 def postgres_database(template: str = "template1") -> Iterator[str]:
     """A new database, gone with the block."""
@@ -110,7 +122,9 @@ def postgres_database(template: str = "template1") -> Iterator[str]:
     server = server_url("postgres")
     name = f"t_{secrets.token_hex(6)}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        # Since PostgreSQL 15 a copy goes through its write-ahead log, unless it is told not to.
+        how = "STRATEGY FILE_COPY" if connection.info.server_version >= 150000 else ""
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {how}".encode())
     yield server.rpartition("/")[0] + f"/{name}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

@@ -52,7 +52,14 @@ class PostgresLab:
         )
 
     def let_expire(self, session: Session) -> None:
-        await_end(self.open(), session, self.patience)
+        """Its time may be over before anybody has been in touch for that long: wait for both."""
+        stores = self.open()
+        watch = stores.coord.watch("lab/")
+        await_end(stores, session, self.patience)
+        row = f"SELECT FROM {self._schema}.pxrs_sessions WHERE id = %s"
+        while query(self._url, row, session.id):
+            watch.wait(0.1)
+        watch.close()
 
     def close(self) -> None:
         for stores in self._opened:
@@ -62,16 +69,25 @@ class PostgresLab:
 
 
 class EmptiedLab(PostgresLab):
-    """A schema that many labs use, one after the other: to make it takes longer than a check."""
+    """A schema that many labs use, one after the other: to make it takes longer than a check.
+
+    `broom` empties it, for all of them: one connection that knows the tables by then.
+    """
+
+    def __init__(
+        self, url: str, broom: psycopg.Connection[Any], channel: str | None = None
+    ) -> None:
+        super().__init__(url, channel=channel)
+        self._broom = broom
 
     def close(self) -> None:
         super().close()
-        tables = query(
-            self._url,
+        tables = self._broom.execute(
             "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename <> 'pxrs_meta'",
-            self._schema,
-        )
-        query(self._url, "; ".join(f"DELETE FROM {self._schema}.{name}" for (name,) in tables))
+            (self._schema,),
+        ).fetchall()
+        emptied = "; ".join(f"DELETE FROM {self._schema}.{name}" for (name,) in tables)
+        self._broom.execute(emptied.encode())
 
 
 def query(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:

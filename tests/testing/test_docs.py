@@ -14,6 +14,12 @@ from support.child import PATIENCE
 DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
+# What the examples do not need, and what is loaded for half a second.
+WITHOUT = [
+    *("-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:anyio", "-p", "no:valkey"),
+    *("-p", "no:hypothesispytest", "-p", "no:xdist", "-p", "no:xdist.looponfail"),
+]
+
 pytestmark = [pytest.mark.engine("memory"), pytest.mark.long]
 
 
@@ -21,7 +27,7 @@ pytestmark = [pytest.mark.engine("memory"), pytest.mark.long]
 def test_the_example_runs(number: int, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(EXAMPLES[number])
     is_test = "def test_" in EXAMPLES[number]
-    how = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []
+    how = ["-m", "pytest", "-q", *WITHOUT] if is_test else []
     result = subprocess.run(
         [sys.executable, "-W", "error", *how, "test_example.py"],
         cwd=tmp_path,
