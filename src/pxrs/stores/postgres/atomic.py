@@ -23,6 +23,7 @@ from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.log import PostgresLog
+from pxrs.stores.postgres.notifier import KEY, PARTITION, place_of
 from pxrs.stores.postgres.queues.store import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
 from pxrs.types import Conflict
@@ -126,10 +127,8 @@ class PostgresAtomic(LentBlock[Pg]):
         return run(connection, statement)
 
     def _committed(self) -> None:
-        self._changes.ring(
-            keys=[write.key for write in self._writes],
-            partitions={append.where for append in self._appends},
-        )
+        self._changes.ring(KEY, [write.key for write in self._writes])
+        self._changes.ring(PARTITION, {place_of(append.where) for append in self._appends})
         self._queues.committed(self._applied)
 
     def _apply(self, connection: Pg) -> None:

@@ -24,8 +24,9 @@ from pxrs.errors import (
 )
 from pxrs.stores.api import Watch, validate_batch
 from pxrs.stores.postgres.change_listener import ChangeListener
-from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
+from pxrs.stores.postgres.notifier import PARTITION, place_of
 from pxrs.stores.rows import first_kept, storable, up_to_a_hole
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
@@ -65,9 +66,6 @@ class PostgresLog:
     def __init__(self, database: Database, changes: ChangeListener) -> None:
         self._database = database
         self._changes = changes
-        self._append = database.sql(_APPEND)
-        self._fetch = database.sql(_FETCH)
-        self._fetch_many = database.sql(_FETCH_MANY)
 
     def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
@@ -76,12 +74,10 @@ class PostgresLog:
             raise InvalidRequest(f"topic id must not start with {_DELETED}, got {topic_id!r}")
         self._sweep_deleted()
         self._database.write(
-            self._database.sql(
-                "INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
-                "SELECT %b::text, n FROM generate_series(0, %b - 1) n WHERE NOT EXISTS "
-                "(SELECT 1 FROM @.pxrs_log_partitions WHERE topic_id = %b::text) "
-                "ON CONFLICT DO NOTHING"
-            ),
+            "INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
+            "SELECT %b::text, n FROM generate_series(0, %b - 1) n WHERE NOT EXISTS "
+            "(SELECT 1 FROM @.pxrs_log_partitions WHERE topic_id = %b::text) "
+            "ON CONFLICT DO NOTHING",
             (topic_id, partitions, topic_id),
         )
         held = len(self.bounds(topic_id))
@@ -90,34 +86,33 @@ class PostgresLog:
 
     def drop(self, topic_id: str) -> None:
         rows = self._database.write(
-            self._database.sql(
-                "WITH held AS (SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b "
-                "ORDER BY partition FOR UPDATE) "
-                "UPDATE @.pxrs_log_partitions p SET topic_id = %b || p.id || '/' || topic_id "
-                "FROM held WHERE p.id = held.id RETURNING partition"
-            ),
+            "WITH held AS (SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b "
+            "ORDER BY partition FOR UPDATE) "
+            "UPDATE @.pxrs_log_partitions p SET topic_id = %b || p.id || '/' || topic_id "
+            "FROM held WHERE p.id = held.id RETURNING partition",
             (topic_id, _DELETED),
         )
-        self._changes.ring(partitions=[LogPartition(topic_id, row[0]) for row in rows])
+        self._changes.ring(PARTITION, [place_of(LogPartition(topic_id, row[0])) for row in rows])
         self._sweep_deleted()
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         sorted_out = _Order(appends)
         if sorted_out.good:
-            sorted_out.answer(self._database.write(self._append, sorted_out.parameters()))
-            self._changes.ring(partitions=sorted_out.changed())
+            sorted_out.answer(self._database.write(_APPEND, sorted_out.parameters()))
+            self._changes.ring(PARTITION, map(place_of, sorted_out.changed()))
         return sorted_out.results
 
     def apply(self, connection: Pg, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         """`append` inside a transaction; the caller that commits must ring."""
         sorted_out = _Order(appends)
         if sorted_out.good:
-            sorted_out.answer(run(connection, self._append, sorted_out.parameters()))
+            parameters = sorted_out.parameters()
+            sorted_out.answer(self._database.run_inside(connection, _APPEND, parameters))
         return sorted_out.results
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         rows = self._database.read(
-            self._fetch, (storable(offset), storable(max_bytes), where.topic_id, where.partition)
+            _FETCH, (storable(offset), storable(max_bytes), where.topic_id, where.partition)
         )
         return self._fetched(where, offset, rows)
 
@@ -132,7 +127,7 @@ class PostgresLog:
             storable(max_bytes),
         )
         answered = 0
-        with closing(self._database.stream(self._fetch_many, parameters)) as coming:
+        with closing(self._database.stream(_FETCH_MANY, parameters)) as coming:
             try:
                 for number, rows in groupby(coming, key=itemgetter(0)):
                     where, offset = places[number - 1]
@@ -160,10 +155,8 @@ class PostgresLog:
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
         rows = self._database.read(
-            self._database.sql(
-                f"SELECT p.partition, p.start, {_END} FROM @.pxrs_log_partitions p "
-                "WHERE p.topic_id = %b ORDER BY p.partition"
-            ),
+            f"SELECT p.partition, p.start, {_END} FROM @.pxrs_log_partitions p "
+            "WHERE p.topic_id = %b ORDER BY p.partition",
             (topic_id,),
         )
         if not rows:
@@ -172,26 +165,22 @@ class PostgresLog:
 
     def size(self, where: LogPartition) -> int:
         rows = self._database.read(
-            self._database.sql(
-                "SELECT coalesce(sum(size), 0)::int8 FROM @.pxrs_log_batches WHERE part = %b"
-            ),
+            "SELECT coalesce(sum(size), 0)::int8 FROM @.pxrs_log_batches WHERE part = %b",
             (self._part(where),),
         )
         return int(rows[0][0])
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         rows = self._database.read(
-            self._database.sql(
-                "SELECT base FROM @.pxrs_log_batches WHERE part = %b AND max_timestamp >= %b "
-                "ORDER BY base LIMIT 1"
-            ),
+            "SELECT base FROM @.pxrs_log_batches WHERE part = %b AND max_timestamp >= %b "
+            "ORDER BY base LIMIT 1",
             (self._part(where), storable(timestamp)),
         )
         return rows[0][0] if rows else None
 
     def trim(self, where: LogPartition, before: int) -> int:
         part = self._part(where)
-        statement = self._database.sql("SELECT r_start, gone FROM @.pxrs_trim(%b, %b, %b)")
+        statement = "SELECT r_start, gone FROM @.pxrs_trim(%b, %b, %b)"
         while True:
             rows = self._database.write(statement, (part, storable(before), _CHUNK))
             if not rows:
@@ -204,26 +193,22 @@ class PostgresLog:
         self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
     ) -> int:
         rows = self._database.read(
-            self._database.sql(
-                "SELECT base, max_timestamp, size FROM @.pxrs_log_batches WHERE part = %b "
-                "ORDER BY base"
-            ),
+            "SELECT base, max_timestamp, size FROM @.pxrs_log_batches WHERE part = %b "
+            "ORDER BY base",
             (self._part(where),),
         )
         kept = first_kept([(row[0], row[1], row[2]) for row in rows], before_timestamp, max_bytes)
         return self.trim(where, kept)
 
     def watch(self, *where: LogPartition) -> Watch:
-        return self._changes.watch_partitions(where)
+        return self._changes.watch(PARTITION, map(place_of, where))
 
     def close(self) -> None:
         pass
 
     def _part(self, where: LogPartition) -> int:
         rows = self._database.read(
-            self._database.sql(
-                "SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b AND partition = %b"
-            ),
+            "SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b AND partition = %b",
             (where.topic_id, storable(where.partition)),
         )
         if not rows:
@@ -238,9 +223,7 @@ class PostgresLog:
 
     def _missing(self, where: LogPartition, part: int, offset: int, end: int) -> DamagedBatch:
         rows = self._database.read(
-            self._database.sql(
-                "SELECT min(base) FROM @.pxrs_log_batches WHERE part = %b AND base > %b"
-            ),
+            "SELECT min(base) FROM @.pxrs_log_batches WHERE part = %b AND base > %b",
             (part, offset),
         )
         following = rows[0][0]
@@ -250,22 +233,18 @@ class PostgresLog:
     def _sweep_deleted(self) -> None:
         """Give back the space of dropped partitions, a piece at a time."""
         parts = self._database.read(
-            self._database.sql(
-                "SELECT id FROM @.pxrs_log_partitions WHERE topic_id >= %b AND topic_id < %b"
-            ),
+            "SELECT id FROM @.pxrs_log_partitions WHERE topic_id >= %b AND topic_id < %b",
             (_DELETED, chr(ord(_DELETED) + 1)),
         )
-        some = self._database.sql(
-            "WITH gone AS (DELETE FROM @.pxrs_log_batches WHERE part = %b AND base IN (SELECT base "
-            "FROM @.pxrs_log_batches WHERE part = %b ORDER BY base LIMIT %b) RETURNING 1) "
-            "SELECT count(*) FROM gone"
-        )
+        some = """WITH gone AS (DELETE FROM @.pxrs_log_batches WHERE part = %b AND base IN (
+            SELECT base FROM @.pxrs_log_batches WHERE part = %b ORDER BY base LIMIT %b) RETURNING 1)
+            SELECT count(*) FROM gone"""
         for (part,) in parts:
             while self._database.write(some, (part, part, _CHUNK))[0][0] == _CHUNK:
                 pass
             for table, column in (("producers", "part"), ("partitions", "id")):
                 self._database.write(
-                    self._database.sql(f"DELETE FROM @.pxrs_log_{table} WHERE {column} = %b"),
+                    f"DELETE FROM @.pxrs_log_{table} WHERE {column} = %b",
                     (part,),
                 )
 

@@ -40,6 +40,8 @@ _OPEN = """INSERT INTO @.pxrs_sessions
     RETURNING 1"""
 _RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
     WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
+_REAP = "SELECT @.pxrs_reap(%s::text[], %s::text[])"
+_END = "SELECT @.pxrs_end(%s::text[])"
 
 Statement = Callable[[str, tuple[object, ...]], list[Row]]
 
@@ -59,34 +61,31 @@ class Observation:
         self._clock = clock
         self.on_ended = on_ended
         self.observer = Observer(clock)
-        # Two columns, which another question can carry.
-        self.question = database.sql(SUSPECTS)
-        self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s::text[])")
 
     def look_if_due(self) -> bool:
         """Look, unless another thread just did; returns whether any session ended."""
         if not self.observer.is_due:
             return False
-        return self.look(self.asking(self._database.read), self._database.write)
+        return self.look(self._database.read, self._database.write)
 
-    def asking(self, read: Statement) -> Callable[[], Row]:
-        """Asks the question by itself."""
-        return lambda: read(f"SELECT {self.question}", ())[0]
-
-    def look(self, ask: Callable[[], Row], write: Statement) -> bool:
+    def look(self, read: Statement, write: Statement) -> bool:
         """Find the sessions that are over and end them; whether there were any."""
         sent = self._clock.monotonic()
         try:
-            server, found = ask()
+            (answer,) = read(f"SELECT {SUSPECTS}", ())
         except BaseException:
             self.observer.out_of_touch()
             raise
+        return self.judge(answer, sent, write)
+
+    def judge(self, answer: Row, sent: float, write: Statement) -> bool:
+        """End the sessions that are over by the answer to the question, asked at `sent`."""
+        server, found = answer
         suspects, unlocked = _read(found)
         judged = self.observer.judge(suspects, sent, server)
         if not unlocked and not judged:
             return False
-        keys = [row[0] for row in write(self._reap, (unlocked, judged))]
-        self.on_ended(keys)
+        self.on_ended([row[0] for row in write(_REAP, (unlocked, judged))])
         return True
 
 
@@ -160,8 +159,7 @@ class Sessions:
         anchor = self._anchored()
         lock = None if anchor is None else secrets.randbits(62)
         sent = self._clock.monotonic()
-        statement = self._database.sql(_OPEN)
-        opened = self._write(anchor, statement, (name, ttl, ttl, self._owner, lock))
+        opened = self._write(anchor, _OPEN, (name, ttl, ttl, self._owner, lock))
         if not opened:
             raise StoreUnavailable("an advisory lock could not be taken; try again")
         session = PgSession(self, name, ttl, anchor, lock, sent, self._clock)
@@ -171,15 +169,13 @@ class Sessions:
 
     def renew(self, session: PgSession) -> bool:
         """Whether it was renewed; false if it is over."""
-        statement = self._database.sql(_RENEW)
-        return bool(self._write(session.anchor, statement, (session.id,)))
+        return bool(self._write(session.anchor, _RENEW, (session.id,)))
 
     def end(self, session: PgSession) -> None:
         """End it for everybody."""
         self._held.discard(session)
-        statement = self._database.sql("SELECT @.pxrs_end(%s::text[])")
-        keys = [row[0] for row in self._database.write(statement, ([session.id],))]
-        self.observation.on_ended(keys)
+        words = [row[0] for row in self._database.write(_END, ([session.id],))]
+        self.observation.on_ended(words)
         anchor = session.anchor
         if anchor is not None and anchor.holds:
             with suppress(psycopg.Error):
@@ -211,7 +207,7 @@ class Sessions:
         if anchor is None:
             return self._database.write(statement, parameters)
         try:
-            return run(anchor.connection, statement, parameters)
+            return self._database.run(anchor.connection, statement, parameters)
         except DRIVER_ERRORS as error:
             raise translate(error, self._database.place) from error
 
