@@ -128,6 +128,7 @@ class LentBlock(Block[T]):
         self._loan, self._lent = loan_of(connection)
         # Whether the transaction was begun outside.
         self._is_older = False
+        self._mark = ""
 
     @property
     def joined(self) -> bool:
@@ -180,9 +181,25 @@ class LentBlock(Block[T]):
     def _committed(self) -> None:
         """Tell who waits for what was committed."""
 
+    def _set_mark(self, on: T) -> None:
+        """Mark the transaction with a savepoint, unless it is marked.
+
+        It is gone once that transaction has ended, by the caller or the engine itself, even if
+        another one has begun since: what is done then would land without what was done before.
+        """
+        if not self._mark:
+            mark = f"pxrs_{secrets.token_hex(8)}"
+            self._run(on, f"SAVEPOINT {mark}")
+            self._mark = mark
+
     def _require_unended(self, is_there: bool, hint: str = "") -> None:
         if not is_there or (self._loan is not None and self._loan.ended()):
-            raise ended_inside(hint)
+            raise InvalidRequest(
+                "the transaction was ended inside its block. What a COMMIT in there has written "
+                "stays; checkpoints, messages and items of the block were not written, so that "
+                "what it was about comes again. Leave COMMIT and ROLLBACK to the block"
+                f"{hint and '; '}{hint}"
+            )
 
 
 def commit_as_caller(commit: Callable[[], object]) -> None:
@@ -211,21 +228,3 @@ def savepoint(run: Callable[[str], object]) -> Iterator[None]:
             run("RELEASE SAVEPOINT pxrs_block")
         raise
     run("RELEASE SAVEPOINT pxrs_block")
-
-
-def ended_inside(hint: str = "") -> InvalidRequest:
-    """The transaction that the block began, or found, is not there any more at its end."""
-    return InvalidRequest(
-        "the transaction was ended inside its block. What a COMMIT in there has written stays; "
-        "checkpoints, messages and items of the block were not written, so that what it was about "
-        f"comes again. Leave COMMIT and ROLLBACK to the block{hint and '; '}{hint}"
-    )
-
-
-def new_mark() -> str:
-    """The name of a savepoint that marks a block's transaction.
-
-    It is gone once that transaction has ended, by the caller or the engine itself, even if
-    another one has begun since: what is done then would land without what was done before.
-    """
-    return f"pxrs_{secrets.token_hex(8)}"

@@ -20,7 +20,8 @@ from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.connection import Connection, Row
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.schema import LONGEST_KEY
-from pxrs.stores.mysql.sessions import Sessions, SqlSession
+from pxrs.stores.mysql.sessions import Sessions
+from pxrs.stores.row_sessions import RowSession
 from pxrs.stores.rows import next_step
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
@@ -79,7 +80,7 @@ class SqlCoord:
         """See `pxrs.stores.api.TellsTime`."""
         return int(self.database.read(sql.NOW)[0][0])
 
-    def session(self, ttl: float) -> SqlSession:
+    def session(self, ttl: float) -> RowSession:
         return self.sessions.open(ttl)
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
 from pxrs.stores.postgres.notifier import KEY
-from pxrs.stores.postgres.sessions import PgSession, Sessions
+from pxrs.stores.postgres.sessions import Sessions
+from pxrs.stores.row_sessions import RowSession
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_100_000)
@@ -88,7 +89,7 @@ class PostgresCoord:
         """See `pxrs.stores.api.TellsTime`."""
         return int(self._database.read(_NOW)[0][0])
 
-    def session(self, ttl: float) -> PgSession:
+    def session(self, ttl: float) -> RowSession:
         return self._sessions.open(ttl)
 
     def close(self) -> None:

@@ -29,7 +29,8 @@ from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Row
 from pxrs.stores.postgres.notifier import KEY, KINDS, PARTITION, QUEUE
 from pxrs.stores.postgres.queues.functions import DELAYED, HELD, READY, WAITING
-from pxrs.stores.postgres.sessions import Statement, this_process
+from pxrs.stores.postgres.sessions import Statement
+from pxrs.stores.row_sessions import this_process
 from pxrs.types import Versioned
 
 QUICK = 0.01

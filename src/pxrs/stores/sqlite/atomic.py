@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from pxrs.errors import CommitConflict, NotAtomic, PxrsError
-from pxrs.stores.block import LentBlock, commit_as_caller, new_mark
+from pxrs.stores.block import LentBlock, commit_as_caller
 from pxrs.stores.connections import Loan, no_transaction
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
@@ -44,7 +44,6 @@ class SqliteAtomic(LentBlock[Turn]):
         self._coord = coord
         self._log = log
         self._queues = queues
-        self._mark = ""
 
     @property
     def is_exclusive(self) -> bool:
@@ -53,10 +52,9 @@ class SqliteAtomic(LentBlock[Turn]):
 
     @property
     def connection(self) -> sqlite3.Connection:
-        connection = self._running().connection
-        if not self._mark:
-            self._set_mark(connection)
-        return connection
+        turn = self._running()
+        self._set_mark(turn)
+        return turn.connection
 
     def __enter__(self) -> SqliteAtomic:
         self._require_new()
@@ -77,7 +75,7 @@ class SqliteAtomic(LentBlock[Turn]):
 
     def _begin_on(self, loan: Loan) -> Turn:
         turn = self._begin_lent(loan) if self._lent else self._join(loan)
-        self._set_mark(turn.connection)
+        self._set_mark(turn)
         return turn
 
     def _join(self, loan: Loan) -> Turn:
@@ -142,11 +140,6 @@ class SqliteAtomic(LentBlock[Turn]):
     def _committed(self) -> None:
         if self._change is not None:
             self._queues.applied_all_of(self._change)
-
-    def _set_mark(self, connection: sqlite3.Connection) -> None:
-        mark = new_mark()
-        connection.execute(f"SAVEPOINT {mark}")
-        self._mark = mark
 
     def _is_marked(self, connection: sqlite3.Connection) -> bool:
         """Whether it is the transaction that the block began with. Asked once: the mark goes."""
