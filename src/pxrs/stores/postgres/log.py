@@ -14,7 +14,6 @@ from operator import itemgetter
 
 from pxrs.core.sequences import fenced, gap
 from pxrs.errors import (
-    DamagedBatch,
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
@@ -27,16 +26,13 @@ from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
 from pxrs.stores.postgres.notifier import PARTITION, place_of
-from pxrs.stores.rows import first_kept, storable, up_to_a_hole
-from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+from pxrs.stores.rows import storable, up_to_a_hole
+from pxrs.stores.table_log import DELETED, END, TableLog, validate_topic
+from pxrs.types import Append, Appended, Fetched, LogPartition
 
-# A dropped topic's partitions are renamed first, so that no reader finds them while they go.
-_DELETED = "!"
 _CHUNK = 500
 _PLAN = 1024
 
-_END = """coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
-    ORDER BY b.base DESC LIMIT 1), p.floor)"""
 _APPEND = """SELECT status, r_base, detail FROM @.pxrs_append(%b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::bytea[])"""
 # One statement, so one snapshot: bounds and batches belong together.
@@ -47,12 +43,12 @@ _BATCHES = """(SELECT q.base, q.next, q.data FROM (
                 WHERE o.part = p.id AND o.base <= {offset}), 0)
             ORDER BY b.base LIMIT {most}) q
         WHERE q.total <= %b::int8 OR q.total = q.size) f"""
-_FETCH = f"""SELECT p.start, {_END}, f.base, f.next, f.data, p.id
+_FETCH = f"""SELECT p.start, {END}, f.base, f.next, f.data, p.id
     FROM @.pxrs_log_partitions p
     LEFT JOIN LATERAL {_BATCHES.format(offset="%b::int8", most=_PLAN)} ON true
     WHERE p.topic_id = %b AND p.partition = %b ORDER BY f.base"""
 # Sorting moves no data: that is fetched from beside the table when its row is sent.
-_FETCH_MANY = f"""SELECT u.n, p.start, {_END}, f.base, f.next, f.data, p.id
+_FETCH_MANY = f"""SELECT u.n, p.start, {END}, f.base, f.next, f.data, p.id
     FROM unnest(%b::text[], %b::int4[], %b::int8[])
         WITH ORDINALITY AS u(topic, partition, at, n)
     LEFT JOIN @.pxrs_log_partitions p ON p.topic_id = u.topic AND p.partition = u.partition
@@ -60,7 +56,7 @@ _FETCH_MANY = f"""SELECT u.n, p.start, {_END}, f.base, f.next, f.data, p.id
     ORDER BY u.n, f.base"""
 
 
-class PostgresLog:
+class PostgresLog(TableLog):
     """See `pxrs.stores.api.LogStore`."""
 
     def __init__(self, database: Database, changes: ChangeListener) -> None:
@@ -68,10 +64,7 @@ class PostgresLog:
         self._changes = changes
 
     def create(self, topic_id: str, partitions: int) -> None:
-        if partitions < 1:
-            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
-        if topic_id.startswith(_DELETED):
-            raise InvalidRequest(f"topic id must not start with {_DELETED}, got {topic_id!r}")
+        validate_topic(topic_id, partitions)
         self._sweep_deleted()
         self._database.write(
             "INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
@@ -90,7 +83,7 @@ class PostgresLog:
             "ORDER BY partition FOR UPDATE) "
             "UPDATE @.pxrs_log_partitions p SET topic_id = %b || p.id || '/' || topic_id "
             "FROM held WHERE p.id = held.id RETURNING partition",
-            (topic_id, _DELETED),
+            (topic_id, DELETED),
         )
         self._changes.ring(PARTITION, [place_of(LogPartition(topic_id, row[0])) for row in rows])
         self._sweep_deleted()
@@ -153,31 +146,6 @@ class PostgresLog:
             raise self._missing(where, rows[0][5], offset, end)
         return Fetched(up_to_a_hole([row[2:5] for row in rows]), start, end)
 
-    def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        rows = self._database.read(
-            f"SELECT p.partition, p.start, {_END} FROM @.pxrs_log_partitions p "
-            "WHERE p.topic_id = %b ORDER BY p.partition",
-            (topic_id,),
-        )
-        if not rows:
-            raise TopicNotFound(topic_id)
-        return {row[0]: Bounds(row[1], row[2]) for row in rows}
-
-    def size(self, where: LogPartition) -> int:
-        rows = self._database.read(
-            "SELECT coalesce(sum(size), 0)::int8 FROM @.pxrs_log_batches WHERE part = %b",
-            (self._part(where),),
-        )
-        return int(rows[0][0])
-
-    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
-        rows = self._database.read(
-            "SELECT base FROM @.pxrs_log_batches WHERE part = %b AND max_timestamp >= %b "
-            "ORDER BY base LIMIT 1",
-            (self._part(where), storable(timestamp)),
-        )
-        return rows[0][0] if rows else None
-
     def trim(self, where: LogPartition, before: int) -> int:
         part = self._part(where)
         statement = "SELECT r_start, gone FROM @.pxrs_trim(%b, %b, %b)"
@@ -189,22 +157,14 @@ class PostgresLog:
             if gone < _CHUNK:
                 return int(start)
 
-    def expire(
-        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
-    ) -> int:
-        rows = self._database.read(
-            "SELECT base, max_timestamp, size FROM @.pxrs_log_batches WHERE part = %b "
-            "ORDER BY base",
-            (self._part(where),),
-        )
-        kept = first_kept([(row[0], row[1], row[2]) for row in rows], before_timestamp, max_bytes)
-        return self.trim(where, kept)
-
     def watch(self, *where: LogPartition) -> Watch:
         return self._changes.watch(PARTITION, map(place_of, where))
 
     def close(self) -> None:
         pass
+
+    def _rows(self, statement: str, values: Sequence[object]) -> list[Row]:
+        return self._database.read(statement, values)
 
     def _part(self, where: LogPartition) -> int:
         rows = self._database.read(
@@ -221,32 +181,16 @@ class PostgresLog:
         except TopicNotFound as error:
             return error
 
-    def _missing(self, where: LogPartition, part: int, offset: int, end: int) -> DamagedBatch:
-        rows = self._database.read(
-            "SELECT min(base) FROM @.pxrs_log_batches WHERE part = %b AND base > %b",
-            (part, offset),
-        )
-        following = rows[0][0]
-        next_offset = end if following is None else following
-        return DamagedBatch(*where, offset, next_offset, "it is not there")
-
     def _sweep_deleted(self) -> None:
         """Give back the space of dropped partitions, a piece at a time."""
-        parts = self._database.read(
-            "SELECT id FROM @.pxrs_log_partitions WHERE topic_id >= %b AND topic_id < %b",
-            (_DELETED, chr(ord(_DELETED) + 1)),
-        )
         some = """WITH gone AS (DELETE FROM @.pxrs_log_batches WHERE part = %b AND base IN (
             SELECT base FROM @.pxrs_log_batches WHERE part = %b ORDER BY base LIMIT %b) RETURNING 1)
             SELECT count(*) FROM gone"""
-        for (part,) in parts:
+        for part in self._dropped():
             while self._database.write(some, (part, part, _CHUNK))[0][0] == _CHUNK:
                 pass
             for table, column in (("producers", "part"), ("partitions", "id")):
-                self._database.write(
-                    f"DELETE FROM @.pxrs_log_{table} WHERE {column} = %b",
-                    (part,),
-                )
+                self._database.write(f"DELETE FROM @.pxrs_log_{table} WHERE {column} = %b", (part,))
 
 
 class _Order:
