@@ -69,7 +69,8 @@ class Wakeups(Generic[T]):
         self._watches = {}
 
     def _forget(self, watch: LocalWatch) -> None:
-        self._watches.pop(watch, None)
+        with self._lock:
+            self._watches.pop(watch, None)
 
 
 class LocalWatch:
@@ -88,17 +89,20 @@ class LocalWatch:
         self._changed = threading.Condition(lock)
         self._settle = settle
         self._forget = forget
-        self._rung = False
+        # How often it was woken, and how many of these a wait has answered.
+        self._wakes = self._answered = 0
         self._closed = False
 
     def wait(self, timeout: float | None = None) -> bool:
         now = SYSTEM_CLOCK.monotonic
         deadline = float("inf") if timeout is None else now() + timeout
         with self._changed:
+            # Of its own: several threads may wait, and all of them are woken.
+            answered = self._answered
             while True:
                 due = self._settle()
-                if self._rung or self._closed:
-                    self._rung = False
+                if self._wakes != answered or self._closed:
+                    self._answered = self._wakes
                     return True
                 left = deadline - now()
                 if left <= 0:
@@ -109,7 +113,7 @@ class LocalWatch:
     def wake(self) -> None:
         """Something it waits for changed."""
         with self._changed:
-            self._rung = True
+            self._wakes += 1
             self._changed.notify_all()
 
     def reconsider(self) -> None:
@@ -118,10 +122,9 @@ class LocalWatch:
             self._changed.notify_all()
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._forget(self)
-            self._changed.notify_all()
+        self._closed = True
+        self._forget(self)
+        self.reconsider()
 
     def abandon(self, lock: threading.RLock) -> None:
         """In a forked child: waits for nothing any more."""
