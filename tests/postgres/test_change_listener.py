@@ -15,8 +15,9 @@ from pxrs.errors import StoreUnavailable
 from pxrs.stores.postgres import change_listener as listener_module
 from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.looks import Looks
-from pxrs.stores.postgres.notifier import KEY, channel_of
+from pxrs.stores.postgres.notifier import channel_of
 from pxrs.stores.postgres.stores import PostgresStores
+from pxrs.stores.wakeups import KEY
 from pxrs.types import Put
 from support.child import PATIENCE
 

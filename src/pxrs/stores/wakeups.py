@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 
 from pxrs.clock import SYSTEM_CLOCK
 
 T = TypeVar("T")
+
+# Engines that hear of changes in other processes name what changes by one word: its kind, and its
+# key, name or place.
+KEY, PARTITION, QUEUE = KINDS = "kpq"
+
+
+class Wanted:
+    """The words that a watch waits for; of a record any beginning of its key will do."""
+
+    __slots__ = ("_beginnings", "words")
+
+    def __init__(self, kind: str, names: Iterable[str]) -> None:
+        self.words = frozenset(kind + name for name in names)
+        self._beginnings = tuple(self.words) if kind == KEY else ()
+
+    def __call__(self, word: str) -> bool:
+        return word in self.words or word.startswith(self._beginnings)
+
+
+def named(wants: Iterable[object]) -> set[str]:
+    """Everything that these watches wait for."""
+    return {word for want in wants if isinstance(want, Wanted) for word in want.words}
 
 
 class Wakeups(Generic[T]):
@@ -18,7 +40,9 @@ class Wakeups(Generic[T]):
     due and says in how many seconds something falls due again, or None.
     """
 
-    def __init__(self, lock: threading.RLock, settle: Callable[[], float | None]) -> None:
+    def __init__(
+        self, lock: threading.RLock, settle: Callable[[], float | None] = lambda: None
+    ) -> None:
         self._lock = lock
         self._settle = settle
         self._watches: dict[LocalWatch, Callable[[T], bool]] = {}

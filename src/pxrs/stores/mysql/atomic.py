@@ -24,7 +24,7 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.block import LentBlock, commit_as_caller, ended_inside, new_mark
+from pxrs.stores.block import LentBlock, commit_as_caller
 from pxrs.stores.connections import Loan, borrow, no_transaction
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.coord import SqlCoord, commit, validate
@@ -32,6 +32,7 @@ from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.failures import Raced, translated
 from pxrs.stores.mysql.queues.changes import Applied, Change
 from pxrs.stores.mysql.queues.store import SqlQueues
+from pxrs.stores.wakeups import KEY
 from pxrs.types import Batch, Conflict, LogPartition
 
 # Which server, and which database of it, whatever name it was reached by.
@@ -163,7 +164,6 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
         self._database = coord.database
         self._queues = queues
         self._alchemy = alchemy
-        self._mark = ""
         # Whether plain reads show what was there when the caller's transaction began.
         self._has_snapshot = False
         self._transaction: Any = None
@@ -173,8 +173,7 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
     @property
     def connection(self) -> PlainConnection:
         connection = self._running()
-        if not self._mark:
-            self._set_mark(connection)
+        self._set_mark(connection)
         return PlainConnection(connection)
 
     def lost(self, error: BaseException) -> PxrsError | None:
@@ -262,8 +261,8 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
                 self._run(connection, f"RELEASE SAVEPOINT {self._mark}")
             except StoreUnavailable:
                 raise
-            except StoreError as error:
-                raise ended_inside(_OR_THE_SERVER) from error
+            except StoreError:
+                self._require_unended(False, _OR_THE_SERVER)
 
     def _validate(self) -> None:
         validate(self._checks, self._writes)
@@ -301,13 +300,9 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
             raise (found or error) from error
 
     def _committed(self) -> None:
-        self._coord.changes.ring([write.key for write in self._writes])
+        self._coord.changes.ring(KEY, [write.key for write in self._writes])
         if self._change is not None and self._applied is not None:
             self._queues.committed(self._change, self._applied)
-
-    def _set_mark(self, connection: sqlalchemy.Connection) -> None:
-        self._mark = new_mark()
-        self._run(connection, f"SAVEPOINT {self._mark}")
 
     def _on(self, connection: sqlalchemy.Connection) -> Connection:
         return _BlockConnection(connection, self._database.place, self._database.dialect)

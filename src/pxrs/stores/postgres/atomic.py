@@ -23,9 +23,10 @@ from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.log import PostgresLog
-from pxrs.stores.postgres.notifier import KEY, PARTITION, place_of
+from pxrs.stores.postgres.notifier import place_of
 from pxrs.stores.postgres.queues.store import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
+from pxrs.stores.wakeups import KEY, PARTITION
 from pxrs.types import Conflict
 
 # Seconds, if no session of this process says otherwise.

@@ -23,10 +23,10 @@ from pxrs.errors import Closed
 from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Database, Pg, hang_up
 from pxrs.stores.postgres.functions import SUSPECTS
-from pxrs.stores.postgres.looks import QUICK, Looks, Pace, Wanted, named
-from pxrs.stores.postgres.notifier import EVERYTHING, KEY, KINDS, QUEUE, Notifier, channel_of
+from pxrs.stores.postgres.looks import QUICK, Looks, Pace
+from pxrs.stores.postgres.notifier import EVERYTHING, Notifier, channel_of
 from pxrs.stores.postgres.sessions import Anchor, Observation, Statement
-from pxrs.stores.wakeups import LocalWatch, Wakeups
+from pxrs.stores.wakeups import KEY, KINDS, QUEUE, LocalWatch, Wakeups, Wanted, named
 from pxrs.types import Versioned
 
 _RETRY = (0.1, 2.0)
@@ -43,9 +43,7 @@ class ChangeListener:
         self._looks = Looks()
         # Reentrant: the garbage collector may close a watch in the middle of making another.
         self._lock = threading.RLock()
-        self._wakeups: dict[str, Wakeups[str]] = {
-            kind: Wakeups(self._lock, lambda: None) for kind in KINDS
-        }
+        self._wakeups: dict[str, Wakeups[str]] = {kind: Wakeups(self._lock) for kind in KINDS}
         self.observation = Observation(database, clock, self._tell)
         self._pace = Pace()
         self._anchors: list[Anchor] = []
@@ -77,7 +75,7 @@ class ChangeListener:
     def watch(self, kind: str, names: Iterable[str]) -> LocalWatch:
         """A watch. Armed: what no look has seen before wakes at the next look."""
         self._start()
-        watch = self._wakeups[kind].watch(Wanted(kind + name for name in names))
+        watch = self._wakeups[kind].watch(Wanted(kind, names))
         self._stir()
         return watch
 

@@ -11,9 +11,9 @@ from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
-from pxrs.stores.postgres.notifier import KEY
 from pxrs.stores.postgres.sessions import Sessions
 from pxrs.stores.row_sessions import RowSession
+from pxrs.stores.wakeups import KEY
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_100_000)

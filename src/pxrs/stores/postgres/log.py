@@ -25,9 +25,10 @@ from pxrs.stores.api import Watch, validate_batch
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
-from pxrs.stores.postgres.notifier import PARTITION, place_of
+from pxrs.stores.postgres.notifier import place_of
 from pxrs.stores.rows import storable, up_to_a_hole
 from pxrs.stores.table_log import DELETED, END, TableLog, validate_topic
+from pxrs.stores.wakeups import PARTITION
 from pxrs.types import Append, Appended, Fetched, LogPartition
 
 _CHUNK = 500

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Row
-from pxrs.stores.postgres.notifier import KEY, KINDS, PARTITION, QUEUE
 from pxrs.stores.postgres.queues.functions import DELAYED, HELD, READY, WAITING
 from pxrs.stores.postgres.sessions import Statement
 from pxrs.stores.row_sessions import this_process
+from pxrs.stores.wakeups import KEY, KINDS, PARTITION, QUEUE
 from pxrs.types import Versioned
 
 QUICK = 0.01
@@ -120,20 +120,6 @@ class Pace:
         if not self.wanted or (self.listening and self._unheard < 2):
             return _SLOW
         return self._pause
-
-
-class Wanted(frozenset[str]):
-    """The words that a watch waits for; of a record any beginning of its key will do."""
-
-    __slots__ = ()
-
-    def __call__(self, word: str) -> bool:
-        return word in self or (word.startswith(KEY) and word.startswith(tuple(self)))
-
-
-def named(wants: Iterable[object]) -> set[str]:
-    """Everything that these watches wait for."""
-    return {word for want in wants if isinstance(want, Wanted) for word in want}
 
 
 class Seen(NamedTuple):

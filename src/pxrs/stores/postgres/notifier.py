@@ -35,10 +35,6 @@ def channel_of(schema: str) -> str:
     return f"pxrs_{crc32(schema.encode()):08x}"
 
 
-# What changes is named by one word: its kind, and its key, name or place.
-KEY, PARTITION, QUEUE = KINDS = "kpq"
-
-
 def place_of(where: LogPartition) -> str:
     """The name of a partition in words of that kind."""
     return f"{where.partition}/{where.topic_id}"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pxrs.core.queue import LIVE, LOOSE, page_size, require_same, states_or, validate_name
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Row
-from pxrs.stores.postgres.notifier import QUEUE
 from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, possible, stored
+from pxrs.stores.wakeups import QUEUE
 from pxrs.types import Holder, ItemState, Queue, QueueStats, StoredItem
 
 _CHUNK = 5000

@@ -28,7 +28,6 @@ from pxrs.core.queue import (
 from pxrs.errors import QueueNotFound
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
-from pxrs.stores.postgres.notifier import QUEUE
 from pxrs.stores.postgres.queues.admin import QueueUpkeep
 from pxrs.stores.postgres.queues.scout import Scout
 from pxrs.stores.postgres.queues.statements import (
@@ -42,7 +41,7 @@ from pxrs.stores.postgres.queues.statements import (
     plain_put,
 )
 from pxrs.stores.postgres.sessions import Statement
-from pxrs.stores.wakeups import LocalWatch
+from pxrs.stores.wakeups import QUEUE, LocalWatch
 from pxrs.types import (
     Delivery,
     Held,
