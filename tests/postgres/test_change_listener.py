@@ -17,6 +17,7 @@ from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.looks import Looks
 from pxrs.stores.postgres.notifier import channel_of
 from pxrs.stores.postgres.stores import PostgresStores
+from pxrs.stores.wakeups import KEY
 from pxrs.types import Put
 from support.child import PATIENCE
 
@@ -64,9 +65,9 @@ def test_no_error_makes_anybody_mute(
         other.execute(f"LISTEN {channel_of('pxrs')}".encode())
         with monkeypatch.context() as trouble:
             trouble.setattr(Database, "write", fail)
-            stores._changes.ring(keys=["lost"])
+            stores._changes.ring(KEY, ["lost"])
             assert failed.wait(PATIENCE)
-        stores._changes.ring(keys=["k"])
+        stores._changes.ring(KEY, ["k"])
         heard = [each.payload for each in other.notifies(timeout=PATIENCE, stop_after=1)]
     assert heard == ["kk"]
 

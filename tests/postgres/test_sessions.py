@@ -252,7 +252,9 @@ def test_a_forked_child_can_not_use_it_and_does_not_hold_it(
     # The parent's connection closes while the child lives: that has to be the end of it.
     other = open_stores()
     assert stores.coord.get("k/parent") is not None
-    session.anchor.connection.close()  # type: ignore[union-attr]
+    anchor = stores.coord._sessions._anchor
+    assert anchor is not None
+    anchor.connection.close()
     await_absence(other.coord, "k/parent")
     os.write(release[1], b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from pxrs.core.queue import require_first, validate_change
@@ -24,7 +27,7 @@ from pxrs.types import (
 T = TypeVar("T")
 
 
-class Block(Generic[T]):
+class Block(ABC, Generic[T]):
     """Collects changes while it runs on a `T`; afterwards it holds what came of them.
 
     The engine enters it, applies what was collected, and leaves it. See `pxrs.stores.api.Atomic`.
@@ -80,18 +83,31 @@ class Block(Generic[T]):
         self._running_on = on
         self._used = True
 
-    def _leave(self) -> T:
-        on, self._running_on = self._running(), None
-        return on
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._used and self._running_on is None:
+            # It was left before, and is left by an error now: there is nothing to do.
+            return
+        self._end(self._running(), error)
+
+    @abstractmethod
+    def _end(self, on: T, error: BaseException | None) -> None:
+        """Apply and commit what was collected; undo it if the block is left by an error.
+
+        Then `_leave`. Before that an interrupt has to leave it as it was: it is ended once more.
+        """
+
+    def _leave(self) -> None:
+        self._running_on = None
 
     def _running(self) -> T:
         if self._running_on is None:
             raise InvalidRequest("use atomic() as a context manager, and only inside its block")
         return self._running_on
-
-    def _is_over(self, error: BaseException | None) -> bool:
-        """Whether it was left before, and is left by an error now. There is nothing to do then."""
-        return error is not None and self._used and self._running_on is None
 
     def _validate(self) -> None:
         validate_commit(self._checks, self._writes, self._limits)
@@ -112,20 +128,78 @@ class LentBlock(Block[T]):
         self._loan, self._lent = loan_of(connection)
         # Whether the transaction was begun outside.
         self._is_older = False
+        self._mark = ""
 
     @property
     def joined(self) -> bool:
         return self._loan is not None and not self._lent
 
-    def _flush(self) -> None:
-        """Sends what the caller's side holds back, where pxrs commits."""
+    def _end(self, on: T, error: BaseException | None) -> None:
+        try:
+            if error is None:
+                self._finish(on)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._let_go(on, error)
+            self._leave()
+
+    def _finish(self, on: T) -> None:
         if self._loan is not None and self._lent:
             self._loan.flush()
+        self._refuse_ended(on)
+        self._validate()
+        with savepoint(lambda text: self._run(on, text)) if self._is_older else nullcontext():
+            self._apply(on)
+        if not self.joined:
+            self._commit(on)
+            self._committed()
+
+    @abstractmethod
+    def _let_go(self, on: T, error: BaseException | None) -> None:
+        """After an error roll back what pxrs is to end; a transaction of the caller's is left.
+
+        Give back what the block took, in any case. A second call does no harm.
+        """
+
+    @abstractmethod
+    def _refuse_ended(self, on: T) -> None:
+        """Raise unless the transaction that the block began, or found, is there at its end."""
+
+    @abstractmethod
+    def _run(self, on: T, statement: str) -> object: ...
+
+    @abstractmethod
+    def _apply(self, on: T) -> None:
+        """Do what was collected."""
+
+    @abstractmethod
+    def _commit(self, on: T) -> None: ...
+
+    @abstractmethod
+    def _committed(self) -> None:
+        """Tell who waits for what was committed."""
+
+    def _set_mark(self, on: T) -> None:
+        """Mark the transaction with a savepoint, unless it is marked.
+
+        It is gone once that transaction has ended, by the caller or the engine itself, even if
+        another one has begun since: what is done then would land without what was done before.
+        """
+        if not self._mark:
+            mark = f"pxrs_{secrets.token_hex(8)}"
+            self._run(on, f"SAVEPOINT {mark}")
+            self._mark = mark
 
     def _require_unended(self, is_there: bool, hint: str = "") -> None:
-        """Raises unless the transaction that the block began, or found, is there at its end."""
         if not is_there or (self._loan is not None and self._loan.ended()):
-            raise ended_inside(hint)
+            raise InvalidRequest(
+                "the transaction was ended inside its block. What a COMMIT in there has written "
+                "stays; checkpoints, messages and items of the block were not written, so that "
+                "what it was about comes again. Leave COMMIT and ROLLBACK to the block"
+                f"{hint and '; '}{hint}"
+            )
 
 
 def commit_as_caller(commit: Callable[[], object]) -> None:
@@ -141,19 +215,16 @@ def commit_as_caller(commit: Callable[[], object]) -> None:
         raise OutcomeUnknown(f"committed or not, something failed with it: {error}") from error
 
 
-def ended_inside(hint: str = "") -> InvalidRequest:
-    """The transaction that the block began, or found, is not there any more at its end."""
-    return InvalidRequest(
-        "the transaction was ended inside its block. What a COMMIT in there has written stays; "
-        "checkpoints, messages and items of the block were not written, so that what it was about "
-        f"comes again. Leave COMMIT and ROLLBACK to the block{hint and '; '}{hint}"
-    )
-
-
-def new_mark() -> str:
-    """The name of a savepoint that marks a block's transaction.
-
-    It is gone once that transaction has ended, by the caller or the engine itself, even if
-    another one has begun since: what is done then would land without what was done before.
-    """
-    return f"pxrs_{secrets.token_hex(8)}"
+@contextmanager
+def savepoint(run: Callable[[str], object]) -> Iterator[None]:
+    """Runs a block in a savepoint: a failure undoes what it did, and leaves what was before."""
+    run("SAVEPOINT pxrs_block")
+    try:
+        yield
+    except BaseException:
+        # The engine may have rolled back all of it, savepoints included; or be gone.
+        with suppress(Exception):
+            run("ROLLBACK TO SAVEPOINT pxrs_block")
+            run("RELEASE SAVEPOINT pxrs_block")
+        raise
+    run("RELEASE SAVEPOINT pxrs_block")

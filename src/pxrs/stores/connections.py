@@ -18,7 +18,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pxrs.errors import InvalidRequest, NotAtomic
 
@@ -26,56 +26,56 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 
-class Loan(Protocol):
-    """A caller's connection for the length of one block."""
+class Loan:
+    """A caller's connection for the length of one block; here, one of the driver itself."""
 
-    @property
-    def began(self) -> bool:
-        """Whether nothing was begun, on the caller's side, before `open`."""
-        ...
+    # Whether nothing was begun, on the caller's side, before `open` or `join`.
+    began = False
+    # SQLAlchemy's connection, once it is open; None where the caller uses the driver.
+    alchemy: Any = None
 
-    @property
-    def alchemy(self) -> Any:
-        """SQLAlchemy's connection, once it is open; None where the caller uses the driver."""
-        ...
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
 
     def begun(self) -> Any:
         """The driver's connection, if the caller may have begun something on it; else None."""
-        ...
+        return self._connection
 
     def refuse_block(self) -> None:
         """Raise `InvalidRequest` inside of a block of the caller's that commits by itself."""
-        ...
+        # psycopg's, in which no one may commit.
+        if getattr(self._connection, "_num_transactions", 0):
+            raise _is_in_a_block("connection.transaction()")
 
     def open(self) -> Any:
         """The driver's connection, on which the block's statements run; pxrs will end them.
 
         Not where `refuse_block` raises.
         """
-        ...
+        self.refuse_block()
+        return self.join()
 
     def join(self) -> Any:
         """The driver's connection, inside of what the caller has begun and will end.
 
         Where nothing is begun yet it is by this, as by any statement of the caller's.
         """
-        ...
+        return self._connection
 
     def ended(self) -> bool:
         """Whether the caller has ended what `open` found or began."""
-        ...
+        return False
 
     def flush(self) -> None:
         """Send what the caller's side holds back."""
-        ...
 
     def commit(self) -> None:
         """Commit, as the caller would. Raises the driver's errors, not those around them."""
-        ...
+        self._connection.commit()
 
     def rollback(self) -> None:
         """Roll back, as the caller would."""
-        ...
+        self._connection.rollback()
 
 
 class Lent:
@@ -111,14 +111,14 @@ def borrow(connection: Any) -> Loan:
     if isinstance(connection, OnLoop):
         side = _sync_side(connection.connection)
         if side is connection.connection:
-            return AwaitedDriver(connection)
-        return AwaitedAlchemy(connection, borrow(side))
+            return _AwaitedDriver(connection)
+        return _AwaitedAlchemy(connection, borrow(side))
     django = _django_side(connection)
     if django is not None:
         return _Django(django)
     alchemy = sys.modules.get("sqlalchemy")
     if alchemy is None:
-        return _Driver(connection)
+        return Loan(connection)
     connection = _sync_side(connection)
     orm = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(connection, orm.scoped_session):
@@ -126,10 +126,10 @@ def borrow(connection: Any) -> Loan:
     if orm is not None and isinstance(connection, orm.Session):
         return _Session(connection, alchemy)
     if isinstance(connection, alchemy.Connection):
-        return _Connection(connection, alchemy)
+        return _Alchemy(connection, alchemy)
     if isinstance(connection, alchemy.PoolProxiedConnection):
-        return _Driver(connection.driver_connection)
-    return _Driver(connection)
+        return Loan(connection.driver_connection)
+    return Loan(connection)
 
 
 def is_writing(connection: Any) -> bool:
@@ -166,49 +166,8 @@ def _django_side(connection: Any) -> Any:
     return connection if isinstance(connection, base.BaseDatabaseWrapper) else None
 
 
-class _Driver:
-    """A connection of the driver itself."""
-
-    began = False
-    alchemy = None
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def begun(self) -> Any:
-        return self._connection
-
-    def refuse_block(self) -> None:
-        refuse_drivers_block(self._connection)
-
-    def open(self) -> Any:
-        self.refuse_block()
-        return self._connection
-
-    def join(self) -> Any:
-        return self._connection
-
-    def ended(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        pass
-
-    def commit(self) -> None:
-        self._connection.commit()
-
-    def rollback(self) -> None:
-        self._connection.rollback()
-
-
-class _Django:
+class _Django(Loan):
     """Django's connection. It is joined inside `atomic()`, and never committed by pxrs."""
-
-    began = False
-    alchemy = None
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
 
     def begun(self) -> Any:
         return self._connection.connection
@@ -219,9 +178,6 @@ class _Django:
             "join=connection"
         )
 
-    def open(self) -> Any:
-        self.refuse_block()
-
     def join(self) -> Any:
         self._connection.ensure_connection()
         if self._connection.get_autocommit() and not self._connection.in_atomic_block:
@@ -230,119 +186,69 @@ class _Django:
             raise InvalidRequest("this atomic() block has failed and will be rolled back; leave it")
         return self._connection.connection
 
-    def ended(self) -> bool:
-        return False
 
-    def flush(self) -> None:
-        pass
-
-    def commit(self) -> None:
-        raise AssertionError("unreachable: it is never opened")
-
-    def rollback(self) -> None:
-        raise AssertionError("unreachable: it is never opened")
-
-
-class _Connection:
+class _Alchemy(Loan):
     """SQLAlchemy's Connection."""
 
-    def __init__(self, connection: Any, alchemy: Any) -> None:
-        self._connection = connection
-        self._alchemy = alchemy
+    def __init__(self, connection: Any, library: Any) -> None:
+        super().__init__(connection)
+        self._library = library
         self._transaction: Any = None
-        self.began = False
-
-    @property
-    def alchemy(self) -> Any:
-        return self._connection
 
     def begun(self) -> Any:
         if not self._connection.in_transaction():
             return None
-        return self._connection.connection.dbapi_connection
+        return self._begin().connection.dbapi_connection
 
     def refuse_block(self) -> None:
-        _refuse_block(self._connection)
-
-    def open(self) -> Any:
-        self.refuse_block()
-        return self.join()
+        """The rest of a `with begin()` block would have no transaction."""
+        subject = self._connection
+        if subject.in_nested_transaction() or getattr(subject, "_trans_context_manager", None):
+            raise _is_in_a_block(f"a begin() block of this {type(subject).__name__}")
 
     def join(self) -> Any:
         self.began = not self._connection.in_transaction()
-        # Otherwise its commit() would find nothing to commit, and do nothing.
-        self._transaction = (
-            self._connection.begin() if self.began else self._connection.get_transaction()
-        )
-        return self._connection.connection.driver_connection
+        self.alchemy = self._begin()
+        self._transaction = self._connection.get_transaction()
+        return self.alchemy.connection.driver_connection
+
+    def _begin(self) -> Any:
+        """SQLAlchemy's Connection, in a transaction."""
+        if not self._connection.in_transaction():
+            # Otherwise its commit() would find nothing to commit, and do nothing.
+            self._connection.begin()
+        return self._connection
 
     def ended(self) -> bool:
         return self._connection.get_transaction() is not self._transaction
 
-    def flush(self) -> None:
-        pass
-
     def commit(self) -> None:
         try:
             self._connection.commit()
-        except self._alchemy.exc.DBAPIError as error:
-            raise _drivers_own(error) from error
-
-    def rollback(self) -> None:
-        self._connection.rollback()
+        except self._library.exc.DBAPIError as error:
+            own = error.orig
+            raise (own if isinstance(own, BaseException) else error) from error
 
 
-class _Session:
+class _Session(_Alchemy):
     """SQLAlchemy's Session."""
 
-    def __init__(self, session: Any, alchemy: Any) -> None:
-        self._session = session
-        self._alchemy = alchemy
-        self._transaction: Any = None
-        self._connection: Any = None
-        self.began = False
-
-    @property
-    def alchemy(self) -> Any:
-        return self._connection
-
-    def begun(self) -> Any:
-        if not self._session.in_transaction():
-            return None
-        return self._session.connection().connection.dbapi_connection
-
-    def refuse_block(self) -> None:
-        _refuse_block(self._session)
-
-    def open(self) -> Any:
-        self.refuse_block()
-        return self.join()
-
-    def join(self) -> Any:
-        self.began = not self._session.in_transaction()
+    def _begin(self) -> Any:
         try:
-            self._connection = self._session.connection()
-        except self._alchemy.exc.UnboundExecutionError as error:
+            return self._connection.connection()
+        except self._library.exc.UnboundExecutionError as error:
             raise NotAtomic(
                 f"the session does not say which database it is for: {error}"
             ) from error
-        self._transaction = self._session.get_transaction()
-        return self._connection.connection.driver_connection
-
-    def ended(self) -> bool:
-        return self._session.get_transaction() is not self._transaction
 
     def flush(self) -> None:
-        self._session.flush()
+        self._connection.flush()
 
     def commit(self) -> None:
-        try:
-            self._session.commit()
-        except self._alchemy.exc.DBAPIError as error:
-            raise _drivers_own(error) from error
-        if not self._connection.closed and self._connection.in_transaction():
+        super().commit()
+        if not self.alchemy.closed and self.alchemy.in_transaction():
             # Bound to a connection whose transaction was begun outside: as in many test suites.
-            self._connection.rollback()
+            self.alchemy.rollback()
             raise NotAtomic(
                 "the session can't commit: it is bound to a connection that was in a transaction "
                 "already. All of it was rolled back; bind the session to an engine"
@@ -350,21 +256,10 @@ class _Session:
 
     def rollback(self) -> None:
         try:
-            self._session.rollback()
-        except self._alchemy.exc.InvalidRequestError:
+            self._connection.rollback()
+        except self._library.exc.InvalidRequestError:
             # Left halfway through its commit, by something that it calls then.
-            self._session.close()
-
-
-def _refuse_block(subject: Any) -> None:
-    """Rejects a caller's `with begin()` block: the rest of it would have no transaction."""
-    if subject.in_nested_transaction() or getattr(subject, "_trans_context_manager", None):
-        raise is_in_a_block(f"a begin() block of this {type(subject).__name__}")
-
-
-def _drivers_own(error: Any) -> BaseException:
-    own = error.orig
-    return own if isinstance(own, BaseException) else error
+            self._connection.close()
 
 
 def no_transaction(how: str) -> InvalidRequest:
@@ -375,18 +270,12 @@ def no_transaction(how: str) -> InvalidRequest:
     )
 
 
-def is_in_a_block(which: str) -> InvalidRequest:
+def _is_in_a_block(which: str) -> InvalidRequest:
     """Builds the error for a block that commits by itself, where pxrs must not."""
     return InvalidRequest(
         f"{which} commits by itself, and pxrs can't commit inside of it; pass join= instead of "
         "commits=, or leave that block out"
     )
-
-
-def refuse_drivers_block(connection: Any) -> None:
-    """Rejects psycopg's `with connection.transaction()`, in which no one may commit."""
-    if getattr(connection, "_num_transactions", 0):
-        raise is_in_a_block("connection.transaction()")
 
 
 # Stores are blocking and work in threads; a connection of asyncio's belongs to its loop. So a
@@ -470,54 +359,36 @@ def own_side(connection: Any) -> Any:
     return connection.asynchronous if isinstance(connection, Awaited) else connection
 
 
-class AwaitedDriver:
-    """The loan of a driver's connection. See `pxrs.stores.connections.Loan`."""
-
-    began = False
-    alchemy = None
+class _AwaitedDriver(Loan):
+    """A connection of a driver for asyncio."""
 
     def __init__(self, lent: OnLoop) -> None:
+        super().__init__(lent.connection)
         self._lent = lent
 
     def begun(self) -> Any:
         return None
 
-    def refuse_block(self) -> None:
-        refuse_drivers_block(self._lent.connection)
-
-    def open(self) -> Awaited:
-        self.refuse_block()
-        return self.join()
-
     def join(self) -> Awaited:
         return Awaited(self._lent)
 
-    def ended(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        pass
-
     def commit(self) -> None:
-        self._lent.wait(self._lent.connection.commit())
+        self._lent.wait(self._connection.commit())
 
     def rollback(self) -> None:
-        self._lent.wait(self._lent.connection.rollback())
+        self._lent.wait(self._connection.rollback())
 
 
-class AwaitedAlchemy:
-    """The loan of SQLAlchemy's AsyncSession or AsyncConnection: its synchronous side's, awaited."""
+class _AwaitedAlchemy(Loan):
+    """SQLAlchemy's AsyncSession or AsyncConnection: the loan of its synchronous side, awaited.
 
-    # Statements are run on the driver's connection: SQLAlchemy's own can't leave its loop.
-    alchemy = None
+    Statements are run on the driver's connection: SQLAlchemy's own can't leave its loop.
+    """
 
     def __init__(self, lent: OnLoop, inner: Loan) -> None:
+        super().__init__(lent.connection)
         self._lent = lent
         self._inner = inner
-
-    @property
-    def began(self) -> bool:
-        return self._inner.began
 
     def begun(self) -> Any:
         return None
@@ -525,11 +396,12 @@ class AwaitedAlchemy:
     def refuse_block(self) -> None:
         self._inner.refuse_block()
 
-    def open(self) -> Awaited:
-        return Awaited(OnLoop(self._wait(self._inner.open), self._lent.loop))
-
     def join(self) -> Awaited:
-        return Awaited(OnLoop(self._wait(self._inner.join), self._lent.loop))
+        try:
+            driver = self._wait(self._inner.join)
+        finally:
+            self.began = self._inner.began
+        return Awaited(OnLoop(driver, self._lent.loop))
 
     def ended(self) -> bool:
         return self._inner.ended()
@@ -544,4 +416,4 @@ class AwaitedAlchemy:
         self._wait(self._inner.rollback)
 
     def _wait(self, work: Callable[[], Any]) -> Any:
-        return self._lent.wait(self._lent.connection.run_sync(lambda _: work()))
+        return self._lent.wait(self._connection.run_sync(lambda _: work()))

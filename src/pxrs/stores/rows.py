@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from pxrs.types import Holder, ItemState, QueueStats, StoredBatch, StoredItem
+from pxrs.types import (
+    Delivery,
+    Held,
+    Holder,
+    ItemState,
+    Queue,
+    QueueStats,
+    StoredBatch,
+    StoredItem,
+)
 
 READY, DELAYED, HELD, WAITING, DEAD = range(5)
 # By number.
@@ -47,6 +56,45 @@ def counted(
         put=put,
         done=done,
     )
+
+
+class QueueRow(NamedTuple):
+    """A queue and its number in the store."""
+
+    id: int
+    info: Queue
+
+
+class Candidate(NamedTuple):
+    """An item that may be handed out."""
+
+    id: int
+    deliveries: int
+    suspect: bool
+    rank: int
+    key: str | None
+    put_ms: int
+    error: str | None
+    body: bytes | None
+    lane: str | None
+
+    def delivery(self, queue: str, number: int, body: bytes) -> Delivery:
+        """The item as it is handed out, once more than before."""
+        return Delivery(
+            held=Held(queue, number, self.deliveries + 1),
+            body=body,
+            key=self.key,
+            priority=-self.rank,
+            put_ms=self.put_ms,
+            error=self.error or "",
+        )
+
+
+def by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
+    found: dict[str, list[Held]] = {}
+    for each in held:
+        found.setdefault(each.queue, []).append(each)
+    return found
 
 
 def stored(columns: Sequence[Any], holder: Holder | None, now_ms: int) -> StoredItem:

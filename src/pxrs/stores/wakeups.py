@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 
 from pxrs.clock import SYSTEM_CLOCK
 
 T = TypeVar("T")
+
+# Engines that hear of changes in other processes name what changes by one word: its kind, and its
+# key, name or place.
+KEY, PARTITION, QUEUE = KINDS = "kpq"
+
+
+class Wanted:
+    """The words that a watch waits for; of a record any beginning of its key will do."""
+
+    __slots__ = ("_beginnings", "words")
+
+    def __init__(self, kind: str, names: Iterable[str]) -> None:
+        self.words = frozenset(kind + name for name in names)
+        self._beginnings = tuple(self.words) if kind == KEY else ()
+
+    def __call__(self, word: str) -> bool:
+        return word in self.words or word.startswith(self._beginnings)
+
+
+def named(wants: Iterable[object]) -> set[str]:
+    """Everything that these watches wait for."""
+    return {word for want in wants if isinstance(want, Wanted) for word in want.words}
 
 
 class Wakeups(Generic[T]):
@@ -18,7 +40,9 @@ class Wakeups(Generic[T]):
     due and says in how many seconds something falls due again, or None.
     """
 
-    def __init__(self, lock: threading.RLock, settle: Callable[[], float | None]) -> None:
+    def __init__(
+        self, lock: threading.RLock, settle: Callable[[], float | None] = lambda: None
+    ) -> None:
         self._lock = lock
         self._settle = settle
         self._watches: dict[LocalWatch, Callable[[T], bool]] = {}
@@ -69,7 +93,8 @@ class Wakeups(Generic[T]):
         self._watches = {}
 
     def _forget(self, watch: LocalWatch) -> None:
-        self._watches.pop(watch, None)
+        with self._lock:
+            self._watches.pop(watch, None)
 
 
 class LocalWatch:
@@ -88,17 +113,20 @@ class LocalWatch:
         self._changed = threading.Condition(lock)
         self._settle = settle
         self._forget = forget
-        self._rung = False
+        # How often it was woken, and how many of these a wait has answered.
+        self._wakes = self._answered = 0
         self._closed = False
 
     def wait(self, timeout: float | None = None) -> bool:
         now = SYSTEM_CLOCK.monotonic
         deadline = float("inf") if timeout is None else now() + timeout
         with self._changed:
+            # Of its own: several threads may wait, and all of them are woken.
+            answered = self._answered
             while True:
                 due = self._settle()
-                if self._rung or self._closed:
-                    self._rung = False
+                if self._wakes != answered or self._closed:
+                    self._answered = self._wakes
                     return True
                 left = deadline - now()
                 if left <= 0:
@@ -109,7 +137,7 @@ class LocalWatch:
     def wake(self) -> None:
         """Something it waits for changed."""
         with self._changed:
-            self._rung = True
+            self._wakes += 1
             self._changed.notify_all()
 
     def reconsider(self) -> None:
@@ -118,10 +146,9 @@ class LocalWatch:
             self._changed.notify_all()
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._forget(self)
-            self._changed.notify_all()
+        self._closed = True
+        self._forget(self)
+        self.reconsider()
 
     def abandon(self, lock: threading.RLock) -> None:
         """In a forked child: waits for nothing any more."""

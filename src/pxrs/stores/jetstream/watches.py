@@ -44,7 +44,7 @@ class ChangeListener:
         self._run = run
         self._streams = streams
         self._topics = topics
-        self._wakeups: Wakeups[LogPartition] = Wakeups(threading.RLock(), settle=lambda: None)
+        self._wakeups: Wakeups[LogPartition] = Wakeups(threading.RLock())
         self._heard: Counter[LogPartition] = Counter()
         # The last sequence of each topic that is watched, as far as its watchers were told.
         self._told: dict[str, int] = {}

@@ -29,7 +29,7 @@ class MemoryLog:
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._topics: dict[str, list[MemoryPartition]] = {}
-        self._wakeups: Wakeups[LogPartition] = Wakeups(lock, settle=lambda: None)
+        self._wakeups: Wakeups[LogPartition] = Wakeups(lock)
         self._closed = False
 
     def create(self, topic_id: str, partitions: int) -> None:

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -87,16 +86,9 @@ class MemoryAtomic(Block[threading.RLock]):
         self._enter(self._lock)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_over(error):
-            return
+    def _end(self, on: threading.RLock, error: BaseException | None) -> None:
         self._leave()
-        if kind is None:
+        if error is None:
             self._apply()
 
     def _apply(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any
 
 import pymysql
@@ -25,14 +24,15 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from pxrs.stores.block import Block, commit_as_caller, ended_inside, new_mark
-from pxrs.stores.connections import Loan, borrow, loan_of, no_transaction
+from pxrs.stores.block import LentBlock, commit_as_caller
+from pxrs.stores.connections import Loan, borrow, no_transaction
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.coord import SqlCoord, commit, validate
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.failures import Raced, translated
 from pxrs.stores.mysql.queues.changes import Applied, Change
 from pxrs.stores.mysql.queues.store import SqlQueues
+from pxrs.stores.wakeups import KEY
 from pxrs.types import Batch, Conflict, LogPartition
 
 # Which server, and which database of it, whatever name it was reached by.
@@ -147,12 +147,10 @@ class PlainConnection:
         return getattr(self._connection, name)
 
 
-class SqlAtomic(Block[sqlalchemy.Connection]):
+class SqlAtomic(LentBlock[sqlalchemy.Connection]):
     """See `pxrs.stores.api.Atomic`.
 
-    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
-    with what its caller had begun before: a Session or a Connection of SQLAlchemy; or inside a
-    transaction that the caller will end: on those, or on a connection of PyMySQL.
+    A Session or a Connection of SQLAlchemy can be lent; those, or a connection of PyMySQL, joined.
 
     What was collected is applied last, so no row of pxrs is locked while the caller works.
     Messages are kept elsewhere, and can't be part of it.
@@ -161,26 +159,21 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
     def __init__(
         self, coord: SqlCoord, queues: SqlQueues, alchemy: Alchemy, connection: Any
     ) -> None:
-        super().__init__(coord.limits, queues.limits)
+        super().__init__(coord.limits, queues.limits, connection)
         self._coord = coord
         self._database = coord.database
         self._queues = queues
         self._alchemy = alchemy
-        self._loan, is_lent = loan_of(connection)
-        self.joined = self._loan is not None and not is_lent
-        # Whether the transaction was begun outside.
-        self._is_older = False
-        self._mark = ""
         # Whether plain reads show what was there when the caller's transaction began.
         self._has_snapshot = False
         self._transaction: Any = None
         self._held = ExitStack()
+        self._applied: Applied | None = None
 
     @property
     def connection(self) -> PlainConnection:
         connection = self._running()
-        if not self._mark:
-            self._set_mark(connection)
+        self._set_mark(connection)
         return PlainConnection(connection)
 
     def lost(self, error: BaseException) -> PxrsError | None:
@@ -201,7 +194,7 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
         self._require_new()
         if self._loan is None:
             connection = self._held.enter_context(self._alchemy.lend())
-            self._loan = borrow(connection)
+            self._loan, self._lent = borrow(connection), True
             self._loan.open()
         else:
             connection = self._borrow(self._loan)
@@ -251,76 +244,53 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
             raise no_transaction("with connection.begin()")
         self._is_older = self.joined or (not loan.began and (begun is None or bool(begun)))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_over(error):
-            return
-        connection = self._running()
+    def _let_go(self, connection: sqlalchemy.Connection, error: BaseException | None) -> None:
         try:
-            if error is None:
-                self._finish(connection)
-            else:
-                self._undo()
-        except BaseException:
-            self._undo()
-            raise
+            if error is not None and not self.joined:
+                with suppress(exc.SQLAlchemyError):
+                    self._given().rollback()
         finally:
-            try:
-                self._held.close()
-            finally:
-                self._leave()
+            self._held.close()
 
-    def _finish(self, connection: sqlalchemy.Connection) -> None:
-        if not self.joined:
-            self._given().flush()
-        self._refuse_ended(connection)
+    def _refuse_ended(self, connection: sqlalchemy.Connection) -> None:
+        self._database.check_open()
+        is_there = not connection.closed and connection.get_transaction() is self._transaction
+        self._require_unended(is_there)
+        if self._mark:
+            try:
+                self._run(connection, f"RELEASE SAVEPOINT {self._mark}")
+            except StoreUnavailable:
+                raise
+            except StoreError:
+                self._require_unended(False, _OR_THE_SERVER)
+
+    def _validate(self) -> None:
         validate(self._checks, self._writes)
+
+    def _apply(self, connection: sqlalchemy.Connection) -> None:
+        """Locks in order: the holder's session, records, the revision, queues, items."""
+        ours, changing, latest = self._on(connection), None, self._has_snapshot
         try:
-            apply = self._apply_in_savepoint if self._is_older else self._apply
-            versions, applied = apply(self._on(connection))
+            if self._change is not None:
+                changing = Change(ours, self._change, latest=latest)
+                changing.require()
+            if self._checks or self._writes:
+                outcome = commit(ours, self._checks, self._writes, latest=latest)
+                if isinstance(outcome, Conflict):
+                    raise CommitConflict(outcome.current)
+                self.versions = dict(outcome.versions)
+            if changing is not None:
+                self._applied = changing.run()
+                self.queued = self._applied.numbers
         except Raced as error:
             raise TransactionConflict(f"another process made the same just now: {error}") from error
-        if not self.joined:
-            self._commit()
-            self._coord.changes.ring([write.key for write in self._writes])
-            if self._change is not None and applied is not None:
-                self._queues.committed(self._change, applied)
-        self.versions = versions
-        self.queued = [] if applied is None else applied.numbers
 
-    def _apply(self, connection: Connection) -> tuple[dict[str, int], Applied | None]:
-        """Locks in order: the holder's session, records, the revision, queues, items."""
-        changing, latest = None, self._has_snapshot
-        if self._change is not None:
-            changing = Change(connection, self._change, latest=latest)
-            changing.require()
-        versions: dict[str, int] = {}
-        if self._checks or self._writes:
-            outcome = commit(connection, self._checks, self._writes, latest=latest)
-            if isinstance(outcome, Conflict):
-                raise CommitConflict(outcome.current)
-            versions = dict(outcome.versions)
-        return versions, None if changing is None else changing.run()
+    def _run(self, connection: sqlalchemy.Connection, statement: str) -> None:
+        # Oracle releases none: there one that is gone can't be told from one that is there.
+        if not (self._database.is_oracle and statement.startswith("RELEASE")):
+            self._on(connection).run(statement)
 
-    def _apply_in_savepoint(self, connection: Connection) -> tuple[dict[str, int], Applied | None]:
-        name = new_mark()
-        connection.run(f"SAVEPOINT {name}")
-        try:
-            result = self._apply(connection)
-            if not self._database.is_oracle:
-                connection.run(f"RELEASE SAVEPOINT {name}")
-        except BaseException:
-            # After a deadlock the database has rolled back the whole transaction, and that with it.
-            with suppress(PxrsError):
-                connection.run(f"ROLLBACK TO SAVEPOINT {name}")
-            raise
-        return result
-
-    def _commit(self) -> None:
+    def _commit(self, connection: sqlalchemy.Connection) -> None:
         try:
             commit_as_caller(self._given().commit)
         except Exception as error:
@@ -329,30 +299,10 @@ class SqlAtomic(Block[sqlalchemy.Connection]):
                 raise OutcomeUnknown(f"no answer to a commit: {found}") from error
             raise (found or error) from error
 
-    def _undo(self) -> None:
-        """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
-        if not self.joined:
-            with suppress(exc.SQLAlchemyError):
-                self._given().rollback()
-
-    def _refuse_ended(self, connection: sqlalchemy.Connection) -> None:
-        self._database.check_open()
-        ended = connection.closed or connection.get_transaction() is not self._transaction
-        if ended or self._given().ended():
-            raise ended_inside()
-        # A savepoint that is gone can't be told from one that is there on Oracle.
-        if self._mark and not self._database.is_oracle:
-            try:
-                self._on(connection).run(f"RELEASE SAVEPOINT {self._mark}")
-            except StoreUnavailable:
-                raise
-            except StoreError as error:
-                raise ended_inside(_OR_THE_SERVER) from error
-
-    def _set_mark(self, connection: sqlalchemy.Connection) -> None:
-        self._mark = new_mark()
-        if not self._database.is_oracle:
-            self._on(connection).run(f"SAVEPOINT {self._mark}")
+    def _committed(self) -> None:
+        self._coord.changes.ring(KEY, [write.key for write in self._writes])
+        if self._change is not None and self._applied is not None:
+            self._queues.committed(self._change, self._applied)
 
     def _on(self, connection: sqlalchemy.Connection) -> Connection:
         return _BlockConnection(connection, self._database.place, self._database.dialect)

@@ -17,7 +17,7 @@ from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues.statements import WATCHED
 from pxrs.stores.mysql.sessions import Sessions
-from pxrs.stores.wakeups import LocalWatch, Wakeups
+from pxrs.stores.wakeups import KEY, QUEUE, LocalWatch, Wakeups, Wanted, named
 
 _SOON = 0.02
 _LATE = 0.25
@@ -30,8 +30,9 @@ class ChangeListener:
         self._database = database
         self._sessions = sessions
         self._lock = threading.RLock()
-        self._wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
-        self._queue_wakeups: Wakeups[str | None] = Wakeups(self._lock, settle=lambda: None)
+        self._wakeups: dict[str, Wakeups[str]] = {
+            kind: Wakeups(self._lock) for kind in (KEY, QUEUE)
+        }
         self._stop = threading.Event()
         self._loop = Loop("pxrs-sql", self._step)
         self._is_looking = False
@@ -42,53 +43,41 @@ class ChangeListener:
         self._queue_lock = threading.Lock()
         database.origin.on_fork(self._abandon)
 
-    def watch(self, prefixes: tuple[str, ...]) -> LocalWatch:
-        """Armed on return: what is committed from now on is after the revision seen here."""
-        watch = self._wakeups.watch(lambda key: key is None or key.startswith(prefixes))
-        self._arm(watch)
-        return watch
-
-    def watch_queues(self, names: tuple[str, ...]) -> LocalWatch:
-        """Wakes when there may be something to take from one of the queues. Armed on return."""
-        watch = self._queue_wakeups.watch(_Queues(names))
-        self._arm(watch)
+    def watch(self, kind: str, names: Collection[str]) -> LocalWatch:
+        """Armed on return: what is committed from now on is after what is seen here."""
+        watch = self._wakeups[kind].watch(Wanted(kind, names))
         try:
-            found = self._read_queues(set(names) - set(self._seen_queues))
+            self._start()
+            if kind == QUEUE:
+                found = self._read_queues(set(names) - set(self._seen_queues))
+                with self._queue_lock:
+                    self._seen_queues = {**found, **self._seen_queues}
         except BaseException:
             watch.close()
             raise
-        with self._queue_lock:
-            self._seen_queues = {**found, **self._seen_queues}
         return watch
 
-    def _arm(self, watch: LocalWatch) -> None:
+    def _start(self) -> None:
         with self._lock:
-            if self._is_looking or self._stop.is_set():
-                return
-            try:
+            if not self._is_looking and not self._stop.is_set():
                 self._look()
-            except BaseException:
-                watch.close()
-                raise
-            self._loop.start()
-            self._is_looking = True
+                self._loop.start()
+                self._is_looking = True
 
-    def ring(self, keys: Collection[str]) -> None:
-        """These were changed by this process."""
-        self._wakeups.ring(keys)
-        self._look_soon()
-
-    def ring_queues(self, names: Collection[str]) -> None:
-        """There may be something to take from these."""
+    def ring(self, kind: str, names: Collection[str]) -> None:
+        """These were changed by this process; or there may be something to take from them."""
         if names:
-            self._queue_wakeups.ring(names)
+            self._wakeups[kind].ring([kind + name for name in names])
             self._look_soon()
 
     def ring_all(self) -> None:
         """Anything may have changed."""
-        self._wakeups.ring((None,))
-        self._queue_wakeups.ring((None,))
+        self._wake_all()
         self._look_soon()
+
+    def _wake_all(self) -> None:
+        for wakeups in self._wakeups.values():
+            wakeups.wake(lambda wants: True)
 
     def _look_soon(self) -> None:
         # A loop that does not run would keep every call of `wake`.
@@ -100,15 +89,15 @@ class ChangeListener:
         self._look_soon()
         if self._database.usable:
             self._loop.join()
-        self._wakeups.close()
-        self._queue_wakeups.close()
+        for wakeups in self._wakeups.values():
+            wakeups.close()
 
     def _abandon(self) -> None:
         """In a forked child: the thread is gone, and locks may be held by threads of the parent."""
         self._lock = threading.RLock()
         self._queue_lock = threading.Lock()
-        self._wakeups.abandon(self._lock)
-        self._queue_wakeups.abandon(self._lock)
+        for wakeups in self._wakeups.values():
+            wakeups.abandon(self._lock)
         self._stop = threading.Event()
         self._stop.set()
 
@@ -138,22 +127,20 @@ class ChangeListener:
         before, self._seen = self._seen, (revision, removals)
         if before is None or before[1] != removals or revision < before[0]:
             # A record is gone, or a session with what it held; or a crash has taken commits.
-            self._wakeups.ring((None,))
-            self._queue_wakeups.ring((None,))
+            self._wake_all()
             return True
         if before[0] != revision:
             changed = self._database.read(sql.CHANGED, since=before[0])
-            self._wakeups.ring([row[0] for row in changed])
+            self._wakeups[KEY].ring([KEY + row[0] for row in changed])
         return before != self._seen or bool(suspects)
 
     def _look_at_queues(self) -> bool:
         """Ring for the queues that have changed since they were last looked at."""
-        wanted = [each.names for each in self._queue_wakeups.wanted() if isinstance(each, _Queues)]
-        found = self._read_queues(set[str]().union(*wanted))
+        found = self._read_queues({word[1:] for word in named(self._wakeups[QUEUE].wanted())})
         with self._queue_lock:
             before, self._seen_queues = self._seen_queues, found
         changed = [name for name in found if name not in before or before[name] != found[name]]
-        self._queue_wakeups.ring(changed)
+        self._wakeups[QUEUE].ring([QUEUE + name for name in changed])
         return bool(changed)
 
     def _read_queues(self, names: set[str]) -> dict[str, tuple[int, int] | None]:
@@ -165,13 +152,3 @@ class ChangeListener:
         for name, number, changes in rows:
             found[name] = (number, changes)
         return found
-
-
-class _Queues:
-    """Wants changes of some queues."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = frozenset(names)
-
-    def __call__(self, name: str | None) -> bool:
-        return name is None or name in self.names

@@ -20,8 +20,10 @@ from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.connection import Connection, Row
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.schema import LONGEST_KEY
-from pxrs.stores.mysql.sessions import Sessions, SqlSession
+from pxrs.stores.mysql.sessions import Sessions
+from pxrs.stores.row_sessions import RowSession
 from pxrs.stores.rows import next_step
+from pxrs.stores.wakeups import KEY
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_100_000, key_chars=LONGEST_KEY)
@@ -68,18 +70,18 @@ class SqlCoord:
         if outcome is None:
             outcome = self.database.write(lambda connection: commit(connection, checks, writes))
         if isinstance(outcome, Committed):
-            self.changes.ring([write.key for write in writes])
+            self.changes.ring(KEY, [write.key for write in writes])
         return outcome
 
     def watch(self, *where: str) -> Watch:
         self.database.check_open()
-        return self.changes.watch(where)
+        return self.changes.watch(KEY, where)
 
     def now_ms(self) -> int:
         """See `pxrs.stores.api.TellsTime`."""
         return int(self.database.read(sql.NOW)[0][0])
 
-    def session(self, ttl: float) -> SqlSession:
+    def session(self, ttl: float) -> RowSession:
         return self.sessions.open(ttl)
 
     def close(self) -> None:

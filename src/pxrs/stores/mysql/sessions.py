@@ -10,19 +10,18 @@ Who may end the session of another process, and when, stands in `pxrs.stores.obs
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, PxrsError, SessionLost
+from pxrs.errors import PxrsError
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.observer import Observer, Suspect
+from pxrs.stores.row_sessions import RowSession, this_process, validate_ttl
 from pxrs.stores.rows import next_step
 
 
@@ -37,32 +36,36 @@ class Sessions:
         self.clock = clock
         self.observer = Observer(clock)
         self.on_ended: Callable[[], None] = lambda: None
-        self._held: set[SqlSession] = set()
-        self._holder = f"{socket.gethostname()}:{os.getpid()}"[:200]
+        self._held: dict[str, RowSession] = {}
+        self._holder = this_process()[:200]
 
-    def open(self, ttl: float) -> SqlSession:
-        if not 0.05 <= ttl <= 86_400:
-            raise InvalidRequest(f"ttl must be from 0.05 to 86400 seconds, got {ttl}")
+    def open(self, ttl: float) -> RowSession:
+        validate_ttl(ttl)
         name = secrets.token_hex(12)
         sent = self.clock.monotonic()
         values = {"id": name, "ttl": ttl, "holder": self._holder}
         self._database.write(lambda connection: connection.run(sql.OPEN, **values))
-        session = SqlSession(self, name, ttl, sent)
-        self._held.add(session)
+        session = RowSession(
+            name,
+            ttl,
+            sent,
+            self.clock,
+            renew=partial(self._renew, name),
+            end=partial(self._end, name),
+        )
+        self._held[name] = session
         return session
 
-    def renew(self, name: str) -> bool:
-        """Whether it was renewed; false if it is over."""
-
+    def _renew(self, name: str) -> bool:
         def work(connection: Connection) -> bool:
             connection.rows(sql.LOCK_SESSION, id=name)
             return connection.run(sql.RENEW, id=name) == 1
 
         return self._database.write(work)
 
-    def end(self, session: SqlSession) -> None:
-        self._held.discard(session)
-        self._database.write(lambda connection: _end(connection, [session.id]))
+    def _end(self, name: str) -> None:
+        self._held.pop(name, None)
+        self._database.write(lambda connection: _end(connection, [name]))
         self.on_ended()
 
     def look_if_due(self) -> bool:
@@ -84,7 +87,7 @@ class Sessions:
         return ended
 
     def close(self) -> None:
-        for session in list(self._held):
+        for session in list(self._held.values()):
             with suppress(PxrsError):
                 session.close()
 
@@ -103,35 +106,3 @@ def _end(connection: Connection, ids: list[str]) -> bool:
     connection.run_in(sql.DELETE_BOUND, ids=ids)
     connection.run(sql.RAISE_BOTH, step=next_step())
     return True
-
-
-class SqlSession:
-    """See `pxrs.stores.api.Session`."""
-
-    def __init__(self, sessions: Sessions, name: str, ttl: float, sent: float) -> None:
-        self.id = name
-        self.ttl = ttl
-        self._sessions = sessions
-        self._clock = sessions.clock
-        self._deadline = sent + ttl
-        self._over = self._ended = False
-        self._renewing = threading.Lock()
-
-    def renew(self) -> None:
-        with self._renewing:
-            sent = self._clock.monotonic()
-            if self.remaining() > 0 and self._sessions.renew(self.id):
-                self._deadline = sent + self.ttl
-                return
-        with suppress(PxrsError):
-            self.close()
-        raise SessionLost(f"session {self.id} expired or was ended; open a new one")
-
-    def remaining(self) -> float:
-        return 0.0 if self._over else max(0.0, self._deadline - self._clock.monotonic())
-
-    def close(self) -> None:
-        self._over = True
-        if not self._ended:
-            self._sessions.end(self)
-            self._ended = True

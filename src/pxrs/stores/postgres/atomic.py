@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from types import TracebackType
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,16 +16,18 @@ from pxrs.errors import (
     NotAtomic,
     PxrsError,
 )
-from pxrs.stores.block import LentBlock, commit_as_caller
+from pxrs.stores.block import LentBlock, commit_as_caller, savepoint
 from pxrs.stores.connections import Loan, no_transaction, own_side
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
 from pxrs.stores.postgres.log import PostgresLog
+from pxrs.stores.postgres.notifier import place_of
 from pxrs.stores.postgres.queues.store import Applied, PostgresQueues
 from pxrs.stores.postgres.sessions import Sessions
-from pxrs.types import Appended, Conflict
+from pxrs.stores.wakeups import KEY, PARTITION
+from pxrs.types import Conflict
 
 # Seconds, if no session of this process says otherwise.
 _IDLE = 10.0
@@ -67,6 +68,7 @@ class PostgresAtomic(LentBlock[Pg]):
         self._changes = changes
         self._sessions = sessions
         self._block = secrets.token_hex(8)
+        self._applied = Applied()
 
     @property
     def connection(self) -> Pg:
@@ -85,7 +87,7 @@ class PostgresAtomic(LentBlock[Pg]):
             self._begin(connection)
             self._enter(connection)
         except BaseException as error:
-            self._let_go(connection)
+            self._let_go(connection, error)
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self._database.place) from error
             raise
@@ -112,60 +114,36 @@ class PostgresAtomic(LentBlock[Pg]):
         idle = int(1000 * (self._sessions.shortest_ttl or _IDLE))
         run(connection, _MARK_OURS, (self._block, idle, idle))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_over(error):
-            return
-        connection = self._running()
+    def _end(self, connection: Pg, error: BaseException | None) -> None:
         self._database.origin.refuse_child()
-        try:
-            if error is None:
-                self._finish(connection)
-        except BaseException as failure:
-            error = failure
-            if isinstance(failure, DRIVER_ERRORS):
-                raise translate(failure, self._database.place) from failure
-            raise
-        finally:
-            self._let_go(connection, done=error is None)
-            self._leave()
+        super()._end(connection, error)
 
     def _finish(self, connection: Pg) -> None:
-        self._flush()
-        self._refuse_ended(connection)
-        self._validate()
-        if self._is_older:
-            with _savepoint(connection):
-                applied = self._apply(connection)
-        else:
-            applied = self._apply(connection)
-        if not self.joined:
-            self._commit(connection)
-            self._changes.ring(
-                keys=[write.key for write in self._writes],
-                partitions={append.where for append in self._appends},
-            )
-            self._queues.committed(applied[2])
-        self.versions, self.appended = applied[:2]
-        self.queued = applied[2].numbers
+        try:
+            super()._finish(connection)
+        except DRIVER_ERRORS as error:
+            raise translate(error, self._database.place) from error
 
-    def _apply(self, connection: Pg) -> tuple[dict[str, int], list[Appended], Applied]:
+    def _run(self, connection: Pg, statement: str) -> object:
+        return run(connection, statement)
+
+    def _committed(self) -> None:
+        self._changes.ring(KEY, [write.key for write in self._writes])
+        self._changes.ring(PARTITION, {place_of(append.where) for append in self._appends})
+        self._queues.committed(self._applied)
+
+    def _apply(self, connection: Pg) -> None:
         outcome = self._coord.apply(connection, self._checks, self._writes)
         if isinstance(outcome, Conflict):
             raise CommitConflict(outcome.current)
-        queued = Applied()
+        self.versions = dict(outcome.versions)
         if self._change is not None:
-            queued = self._queues.apply_on(connection, self._change)
-        appended = []
+            self._applied = self._queues.apply_on(connection, self._change)
+            self.queued = self._applied.numbers
         for result in self._log.apply(connection, self._appends):
             if isinstance(result, PxrsError):
                 raise result
-            appended.append(result)
-        return dict(outcome.versions), appended, queued
+            self.appended.append(result)
 
     def _commit(self, connection: Pg) -> None:
         """If no answer comes, only what is in the database tells what became of it.
@@ -183,13 +161,12 @@ class PostgresAtomic(LentBlock[Pg]):
                 raise lost_answer(error, self._database.place) from error
             raise
 
-    def _let_go(self, connection: Pg, *, done: bool = False) -> None:
-        """Roll back what pxrs is to end and is not done; a caller's own is left to the caller."""
+    def _let_go(self, connection: Pg, error: BaseException | None) -> None:
         try:
             with suppress(psycopg.Error):
-                if not done and self._loan is None and not was_cut(connection):
+                if error is not None and self._loan is None and not was_cut(connection):
                     connection.rollback()
-                elif not done and self._loan is not None and self._lent:
+                elif error is not None and self._loan is not None and self._lent:
                     self._loan.rollback()
         finally:
             if self._loan is None:
@@ -235,7 +212,7 @@ class PostgresAtomic(LentBlock[Pg]):
         was_idle = is_idle(connection)
         found = ""
         try:
-            with nullcontext() if was_idle else _savepoint(connection):
+            with nullcontext() if was_idle else savepoint(partial(run, connection)):
                 found = self._database.read_store_id(connection)
         except psycopg.Error as error:
             if was_cut(connection):
@@ -250,18 +227,3 @@ class PostgresAtomic(LentBlock[Pg]):
                 connection.rollback()
         if found != self._database.store_id:
             raise NotAtomic(f"the connection is not one to {self._database.place}")
-
-
-@contextmanager
-def _savepoint(connection: Pg) -> Iterator[None]:
-    """Runs a block in a savepoint: a failure leaves the transaction as it was."""
-    run(connection, "SAVEPOINT pxrs")
-    try:
-        yield
-    except BaseException:
-        if not was_cut(connection):
-            run(connection, "ROLLBACK TO pxrs")
-        raise
-    finally:
-        if not was_cut(connection):
-            run(connection, "RELEASE pxrs")

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -22,12 +21,13 @@ import psycopg
 from pxrs.clock import Clock
 from pxrs.errors import Closed
 from pxrs.stores.observer import TICK
-from pxrs.stores.postgres.database import Database, Pg, Row
-from pxrs.stores.postgres.looks import QUICK, Looks, Names, Pace, Places, Prefixes, Seen, named
-from pxrs.stores.postgres.notifier import News, Notifier, channel_of
+from pxrs.stores.postgres.database import Database, Pg, hang_up
+from pxrs.stores.postgres.functions import SUSPECTS
+from pxrs.stores.postgres.looks import QUICK, Looks, Pace
+from pxrs.stores.postgres.notifier import EVERYTHING, Notifier, channel_of
 from pxrs.stores.postgres.sessions import Anchor, Observation, Statement
-from pxrs.stores.wakeups import LocalWatch, Wakeups
-from pxrs.types import LogPartition, Versioned
+from pxrs.stores.wakeups import KEY, KINDS, QUEUE, LocalWatch, Wakeups, Wanted, named
+from pxrs.types import Versioned
 
 _RETRY = (0.1, 2.0)
 
@@ -40,13 +40,11 @@ class ChangeListener:
         self._clock = clock
         self._listens_to = channel_of(database.schema)
         self._notifier = Notifier(database, channel or self._listens_to)
-        self._looks = Looks(database)
+        self._looks = Looks()
         # Reentrant: the garbage collector may close a watch in the middle of making another.
         self._lock = threading.RLock()
-        self._keys: Wakeups[str] = Wakeups(self._lock, lambda: None)
-        self._partitions: Wakeups[LogPartition] = Wakeups(self._lock, lambda: None)
-        self._queues: Wakeups[str] = Wakeups(self._lock, lambda: None)
-        self.observation = Observation(database, clock, self._sessions_ended)
+        self._wakeups: dict[str, Wakeups[str]] = {kind: Wakeups(self._lock) for kind in KINDS}
+        self.observation = Observation(database, clock, self._tell)
         self._pace = Pace()
         self._anchors: list[Anchor] = []
         self._connection: Pg | None = None
@@ -57,42 +55,27 @@ class ChangeListener:
 
     # What stores call
 
-    def ring(
-        self,
-        keys: Collection[str] = (),
-        partitions: Collection[LogPartition] = (),
-        queues: Collection[str] = (),
-    ) -> None:
+    def ring(self, kind: str, names: Iterable[str]) -> None:
         """These were changed by this process, and it is committed."""
-        self._keys.ring(keys)
-        self._partitions.ring(partitions)
-        self._queues.ring(queues)
-        self._notifier.ring(keys, partitions, queues)
+        self._tell([kind + name for name in names])
+
+    def _tell(self, words: Collection[str]) -> None:
+        if words:
+            self._wake(words)
+            self._notifier.ring(words)
 
     def read(self, records: Sequence[Versioned]) -> None:
         """This process has read these, and may wait until they change."""
-        wants = self._keys.wanted()
+        wants = self._wakeups[KEY].wanted()
         if wants:
-            self._looks.read(each for each in records if any(want(each.key) for want in wants))
+            self._looks.read(
+                each for each in records if any(want(KEY + each.key) for want in wants)
+            )
 
-    def watch_keys(self, prefixes: tuple[str, ...]) -> LocalWatch:
-        """A watch on records. Armed: what no look has seen before wakes at the next look."""
+    def watch(self, kind: str, names: Iterable[str]) -> LocalWatch:
+        """A watch. Armed: what no look has seen before wakes at the next look."""
         self._start()
-        watch = self._keys.watch(Prefixes(prefixes))
-        self._stir()
-        return watch
-
-    def watch_partitions(self, where: tuple[LogPartition, ...]) -> LocalWatch:
-        """A watch on appends. Armed in the same way."""
-        self._start()
-        watch = self._partitions.watch(Places(where))
-        self._stir()
-        return watch
-
-    def watch_queues(self, names: tuple[str, ...]) -> LocalWatch:
-        """A watch on queues. Armed in the same way."""
-        self._start()
-        watch = self._queues.watch(Names(names))
+        watch = self._wakeups[kind].watch(Wanted(kind, names))
         self._stir()
         return watch
 
@@ -117,13 +100,15 @@ class ChangeListener:
             thread.join(timeout=1.0)
             if thread.is_alive():
                 # It waits for a server that does not answer.
-                self._hang_up()
+                connection = self._connection
+                if connection is not None:
+                    with suppress(OSError, psycopg.Error):
+                        hang_up(connection)
                 thread.join()
             os.close(self._stirred)
             os.close(self._stir_it)
-        self._keys.close()
-        self._partitions.close()
-        self._queues.close()
+        for wakeups in self._wakeups.values():
+            wakeups.close()
 
     # The thread
 
@@ -148,15 +133,6 @@ class ChangeListener:
         with suppress(BlockingIOError):
             os.read(self._stirred, 4096)
 
-    def _hang_up(self) -> None:
-        connection = self._connection
-        if connection is not None:
-            with (
-                suppress(OSError, psycopg.Error),
-                socket.fromfd(connection.fileno(), socket.AF_UNSPEC, socket.SOCK_STREAM) as ours,
-            ):
-                ours.shutdown(socket.SHUT_RDWR)
-
     def _listen(self) -> None:
         pause, longest = _RETRY
         while not self._closed:
@@ -175,9 +151,18 @@ class ChangeListener:
     def _doubt(self) -> None:
         """Something may have been missed: let everybody look."""
         self._looks.forget()
-        self._keys.wake(lambda wants: True)
-        self._partitions.wake(lambda wants: True)
-        self._queues.wake(lambda wants: True)
+        self._wake_all(KINDS)
+
+    def _wake(self, words: Iterable[str]) -> None:
+        for kind, wakeups in self._wakeups.items():
+            wakeups.ring([word for word in words if word.startswith(kind)])
+
+    def _wake_all(self, kinds: Iterable[str]) -> None:
+        for kind in kinds:
+            self._wakeups[kind].wake(lambda wants: True)
+
+    def _is_watched(self, *kinds: str) -> bool:
+        return any(self._wakeups[kind].wanted() for kind in kinds)
 
     def _serve(self) -> None:
         connection = self._connection = self._database.connect()
@@ -200,7 +185,7 @@ class ChangeListener:
                 self._hear(connection)
             if stirred:
                 look = max(rested, min(look, now() + QUICK))
-            observe = now() >= tick and bool(self._keys.wanted() or self._queues.wanted())
+            observe = now() >= tick and self._is_watched(KEY, QUEUE)
             # Both in one query, if both are soon due.
             if now() >= look or (observe and now() >= max(rested, look - TICK / 2)):
                 took = self._look(on_it, observe)
@@ -208,7 +193,7 @@ class ChangeListener:
                 look = max(rested, now() + self._pace.pause)
                 self._hear(connection)
             elif observe:
-                self.observation.look(self.observation.asking(on_it), on_it)
+                self.observation.look(on_it, on_it)
                 self._hear(connection)
             if now() >= tick:
                 tick = now() + TICK
@@ -216,8 +201,7 @@ class ChangeListener:
 
     def _listen_if_wanted(self, connection: Pg) -> None:
         """From the first watch on: who only puts is not woken by everybody's news, its own too."""
-        wanted = self._keys.wanted() or self._partitions.wanted() or self._queues.wanted()
-        self._pace.wanted = bool(wanted)
+        wanted = self._pace.wanted = self._is_watched(*KINDS)
         if wanted and not self._pace.listening and not self._database.pooled:
             connection.execute(f"LISTEN {self._listens_to}".encode())
             self._pace.listening = True
@@ -247,69 +231,43 @@ class ChangeListener:
         anchor.lost = True
         with self._lock:
             self._anchors = [each for each in self._anchors if each is not anchor]
-        self._keys.wake(lambda wants: True)
-        self._queues.wake(lambda wants: True)
+        self._wake_all((KEY, QUEUE))
 
     def _hear(self, connection: Pg) -> None:
         """Also after each question: what came with its answer the socket does not tell of again."""
-        news = News()
+        words: set[str] = set()
         for notification in connection.notifies(timeout=0):
-            news.add(notification.payload)
-        if not news:
+            words.update(notification.payload.split("\n"))
+        if not words:
             return
         self._pace.heard()
-        if news.everything:
+        if EVERYTHING in words:
             self._doubt()
-        self._keys.ring(news.keys)
-        self._partitions.ring(news.partitions)
-        self._queues.ring(news.queues)
+        self._wake(words)
 
     def _look(self, on_it: Statement, observe: bool) -> float:
         """Look at all that is watched, and at the sessions of others too; seconds it took."""
-        wanted = (
-            named(self._keys.wanted(), Prefixes),
-            named(self._partitions.wanted(), Places),
-            named(self._queues.wanted(), Names),
-        )
-        if not any(wanted):
+        wanted = {word for each in self._wakeups.values() for word in named(each.wanted())}
+        if not wanted:
             self._looks.forget()
             return 0.0
-        found: list[tuple[Seen, float]] = []
-
-        def ask() -> Row:
-            also = self.observation.question if observe else None
-            began = self._clock.monotonic()
-            seen, answer = self._looks.look(on_it, *wanted, also)
-            found.append((seen, self._clock.monotonic() - began))
-            return answer
-
+        sent = self._clock.monotonic()
+        also = SUSPECTS if observe else None
+        seen, answer = self._looks.look(on_it, wanted, also)
+        took = self._clock.monotonic() - sent
         if observe:
-            self.observation.look(ask, on_it)
-        else:
-            ask()
-        ((seen, took),) = found
-        self._tell(seen)
-        return took
-
-    def _tell(self, seen: Seen) -> None:
+            self.observation.judge(answer, sent, on_it)
         self._pace.looked(seen.changed, seen.told)
-        self._keys.wake(lambda wants: not seen.prefixes.isdisjoint(named([wants], Prefixes)))
-        self._partitions.wake(lambda wants: not seen.places.isdisjoint(named([wants], Places)))
-        self._queues.wake(lambda wants: not seen.queues.isdisjoint(named([wants], Names)))
-
-    def _sessions_ended(self, words: list[str]) -> None:
-        news = News()
-        for word in words:
-            news.add(word)
-        self.ring(keys=news.keys, queues=news.queues)
+        for wakeups in self._wakeups.values():
+            wakeups.wake(lambda wants: not seen.words.isdisjoint(named([wants])))
+        return took
 
     def _abandon(self) -> None:
         """In a forked child: the thread is gone, so is what it listened with."""
         self._lock = threading.RLock()
         self._looks.abandon()
-        self._keys.abandon(self._lock)
-        self._partitions.abandon(self._lock)
-        self._queues.abandon(self._lock)
+        for wakeups in self._wakeups.values():
+            wakeups.abandon(self._lock)
         self._closed = True
         if self._thread is not None:
             self._thread = None

@@ -9,17 +9,20 @@ from collections.abc import Callable, Sequence
 
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.postgres.change_listener import ChangeListener
-from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
-from pxrs.stores.postgres.sessions import PgSession, Sessions
+from pxrs.stores.postgres.sessions import Sessions
+from pxrs.stores.row_sessions import RowSession
+from pxrs.stores.wakeups import KEY
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
 _LIMITS = Limits(operations=10_000, value_bytes=1_100_000)
 _COLUMNS = "key, value, version, session"
 _LAST = chr(0x10FFFF)
 _GET = f"SELECT {_COLUMNS} FROM @.pxrs_coord WHERE key = %b"
-_LIST = f"""SELECT {_COLUMNS} FROM @.pxrs_coord
-    WHERE key {{compare}} %b AND key <= %b ORDER BY key LIMIT %s"""
+_LIST_AFTER = f"""SELECT {_COLUMNS} FROM @.pxrs_coord
+    WHERE key > %b AND key <= %b ORDER BY key LIMIT %s"""
+_LIST_FROM = _LIST_AFTER.replace("key >", "key >=")
 _COMMIT = """SELECT failed, r_key, r_version, r_place, r_value, r_session FROM @.pxrs_commit(
     %b::text[], %b::int8[], %b::int8[], %b::bytea[], %b::text[], %b::text[])"""
 _NOW = "SELECT @.pxrs_now_ms()"
@@ -35,17 +38,11 @@ class PostgresCoord:
         self._database = database
         self._sessions = sessions
         self._changes = changes
-        self._get = database.sql(_GET)
-        self._list = {
-            compare: database.sql(_LIST.format(compare=compare)) for compare in (">", ">=")
-        }
-        self._commit = database.sql(_COMMIT)
-        self._now = database.sql(_NOW)
         # Where the rows lie that this process has written. A hint: see `pxrs_commit`.
         self._places: dict[str, str] = {}
 
     def get(self, key: str) -> Versioned | None:
-        records = self._living(lambda: self._database.read(self._get, (key,)))
+        records = self._living(lambda: self._database.read(_GET, (key,)))
         return records[0] if records else None
 
     def list(
@@ -53,9 +50,9 @@ class PostgresCoord:
     ) -> list[Versioned]:
         validate_limit(limit)
         beyond = max(after or "", prefix)
-        compare = ">" if after is not None and after >= prefix else ">="
+        statement = _LIST_AFTER if after is not None and after >= prefix else _LIST_FROM
         wanted = (beyond, prefix + _LAST, limit)
-        return [*self._living(lambda: self._database.read(self._list[compare], wanted))]
+        return [*self._living(lambda: self._database.read(statement, wanted))]
 
     def _living(self, read: Callable[[], Sequence[Row]]) -> Sequence[Versioned]:
         """Returns what was read; looks at the records' sessions first, if no thread does."""
@@ -70,10 +67,10 @@ class PostgresCoord:
         validate_commit(checks, writes, self.limits)
         if not checks and not writes:
             return Committed({})
-        rows = self._database.write(self._commit, self._parameters(checks, writes))
+        rows = self._database.write(_COMMIT, self._parameters(checks, writes))
         outcome = self._outcome(rows)
         if isinstance(outcome, Committed):
-            self._changes.ring(keys=[write.key for write in writes])
+            self._changes.ring(KEY, [write.key for write in writes])
         return outcome
 
     def apply(
@@ -82,16 +79,17 @@ class PostgresCoord:
         """`commit` inside a transaction; the caller that commits must ring."""
         if not checks and not writes:
             return Committed({})
-        return self._outcome(run(connection, self._commit, self._parameters(checks, writes)))
+        parameters = self._parameters(checks, writes)
+        return self._outcome(self._database.run_inside(connection, _COMMIT, parameters))
 
     def watch(self, *where: str) -> Watch:
-        return self._changes.watch_keys(where)
+        return self._changes.watch(KEY, where)
 
     def now_ms(self) -> int:
         """See `pxrs.stores.api.TellsTime`."""
-        return int(self._database.read(self._now, ())[0][0])
+        return int(self._database.read(_NOW)[0][0])
 
-    def session(self, ttl: float) -> PgSession:
+    def session(self, ttl: float) -> RowSession:
         return self._sessions.open(ttl)
 
     def close(self) -> None:

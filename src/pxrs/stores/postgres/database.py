@@ -78,6 +78,7 @@ class Database:
         busy_timeout: float = 10.0,
     ) -> None:
         self.schema = schemas.check_schema_name(schema)
+        self._statements: dict[str, str] = {}
         try:
             wanted = conninfo_to_dict(conninfo)
         except psycopg.ProgrammingError as error:
@@ -139,7 +140,7 @@ class Database:
 
     def read_store_id(self, connection: Pg) -> str:
         """The mark that tells this store from any other, as this connection sees it."""
-        found = run(connection, self.sql("SELECT value FROM @.pxrs_meta WHERE name = 'id'"))
+        found = self.run_inside(connection, "SELECT value FROM @.pxrs_meta WHERE name = 'id'")
         return str(found[0][0]) if found else ""
 
     def connect(self) -> Pg:
@@ -177,9 +178,12 @@ class Database:
         with suppress(psycopg.Error):
             connection.close()
 
-    def sql(self, statement: str) -> str:
-        """The statement with `@.` replaced by the schema."""
-        return schemas.in_schema(statement, self.schema)
+    def _sql(self, statement: str) -> str:
+        """The statement with `@.` replaced by the schema. There are few, so all are remembered."""
+        found = self._statements.get(statement)
+        if found is None:
+            found = self._statements[statement] = schemas.in_schema(statement, self.schema)
+        return found
 
     def close(self) -> None:
         """Close all connections; those in use when they come back."""
@@ -213,7 +217,13 @@ class Database:
         os.close(nowhere)
         self._idle = deque()
 
-    # Statements
+    # Statements: `@.` in them stands for the schema.
+
+    def run_inside(
+        self, connection: Pg, statement: str, parameters: Sequence[object] = ()
+    ) -> list[Row]:
+        """Rows of a statement, inside whatever transaction the connection is in."""
+        return run(connection, self._sql(statement), parameters)
 
     def run(self, connection: Pg, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Rows of a statement that is a transaction of its own, at READ COMMITTED; one round trip.
@@ -221,12 +231,12 @@ class Database:
         On a connection that is in no transaction.
         """
         if not self._is_told_otherwise:
-            return run(connection, statement, parameters)
+            return self.run_inside(connection, statement, parameters)
         try:
             with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
                 with connection.pipeline():
                     connection.execute(BEGIN)
-                    cursor.execute(statement.encode(), parameters or None, binary=True)
+                    cursor.execute(self._sql(statement).encode(), parameters or None, binary=True)
                     connection.execute("COMMIT")
                 return cursor.fetchall() if cursor.description is not None else []
         finally:
@@ -270,7 +280,9 @@ class Database:
                 came = False
                 try:
                     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-                        for row in cursor.stream(statement.encode(), parameters, binary=True):
+                        for row in cursor.stream(
+                            self._sql(statement).encode(), parameters, binary=True
+                        ):
                             came = True
                             yield row
                         return

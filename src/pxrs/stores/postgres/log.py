@@ -14,7 +14,6 @@ from operator import itemgetter
 
 from pxrs.core.sequences import fenced, gap
 from pxrs.errors import (
-    DamagedBatch,
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
@@ -24,18 +23,17 @@ from pxrs.errors import (
 )
 from pxrs.stores.api import Watch, validate_batch
 from pxrs.stores.postgres.change_listener import ChangeListener
-from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
-from pxrs.stores.rows import first_kept, storable, up_to_a_hole
-from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+from pxrs.stores.postgres.notifier import place_of
+from pxrs.stores.rows import storable, up_to_a_hole
+from pxrs.stores.table_log import DELETED, END, TableLog, validate_topic
+from pxrs.stores.wakeups import PARTITION
+from pxrs.types import Append, Appended, Fetched, LogPartition
 
-# A dropped topic's partitions are renamed first, so that no reader finds them while they go.
-_DELETED = "!"
 _CHUNK = 500
 _PLAN = 1024
 
-_END = """coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
-    ORDER BY b.base DESC LIMIT 1), p.floor)"""
 _APPEND = """SELECT status, r_base, detail FROM @.pxrs_append(%b::text[], %b::int8[], %b::int8[],
     %b::int8[], %b::int8[], %b::int8[], %b::int8[], %b::bytea[])"""
 # One statement, so one snapshot: bounds and batches belong together.
@@ -46,12 +44,12 @@ _BATCHES = """(SELECT q.base, q.next, q.data FROM (
                 WHERE o.part = p.id AND o.base <= {offset}), 0)
             ORDER BY b.base LIMIT {most}) q
         WHERE q.total <= %b::int8 OR q.total = q.size) f"""
-_FETCH = f"""SELECT p.start, {_END}, f.base, f.next, f.data, p.id
+_FETCH = f"""SELECT p.start, {END}, f.base, f.next, f.data, p.id
     FROM @.pxrs_log_partitions p
     LEFT JOIN LATERAL {_BATCHES.format(offset="%b::int8", most=_PLAN)} ON true
     WHERE p.topic_id = %b AND p.partition = %b ORDER BY f.base"""
 # Sorting moves no data: that is fetched from beside the table when its row is sent.
-_FETCH_MANY = f"""SELECT u.n, p.start, {_END}, f.base, f.next, f.data, p.id
+_FETCH_MANY = f"""SELECT u.n, p.start, {END}, f.base, f.next, f.data, p.id
     FROM unnest(%b::text[], %b::int4[], %b::int8[])
         WITH ORDINALITY AS u(topic, partition, at, n)
     LEFT JOIN @.pxrs_log_partitions p ON p.topic_id = u.topic AND p.partition = u.partition
@@ -59,29 +57,21 @@ _FETCH_MANY = f"""SELECT u.n, p.start, {_END}, f.base, f.next, f.data, p.id
     ORDER BY u.n, f.base"""
 
 
-class PostgresLog:
+class PostgresLog(TableLog):
     """See `pxrs.stores.api.LogStore`."""
 
     def __init__(self, database: Database, changes: ChangeListener) -> None:
         self._database = database
         self._changes = changes
-        self._append = database.sql(_APPEND)
-        self._fetch = database.sql(_FETCH)
-        self._fetch_many = database.sql(_FETCH_MANY)
 
     def create(self, topic_id: str, partitions: int) -> None:
-        if partitions < 1:
-            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
-        if topic_id.startswith(_DELETED):
-            raise InvalidRequest(f"topic id must not start with {_DELETED}, got {topic_id!r}")
+        validate_topic(topic_id, partitions)
         self._sweep_deleted()
         self._database.write(
-            self._database.sql(
-                "INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
-                "SELECT %b::text, n FROM generate_series(0, %b - 1) n WHERE NOT EXISTS "
-                "(SELECT 1 FROM @.pxrs_log_partitions WHERE topic_id = %b::text) "
-                "ON CONFLICT DO NOTHING"
-            ),
+            "INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
+            "SELECT %b::text, n FROM generate_series(0, %b - 1) n WHERE NOT EXISTS "
+            "(SELECT 1 FROM @.pxrs_log_partitions WHERE topic_id = %b::text) "
+            "ON CONFLICT DO NOTHING",
             (topic_id, partitions, topic_id),
         )
         held = len(self.bounds(topic_id))
@@ -90,34 +80,33 @@ class PostgresLog:
 
     def drop(self, topic_id: str) -> None:
         rows = self._database.write(
-            self._database.sql(
-                "WITH held AS (SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b "
-                "ORDER BY partition FOR UPDATE) "
-                "UPDATE @.pxrs_log_partitions p SET topic_id = %b || p.id || '/' || topic_id "
-                "FROM held WHERE p.id = held.id RETURNING partition"
-            ),
-            (topic_id, _DELETED),
+            "WITH held AS (SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b "
+            "ORDER BY partition FOR UPDATE) "
+            "UPDATE @.pxrs_log_partitions p SET topic_id = %b || p.id || '/' || topic_id "
+            "FROM held WHERE p.id = held.id RETURNING partition",
+            (topic_id, DELETED),
         )
-        self._changes.ring(partitions=[LogPartition(topic_id, row[0]) for row in rows])
+        self._changes.ring(PARTITION, [place_of(LogPartition(topic_id, row[0])) for row in rows])
         self._sweep_deleted()
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         sorted_out = _Order(appends)
         if sorted_out.good:
-            sorted_out.answer(self._database.write(self._append, sorted_out.parameters()))
-            self._changes.ring(partitions=sorted_out.changed())
+            sorted_out.answer(self._database.write(_APPEND, sorted_out.parameters()))
+            self._changes.ring(PARTITION, map(place_of, sorted_out.changed()))
         return sorted_out.results
 
     def apply(self, connection: Pg, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         """`append` inside a transaction; the caller that commits must ring."""
         sorted_out = _Order(appends)
         if sorted_out.good:
-            sorted_out.answer(run(connection, self._append, sorted_out.parameters()))
+            parameters = sorted_out.parameters()
+            sorted_out.answer(self._database.run_inside(connection, _APPEND, parameters))
         return sorted_out.results
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         rows = self._database.read(
-            self._fetch, (storable(offset), storable(max_bytes), where.topic_id, where.partition)
+            _FETCH, (storable(offset), storable(max_bytes), where.topic_id, where.partition)
         )
         return self._fetched(where, offset, rows)
 
@@ -132,7 +121,7 @@ class PostgresLog:
             storable(max_bytes),
         )
         answered = 0
-        with closing(self._database.stream(self._fetch_many, parameters)) as coming:
+        with closing(self._database.stream(_FETCH_MANY, parameters)) as coming:
             try:
                 for number, rows in groupby(coming, key=itemgetter(0)):
                     where, offset = places[number - 1]
@@ -158,40 +147,9 @@ class PostgresLog:
             raise self._missing(where, rows[0][5], offset, end)
         return Fetched(up_to_a_hole([row[2:5] for row in rows]), start, end)
 
-    def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        rows = self._database.read(
-            self._database.sql(
-                f"SELECT p.partition, p.start, {_END} FROM @.pxrs_log_partitions p "
-                "WHERE p.topic_id = %b ORDER BY p.partition"
-            ),
-            (topic_id,),
-        )
-        if not rows:
-            raise TopicNotFound(topic_id)
-        return {row[0]: Bounds(row[1], row[2]) for row in rows}
-
-    def size(self, where: LogPartition) -> int:
-        rows = self._database.read(
-            self._database.sql(
-                "SELECT coalesce(sum(size), 0)::int8 FROM @.pxrs_log_batches WHERE part = %b"
-            ),
-            (self._part(where),),
-        )
-        return int(rows[0][0])
-
-    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
-        rows = self._database.read(
-            self._database.sql(
-                "SELECT base FROM @.pxrs_log_batches WHERE part = %b AND max_timestamp >= %b "
-                "ORDER BY base LIMIT 1"
-            ),
-            (self._part(where), storable(timestamp)),
-        )
-        return rows[0][0] if rows else None
-
     def trim(self, where: LogPartition, before: int) -> int:
         part = self._part(where)
-        statement = self._database.sql("SELECT r_start, gone FROM @.pxrs_trim(%b, %b, %b)")
+        statement = "SELECT r_start, gone FROM @.pxrs_trim(%b, %b, %b)"
         while True:
             rows = self._database.write(statement, (part, storable(before), _CHUNK))
             if not rows:
@@ -200,30 +158,18 @@ class PostgresLog:
             if gone < _CHUNK:
                 return int(start)
 
-    def expire(
-        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
-    ) -> int:
-        rows = self._database.read(
-            self._database.sql(
-                "SELECT base, max_timestamp, size FROM @.pxrs_log_batches WHERE part = %b "
-                "ORDER BY base"
-            ),
-            (self._part(where),),
-        )
-        kept = first_kept([(row[0], row[1], row[2]) for row in rows], before_timestamp, max_bytes)
-        return self.trim(where, kept)
-
     def watch(self, *where: LogPartition) -> Watch:
-        return self._changes.watch_partitions(where)
+        return self._changes.watch(PARTITION, map(place_of, where))
 
     def close(self) -> None:
         pass
 
+    def _rows(self, statement: str, values: Sequence[object]) -> list[Row]:
+        return self._database.read(statement, values)
+
     def _part(self, where: LogPartition) -> int:
         rows = self._database.read(
-            self._database.sql(
-                "SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b AND partition = %b"
-            ),
+            "SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b AND partition = %b",
             (where.topic_id, storable(where.partition)),
         )
         if not rows:
@@ -236,38 +182,16 @@ class PostgresLog:
         except TopicNotFound as error:
             return error
 
-    def _missing(self, where: LogPartition, part: int, offset: int, end: int) -> DamagedBatch:
-        rows = self._database.read(
-            self._database.sql(
-                "SELECT min(base) FROM @.pxrs_log_batches WHERE part = %b AND base > %b"
-            ),
-            (part, offset),
-        )
-        following = rows[0][0]
-        next_offset = end if following is None else following
-        return DamagedBatch(*where, offset, next_offset, "it is not there")
-
     def _sweep_deleted(self) -> None:
         """Give back the space of dropped partitions, a piece at a time."""
-        parts = self._database.read(
-            self._database.sql(
-                "SELECT id FROM @.pxrs_log_partitions WHERE topic_id >= %b AND topic_id < %b"
-            ),
-            (_DELETED, chr(ord(_DELETED) + 1)),
-        )
-        some = self._database.sql(
-            "WITH gone AS (DELETE FROM @.pxrs_log_batches WHERE part = %b AND base IN (SELECT base "
-            "FROM @.pxrs_log_batches WHERE part = %b ORDER BY base LIMIT %b) RETURNING 1) "
-            "SELECT count(*) FROM gone"
-        )
-        for (part,) in parts:
+        some = """WITH gone AS (DELETE FROM @.pxrs_log_batches WHERE part = %b AND base IN (
+            SELECT base FROM @.pxrs_log_batches WHERE part = %b ORDER BY base LIMIT %b) RETURNING 1)
+            SELECT count(*) FROM gone"""
+        for part in self._dropped():
             while self._database.write(some, (part, part, _CHUNK))[0][0] == _CHUNK:
                 pass
             for table, column in (("producers", "part"), ("partitions", "id")):
-                self._database.write(
-                    self._database.sql(f"DELETE FROM @.pxrs_log_{table} WHERE {column} = %b"),
-                    (part,),
-                )
+                self._database.write(f"DELETE FROM @.pxrs_log_{table} WHERE {column} = %b", (part,))
 
 
 class _Order:

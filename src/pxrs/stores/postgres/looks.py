@@ -23,16 +23,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pxrs.stores.observer import TICK
-from pxrs.stores.postgres.database import Database, Row
+from pxrs.stores.postgres.database import Row
 from pxrs.stores.postgres.queues.functions import DELAYED, HELD, READY, WAITING
-from pxrs.stores.postgres.sessions import Statement, this_process
-from pxrs.types import LogPartition, Versioned
-
-T = TypeVar("T")
-V = TypeVar("V")
+from pxrs.stores.postgres.sessions import Statement
+from pxrs.stores.row_sessions import this_process
+from pxrs.stores.wakeups import KEY, KINDS, PARTITION, QUEUE
+from pxrs.types import Versioned
 
 QUICK = 0.01
 _SLOW = 1.0
@@ -123,68 +122,19 @@ class Pace:
         return self._pause
 
 
-class Prefixes(tuple[str, ...]):
-    """The prefixes that a watch waits for."""
-
-    __slots__ = ()
-
-    def __call__(self, key: str) -> bool:
-        return key.startswith(tuple(self))
-
-
-class Places(frozenset[LogPartition]):
-    """The partitions that a watch waits for."""
-
-    __slots__ = ()
-
-    def __call__(self, where: LogPartition) -> bool:
-        return where in self
-
-
-class Names(frozenset[str]):
-    """The queues that a watch waits for."""
-
-    __slots__ = ()
-
-    def __call__(self, queue: str) -> bool:
-        return queue in self
-
-
-def named(wants: Iterable[object], kind: type[Iterable[T]]) -> set[T]:
-    """Everything that these watches wait for."""
-    return {each for want in wants if isinstance(want, kind) for each in want}
-
-
 class Seen(NamedTuple):
     """What has changed since the last look, is new in it, or waits for a take."""
 
-    prefixes: set[str]
-    places: set[LogPartition]
-    queues: set[str]
+    words: set[str]
     # Whether any of it was looked at before, and whether whoever did it tells of such things.
     changed: bool
     told: bool
 
 
-class Memory(Generic[T, V]):
-    """The results of the last look."""
-
-    def __init__(self) -> None:
-        self._values: dict[T, V] = {}
-
-    def compare(self, now: dict[T, V]) -> tuple[set[T], dict[T, tuple[V, V]]]:
-        """Returns what is new in this look, and what has changed: before and now."""
-        before, self._values = self._values, now
-        common = now.keys() & before.keys()
-        changed = {each: (before[each], now[each]) for each in common if before[each] != now[each]}
-        return now.keys() - before.keys(), changed
-
-
 class Looks:
     """Compares what is there with what was there."""
 
-    def __init__(self, database: Database) -> None:
-        self._columns = database.sql(_LOOK)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         # Versions of records that were read since the last look.
         self._read: dict[str, int] = {}
@@ -201,55 +151,60 @@ class Looks:
 
     def forget(self) -> None:
         """Everything counts as new at the next look."""
-        self._prefixes: Memory[str, str] = Memory()
-        self._places: Memory[LogPartition, int | None] = Memory()
-        self._queues: Memory[str, str | None] = Memory()
+        self._last: dict[str, Any] = {}
 
     def _read_since(self) -> dict[str, int]:
         with self._lock:
             read, self._read = self._read, {}
         if len(read) > _MOST_READ:
-            self._prefixes = Memory()
+            self._last = {
+                word: found for word, found in self._last.items() if not word.startswith(KEY)
+            }
             return {}
         return read
 
-    def look(
-        self,
-        read: Statement,
-        prefixes: set[str],
-        places: set[LogPartition],
-        queues: set[str],
-        also: str | None = None,
-    ) -> tuple[Seen, Row]:
+    def look(self, read: Statement, words: set[str], also: str | None = None) -> tuple[Seen, Row]:
         """Look at these. `also`: two columns that are asked for in the same query."""
-        keys, where, names = sorted(prefixes), sorted(places), sorted(queues)
+        keys, places, queues = (_named(words, kind) for kind in KINDS)
         since = self._read_since()
         ((versions, ends, fronts, otherwise, *rest),) = read(
-            f"SELECT {self._columns}, {also or 'NULL, NULL'}",
+            f"SELECT {_LOOK}, {also or 'NULL, NULL'}",
             (
                 keys,
                 [prefix + _LAST for prefix in keys],
-                [each.topic_id for each in where],
-                [each.partition for each in where],
+                [place.partition("/")[2] for place in places],
+                [int(place.partition("/")[0]) for place in places],
                 this_process(),
-                names,
+                queues,
                 list(since),
                 list(since.values()),
             ),
         )
-        new_keys, keys_now = self._prefixes.compare(dict(zip(keys, versions, strict=True)))
-        new_places, places_now = self._places.compare(dict(zip(where, ends, strict=True)))
-        new_queues, queues_now = self._queues.compare(dict(zip(names, fronts, strict=True)))
-        undone = {name for name, front in zip(names, fronts, strict=True) if _has_chores(front)}
-        unlike = {prefix for prefix in keys for key in otherwise if key.startswith(prefix)}
-        seen = Seen(
-            prefixes=new_keys | keys_now.keys() | unlike,
-            places=new_places | places_now.keys(),
-            queues=new_queues | queues_now.keys() | undone,
-            changed=bool(keys_now or unlike or places_now or queues_now),
-            told=bool(keys_now or unlike or places_now or any(map(_has_more, queues_now.values()))),
+        now = {
+            **_found(KEY, keys, versions),
+            **_found(PARTITION, places, ends),
+            **_found(QUEUE, queues, fronts),
+        }
+        before, self._last = self._last, now
+        changed = {word for word in now.keys() & before.keys() if before[word] != now[word]}
+        undone = {
+            QUEUE + name for name, front in zip(queues, fronts, strict=True) if _has_chores(front)
+        }
+        unlike = {KEY + prefix for prefix in keys for key in otherwise if key.startswith(prefix)}
+        told = unlike or any(
+            not word.startswith(QUEUE) or _has_more(before[word], now[word]) for word in changed
         )
-        return seen, tuple(rest)
+        words = (now.keys() - before.keys()) | changed | unlike | undone
+        return Seen(words, bool(changed or unlike), bool(told)), tuple(rest)
+
+
+def _named(words: Iterable[str], kind: str) -> list[str]:
+    """The names of one kind."""
+    return sorted(word[1:] for word in words if word.startswith(kind))
+
+
+def _found(kind: str, names: list[str], values: Iterable[Any]) -> dict[str, Any]:
+    return {kind + name: value for name, value in zip(names, values, strict=True)}
 
 
 def _has_chores(front: str | None) -> bool:
@@ -257,7 +212,7 @@ def _has_chores(front: str | None) -> bool:
     return front is not None and any(json.loads(front)[4:6])
 
 
-def _has_more(fronts: tuple[str | None, str | None]) -> bool:
+def _has_more(*fronts: str | None) -> bool:
     """Whether something was put; that something was taken wakes no one."""
     before, now = (0 if front is None else json.loads(front)[0] or 0 for front in fronts)
     return bool(now > before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from zlib import crc32
 
@@ -35,49 +35,24 @@ def channel_of(schema: str) -> str:
     return f"pxrs_{crc32(schema.encode()):08x}"
 
 
-class News:
-    """Keys, partitions and queues that have changed. `everything` where they can't be named."""
+def place_of(where: LogPartition) -> str:
+    """The name of a partition in words of that kind."""
+    return f"{where.partition}/{where.topic_id}"
 
-    __slots__ = ("everything", "keys", "partitions", "queues")
 
-    def __init__(self) -> None:
-        self.keys: set[str] = set()
-        self.partitions: set[LogPartition] = set()
-        self.queues: set[str] = set()
-        self.everything = False
-
-    def __bool__(self) -> bool:
-        return bool(self.keys or self.partitions or self.queues or self.everything)
-
-    def payloads(self) -> list[str]:
-        """As few texts as carry it."""
-        words = [f"k{key}" for key in self.keys]
-        words += [f"p{where.partition}/{where.topic_id}" for where in self.partitions]
-        words += [f"q{name}" for name in self.queues]
-        out, size = [""], 0
-        for word in words:
-            length = len(word.encode()) + 1
-            if "\n" in word or length > _LONGEST or len(out) > _MOST:
-                return [EVERYTHING]
-            if size + length > _LONGEST:
-                out.append("")
-                size = 0
-            out[-1] = f"{out[-1]}\n{word}" if out[-1] else word
-            size += length
-        return out
-
-    def add(self, payload: str) -> None:
-        """Parses the payload of a notification."""
-        for word in payload.split("\n"):
-            if word.startswith("k"):
-                self.keys.add(word[1:])
-            elif word.startswith("p"):
-                number, _, topic = word[1:].partition("/")
-                self.partitions.add(LogPartition(topic, int(number)))
-            elif word.startswith("q"):
-                self.queues.add(word[1:])
-            elif word == EVERYTHING:
-                self.everything = True
+def payloads(words: Iterable[str]) -> list[str]:
+    """As few texts as carry the words; `EVERYTHING` where they can't be named."""
+    out, size = [""], 0
+    for word in words:
+        length = len(word.encode()) + 1
+        if "\n" in word or length > _LONGEST or len(out) > _MOST:
+            return [EVERYTHING]
+        if size + length > _LONGEST:
+            out.append("")
+            size = 0
+        out[-1] = f"{out[-1]}\n{word}" if out[-1] else word
+        size += length
+    return out
 
 
 class Notifier:
@@ -87,21 +62,17 @@ class Notifier:
         self._database = database
         self._channel = channel
         self._lock = threading.Lock()
-        self._news = News()
+        self._words: set[str] = set()
         self._closing = threading.Event()
         self._sending = Loop("pxrs-notifier", self.send)
         database.origin.on_fork(self._abandon)
 
-    def ring(
-        self, keys: Iterable[str], partitions: Collection[LogPartition], queues: Iterable[str]
-    ) -> None:
+    def ring(self, words: Iterable[str]) -> None:
         """These have changed."""
         with self._lock:
             if self._closing.is_set():
                 return
-            self._news.keys.update(keys)
-            self._news.partitions.update(partitions)
-            self._news.queues.update(queues)
+            self._words.update(words)
             self._sending.start()
         self._sending.wake()
 
@@ -115,13 +86,13 @@ class Notifier:
     def send(self) -> float | None:
         """Send what has changed; the seconds until the next time, None at the end."""
         with self._lock:
-            news, self._news = self._news, News()
-            if not news:
+            words, self._words = self._words, set()
+            if not words:
                 return None if self._closing.is_set() else _LONG
         began = time.monotonic()
         # Only a hint: a process that waits looks by itself before long.
         with suppress(Exception):
-            self._database.write(_NOTIFY, (self._channel, news.payloads()))
+            self._database.write(_NOTIFY, (self._channel, payloads(words)))
             took = time.monotonic() - began
             # Here, since who rings must not wake a thread that pauses.
             self._closing.wait(min(max(_PAUSE, _REST * took), _LONGEST_PAUSE))

@@ -17,21 +17,21 @@ The process hears of its closed connection too, from its own socket, and counts 
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreUnavailable
+from pxrs.errors import PxrsError, StoreUnavailable
 from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.postgres.database import Database, Pg, Row, hang_up, is_fit, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
 from pxrs.stores.postgres.functions import SUSPECTS
+from pxrs.stores.row_sessions import RowSession, this_process, validate_ttl
 
 _OPEN = """INSERT INTO @.pxrs_sessions
     SELECT %b::text, %b::float8, clock_timestamp() + %b::float8 * interval '1 second', lock,
@@ -40,13 +40,11 @@ _OPEN = """INSERT INTO @.pxrs_sessions
     RETURNING 1"""
 _RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
     WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
+_REAP = "SELECT @.pxrs_reap(%s::text[], %s::text[])"
+_UNLOCK = "SELECT pg_advisory_unlock(%b::int8)"
+_END = "SELECT @.pxrs_end(%s::text[])"
 
 Statement = Callable[[str, tuple[object, ...]], list[Row]]
-
-
-def this_process() -> str:
-    """Returns the owner of this process's sessions: host and pid."""
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Observation:
@@ -59,34 +57,31 @@ class Observation:
         self._clock = clock
         self.on_ended = on_ended
         self.observer = Observer(clock)
-        # Two columns, which another question can carry.
-        self.question = database.sql(SUSPECTS)
-        self._reap = database.sql("SELECT @.pxrs_reap(%s::text[], %s::text[])")
 
     def look_if_due(self) -> bool:
         """Look, unless another thread just did; returns whether any session ended."""
         if not self.observer.is_due:
             return False
-        return self.look(self.asking(self._database.read), self._database.write)
+        return self.look(self._database.read, self._database.write)
 
-    def asking(self, read: Statement) -> Callable[[], Row]:
-        """Asks the question by itself."""
-        return lambda: read(f"SELECT {self.question}", ())[0]
-
-    def look(self, ask: Callable[[], Row], write: Statement) -> bool:
+    def look(self, read: Statement, write: Statement) -> bool:
         """Find the sessions that are over and end them; whether there were any."""
         sent = self._clock.monotonic()
         try:
-            server, found = ask()
+            (answer,) = read(f"SELECT {SUSPECTS}", ())
         except BaseException:
             self.observer.out_of_touch()
             raise
+        return self.judge(answer, sent, write)
+
+    def judge(self, answer: Row, sent: float, write: Statement) -> bool:
+        """End the sessions that are over by the answer to the question, asked at `sent`."""
+        server, found = answer
         suspects, unlocked = _read(found)
         judged = self.observer.judge(suspects, sent, server)
         if not unlocked and not judged:
             return False
-        keys = [row[0] for row in write(self._reap, (unlocked, judged))]
-        self.on_ended(keys)
+        self.on_ended([row[0] for row in write(_REAP, (unlocked, judged))])
         return True
 
 
@@ -142,52 +137,52 @@ class Sessions:
         self._on_open = on_open
         self._lock = threading.Lock()
         self._anchor: Anchor | None = None
-        self._held: set[PgSession] = set()
+        self._held: dict[str, RowSession] = {}
         self._owner = this_process()
         database.origin.on_fork(self._abandon)
 
     @property
     def shortest_ttl(self) -> float | None:
         """The TTL of the session that can be over first."""
-        return min((session.ttl for session in list(self._held)), default=None)
+        return min((session.ttl for session in list(self._held.values())), default=None)
 
-    def open(self, ttl: float) -> PgSession:
+    def open(self, ttl: float) -> RowSession:
         """Start a session of this process."""
-        if not 0.05 <= ttl <= 86_400:
-            raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
+        validate_ttl(ttl)
         self._database.check_open()
         name = secrets.token_hex(12)
         anchor = self._anchored()
         lock = None if anchor is None else secrets.randbits(62)
         sent = self._clock.monotonic()
-        statement = self._database.sql(_OPEN)
-        opened = self._write(anchor, statement, (name, ttl, ttl, self._owner, lock))
+        opened = self._write(anchor, _OPEN, (name, ttl, ttl, self._owner, lock))
         if not opened:
             raise StoreUnavailable("an advisory lock could not be taken; try again")
-        session = PgSession(self, name, ttl, anchor, lock, sent, self._clock)
-        self._held.add(session)
+        session = self._held[name] = RowSession(
+            name,
+            ttl,
+            sent,
+            self._clock,
+            renew=partial(self._renew, name, anchor),
+            end=partial(self._end, name, anchor, lock),
+            holds=lambda: anchor is None or anchor.holds,
+        )
         self._on_open(anchor)
         return session
 
-    def renew(self, session: PgSession) -> bool:
-        """Whether it was renewed; false if it is over."""
-        statement = self._database.sql(_RENEW)
-        return bool(self._write(session.anchor, statement, (session.id,)))
+    def _renew(self, name: str, anchor: Anchor | None) -> bool:
+        return bool(self._write(anchor, _RENEW, (name,)))
 
-    def end(self, session: PgSession) -> None:
-        """End it for everybody."""
-        self._held.discard(session)
-        statement = self._database.sql("SELECT @.pxrs_end(%s::text[])")
-        keys = [row[0] for row in self._database.write(statement, ([session.id],))]
-        self.observation.on_ended(keys)
-        anchor = session.anchor
+    def _end(self, name: str, anchor: Anchor | None, lock: int | None) -> None:
+        self._held.pop(name, None)
+        words = [row[0] for row in self._database.write(_END, ([name],))]
+        self.observation.on_ended(words)
         if anchor is not None and anchor.holds:
             with suppress(psycopg.Error):
-                run(anchor.connection, "SELECT pg_advisory_unlock(%b::int8)", (session.lock,))
+                run(anchor.connection, _UNLOCK, (lock,))
 
     def close(self) -> None:
         """End all of them, as far as the server can be reached."""
-        for session in list(self._held):
+        for session in list(self._held.values()):
             with suppress(PxrsError):
                 session.close()
         with self._lock:
@@ -211,70 +206,13 @@ class Sessions:
         if anchor is None:
             return self._database.write(statement, parameters)
         try:
-            return run(anchor.connection, statement, parameters)
+            return self._database.run(anchor.connection, statement, parameters)
         except DRIVER_ERRORS as error:
             raise translate(error, self._database.place) from error
 
     def _abandon(self) -> None:
         self._lock = threading.Lock()
         self.observation.observer.abandon()
-        for session in self._held:
+        for session in self._held.values():
             session.forget()
-        self._held = set()
-
-
-class PgSession:
-    """A session held by this process. See `pxrs.stores.api.Session`."""
-
-    def __init__(
-        self,
-        sessions: Sessions,
-        name: str,
-        ttl: float,
-        anchor: Anchor | None,
-        lock: int | None,
-        sent: float,
-        clock: Clock,
-    ) -> None:
-        self.id = name
-        self.ttl = ttl
-        self.anchor = anchor
-        self.lock = lock
-        self._sessions = sessions
-        self._clock = clock
-        self._deadline = sent + ttl
-        self._over = self._ended = False
-        self._renewing = threading.Lock()
-
-    def renew(self) -> None:
-        with self._renewing:
-            sent = self._clock.monotonic()
-            renewed = False
-            try:
-                renewed = self.remaining() > 0 and self._sessions.renew(self)
-            except PxrsError:
-                # Without its connection there is no lock, and anybody may know.
-                if self.anchor is None or self.anchor.holds:
-                    raise
-            if renewed:
-                self._deadline = sent + self.ttl
-                return
-        with suppress(PxrsError):
-            self.close()
-        raise SessionLost(f"session {self.id} expired, was ended or has lost its connection")
-
-    def remaining(self) -> float:
-        if self._over or (self.anchor is not None and not self.anchor.holds):
-            return 0.0
-        return max(0.0, self._deadline - self._clock.monotonic())
-
-    def close(self) -> None:
-        self._over = True
-        if not self._ended:
-            self._sessions.end(self)
-            self._ended = True
-
-    def forget(self) -> None:
-        """In a forked child: it is the parent's."""
-        self._over = self._ended = True
-        self._renewing = threading.Lock()
+        self._held = {}

@@ -7,11 +7,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from pxrs.errors import CommitConflict, NotAtomic, PxrsError
-from pxrs.stores.block import LentBlock, commit_as_caller, new_mark
+from pxrs.stores.block import LentBlock, commit_as_caller
 from pxrs.stores.connections import Loan, no_transaction
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
@@ -45,7 +44,6 @@ class SqliteAtomic(LentBlock[Turn]):
         self._coord = coord
         self._log = log
         self._queues = queues
-        self._mark = ""
 
     @property
     def is_exclusive(self) -> bool:
@@ -54,10 +52,9 @@ class SqliteAtomic(LentBlock[Turn]):
 
     @property
     def connection(self) -> sqlite3.Connection:
-        connection = self._running().connection
-        if not self._mark:
-            self._set_mark(connection)
-        return connection
+        turn = self._running()
+        self._set_mark(turn)
+        return turn.connection
 
     def __enter__(self) -> SqliteAtomic:
         self._require_new()
@@ -78,7 +75,7 @@ class SqliteAtomic(LentBlock[Turn]):
 
     def _begin_on(self, loan: Loan) -> Turn:
         turn = self._begin_lent(loan) if self._lent else self._join(loan)
-        self._set_mark(turn.connection)
+        self._set_mark(turn)
         return turn
 
     def _join(self, loan: Loan) -> Turn:
@@ -102,58 +99,25 @@ class SqliteAtomic(LentBlock[Turn]):
         self._is_older = True
         return Turn(connection)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_over(error):
-            return
-        turn = self._running()
+    def _end(self, turn: Turn, error: BaseException | None) -> None:
         try:
-            if error is None:
-                self._finish(turn)
-            else:
-                self._undo(turn)
-                self._raise_if_outdated(error)
-        finally:
-            self._leave()
-
-    def _finish(self, turn: Turn) -> None:
-        """Apply what was collected, and commit unless that is the caller's."""
-        loan = self._loan
-        try:
-            self._flush()
-            self._database.check_open()
-            is_there = self._is_marked(turn.connection)
-            self._require_unended(is_there, "executescript() and `with connection` do it, too")
-            if self._is_older:
-                self._apply_in_savepoint(turn)
-            else:
-                self._apply(turn)
-            if not self._is_older:
-                ending = None if loan is None else partial(commit_as_caller, loan.commit)
-                self._database.commit(turn, ending)
-            elif self._lent and loan is not None:
-                self._database.commit_joined(turn, partial(commit_as_caller, loan.commit))
-        except BaseException as error:
-            self._undo(turn)
-            self._raise_if_outdated(error)
+            super()._end(turn, error)
+        except BaseException as failure:
+            error = failure
             raise
-        if self._is_older:
-            self._database.part()
-        if self._change is not None and not self.joined:
-            self._queues.applied_all_of(self._change)
+        finally:
+            # A statement of the caller's on an old snapshot: as much a conflict as one of ours.
+            own = getattr(error, "orig", error)
+            if isinstance(own, sqlite3.Error) and is_old_snapshot(own):
+                raise translate(own, self._database.path) from error
 
-    def _undo(self, turn: Turn) -> None:
-        """Roll back what pxrs is to end; a transaction of the caller's is left to the caller."""
+    def _let_go(self, turn: Turn, error: BaseException | None) -> None:
         try:
             # A connection that the caller has closed has nothing left to roll back.
             with suppress(sqlite3.Error):
-                if self._lent and self._loan is not None:
+                if error is not None and self._lent and self._loan is not None:
                     self._loan.rollback()
-                elif self._is_older:
+                elif error is not None and self._is_older:
                     self._is_marked(turn.connection)
         finally:
             if self._is_older:
@@ -161,16 +125,21 @@ class SqliteAtomic(LentBlock[Turn]):
             else:
                 self._database.rollback(turn)
 
-    def _raise_if_outdated(self, error: BaseException) -> None:
-        """A statement of the caller's on an old snapshot: as much a conflict as one of ours."""
-        own = getattr(error, "orig", error)
-        if isinstance(own, sqlite3.Error) and is_old_snapshot(own):
-            raise translate(own, self._database.path) from error
+    def _refuse_ended(self, turn: Turn) -> None:
+        self._database.check_open()
+        is_there = self._is_marked(turn.connection)
+        self._require_unended(is_there, "executescript() and `with connection` do it, too")
 
-    def _set_mark(self, connection: sqlite3.Connection) -> None:
-        mark = new_mark()
-        connection.execute(f"SAVEPOINT {mark}")
-        self._mark = mark
+    def _run(self, turn: Turn, statement: str) -> object:
+        return turn.connection.execute(statement)
+
+    def _commit(self, turn: Turn) -> None:
+        ending = None if self._loan is None else partial(commit_as_caller, self._loan.commit)
+        self._database.commit(turn, ending)
+
+    def _committed(self) -> None:
+        if self._change is not None:
+            self._queues.applied_all_of(self._change)
 
     def _is_marked(self, connection: sqlite3.Connection) -> bool:
         """Whether it is the transaction that the block began with. Asked once: the mark goes."""
@@ -183,7 +152,6 @@ class SqliteAtomic(LentBlock[Turn]):
             return False
 
     def _apply(self, turn: Turn) -> None:
-        self._validate()
         try:
             with _plain_rows(turn.connection):
                 outcome = self._coord.apply(turn, self._checks, self._writes)
@@ -198,20 +166,6 @@ class SqliteAtomic(LentBlock[Turn]):
                     self.appended.append(result)
         except DRIVER_ERRORS as error:
             raise translate(error, self._database.path) from error
-
-    def _apply_in_savepoint(self, turn: Turn) -> None:
-        connection = turn.connection
-        connection.execute("SAVEPOINT pxrs")
-        try:
-            self._apply(turn)
-        except BaseException:
-            # Out of space or memory SQLite ends the whole transaction, savepoints included.
-            if connection.in_transaction:
-                connection.execute("ROLLBACK TO pxrs")
-            raise
-        finally:
-            if connection.in_transaction:
-                connection.execute("RELEASE pxrs")
 
     def _refuse_other_file(self, connection: Any) -> None:
         if not isinstance(connection, sqlite3.Connection):

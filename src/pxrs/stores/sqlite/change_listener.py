@@ -35,6 +35,7 @@ from pxrs.stores.sqlite.posix import (
     open_inotify,
 )
 from pxrs.stores.sqlite.sessions import SessionFiles, is_session_name
+from pxrs.stores.wakeups import LocalWatch
 
 TICK = 0.25
 _POLL = 0.004
@@ -42,8 +43,8 @@ _PROBE_AGAIN = 0.0005
 _EVENT = struct.Struct("iIII")
 
 
-class SlotWatch:
-    """A watch on change counters. See `pxrs.stores.api.Watch`."""
+class SlotWatch(LocalWatch):
+    """A watch on change counters."""
 
     def __init__(
         self,
@@ -53,48 +54,23 @@ class SlotWatch:
         sessions: bool,
         silent: bool,
     ) -> None:
+        super().__init__(threading.RLock(), self._look, changes.forget)
+        self.sessions = sessions
         self.silent = silent
-        self._changes = changes
         self._control = control
         self._slots = tuple(slots)
-        self.sessions = sessions
-        self._change = threading.Condition()
-        self._wakes = self._answered = 0
         self._seen = control.counters(self._slots)
-        self._closed = False
 
-    def wait(self, timeout: float | None = None) -> bool:
-        with self._change:
-            seen, answered = self._seen, self._answered
-            self._change.wait_for(lambda: self._has_news(seen, answered), timeout)
-            # Looked at once: what comes after this look is news for the next wait.
-            now, wakes = self._control.counters(self._slots), self._wakes
-            self._seen, self._answered = now, wakes
-            return self._closed or wakes != answered or now != seen
-
-    def _has_news(self, seen: tuple[int, ...], answered: int) -> bool:
-        if self._closed or self._wakes != answered:
-            return True
-        return self._control.counters(self._slots) != seen
+    def _look(self) -> None:
+        """Looked at once: what comes after this look is news for the next one."""
+        now = self._control.counters(self._slots)
+        if now != self._seen:
+            self._seen = now
+            self._wakes += 1
 
     def heard(self) -> bool:
-        """Whether a slot has rung since the last wait."""
+        """Whether a slot has rung since the last look."""
         return self._control.counters(self._slots) != self._seen
-
-    def wake(self) -> None:
-        with self._change:
-            self._wakes += 1
-            self._change.notify_all()
-
-    def close(self) -> None:
-        self._closed = True
-        self._changes.forget(self)
-        self.wake()
-
-    def abandon(self) -> None:
-        """In a forked child: drop the watch, and its lock, which may be held for ever."""
-        self._closed = True
-        self._change = threading.Condition()
 
 
 class ChangeListener:
@@ -134,9 +110,9 @@ class ChangeListener:
             self._watches.add(watch)
         return watch
 
-    def forget(self, watch: SlotWatch) -> None:
+    def forget(self, watch: LocalWatch) -> None:
         with self._lock:
-            self._watches.discard(watch)
+            self._watches -= {watch}
 
     def close(self) -> None:
         """Stop listening and wake everybody who waits."""
@@ -155,7 +131,7 @@ class ChangeListener:
         """In a forked child: the thread is gone, so is what it listened with."""
         self._lock = threading.RLock()
         for watch in self._watches:
-            watch.abandon()
+            watch.abandon(threading.RLock())
         self._watches = set()
         self._commits.abandon()
         if self._thread is not None:
@@ -205,7 +181,7 @@ class ChangeListener:
             try:
                 if self._inotify in ready and self._inotify is not None:
                     self._hear(drain(self._inotify))
-                self._wake_rung()
+                self._wake(SlotWatch.heard)
                 if self._pause(next_tick) <= 0:
                     self._tick()
                     next_tick = self._clock.monotonic() + TICK
@@ -249,9 +225,6 @@ class ChangeListener:
     def _session_ended(self, name: str) -> None:
         self._deadlines.pop(name, None)
         self._wake(lambda watch: watch.sessions)
-
-    def _wake_rung(self) -> None:
-        self._wake(SlotWatch.heard)
 
     def _wake(self, which: Callable[[SlotWatch], bool]) -> None:
         with self._lock:

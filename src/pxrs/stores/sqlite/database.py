@@ -275,24 +275,18 @@ class Database:
     def commit(self, turn: Turn, ending: Callable[[], object] | None = None) -> None:
         """Make the transaction durable, ring its slots and let the next writer in.
 
-        `ending` commits in the place of a statement, where the caller's library tracks that.
+        `ending` commits in the place of a statement, where the caller's library tracks that. One
+        that was begun outside has no turn, so no log is shortened.
         """
         self.check_open()
         try:
             self._make_durable(turn, ending)
-            self._log.keep_short(self._writer, turn.weight)
+            if self._is_running(turn):
+                self._log.keep_short(self._writer, turn.weight)
         except sqlite3.Error as error:
             raise self._commit_error(error) from error
         finally:
             self.rollback(turn)
-
-    def commit_joined(self, turn: Turn, ending: Callable[[], object]) -> None:
-        """Commit a transaction that was begun outside: it has no turn, so no log is shortened."""
-        self.check_open()
-        try:
-            self._make_durable(turn, ending)
-        except sqlite3.Error as error:
-            raise self._commit_error(error) from error
 
     def _make_durable(self, turn: Turn, ending: Callable[[], object] | None) -> None:
         if self._in_doubt:
@@ -316,8 +310,11 @@ class Database:
 
         A child forked inside of it must touch neither the connection nor the locks.
         """
-        if self._running is not None and self._running() is turn:
+        if self._is_running(turn):
             self._end(turn.connection)
+
+    def _is_running(self, turn: Turn) -> bool:
+        return self._running is not None and self._running() is turn
 
     def _dropped(self, turn: weakref.ref[Turn]) -> None:
         if self._running is turn and self._running_on is not None:

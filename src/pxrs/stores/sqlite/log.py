@@ -10,13 +10,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.codec.batches import set_base_offset
 from pxrs.core.sequences import Duplicate, Fresh, ProducerState, judge, pack, unpack
 from pxrs.errors import (
-    DamagedBatch,
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
@@ -25,32 +24,27 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.stores.api import validate_batch
-from pxrs.stores.rows import first_kept, storable, up_to_a_hole
+from pxrs.stores.rows import storable, up_to_a_hole
 from pxrs.stores.sqlite.age import DAY_MS, Age, note
 from pxrs.stores.sqlite.change_counters import slot
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
-from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+from pxrs.stores.table_log import DELETED, END, TableLog, validate_topic
+from pxrs.types import Append, Appended, Fetched, LogPartition
 
 PRODUCER_MEMORY_MS = 7 * DAY_MS
-# A dropped topic's partitions are renamed first, so that no reader finds them while they go. The
-# new names differ: the same topic may be dropped again before the first ones are gone.
-_DELETED = "!"
 _CHUNK = 500
 # How many batches one fetch returns at most, and how many it looks at first: adding up their sizes
 # costs more than reading a few of them.
 _MOST_BATCHES, _FIRST_LOOK = 1024, 16
 
-_END = """coalesce((SELECT next FROM pxrs_log_batches WHERE part = p.id
-                    ORDER BY base DESC LIMIT 1), p.floor)"""
+_END = END.replace("@.", "")
 _HEADS = f"""SELECT p.id, {_END}, s.state, a.ms, a.read FROM pxrs_age a, pxrs_log_partitions p
     LEFT JOIN pxrs_log_producers s ON s.part = p.id AND s.producer = ?
-    WHERE substr(p.topic_id, 1, 1) <> '{_DELETED}' AND p.id IN ("""
+    WHERE substr(p.topic_id, 1, 1) <> '{DELETED}' AND p.id IN ("""
 _PLACE = f"""SELECT p.start, {_END},
     (SELECT max(base) FROM pxrs_log_batches WHERE part = p.id AND base <= ?)
     FROM pxrs_log_partitions p WHERE p.id = ? AND p.topic_id = ?"""
-_SIZE = """SELECT (SELECT coalesce(sum(size), 0) FROM pxrs_log_batches WHERE part = p.id)
-    FROM pxrs_log_partitions p WHERE p.topic_id = ? AND p.partition = ?"""
 # As many of some rows as fit, for the parameters that `_read` gives.
 _FETCH = """SELECT base, next, data FROM pxrs_log_batches WHERE part = ? AND base >= ?
     AND base < coalesce((SELECT base FROM (
@@ -67,7 +61,7 @@ class _Place(NamedTuple):
     slot: int
 
 
-class SqliteLog:
+class SqliteLog(TableLog):
     """See `pxrs.stores.api.LogStore`."""
 
     def __init__(self, database: Database, changes: ChangeListener, clock: Clock) -> None:
@@ -77,10 +71,7 @@ class SqliteLog:
         self._places: dict[LogPartition, _Place] = {}
 
     def create(self, topic_id: str, partitions: int) -> None:
-        if partitions < 1:
-            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
-        if topic_id.startswith(_DELETED):
-            raise InvalidRequest(f"topic id must not start with {_DELETED}, got {topic_id!r}")
+        validate_topic(topic_id, partitions)
         self._sweep_deleted()
         rows = [(topic_id, number) for number in range(partitions)]
 
@@ -103,7 +94,7 @@ class SqliteLog:
             rows = turn.connection.execute(
                 "UPDATE pxrs_log_partitions SET topic_id = ? || id || ? || topic_id "
                 "WHERE topic_id = ? RETURNING partition",
-                (_DELETED, _DELETED, topic_id),
+                (DELETED, DELETED, topic_id),
             ).fetchall()
             turn.slots |= {_slot_of(LogPartition(topic_id, row[0])) for row in rows}
             return [row[0] for row in rows]
@@ -149,40 +140,11 @@ class SqliteLog:
                     return Fetched(up_to_a_hole(rows), start, end)
                 # Retention may have removed the batch between the two statements: look again.
                 if row == before:
-                    raise _missing(connection, part, where, offset, end)
+                    raise self._missing(where, part, offset, end)
                 before = row
 
-    def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                f"SELECT p.partition, p.start, {_END} FROM pxrs_log_partitions p "
-                "WHERE p.topic_id = ? ORDER BY p.partition",
-                (topic_id,),
-            ).fetchall()
-        if not rows:
-            raise TopicNotFound(topic_id)
-        return {row[0]: Bounds(row[1], row[2]) for row in rows}
-
-    def size(self, where: LogPartition) -> int:
-        with self._database.reading() as connection:
-            row = connection.execute(_SIZE, where).fetchone()
-            if row is None:
-                self._find(connection, where)  # says what is not there
-            return 0 if row is None else int(row[0])
-
-    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
-        with self._database.reading() as connection:
-            part = self._part(connection, where)
-            row = connection.execute(
-                "SELECT base FROM pxrs_log_batches WHERE part = ? AND max_timestamp >= ? "
-                "ORDER BY base LIMIT 1",
-                (part, storable(timestamp)),
-            ).fetchone()
-        return row[0] if row else None
-
     def trim(self, where: LogPartition, before: int) -> int:
-        with self._database.reading() as connection:
-            part = self._part(connection, where)
+        part = self._part(where)
         while True:
             trimmed = self._database.write(
                 lambda turn: _trim(turn.connection, part, storable(before))
@@ -192,19 +154,24 @@ class SqliteLog:
             if not trimmed.more:
                 return trimmed.start
 
-    def expire(
-        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
-    ) -> int:
-        with self._database.reading() as connection:
-            part = self._part(connection, where)
-            before = _first_kept(connection, part, before_timestamp, max_bytes)
-        return self.trim(where, before)
-
     def watch(self, *where: LogPartition) -> SlotWatch:
         return self._changes.watch(frozenset(map(_slot_of, where)), sessions=False)
 
     def close(self) -> None:
         self._places.clear()
+
+    def _rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        with self._database.reading() as connection:
+            text = statement.replace("@.", "").replace("%b", "?")
+            return connection.execute(text, values).fetchall()
+
+    def _part(self, where: LogPartition) -> int:
+        """The partition's row id as it is now, whatever is remembered of it."""
+        with self._database.reading() as connection:
+            row = connection.execute(
+                "SELECT id FROM pxrs_log_partitions WHERE topic_id = ? AND partition = ?", where
+            ).fetchone()
+            return row[0] if row is not None else self._find(connection, where).id
 
     def _place(self, connection: sqlite3.Connection, where: LogPartition) -> _Place:
         return self._places.get(where) or self._find(connection, where)
@@ -222,13 +189,6 @@ class SqliteLog:
             raise PartitionNotFound(where.topic_id, where.partition, len(rows))
         return self._places[where]
 
-    def _part(self, connection: sqlite3.Connection, where: LogPartition) -> int:
-        """The partition's row id as it is now, whatever is remembered of it."""
-        row = connection.execute(
-            "SELECT id FROM pxrs_log_partitions WHERE topic_id = ? AND partition = ?", where
-        ).fetchone()
-        return row[0] if row is not None else self._find(connection, where).id
-
     def _resolve(
         self, connection: sqlite3.Connection, appends: Sequence[Append]
     ) -> dict[LogPartition, _Place | PxrsError]:
@@ -244,12 +204,7 @@ class SqliteLog:
 
     def _sweep_deleted(self) -> None:
         """Give back the space of dropped partitions, a piece at a time."""
-        with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT id FROM pxrs_log_partitions WHERE topic_id >= ? AND topic_id < ?",
-                (_DELETED, chr(ord(_DELETED) + 1)),
-            ).fetchall()
-        parts = [part for (part,) in rows]
+        parts = self._dropped()
         while parts:
             parts = parts[self._database.write(partial(_delete_some, parts)) :]
 
@@ -384,28 +339,8 @@ def _read(
         look = min(8 * look, _MOST_BATCHES - len(rows))
 
 
-def _missing(
-    connection: sqlite3.Connection, part: int, where: LogPartition, offset: int, end: int
-) -> DamagedBatch:
-    following = connection.execute(
-        "SELECT min(base) FROM pxrs_log_batches WHERE part = ? AND base > ?", (part, offset)
-    ).fetchone()[0]
-    next_offset = end if following is None else following
-    return DamagedBatch(where.topic_id, where.partition, offset, next_offset, "it is not there")
-
-
 def _slot_of(where: LogPartition) -> int:
     return slot(f"log/{where.topic_id}/{where.partition}")
-
-
-def _first_kept(
-    connection: sqlite3.Connection, part: int, before_timestamp: int | None, max_bytes: int | None
-) -> int:
-    rows: list[tuple[int, int, int]] = connection.execute(
-        "SELECT base, max_timestamp, size FROM pxrs_log_batches WHERE part = ? ORDER BY base",
-        (part,),
-    ).fetchall()
-    return first_kept(rows, before_timestamp, max_bytes)
 
 
 class _Trimmed(NamedTuple):

@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.errors import SessionLost
+from pxrs.stores.row_sessions import validate_ttl
 from pxrs.stores.sqlite.failures import translate_os
 from pxrs.stores.sqlite.posix import make_folder_beside, open_beside, try_lock
 
@@ -61,8 +62,7 @@ class SessionFiles:
 
         `before_end` is called when the holder ends it: whatever it holds is still its own.
         """
-        if not 0.05 <= ttl <= 86_400:
-            raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
+        validate_ttl(ttl)
         name = secrets.token_hex(12)
         path, hidden = os.path.join(self.path, name), os.path.join(self.path, f".{name}")
         with _typed_errors(self.path):

@@ -28,7 +28,6 @@ class SqliteStores:
         use_inotify: bool = True,
     ) -> None:
         self.database = Database(path, durability, busy_timeout, clock)
-        self._durability = durability
         self.url = f"sqlite:///{self.database.path}"
         try:
             sessions = SessionFiles(self.database.folder, self.database.path, clock)
@@ -48,7 +47,7 @@ class SqliteStores:
         """Return the findings about the engine."""
         from pxrs.stores.sqlite.doctor import findings
 
-        return findings(self.database, durability=self._durability)
+        return findings(self.database, durability=self.database.durability)
 
     def close(self) -> None:
         self._changes.close()

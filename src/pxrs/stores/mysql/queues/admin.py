@@ -26,7 +26,6 @@ from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.failures import Raced
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.changes import (
-    QueueRow,
     find_queues,
     item_row,
     lock_queues,
@@ -34,14 +33,15 @@ from pxrs.stores.mysql.queues.changes import (
     queue_row,
     settle,
 )
-from pxrs.stores.rows import DEAD, counted, numbers_of, possible, stored
+from pxrs.stores.rows import DEAD, QueueRow, counted, numbers_of, possible, stored
+from pxrs.stores.wakeups import QUEUE
 from pxrs.types import Holder, ItemState, Queue, QueueLimits, QueueStats, StoredItem
 
 # A body is sent with its zeros and quotes escaped: twice its size has to fit into a packet of
 # 16 MB, which is what MariaDB takes unless it is told otherwise.
 LIMITS = QueueLimits(items=10_000, body_bytes=7 * 2**20)
 _PIECE = 5000
-_NUMBERS = 2**63
+_BEYOND = 2**63 - 1
 
 
 class QueueUpkeep:
@@ -62,8 +62,8 @@ class QueueUpkeep:
         return require_same(self._database.write(work), fifo)
 
     def find(self, name: str) -> Queue | None:
-        found = self._find(name)
-        return None if found is None else found.info
+        rows = self._database.read(sql.FIND, names=[name])
+        return queue_row(*rows[0]).info if rows else None
 
     def all(self) -> list[Queue]:
         return [queue_row(*row).info for row in self._database.read(sql.EVERY)]
@@ -82,7 +82,7 @@ class QueueUpkeep:
         queue = self._database.write(unname)
         if queue is not None:
             self._delete_items(queue)
-            self._changes.ring_queues([name])
+            self._changes.ring(QUEUE, [name])
 
     def _delete_items(self, queue: int) -> None:
         """Remove the items of a queue that is not there any more."""
@@ -112,53 +112,42 @@ class QueueUpkeep:
         limit: int = 100,
     ) -> list[StoredItem]:
         wanted, size = numbers_of(states_or(states, LIVE)), page_size(limit)
-        found = self._find(queue)
-        if found is None:
-            return []
-        above = max(0, min(after or 0, _NUMBERS - 1))
-        statement = sql.standing(sql.PEEK, wanted)
-        values = {"queue": found.id, "after": above, "states": wanted, "limit": size}
-        return [_stored(row) for row in self._database.read(statement, **values)]
-
-    def _find(self, name: str) -> QueueRow | None:
-        rows = self._database.read(sql.FIND, names=[name])
-        return queue_row(*rows[0]) if rows else None
+        values = {"name": queue, "after": max(0, min(after or 0, _BEYOND)), "limit": size}
+        rows = self._database.read(sql.standing(sql.PEEK, wanted), states=wanted, **values)
+        return [_stored(row) for row in rows]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         states = (*LOOSE, ItemState.DEAD)
         gone = self._database.write(lambda connection: _discard(connection, queue, ids, states))
-        self._changes.ring_queues([queue])
+        self._changes.ring(QUEUE, [queue])
         return gone
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
         wanted = states_or(states, LOOSE)
         total = 0
-        ids = self._last(queue, wanted, _NUMBERS - 1)
+        ids = self._last(queue, wanted, _BEYOND)
         while ids:
             total += self._database.write(partial(_discard, name=queue, ids=ids, states=wanted))
             ids = self._last(queue, wanted, ids[-1])
-        self._changes.ring_queues([queue])
+        self._changes.ring(QUEUE, [queue])
         return total
 
     def _last(self, queue: str, states: Sequence[ItemState], before: int) -> list[int]:
-        found = self._find(queue)
-        if found is None:
-            return []
         numbers = numbers_of(states)
-        values = {"queue": found.id, "before": before, "states": numbers, "limit": _PIECE}
+        values = {"name": queue, "before": before, "states": numbers, "limit": _PIECE}
         rows = self._database.read(sql.standing(sql.LAST, numbers), **values)
         return [row[0] for row in rows]
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         total = self._database.write(lambda connection: _redrive(connection, queue, ids))
-        self._changes.ring_queues([queue])
+        self._changes.ring(QUEUE, [queue])
         return total
 
     def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
         """See `pxrs.stores.api.ItemRestorer`."""
         validate_restored(items, LIMITS)
         total = self._database.write(lambda connection: _restore(connection, queue, items))
-        self._changes.ring_queues([queue])
+        self._changes.ring(QUEUE, [queue])
         return total
 
     # What was applied, and what is left over

@@ -19,7 +19,7 @@ from pxrs.stores.mysql.failures import Raced
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.schema import LONGEST_LANE
 from pxrs.stores.mysql.statements import latest as reading
-from pxrs.stores.rows import DELAYED, READY, WAITING
+from pxrs.stores.rows import DELAYED, READY, WAITING, QueueRow, by_queue
 from pxrs.types import Held, Holder, Queue, QueueChange
 
 # A unit's records: how many there are is in their numbers' last bits.
@@ -30,13 +30,6 @@ VOID = -1
 NOBODY = "-"
 # Instead of the key, of items of a fifo queue.
 _FIFO = "f"
-
-
-class QueueRow(NamedTuple):
-    """A queue and its number in the database."""
-
-    id: int
-    info: Queue
 
 
 class Locked(NamedTuple):
@@ -306,13 +299,6 @@ def settle(
         firsts.setdefault(lane, {})[state] = first
     shown = [found[WAITING] for found in firsts.values() if set(found) == {WAITING}]
     connection.run_in(sql.SHOW, queue=queue, ids=shown, now=now)
-
-
-def by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
-    found: dict[str, list[Held]] = {}
-    for each in held:
-        found.setdefault(each.queue, []).append(each)
-    return found
 
 
 def fence(queue: int, holder: Holder, held: Sequence[Held]) -> dict[str, Any]:

@@ -189,11 +189,11 @@ def standing(statement: str, states: list[int]) -> str:
 
 
 PEEK = f"""SELECT {_ITEM} FROM pxrs_queue_items
-    WHERE queue_id = %(queue)s AND item_id > %(after)s AND {{standing}}
+    WHERE queue_id = {_NAMED} AND item_id > %(after)s AND {{standing}}
     ORDER BY item_id LIMIT %(limit)s"""
 # From the end: a lane that goes from its front would show each of its items.
-LAST = """SELECT item_id FROM pxrs_queue_items
-    WHERE queue_id = %(queue)s AND item_id < %(before)s AND {standing}
+LAST = f"""SELECT item_id FROM pxrs_queue_items
+    WHERE queue_id = {_NAMED} AND item_id < %(before)s AND {{standing}}
     ORDER BY item_id DESC LIMIT %(limit)s"""
 LOCK_STANDING = f"""SELECT item_id, lane FROM pxrs_queue_items FORCE INDEX (PRIMARY)
     WHERE {_THESE} AND {{standing}} ORDER BY item_id FOR UPDATE"""

@@ -31,7 +31,6 @@ from pxrs.stores.mysql.queues.changes import (
     VOID,
     Applied,
     Change,
-    by_queue,
     deleted,
     fence,
     find_queues,
@@ -42,7 +41,8 @@ from pxrs.stores.mysql.queues.changes import (
     unit_row,
 )
 from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, due_in, is_due
-from pxrs.stores.wakeups import LocalWatch
+from pxrs.stores.rows import by_queue
+from pxrs.stores.wakeups import QUEUE, LocalWatch
 from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
 
 _FREE_EVERY = 0.1
@@ -103,7 +103,7 @@ class SqlQueues(QueueUpkeep):
             take.locking = True
             taken = self._database.write(take.run)
         if take.moved:
-            self._changes.ring_queues([take.queue])
+            self._changes.ring(QUEUE, [take.queue])
         return taken
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
@@ -129,7 +129,7 @@ class SqlQueues(QueueUpkeep):
                 connection.run(sql.STIR, ids=[queues[name].id])
             return sooner
 
-        self._changes.ring_queues(self._database.write(work))
+        self._changes.ring(QUEUE, self._database.write(work))
 
     # Committing
 
@@ -147,7 +147,7 @@ class SqlQueues(QueueUpkeep):
 
     def committed(self, change: QueueChange, applied: Applied) -> None:
         """Tell who waits of a change that is committed."""
-        self._changes.ring_queues(applied.stirred)
+        self._changes.ring(QUEUE, applied.stirred)
         if change.forget:
             with suppress(PxrsError):
                 # They go with the session, then.
@@ -193,7 +193,7 @@ class SqlQueues(QueueUpkeep):
                 return set()
             return _release(connection, holder, releases)
 
-        self._changes.ring_queues(self._database.write(work))
+        self._changes.ring(QUEUE, self._database.write(work))
 
     # What the dead leave behind
 
@@ -223,12 +223,12 @@ class SqlQueues(QueueUpkeep):
     def _free(self, queue: int, name: str) -> bool:
         freed = self._database.write(lambda connection: _free(connection, queue, name))
         if freed:
-            self._changes.ring_queues([name])
+            self._changes.ring(QUEUE, [name])
         return freed
 
     def watch(self, *queues: str) -> LocalWatch:
         self._database.check_open()
-        return self._changes.watch_queues(queues)
+        return self._changes.watch(QUEUE, queues)
 
     def close(self) -> None:
         """The connections are the database's."""

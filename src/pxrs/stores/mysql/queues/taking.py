@@ -12,25 +12,12 @@ from pxrs.core.queue import Picked, delay_ms, pick
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.changes import lock_queues, session_lost, settle
-from pxrs.types import Delivery, Held, Holder, Taken
+from pxrs.stores.rows import Candidate
+from pxrs.types import Holder, Taken
 
 # A hold without a deadline ends then.
 _NEVER = 2**62
 _BUSY_MS = 20
-
-
-class Candidate(NamedTuple):
-    """An item that may be handed out."""
-
-    id: int
-    deliveries: int
-    suspect: bool
-    grade: int
-    key: str | None
-    put_ms: int
-    error: str | None
-    body: bytes
-    lane: str | None
 
 
 class Sight(NamedTuple):
@@ -95,7 +82,9 @@ class Take:
             now=sight.now,
             **self._holder,
         )
-        return Taken([_delivery(self.queue, item) for item in chosen], None)
+        return Taken(
+            [item.delivery(self.queue, item.id, item.body or b"") for item in chosen], None
+        )
 
     @property
     def _holder(self) -> dict[str, str]:
@@ -171,14 +160,3 @@ def due_in(now: int, *moments: int | None) -> float | None:
     """In how many seconds the first of them is; None if none of them ever is."""
     known = [moment for moment in moments if moment is not None and moment < _NEVER]
     return max(0.0, (min(known) - now) / 1000) if known else None
-
-
-def _delivery(queue: str, item: Candidate) -> Delivery:
-    return Delivery(
-        held=Held(queue, item.id, item.deliveries + 1),
-        body=item.body or b"",
-        key=item.key,
-        priority=-item.grade,
-        put_ms=item.put_ms,
-        error=item.error or "",
-    )

@@ -8,6 +8,7 @@ from pxrs.core.queue import LIVE, LOOSE, page_size, require_same, states_or, val
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, possible, stored
+from pxrs.stores.wakeups import QUEUE
 from pxrs.types import Holder, ItemState, Queue, QueueStats, StoredItem
 
 _CHUNK = 5000
@@ -61,25 +62,25 @@ class QueueUpkeep:
             found = self.find(name)
             if found is not None:
                 return require_same(found, fifo)
-            self._database.write(self._database.sql(_CREATE), (name, fifo))
+            self._database.write(_CREATE, (name, fifo))
 
     def find(self, name: str) -> Queue | None:
-        rows = self._database.read(self._database.sql(_FIND), (name,))
+        rows = self._database.read(_FIND, (name,))
         return _queue(rows[0]) if rows else None
 
     def all(self) -> list[Queue]:
-        return [_queue(row) for row in self._database.read(self._database.sql(_ALL))]
+        return [_queue(row) for row in self._database.read(_ALL)]
 
     def delete(self, name: str) -> None:
         # It can't be found any more; its items go a piece at a time, the rest when it is tidied.
-        for (queue,) in self._database.write(self._database.sql(_UNNAME), (name,)):
-            self._changes.ring(queues=[name])
-            statement = self._database.sql(_EMPTY)
+        for (queue,) in self._database.write(_UNNAME, (name,)):
+            self._changes.ring(QUEUE, [name])
+            statement = _EMPTY
             while len(self._database.write(statement, (queue, queue, _CHUNK))) == _CHUNK:
                 pass
 
     def stats(self, queue: str) -> QueueStats:
-        rows = self._database.read(self._database.sql(_STATS), (queue,))
+        rows = self._database.read(_STATS, (queue,))
         if not rows:
             return QueueStats()
         *counts, overdue, oldest, put, done = rows[0]
@@ -95,7 +96,7 @@ class QueueUpkeep:
     ) -> list[StoredItem]:
         wanted = numbers_of(states_or(states, LIVE))
         rows = self._database.read(
-            self._database.sql(_PEEK),
+            _PEEK,
             (queue, max(0, min(after or 0, _BEYOND)), wanted, page_size(limit)),
         )
         return [_stored(row) for row in rows]
@@ -108,9 +109,7 @@ class QueueUpkeep:
         total, before = 0, _BEYOND
         # From the end: removing a lane from its front would show each of its items.
         while True:
-            rows = self._database.read(
-                self._database.sql(_LATEST), (queue, before, numbers_of(wanted), _CHUNK)
-            )
+            rows = self._database.read(_LATEST, (queue, before, numbers_of(wanted), _CHUNK))
             if not rows:
                 return total
             ids = [number for (number,) in rows]
@@ -119,18 +118,18 @@ class QueueUpkeep:
 
     def _discard(self, queue: str, ids: Sequence[int], states: Sequence[ItemState]) -> int:
         ((gone,),) = self._database.write(
-            self._database.sql("SELECT @.pxrs_queue_discard(%s::text, %s::int8[], %s::int8[])"),
+            "SELECT @.pxrs_queue_discard(%s::text, %s::int8[], %s::int8[])",
             (queue, sorted(possible(ids)), numbers_of(states)),
         )
-        self._changes.ring(queues=[queue])
+        self._changes.ring(QUEUE, [queue])
         return int(gone)
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         ((again,),) = self._database.write(
-            self._database.sql("SELECT @.pxrs_queue_redrive(%s::text, %s::int8[])"),
+            "SELECT @.pxrs_queue_redrive(%s::text, %s::int8[])",
             (queue, possible(ids)),
         )
-        self._changes.ring(queues=[queue])
+        self._changes.ring(QUEUE, [queue])
         return int(again)
 
 

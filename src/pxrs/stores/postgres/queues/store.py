@@ -27,7 +27,7 @@ from pxrs.core.queue import (
 )
 from pxrs.errors import QueueNotFound
 from pxrs.stores.postgres.change_listener import ChangeListener
-from pxrs.stores.postgres.database import Database, Pg, Row, run
+from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.queues.admin import QueueUpkeep
 from pxrs.stores.postgres.queues.scout import Scout
 from pxrs.stores.postgres.queues.statements import (
@@ -41,7 +41,7 @@ from pxrs.stores.postgres.queues.statements import (
     plain_put,
 )
 from pxrs.stores.postgres.sessions import Statement
-from pxrs.stores.wakeups import LocalWatch
+from pxrs.stores.wakeups import QUEUE, LocalWatch
 from pxrs.types import (
     Delivery,
     Held,
@@ -142,7 +142,7 @@ class PostgresQueues(QueueUpkeep):
         sweep = plan.is_thorough or now >= self._next_sweep.get(queue, 0.0)
         mark = (queue, holder.session)
         told, *rows = self._database.write(
-            self._database.sql(_TAKE),
+            _TAKE,
             (
                 queue,
                 *holder,
@@ -174,7 +174,7 @@ class PostgresQueues(QueueUpkeep):
             rest = scout.rest(now)
             due = rest if due is None else min(due, rest)
         if moved:
-            self._changes.ring(queues=[queue])
+            self._changes.ring(QUEUE, [queue])
         return Taken(items, due if due is None else max(due, _LOCKED), bool(told[8]))
 
     def _note(self, mark: tuple[str, str], queue: int) -> None:
@@ -186,10 +186,10 @@ class PostgresQueues(QueueUpkeep):
         validate_lock(lock_for)
         names, places, ids, deliveries = _columns(dict.fromkeys(held))
         sooner = self._database.write(
-            self._database.sql(_EXTEND),
+            _EXTEND,
             (*holder, names, places, ids, deliveries, delay_ms(lock_for)),
         )
-        self._changes.ring(queues=[name for (name,) in sooner])
+        self._changes.ring(QUEUE, [name for (name,) in sooner])
 
     # Committing
 
@@ -201,18 +201,18 @@ class PostgresQueues(QueueUpkeep):
 
     def apply_on(self, connection: Pg, change: QueueChange) -> Applied:
         """`apply` inside a transaction; the caller that commits must call `committed`."""
-        return self._apply(change, partial(run, connection))
+        return self._apply(change, partial(self._database.run_inside, connection))
 
     def _apply(self, change: QueueChange, run_it: Statement) -> Applied:
         queue = only_puts_to(change)
         if queue is not None and not change.forget and self._is_known_plain(queue):
             statement, parameters = plain_put(change)
-            ((ids,),) = run_it(self._database.sql(statement), parameters)
+            ((ids,),) = run_it(statement, parameters)
             if ids is not None:
                 return Applied(ids, frozenset((queue,)))
             self._plain[queue] = False
         statement, parameters = application(change)
-        return _applied(change, run_it(self._database.sql(statement), parameters))
+        return _applied(change, run_it(statement, parameters))
 
     def _is_known_plain(self, queue: str) -> bool:
         """Whether to try the short statement: not the first time, which may make the queue."""
@@ -235,21 +235,21 @@ class PostgresQueues(QueueUpkeep):
         news = applied.put_to | applied.shown.keys()
         if news:
             # Else the thread that tells others would wake for nothing, and take its turn.
-            self._changes.ring(queues=news)
+            self._changes.ring(QUEUE, news)
 
     def outcome(self, session: str, unit: str) -> Outcome:
-        ((found,),) = self._database.write(self._database.sql(_OUTCOME), (session, unit))
+        ((found,),) = self._database.write(_OUTCOME, (session, unit))
         return Outcome(found)
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
-        self._database.write(self._database.sql(_GIVE_UP), (holder.session, unit))
+        self._database.write(_GIVE_UP, (holder.session, unit))
         return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)
         names, places, ids, deliveries = _columns(release.held for release in releases)
         ((lowest,),) = self._database.write(
-            self._database.sql(_RELEASE),
+            _RELEASE,
             (
                 *holder,
                 names,
@@ -268,7 +268,7 @@ class PostgresQueues(QueueUpkeep):
         """See `pxrs.stores.api.ItemRestorer`."""
         validate_restored(items, LIMITS)
         ((added,),) = self._database.write(
-            self._database.sql(RESTORE_ITEMS), (queue, *as_columns(items, LONGEST_INDEXED))
+            RESTORE_ITEMS, (queue, *as_columns(items, LONGEST_INDEXED))
         )
         if added is None:
             raise QueueNotFound(queue)
@@ -279,17 +279,15 @@ class PostgresQueues(QueueUpkeep):
     def reap(self) -> float | None:
         self._changes.observation.look_if_due()
         now = self._clock.monotonic()
-        ((freed, due),) = self._database.write(
-            self._database.sql("SELECT r_freed, r_due FROM @.pxrs_queue_sweep()")
-        )
-        self._changes.ring(queues=freed)
+        ((freed, due),) = self._database.write("SELECT r_freed, r_due FROM @.pxrs_queue_sweep()")
+        self._changes.ring(QUEUE, freed)
         if now >= self._next_tidy:
             self._next_tidy = now + _TIDY_EVERY
-            self._database.write(self._database.sql("SELECT @.pxrs_queue_tidy()"))
+            self._database.write("SELECT @.pxrs_queue_tidy()")
         return None if due is None else float(due)
 
     def watch(self, *queues: str) -> LocalWatch:
-        return self._changes.watch_queues(queues)
+        return self._changes.watch(QUEUE, queues)
 
     def close(self) -> None:
         """The connections are the database's."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from pxrs.core.queue import delay_ms, is_suspect, key_order_of, validate_for
-from pxrs.stores.rows import DEAD, DELAYED, READY, WAITING
+from pxrs.stores.rows import DEAD, DELAYED, READY, WAITING, QueueRow
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.stores.sqlite.queues import rows
 from pxrs.types import ItemState, NewItem, StoredItem
@@ -59,7 +59,7 @@ def _put_fresh(
 
 def restore_items(
     connection: sqlite3.Connection,
-    queue: rows.QueueRow,
+    queue: QueueRow,
     items: Sequence[StoredItem],
     now_ms: int,
 ) -> int:
@@ -86,7 +86,7 @@ def restore_items(
     return len(fresh)
 
 
-def _restored_row(queue: rows.QueueRow, item: StoredItem, now_ms: int) -> tuple[object, ...]:
+def _restored_row(queue: QueueRow, item: StoredItem, now_ms: int) -> tuple[object, ...]:
     lane = key_order_of(queue.info, item.key)
     visible = item.visible_ms or item.put_ms
     state = DELAYED if visible > now_ms else READY
@@ -112,7 +112,7 @@ def _restored_row(queue: rows.QueueRow, item: StoredItem, now_ms: int) -> tuple[
     )
 
 
-def _row(queue: rows.QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:
+def _row(queue: QueueRow, number: int, item: NewItem, now_ms: int) -> tuple[object, ...]:
     lane = key_order_of(queue.info, item.key)
     visible = now_ms + delay_ms(item.delay) if item.delay else now_ms
     state = WAITING if lane is not None else DELAYED if item.delay else READY

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from pxrs.stores.rows import DELAYED, READY, WAITING
+from pxrs.stores.rows import DELAYED, READY, WAITING, Candidate, QueueRow
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.types import Queue
 
@@ -29,27 +28,6 @@ _SHOW = f"""UPDATE pxrs_queue_items
     AND NOT EXISTS (SELECT 1 FROM pxrs_queue_items
                     WHERE queue = :queue AND lane = :lane AND lane IS NOT NULL
                     AND state < {WAITING})"""
-
-
-class QueueRow(NamedTuple):
-    """A queue and its number in the file."""
-
-    id: int
-    info: Queue
-
-
-class Candidate(NamedTuple):
-    """An item that may be handed out."""
-
-    id: int
-    deliveries: int
-    suspect: bool
-    rank: int
-    key: str | None
-    put_ms: int
-    error: str
-    body: bytes | None
-    lane: str | None
 
 
 def item_id(queue: int, number: int) -> int:

@@ -8,7 +8,7 @@ looks next: a `take` that finds nothing, and every `take` after a tenth of a sec
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
@@ -26,6 +26,7 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import Fenced, SessionLost
+from pxrs.stores.rows import Candidate, QueueRow, by_queue
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
@@ -35,7 +36,6 @@ from pxrs.stores.sqlite.queues.ahead import Ahead, Aside
 from pxrs.stores.sqlite.queues.holds import Hands
 from pxrs.stores.sqlite.queues.puts import put_items
 from pxrs.stores.sqlite.queues.reaper import Reaper
-from pxrs.stores.sqlite.queues.rows import Candidate, QueueRow
 from pxrs.types import (
     Delivery,
     Held,
@@ -202,7 +202,13 @@ class SqliteQueues(QueueUpkeep):
         ids = [item.id for item in chosen]
         holds.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
         turn.weight += sum(len(item.body or b"") for item in chosen)
-        return Taken([_delivery(connection, queue, item) for item in chosen], None)
+        items = [
+            item.delivery(
+                name, rows.number_of(item.id), rows.load_body(connection, item.id, item.body)
+            )
+            for item in chosen
+        ]
+        return Taken(items, None)
 
     def _choose(
         self, turn: Turn, queue: QueueRow, wanted: Wanted, now_ms: int
@@ -264,7 +270,7 @@ class SqliteQueues(QueueUpkeep):
         def work(turn: Turn) -> None:
             self._require_session(holder.session)
             now, hands = self._clock.monotonic(), self._hands(holder)
-            for name, some in _by_queue(held).items():
+            for name, some in by_queue(held).items():
                 queue = rows.id_of(turn.connection, name)
                 if queue is None:
                     raise Fenced(f"queue {name!r} was deleted, and its items with it")
@@ -310,7 +316,7 @@ class SqliteQueues(QueueUpkeep):
             holder = change.holder
             self._require_session(holder.session)
             hands = self._hands(holder)
-            for name, held in sorted(_by_queue(change.remove).items()):
+            for name, held in sorted(by_queue(change.remove).items()):
                 queue = self._remove(turn, name, hands, held, now, now_ms)
                 wanted = self._ahead.habits.expected(name)
                 if asides is not None and wanted is not None:
@@ -442,21 +448,3 @@ class SqliteQueues(QueueUpkeep):
     def close(self) -> None:
         self._found_empty.clear()
         self._ahead.close()
-
-
-def _delivery(connection: sqlite3.Connection, queue: QueueRow, item: Candidate) -> Delivery:
-    return Delivery(
-        held=Held(queue.info.name, rows.number_of(item.id), item.deliveries + 1),
-        body=rows.load_body(connection, item.id, item.body),
-        key=item.key,
-        priority=-item.rank,
-        put_ms=item.put_ms,
-        error=item.error,
-    )
-
-
-def _by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
-    found: dict[str, list[Held]] = {}
-    for each in held:
-        found.setdefault(each.queue, []).append(each)
-    return found

@@ -1,0 +1,88 @@
+"""Sessions that are rows, as the process that holds them knows them.
+
+When another process may end one stands in `observer.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from pxrs.clock import Clock
+from pxrs.errors import InvalidRequest, PxrsError, SessionLost
+
+
+def validate_ttl(ttl: float) -> None:
+    """Refuse a session that would end at once, or that nobody would see the end of."""
+    if not 0.05 <= ttl <= 86_400:
+        raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
+
+
+def this_process() -> str:
+    """Returns the owner of this process's sessions: host and pid."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class RowSession:
+    """A session held by this process. See `pxrs.stores.api.Session`.
+
+    `renew` tells whether its row could be renewed, `end` ends it for everybody; `holds` whether it
+    still has what it needs beside its row.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ttl: float,
+        sent: float,
+        clock: Clock,
+        *,
+        renew: Callable[[], bool],
+        end: Callable[[], None],
+        holds: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.id = name
+        self.ttl = ttl
+        self._clock = clock
+        self._renew_row = renew
+        self._end_row = end
+        self._holds = holds
+        self._deadline = sent + ttl
+        self._over = self._ended = False
+        self._renewing = threading.Lock()
+
+    def renew(self) -> None:
+        with self._renewing:
+            sent = self._clock.monotonic()
+            renewed = False
+            try:
+                renewed = self.remaining() > 0 and self._renew_row()
+            except PxrsError:
+                # Without it another process may know already.
+                if self._holds():
+                    raise
+            if renewed:
+                self._deadline = sent + self.ttl
+                return
+        with suppress(PxrsError):
+            self.close()
+        raise SessionLost(f"session {self.id} expired, was ended or has lost its connection")
+
+    def remaining(self) -> float:
+        if self._over or not self._holds():
+            return 0.0
+        return max(0.0, self._deadline - self._clock.monotonic())
+
+    def close(self) -> None:
+        self._over = True
+        if not self._ended:
+            self._end_row()
+            self._ended = True
+
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._over = self._ended = True
+        self._renewing = threading.Lock()

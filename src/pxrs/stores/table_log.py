@@ -1,0 +1,83 @@
+"""A log in tables: what is asked in the same words on every engine that keeps one so."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from pxrs.errors import DamagedBatch, InvalidRequest, TopicNotFound
+from pxrs.stores.rows import first_kept, storable
+from pxrs.types import Bounds, LogPartition
+
+# A dropped topic's partitions are renamed first, so that no reader finds them while they go. The
+# new names differ: the same topic may be dropped again before the first ones are gone.
+DELETED = "!"
+END = """coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
+    ORDER BY b.base DESC LIMIT 1), p.floor)"""
+
+
+class TableLog(ABC):
+    """The part of a `LogStore` that only looks. `@.` stands for the schema, `%b` for a value."""
+
+    @abstractmethod
+    def _rows(self, statement: str, values: Sequence[object]) -> list[Any]: ...
+
+    @abstractmethod
+    def _part(self, where: LogPartition) -> int:
+        """The row of a partition; raises `TopicNotFound` or `PartitionNotFound`."""
+
+    @abstractmethod
+    def trim(self, where: LogPartition, before: int) -> int: ...
+
+    def bounds(self, topic_id: str) -> dict[int, Bounds]:
+        rows = self._rows(
+            f"SELECT p.partition, p.start, {END} FROM @.pxrs_log_partitions p "
+            "WHERE p.topic_id = %b ORDER BY p.partition",
+            (topic_id,),
+        )
+        if not rows:
+            raise TopicNotFound(topic_id)
+        return {row[0]: Bounds(row[1], row[2]) for row in rows}
+
+    def size(self, where: LogPartition) -> int:
+        statement = "SELECT coalesce(sum(size), 0) FROM @.pxrs_log_batches WHERE part = %b"
+        return int(self._rows(statement, (self._part(where),))[0][0])
+
+    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
+        rows = self._rows(
+            "SELECT base FROM @.pxrs_log_batches WHERE part = %b AND max_timestamp >= %b "
+            "ORDER BY base LIMIT 1",
+            (self._part(where), storable(timestamp)),
+        )
+        return rows[0][0] if rows else None
+
+    def expire(
+        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
+    ) -> int:
+        rows = self._rows(
+            "SELECT base, max_timestamp, size FROM @.pxrs_log_batches WHERE part = %b "
+            "ORDER BY base",
+            (self._part(where),),
+        )
+        return self.trim(where, first_kept(rows, before_timestamp, max_bytes))
+
+    def _missing(self, where: LogPartition, part: int, offset: int, end: int) -> DamagedBatch:
+        statement = "SELECT min(base) FROM @.pxrs_log_batches WHERE part = %b AND base > %b"
+        ((following,),) = self._rows(statement, (part, offset))
+        next_offset = end if following is None else following
+        return DamagedBatch(*where, offset, next_offset, "it is not there")
+
+    def _dropped(self) -> list[int]:
+        """The rows of partitions that were dropped and are not gone yet."""
+        statement = "SELECT id FROM @.pxrs_log_partitions WHERE topic_id >= %b AND topic_id < %b"
+        rows = self._rows(statement, (DELETED, chr(ord(DELETED) + 1)))
+        return [part for (part,) in rows]
+
+
+def validate_topic(topic_id: str, partitions: int) -> None:
+    """Refuse a topic that no table could hold, or that would count as dropped."""
+    if partitions < 1:
+        raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
+    if topic_id.startswith(DELETED):
+        raise InvalidRequest(f"topic id must not start with {DELETED}, got {topic_id!r}")
