@@ -6,12 +6,10 @@ from functools import partial
 
 from pxrs.errors import ProducerFenced, PxrsError, SequenceGap, TopicNotFound
 from pxrs.stores.api import LogStore
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.log import BESIDE, HERE, new_log
 from pxrs.testing.conformance.tools import append, batch, require, same, together, values_in
 from pxrs.types import Append, Appended, LogPartition
-
-suite = Suite()
 
 PRODUCER = 7
 
@@ -29,7 +27,6 @@ def require_kind(outcome: object, kind: type[PxrsError]) -> None:
     require(isinstance(outcome, kind), f"{outcome!r} instead of {kind.__name__}")
 
 
-@suite
 def check_duplicates_are_recognised(lab: Lab) -> None:
     """A batch sent again, through any handle, is not appended again and gets its old offset."""
     here, there = new_log(lab), lab.open().log
@@ -41,7 +38,6 @@ def check_duplicates_are_recognised(lab: Lab) -> None:
     same(values_in(here, HERE), {0: b"other", 1: b"a", 2: b"b", 3: b"c"}, "the messages")
 
 
-@suite
 def check_five_batches_are_remembered(lab: Lab) -> None:
     """Each of the last five batches is recognised; an older one is refused, not appended."""
     log = new_log(lab)
@@ -54,7 +50,6 @@ def check_five_batches_are_remembered(lab: Lab) -> None:
     same(len(values_in(log, HERE)), 7, "the number of messages")
 
 
-@suite
 def check_gaps_are_refused(lab: Lab) -> None:
     """A batch whose predecessor is missing is refused until that one came."""
     log = new_log(lab)
@@ -66,7 +61,6 @@ def check_gaps_are_refused(lab: Lab) -> None:
     same(values_in(log, HERE), {0: b"a", 1: b"b", 2: b"c"}, "the messages")
 
 
-@suite
 def check_sequences_within_one_call(lab: Lab) -> None:
     """Batches of one call are judged in order, each on the outcome of those before it."""
     log = new_log(lab)
@@ -81,7 +75,6 @@ def check_sequences_within_one_call(lab: Lab) -> None:
     same(values_in(log, HERE), dict(enumerate([b"a", b"b", b"c", b"d"])), "the messages")
 
 
-@suite
 def check_a_refusal_is_said_of_its_batch_only(lab: Lab) -> None:
     """A refusal is reported for its batch only, not for other partitions, producers, or batches.
 
@@ -108,7 +101,6 @@ def check_a_refusal_is_said_of_its_batch_only(lab: Lab) -> None:
     same(values_in(log, BESIDE), {0: b"a", 1: b"d"}, "the messages beside")
 
 
-@suite
 def check_old_epochs_are_fenced(lab: Lab) -> None:
     """A higher epoch starts at 0 and shuts the older ones out; an equal sequence is no repeat."""
     log = new_log(lab)
@@ -121,7 +113,6 @@ def check_old_epochs_are_fenced(lab: Lab) -> None:
     same(values_in(log, HERE), {0: b"a", 1: b"b", 2: b"c"}, "the messages")
 
 
-@suite
 def check_unknown_producer_starts_anywhere(lab: Lab) -> None:
     """The first batch of a producer is taken at any sequence: its past may have been forgotten."""
     log = new_log(lab)
@@ -129,7 +120,6 @@ def check_unknown_producer_starts_anywhere(lab: Lab) -> None:
     same(send(log, b"b", sequence=42, epoch=3), Appended(1), "the second batch")
 
 
-@suite
 def check_sequences_wrap(lab: Lab) -> None:
     """After sequence 2^31 - 1 comes 0, inside a batch too."""
     log = new_log(lab)
@@ -142,7 +132,6 @@ def check_sequences_wrap(lab: Lab) -> None:
     same(repeat, Appended(0, duplicate=True), "the repeat")
 
 
-@suite
 def check_partitions_and_producers_are_apart(lab: Lab) -> None:
     """Every producer has a sequence of its own in every partition."""
     log = new_log(lab)
@@ -153,7 +142,6 @@ def check_partitions_and_producers_are_apart(lab: Lab) -> None:
     same(send(log, b"d", sequence=1), Appended(3), "here again")
 
 
-@suite
 def check_trimmed_batches_are_remembered(lab: Lab) -> None:
     """A repeat is recognised after its batch was trimmed away."""
     log = new_log(lab)
@@ -163,7 +151,6 @@ def check_trimmed_batches_are_remembered(lab: Lab) -> None:
     same(values_in(log, HERE), {}, "the messages")
 
 
-@suite
 def check_repeats_race(lab: Lab) -> None:
     """The same batch sent by many at once is appended once."""
     handles = [new_log(lab), lab.open().log]

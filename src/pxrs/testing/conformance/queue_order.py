@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pxrs.errors import InvalidRequest
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     DELAYED,
@@ -18,14 +18,10 @@ from pxrs.testing.conformance.queue_tools import (
     soon,
     states_of,
 )
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, require, same
+from pxrs.testing.conformance.tools import LONG, raises, require, same
 from pxrs.types import NewItem
 
-suite = Suite()
 
-
-@suite
 def check_older_items_come_first(lab: Lab) -> None:
     """A single taker gets items without a key in the order in which they were put."""
     here, there = lab.open(), lab.open()
@@ -38,7 +34,6 @@ def check_older_items_come_first(lab: Lab) -> None:
     same(found, expected[5:], "the rest")
 
 
-@suite
 def check_higher_priorities_come_first(lab: Lab) -> None:
     """Of items that are there the higher priority goes first, and the older of equal ones."""
     stores = lab.open()
@@ -50,7 +45,6 @@ def check_higher_priorities_come_first(lab: Lab) -> None:
     same([item.priority for item in found][::6], [2**31 - 1, -(2**31) + 1], "the priorities")
 
 
-@suite
 def check_a_key_has_one_holder(lab: Lab) -> None:
     """While one transaction holds an item of a key, no other gets an item of that key."""
     here, there = lab.open(), lab.open()
@@ -69,7 +63,6 @@ def check_a_key_has_one_holder(lab: Lab) -> None:
     same(bodies(first.take(PLENTY)), [], "what the first holder gets then")
 
 
-@suite
 def check_keys_run_in_parallel(lab: Lab) -> None:
     """A held key holds up no other key, nor items without one."""
     here, there = lab.open(), lab.open()
@@ -81,7 +74,6 @@ def check_keys_run_in_parallel(lab: Lab) -> None:
     same(bodies(Worker(here).drain()), [b"free", b"free"], "what has no key")
 
 
-@suite
 def check_keys_are_exact(lab: Lab) -> None:
     """Keys that differ in case, accents or spaces, or in their queue, are different keys."""
     stores = lab.open()
@@ -95,7 +87,6 @@ def check_keys_are_exact(lab: Lab) -> None:
         same(Worker(stores).take(1, queue), [], "what else could be had")
 
 
-@suite
 def check_the_same_holder_may_go_on(lab: Lab) -> None:
     """The holder of an item of a key may take those behind it, in order, in one take or in many."""
     here, there = lab.open(), lab.open()
@@ -112,7 +103,6 @@ def check_the_same_holder_may_go_on(lab: Lab) -> None:
     same(look(there), [], "what is left")
 
 
-@suite
 def check_a_released_run_is_in_order_again(lab: Lab) -> None:
     """Items of a key that are given back are handed out again in order, before what came later."""
     here, there = lab.open(), lab.open()
@@ -135,7 +125,6 @@ def check_a_released_run_is_in_order_again(lab: Lab) -> None:
         heir.apply(*again)
 
 
-@suite
 def check_what_is_given_back_is_next(lab: Lab) -> None:
     """A released front is next for its holder, too, though that holds what is behind it."""
     worker = Worker(lab.open())
@@ -148,7 +137,6 @@ def check_what_is_given_back_is_next(lab: Lab) -> None:
     worker.apply(second, *again)
 
 
-@suite
 def check_a_lost_front_is_not_followed(lab: Lab) -> None:
     """A holder that was late with a key's front gets the front again, not what is behind it."""
     stores = lab.open()
@@ -170,7 +158,6 @@ def check_a_lost_front_is_not_followed(lab: Lab) -> None:
         same(mine[0].held.delivery, 2, "its delivery")
 
 
-@suite
 def check_a_dead_front_lets_the_next_through(lab: Lab) -> None:
     """When the first of a key dies, by release, use or its holder's death, the next one shows."""
     stores = lab.open()
@@ -189,7 +176,6 @@ def check_a_dead_front_lets_the_next_through(lab: Lab) -> None:
     same(bodies(stores.queues.peek("q", (DEAD,))), [b"1", b"2", b"3"], "the dead")
 
 
-@suite
 def check_a_dead_front_among_others(lab: Lab) -> None:
     """A used-up front in the middle of a batch costs no item its place, and its key goes on."""
     stores = lab.open()
@@ -203,7 +189,6 @@ def check_a_dead_front_among_others(lab: Lab) -> None:
     same(states_of(stores)[b"b1"], DEAD, "where the used-up one stands")
 
 
-@suite
 def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
     """A delay, or a back-off, of the first of a key holds up those behind it, and no others."""
     stores = lab.open()
@@ -225,7 +210,6 @@ def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
     same([(item.key, item.body) for item in found], [("d", n) for n in (b"1", b"2", b"3")], "then")
 
 
-@suite
 def check_a_delay_behind_is_kept(lab: Lab) -> None:
     """An item that is delayed itself is not due because the one before it is done or held."""
     stores = lab.open()
@@ -243,7 +227,6 @@ def check_a_delay_behind_is_kept(lab: Lab) -> None:
     same(bodies(worker.take(PLENTY)), [b"2 near", b"3"], "what could be had in time")
 
 
-@suite
 def check_priority_yields_to_the_key(lab: Lab) -> None:
     """Within a key the order of the puts stands above priorities."""
     worker = Worker(lab.open())
@@ -253,7 +236,6 @@ def check_priority_yields_to_the_key(lab: Lab) -> None:
     same([worker.take_one().body for _ in range(3)], [b"other", b"1", b"2"], "the order")
 
 
-@suite
 def check_fifo_is_one_order(lab: Lab) -> None:
     """A fifo queue hands out in order to one transaction at a time, whatever the keys."""
     here, there = lab.open(), lab.open()
@@ -272,7 +254,6 @@ def check_fifo_is_one_order(lab: Lab) -> None:
     same(bodies(other.take(PLENTY)), [], "what another gets while the front backs off")
 
 
-@suite
 def check_fifo_goes_on_after_a_back_off(lab: Lab) -> None:
     """When the front of a fifo queue has backed off for long enough, all follow it."""
     here, there = lab.open(), lab.open()
@@ -285,7 +266,6 @@ def check_fifo_goes_on_after_a_back_off(lab: Lab) -> None:
     same(bodies(other.take(PLENTY)), [b"1", b"2", b"3"], "what another gets then")
 
 
-@suite
 def check_fifo_refuses_priority_and_delay(lab: Lab) -> None:
     """A change that would break a fifo queue's order is refused as a whole."""
     stores = lab.open()
@@ -305,7 +285,6 @@ def check_fifo_refuses_priority_and_delay(lab: Lab) -> None:
     same(bodies(look(stores)), [b"fine"], "what a fifo queue takes")
 
 
-@suite
 def check_delayed_items_show_on_time(lab: Lab) -> None:
     """A delayed item can't be had before its time, and is ready, and counted so, from then on."""
     here, there = lab.open(), lab.open()
@@ -325,7 +304,6 @@ def check_delayed_items_show_on_time(lab: Lab) -> None:
     same(bodies(Worker(there).take(PLENTY)), [b"soon"], "what could be had in time")
 
 
-@suite
 def check_removed_fronts_keep_keys_moving(lab: Lab) -> None:
     """Dropping or purging what is at a key's front shows what is behind it."""
     stores = lab.open()
@@ -343,7 +321,6 @@ def check_removed_fronts_keep_keys_moving(lab: Lab) -> None:
     same(worker.take_one().body, b"6", "the key goes on")
 
 
-@suite
 def check_redriven_items_stand_behind_their_key(lab: Lab) -> None:
     """A dead item put back is the last of its key, and waits while the key is held."""
     stores = lab.open()

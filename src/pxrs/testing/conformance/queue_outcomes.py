@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pxrs.errors import Fenced
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import HELD, Q, Worker, bodies, look, states_of
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, same
+from pxrs.testing.conformance.tools import LONG, raises, same
 from pxrs.types import Held, Holder, NewItem, Outcome, QueueChange
-
-suite = Suite()
 
 DONE, NEVER, UNKNOWN = Outcome.DONE, Outcome.NEVER, Outcome.UNKNOWN
 _NEW = (NewItem(queue=Q, body=b"new"),)
 
 
-@suite
 def check_units_are_remembered(lab: Lab) -> None:
     """However many came after it: a unit can be asked after until its committer lets it go."""
     here, there = lab.open(), lab.open()
@@ -27,7 +23,6 @@ def check_units_are_remembered(lab: Lab) -> None:
     same(found, {DONE}, "what became of them")
 
 
-@suite
 def check_done_stays_done(lab: Lab) -> None:
     """Asking changes nothing: neither the answer nor what was done."""
     here, there = lab.open(), lab.open()
@@ -38,7 +33,6 @@ def check_done_stays_done(lab: Lab) -> None:
     same(bodies(look(there)), [b"new"], "the items")
 
 
-@suite
 def check_never_is_final(lab: Lab) -> None:
     """A unit that was reported as never done is refused when it arrives later."""
     here, there = lab.open(), lab.open()
@@ -61,7 +55,6 @@ def check_never_is_final(lab: Lab) -> None:
     same(bodies(look(there)), [b"new"], "the items after another try")
 
 
-@suite
 def check_never_is_final_for_plain_puts(lab: Lab) -> None:
     """Also where a store has learnt that a queue is simple, and puts into it by a shorter way."""
     here, there = lab.open(), lab.open()
@@ -74,7 +67,6 @@ def check_never_is_final_for_plain_puts(lab: Lab) -> None:
     same(len(look(there)), 3, "the number of items")
 
 
-@suite
 def check_refused_units_were_never_done(lab: Lab) -> None:
     """A change that was fenced left no evidence behind."""
     here, there = lab.open(), lab.open()
@@ -85,7 +77,6 @@ def check_refused_units_were_never_done(lab: Lab) -> None:
     same(there.queues.outcome(worker.session.id, "fenced"), NEVER, "what became of it")
 
 
-@suite
 def check_units_belong_to_their_session(lab: Lab) -> None:
     """Two sessions may use the same name."""
     here, there = lab.open(), lab.open()
@@ -97,7 +88,6 @@ def check_units_belong_to_their_session(lab: Lab) -> None:
         here.queues.apply(QueueChange(other.holder, (), _NEW, "unit"))
 
 
-@suite
 def check_evidence_outlives_the_session(lab: Lab) -> None:
     """A holder that lost its session while waiting for an answer learns the change's outcome.
 
@@ -121,7 +111,6 @@ def check_evidence_outlives_the_session(lab: Lab) -> None:
                 here.queues.apply(QueueChange(worker.holder, (), _NEW, "another"))
 
 
-@suite
 def check_units_without_a_name_are_counted(lab: Lab) -> None:
     """Changes without a unit are done; their outcome can't be asked for, none blocks another."""
     here, there = lab.open(), lab.open()
@@ -136,7 +125,6 @@ def check_units_without_a_name_are_counted(lab: Lab) -> None:
     same((stats.put, stats.done, stats.depth), (3, 2, 1), "put, done and left")
 
 
-@suite
 def check_what_is_forgotten_still_counts(lab: Lab) -> None:
     """Units that their committer knows of are forgotten; what they did is counted all the same."""
     here, there = lab.open(), lab.open()
@@ -151,7 +139,6 @@ def check_what_is_forgotten_still_counts(lab: Lab) -> None:
     same((stats.put, stats.done, stats.depth), (20, 5, 15), "put, done and left")
 
 
-@suite
 def check_a_lost_take_is_found(lab: Lab) -> None:
     """A worker that got no answer to a take finds what it holds, as it was handed out."""
     here, there = lab.open(), lab.open()
@@ -167,7 +154,6 @@ def check_a_lost_take_is_found(lab: Lab) -> None:
     same(bodies(look(there)), [b"3"], "what is left")
 
 
-@suite
 def check_a_late_take_holds_nothing(lab: Lab) -> None:
     """A take that comes after its caller has asked what it holds is refused. The next one isn't."""
     here, there = lab.open(), lab.open()
@@ -184,7 +170,6 @@ def check_a_late_take_holds_nothing(lab: Lab) -> None:
     same(look(there), [], "what is left")
 
 
-@suite
 def check_a_given_up_take_harms_no_other(lab: Lab) -> None:
     """Units are identified by their names, not by their holders."""
     here = lab.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pxrs.errors import InvalidRequest, QueueNotFound
 from pxrs.stores.api import ItemRestorer, Stores
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     DELAYED,
@@ -18,8 +18,6 @@ from pxrs.testing.conformance.queue_tools import (
 )
 from pxrs.testing.conformance.tools import raises, require, same
 from pxrs.types import Holder, ItemState, StoredItem
-
-suite = Suite()
 
 _HOUR_MS = 3_600_000
 
@@ -65,7 +63,6 @@ def _later(lab: Lab, stores: Stores) -> int:
     return look(stores, "clock")[0].put_ms + _HOUR_MS
 
 
-@suite
 def check_items_come_as_they_stood(lab: Lab) -> None:
     """Number, body, key, priority, deliveries, times and error are those of the other store."""
     stores = lab.open()
@@ -86,7 +83,6 @@ def check_items_come_as_they_stood(lab: Lab) -> None:
     same(found, (3, 1, 1, 1, 6, 0), "the figures")
 
 
-@suite
 def check_what_is_there_is_left_alone(lab: Lab) -> None:
     """Restoring the same again adds nothing and changes nothing."""
     stores = lab.open()
@@ -100,7 +96,6 @@ def check_what_is_there_is_left_alone(lab: Lab) -> None:
     same(restorer.restore("q", []), 0, "how many of none")
 
 
-@suite
 def check_new_items_come_after(lab: Lab) -> None:
     """An item that is put later has a higher number, and none is given twice."""
     stores = lab.open()
@@ -111,7 +106,6 @@ def check_new_items_come_after(lab: Lab) -> None:
     same(bodies(Worker(stores).drain()), [b"old", b"new"], "the order")
 
 
-@suite
 def check_keys_and_fifo_keep_their_order(lab: Lab) -> None:
     """Items of one key order go out by number, in whatever order they were restored."""
     for fifo, key in ((False, "k"), (True, None)):
@@ -129,7 +123,6 @@ def check_keys_and_fifo_keep_their_order(lab: Lab) -> None:
             worker.apply(delivery)
 
 
-@suite
 def check_the_held_front_of_a_key_stays(lab: Lab) -> None:
     """Restoring behind an item that is held shows nothing of its key."""
     stores = lab.open()
@@ -145,7 +138,6 @@ def check_the_held_front_of_a_key_stays(lab: Lab) -> None:
     same(bodies(Worker(stores).take(2)), [b"behind"], "what comes then")
 
 
-@suite
 def check_deliveries_count_on(lab: Lab) -> None:
     """An item goes on with its count, and dies of it."""
     stores = lab.open()
@@ -159,7 +151,6 @@ def check_deliveries_count_on(lab: Lab) -> None:
     same(states_of(stores), {b"a": DEAD}, "where it stands")
 
 
-@suite
 def check_what_was_held_is_free_and_goes_out_alone(lab: Lab) -> None:
     """Its holder may have died of it, and is not here anyway."""
     stores = lab.open()
@@ -170,7 +161,6 @@ def check_what_was_held_is_free_and_goes_out_alone(lab: Lab) -> None:
     same(bodies(Worker(stores).take(2)), [b"suspect"], "what goes out first")
 
 
-@suite
 def check_restored_items_wake_who_waits(lab: Lab) -> None:
     """A worker that waits for items is woken."""
     here, there = lab.open(), lab.open()
@@ -181,7 +171,6 @@ def check_restored_items_wake_who_waits(lab: Lab) -> None:
     watch.close()
 
 
-@suite
 def check_dead_items_can_be_driven_again(lab: Lab) -> None:
     """A dead item from elsewhere is a dead item."""
     stores = lab.open()
@@ -192,7 +181,6 @@ def check_dead_items_can_be_driven_again(lab: Lab) -> None:
     same((delivery.body, delivery.held.delivery), (b"dead", 1), "the delivery")
 
 
-@suite
 def check_restore_refuses(lab: Lab) -> None:
     """No queue, no number, too many: refused, and nothing is changed."""
     stores = lab.open()

@@ -8,8 +8,7 @@ from itertools import count
 from pxrs.errors import Fenced, SessionLost
 from pxrs.stores.api import Session, Stores
 from pxrs.testing.conformance.lab import Lab, Violation
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, require, same
+from pxrs.testing.conformance.tools import LONG, raises, require, same
 from pxrs.types import (
     Delivery,
     Held,
@@ -187,8 +186,3 @@ def let_time_pass(lab: Lab, stores: Stores) -> None:
 def soon(lab: Lab) -> float:
     """Seconds that are certainly over when time was let pass."""
     return lab.ttl / 2
-
-
-def end_session(lab: Lab, worker: Worker) -> None:
-    """Let a session of the lab's TTL expire, as a frozen process's does."""
-    lab.let_expire(worker.session)

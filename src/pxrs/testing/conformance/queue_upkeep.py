@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pxrs.errors import Fenced
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     DELAYED,
@@ -18,14 +18,10 @@ from pxrs.testing.conformance.queue_tools import (
     soon,
     states_of,
 )
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, require, same, together
+from pxrs.testing.conformance.tools import LONG, raises, require, same, together
 from pxrs.types import ItemState, QueueStats
 
-suite = Suite()
 
-
-@suite
 def check_stats_add_up(lab: Lab) -> None:
     """After every step each item is counted once, where it stands."""
     here, there = lab.open(), lab.open()
@@ -74,7 +70,6 @@ def check_stats_add_up(lab: Lab) -> None:
     expect("after a purge", put=7, done=2)
 
 
-@suite
 def check_stats_are_of_one_moment(lab: Lab) -> None:
     """While others take and give back, the figures still count every item once."""
     here, there = lab.open(), lab.open()
@@ -92,7 +87,6 @@ def check_stats_are_of_one_moment(lab: Lab) -> None:
     together(lab, stir, count)
 
 
-@suite
 def check_the_oldest_is_known(lab: Lab) -> None:
     """`oldest_ms` is when the oldest item that is still to be handled was put."""
     stores = lab.open()
@@ -111,7 +105,6 @@ def check_the_oldest_is_known(lab: Lab) -> None:
     same(stores.queues.stats("q").oldest_ms, None, "the oldest of none")
 
 
-@suite
 def check_peek_tells_all(lab: Lab) -> None:
     """Each item is shown with where it stands, whose it is and what became of it."""
     here, there = lab.open(), lab.open()
@@ -138,7 +131,6 @@ def check_peek_tells_all(lab: Lab) -> None:
     same((items[b"behind"].key, items[b"behind"].priority), ("k", 1), "the keyed one")
 
 
-@suite
 def check_peek_pages(lab: Lab) -> None:
     """`after` leaves out ids up to that one, `limit` cuts; oldest first, whatever the priority."""
     stores = lab.open()
@@ -155,7 +147,6 @@ def check_peek_pages(lab: Lab) -> None:
     same(stores.queues.peek("q", (DEAD, HELD)), [], "what is in no state that was asked for")
 
 
-@suite
 def check_peek_changes_nothing(lab: Lab) -> None:
     """Looking counts no delivery and holds nothing."""
     here, there = lab.open(), lab.open()
@@ -166,7 +157,6 @@ def check_peek_changes_nothing(lab: Lab) -> None:
     same(worker.take_one().held.delivery, 1, "the delivery after that")
 
 
-@suite
 def check_large_items_can_be_looked_at_while_they_go(lab: Lab) -> None:
     """Looking while others remove shows each item whole, or not at all."""
     here, there = lab.open(), lab.open()
@@ -185,7 +175,6 @@ def check_large_items_can_be_looked_at_while_they_go(lab: Lab) -> None:
     together(lab, remove, watch)
 
 
-@suite
 def check_drop_spares_the_held(lab: Lab) -> None:
     """`drop` leaves held items; it removes all others, the dead too, once."""
     here, there = lab.open(), lab.open()
@@ -202,7 +191,6 @@ def check_drop_spares_the_held(lab: Lab) -> None:
     same(there.queues.stats("q"), QueueStats(put=6, done=1), "the figures")
 
 
-@suite
 def check_purge_takes_what_it_is_told(lab: Lab) -> None:
     """Without states all that is neither held nor dead goes; with states just those."""
     here, there = lab.open(), lab.open()
@@ -231,7 +219,6 @@ def check_purge_takes_what_it_is_told(lab: Lab) -> None:
         there.queues.delete("q")
 
 
-@suite
 def check_purge_sees_what_is_due(lab: Lab) -> None:
     """An item whose delay is over is ready, to a purge too."""
     stores = lab.open()
@@ -243,7 +230,6 @@ def check_purge_sees_what_is_due(lab: Lab) -> None:
     same(states_of(stores), {b"later": DELAYED}, "what is left")
 
 
-@suite
 def check_a_purged_holder_is_fenced(lab: Lab) -> None:
     """A holder of a purged item finds it gone, and its key free."""
     stores = lab.open()
@@ -256,7 +242,6 @@ def check_a_purged_holder_is_fenced(lab: Lab) -> None:
     same(bodies(Worker(stores).take(PLENTY)), [b"2"], "what others get then")
 
 
-@suite
 def check_redrive_takes_the_dead_alone(lab: Lab) -> None:
     """`redrive` puts back no item that is not dead, or not there."""
     stores = lab.open()

@@ -1,11 +1,11 @@
-"""Queues of a `QueueStore`: putting, changing as one, deduplication, making and deleting."""
+"""Queues of a `QueueStore`: putting, changing as one, deduplication, making, deleting, refusing."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-from pxrs.errors import Fenced, InvalidRequest, QueueExists
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.errors import Fenced, InvalidRequest, MessageTooLarge, QueueExists
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     HELD,
     PLENTY,
@@ -17,14 +17,10 @@ from pxrs.testing.conformance.queue_tools import (
     states_of,
     wait_for_item,
 )
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, require, same
+from pxrs.testing.conformance.tools import LONG, raises, require, same
 from pxrs.types import Held, NewItem, Outcome, QueueChange, QueueStats, Release, Taken
 
-suite = Suite()
 
-
-@suite
 def check_items_come_as_they_were_put(lab: Lab) -> None:
     """A body is any bytes; key, priority and time come with it, on every handle."""
     here, there = lab.open(), lab.open()
@@ -41,7 +37,6 @@ def check_items_come_as_they_were_put(lab: Lab) -> None:
         other.apply(item)
 
 
-@suite
 def check_bodies_are_the_stores_own(lab: Lab) -> None:
     """A caller that goes on writing to its buffer changes nothing that it has put."""
     worker, buffer = Worker(lab.open()), bytearray(b"before")
@@ -51,7 +46,6 @@ def check_bodies_are_the_stores_own(lab: Lab) -> None:
     same(worker.take_one().body, b"before", "what is handed out")
 
 
-@suite
 def check_the_first_put_makes_the_queue(lab: Lab) -> None:
     """A queue is there from its first item on, not fifo; a take makes none."""
     here, there = lab.open(), lab.open()
@@ -66,7 +60,6 @@ def check_the_first_put_makes_the_queue(lab: Lab) -> None:
     same(bodies(worker.take(PLENTY)), [b"1"], "what it holds")
 
 
-@suite
 def check_a_queue_is_made_once(lab: Lab) -> None:
     """Making a queue again changes nothing; one with another order is refused."""
     here, there = lab.open(), lab.open()
@@ -81,7 +74,6 @@ def check_a_queue_is_made_once(lab: Lab) -> None:
         same(bodies(look(there, name)), [b"1"], "its items")
 
 
-@suite
 def check_names_are_exact(lab: Lab) -> None:
     """Names that differ in anything are different queues, listed by their code points."""
     stores = lab.open()
@@ -95,7 +87,6 @@ def check_names_are_exact(lab: Lab) -> None:
     same(len(stores.queues.all()), len(names) - 1, "how many are left of them")
 
 
-@suite
 def check_an_unknown_queue_is_empty(lab: Lab) -> None:
     """Looking into, taking from and clearing out a queue that is not there does nothing."""
     stores = lab.open()
@@ -111,7 +102,6 @@ def check_an_unknown_queue_is_empty(lab: Lab) -> None:
     same(queues.all(), [], "the queues")
 
 
-@suite
 def check_ids_rise(lab: Lab) -> None:
     """A later item has a higher id, within one change and from one to the next, on all handles."""
     here, there = lab.open(), lab.open()
@@ -125,7 +115,6 @@ def check_ids_rise(lab: Lab) -> None:
     require(worker.put(b"d")[0] > ids[-1], "an id was given twice")
 
 
-@suite
 def check_a_change_spans_queues(lab: Lab) -> None:
     """Items taken from several queues and put into several are removed and there at once."""
     here, there = lab.open(), lab.open()
@@ -142,7 +131,6 @@ def check_a_change_spans_queues(lab: Lab) -> None:
     same([there.queues.stats(queue).done for queue in ("a", "b", "z")], [2, 1, 0], "what is done")
 
 
-@suite
 def check_an_empty_change_is_fine(lab: Lab) -> None:
     """A change that neither removes nor puts is applied, and remembered."""
     worker = Worker(lab.open())
@@ -151,7 +139,6 @@ def check_an_empty_change_is_fine(lab: Lab) -> None:
     same(found, Outcome.DONE, "what became of it")
 
 
-@suite
 def check_a_put_needs_no_session(lab: Lab) -> None:
     """A change that removes nothing is done, even if its session is over."""
     stores = lab.open()
@@ -161,7 +148,6 @@ def check_a_put_needs_no_session(lab: Lab) -> None:
     same(bodies(look(stores)), [b"1"], "what was put")
 
 
-@suite
 def check_done_is_done(lab: Lab) -> None:
     """A removed item is gone for everybody and can't be removed again."""
     here, there = lab.open(), lab.open()
@@ -178,7 +164,6 @@ def check_done_is_done(lab: Lab) -> None:
     same(there.queues.stats("q").done, 2, "what is done")
 
 
-@suite
 def check_duplicates_are_left_out(lab: Lab) -> None:
     """Of items with one dedupe key only the first is put: in one change and later."""
     here, there = lab.open(), lab.open()
@@ -199,7 +184,6 @@ def check_duplicates_are_left_out(lab: Lab) -> None:
     same(there.queues.stats("q").put, 4, "how many were put")
 
 
-@suite
 def check_the_dedupe_window_ends(lab: Lab) -> None:
     """After its window a dedupe key is new again, and opens another one."""
     stores = lab.open()
@@ -214,7 +198,6 @@ def check_the_dedupe_window_ends(lab: Lab) -> None:
     same(bodies(look(stores)), [b"1", b"2"], "what is in the queue")
 
 
-@suite
 def check_a_refused_change_leaves_no_dedupe_key(lab: Lab) -> None:
     """A put that was refused leaves no trace in the dedupe window."""
     stores = lab.open()
@@ -231,7 +214,6 @@ def check_a_refused_change_leaves_no_dedupe_key(lab: Lab) -> None:
     require(worker.apply(put=[new])[0] is not None, "it was taken for a duplicate")
 
 
-@suite
 def check_a_deleted_queue_is_gone(lab: Lab) -> None:
     """With a queue all its items go, held and dead ones too; what it held is lost."""
     here, there = lab.open(), lab.open()
@@ -251,7 +233,6 @@ def check_a_deleted_queue_is_gone(lab: Lab) -> None:
     same(here.queues.reap(), None, "what is left to wait for")
 
 
-@suite
 def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
     """A queue that has an old one's name has none of its items, keys, counts or order."""
     here, there = lab.open(), lab.open()
@@ -272,7 +253,6 @@ def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
     zombie.must_have_lost(held)
 
 
-@suite
 def check_deleted_items_are_handed_out_by_nobody(lab: Lab) -> None:
     """Nor by a handle that takes in a loop, and may know what comes next."""
     here, there = lab.open(), lab.open()
@@ -290,7 +270,6 @@ def check_deleted_items_are_handed_out_by_nobody(lab: Lab) -> None:
     same(bodies(worker.take()), [b"new"], "what there is of the new one")
 
 
-@suite
 def check_holds_in_a_queue_made_again_end_with_their_session(lab: Lab) -> None:
     """A session that has held items of a queue holds those of a new one by that name no longer."""
     here, there = lab.open(), lab.open()
@@ -304,7 +283,6 @@ def check_holds_in_a_queue_made_again_end_with_their_session(lab: Lab) -> None:
     same((found.body, found.held.delivery), (b"third", 2), "what is free when the session is over")
 
 
-@suite
 def check_changes_name_their_holder_alone(lab: Lab) -> None:
     """A change by a holder that holds nothing may put; by one that lacks one item it may not."""
     stores = lab.open()
@@ -315,3 +293,105 @@ def check_changes_name_their_holder_alone(lab: Lab) -> None:
     with raises(Fenced):
         stores.queues.apply(change)
     same(states_of(stores), {b"1": HELD}, "what is there")
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def check_bad_names_are_refused(lab: Lab) -> None:
+    """A name that some engine could not keep is refused on all, in `create` and in a put."""
+    stores = lab.open()
+    for name in ("", "a/b", "a\nb", "a\0b", "x" * 250, "\ud800", cast(Any, None), cast(Any, 7)):
+        with raises(InvalidRequest):
+            stores.queues.create(name)
+        with raises(InvalidRequest):
+            Worker(stores).put(b"1", queue=name)
+    same(stores.queues.all(), [], "the queues")
+
+
+def check_limits_hold(lab: Lab) -> None:
+    """A change within the store's limits is applied; one beyond them is refused whole."""
+    stores = lab.open()
+    worker, limits = Worker(stores), stores.queues.limits
+    most = min(limits.items, 200)
+    worker.put(*(b"%d" % number for number in range(most)))
+    taken = worker.drain()
+    same(len(taken), most, "how many could be taken")
+    worker.apply(*taken)
+    big = bytes(min(limits.body_bytes, 512 * 1024))
+    worker.put(big)
+    same(worker.take_one().body, big, "a large body")
+    before = look(stores)
+    with raises(MessageTooLarge):
+        worker.apply(
+            put=[NewItem(queue="q", body=body) for body in (b"small", bytes(limits.body_bytes + 1))]
+        )
+    with raises(InvalidRequest):
+        worker.apply(put=[NewItem(queue="q", body=b"")] * (limits.items + 1))
+    same(look(stores), before, "the items")
+
+
+def check_bad_items_are_refused(lab: Lab) -> None:
+    """An item that can't be is refused, with all that came with it."""
+    stores = lab.open()
+    worker = Worker(stores)
+    worker.put(b"work", queue="w")
+    held = worker.take_one("w")
+    bad: list[dict[str, Any]] = [
+        *({"delay": delay} for delay in (-1.0, -0.001, NAN, INFINITE)),
+        *({"priority": priority} for priority in (2**31, -(2**31), 2**70)),
+        *({"key": key} for key in ("", "x" * 1025, "a\0b", "\ud800")),
+        *({"dedupe": key, "dedupe_window": 1.0} for key in ("", "x" * 1025, "a\0b", "\ud800")),
+        *({"dedupe": "k", "dedupe_window": window} for window in (0.0, -1.0, NAN, INFINITE)),
+    ]
+    good = NewItem(queue="q", body=b"good", dedupe="good", dedupe_window=LONG)
+    for values in bad:
+        with raises(InvalidRequest):
+            worker.apply(held, put=[good, NewItem(queue="q", body=b"", **values)])
+    same(
+        (stores.queues.find("q"), states_of(stores, "w")), (None, {b"work": HELD}), "what is there"
+    )
+    worker.apply(held, put=[good])
+
+
+def check_bad_calls_are_refused(lab: Lab) -> None:
+    """Invalid requests are refused, and change or count nothing."""
+    stores = lab.open()
+    queues, worker = stores.queues, Worker(stores)
+    worker.put(b"1", b"2")
+    for number, most, lock_for in (
+        *((number, None, None) for number in (0, -1)),
+        *((1, most, None) for most in (0, -1)),
+        *((1, None, lock_for) for lock_for in (0.0, -1.0, NAN, INFINITE)),
+    ):
+        with raises(InvalidRequest):
+            queues.take("q", worker.holder, number, most=most, lock_for=lock_for)
+    held = worker.take_one()
+    same(held.held.delivery, 1, "the first delivery")
+    for lock_for in (0.0, -1.0, NAN, INFINITE):
+        with raises(InvalidRequest):
+            worker.extend(held, lock_for=lock_for)
+    before = look(stores)
+    for delay in (-1.0, NAN, INFINITE):
+        with raises(InvalidRequest):
+            worker.release(held, delay=delay)
+    for limit in (0, -1):
+        with raises(InvalidRequest):
+            queues.peek("q", limit=limit)
+    same(look(stores), before, "the items")
+    worker.apply(held)
+
+
+def check_numbers_may_be_huge(lab: Lab) -> None:
+    """A count beyond everything takes what is there; ids that can't be belong to no item."""
+    stores = lab.open()
+    queues, worker = stores.queues, Worker(stores)
+    for queue in ("a", "b", "c"):
+        worker.put(b"1", b"2", queue=queue)
+    same(len(worker.take(2**70, "a")), 2, "how many were taken")
+    odd = [n * 2**power + low for power in (32, 40, 63, 70) for n in (-1, 1) for low in (0, 1, 2)]
+    for queue in ("a", "b", "c"):
+        same(queues.drop(queue, odd), 0, "how many were dropped")
+        same(queues.redrive(queue, odd), 0, "how many were put back")
+        same(queues.peek(queue, after=2**70), [], "what comes after them")
+        same(len(queues.peek(queue, after=-(2**70), limit=2**70)), 2, "what comes after less")
