@@ -34,6 +34,8 @@ from pxrs.stores.api import CoordStore, GivesWay
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
 
+# Makes the ids of writes and of members where nobody has a reason to choose them.
+random_id = partial(secrets.token_hex, 8)
 _WHAT_TO_DO = "partitions are assigned when it polls: poll first, or seek in on_assigned"
 
 
@@ -121,11 +123,11 @@ class OwnedClaims:
     """The claims that this member owns. Thread-safe; every write is serialised."""
 
     def __init__(
-        self, coord: CoordStore, clock: Clock, new_id: Callable[[], str] | None = None
+        self, coord: CoordStore, clock: Clock, new_id: Callable[[], str] = random_id
     ) -> None:
         self._coord = coord
         self._clock = clock
-        self._new_id = new_id or partial(secrets.token_hex, 8)
+        self._new_id = new_id
         self.lock = threading.RLock()
         # The thread whose transaction holds the lock.
         self.transacting: int | None = None

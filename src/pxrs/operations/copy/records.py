@@ -15,7 +15,7 @@ import msgspec
 from pxrs.clock import Clock
 from pxrs.core.records import Claim, decode
 from pxrs.errors import ConfigError, CopyRefused, InvalidRequest, OutcomeUnknown
-from pxrs.stores.api import CoordStore, ItemRestorer, QueueStore, Stores
+from pxrs.stores.api import CoordStore, ItemRestorer, QueueStore, Stores, lots
 from pxrs.types import (
     Check,
     Committed,
@@ -128,17 +128,11 @@ def _in_commits(changes: list[Change], target: CoordStore) -> Iterator[list[Chan
     most = target.limits.operations // 2
     if most < 1:
         raise InvalidRequest("the target can't check and write in one commit")
-    piece: list[Change] = []
-    size = 0
-    for change in changes:
-        weight = len(change[1].value) if isinstance(change[1], Put) else 0
-        if piece and (len(piece) == most or size + weight > _COMMIT_BYTES):
-            yield piece
-            piece, size = [], 0
-        piece.append(change)
-        size += weight
-    if piece:
-        yield piece
+
+    def weigh(change: Change) -> tuple[int, int]:
+        return 1, len(change[1].value) if isinstance(change[1], Put) else 0
+
+    return lots(changes, weigh, (most, _COMMIT_BYTES))
 
 
 def differences(wanted: Mapping[str, Versioned], have: Mapping[str, Versioned]) -> Iterator[str]:

@@ -7,7 +7,7 @@ that say where they stand, keeps each key's items in order, and moves the ends o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -476,22 +476,5 @@ def _freed(standing: Standing, visible_ms: int, *, suspect: bool, error: str) ->
 
 
 def cost(entry: Entry) -> tuple[int]:
-    """Returns how many records take part in removing an item; see `lots`."""
+    """Returns how many records take part in removing an item; see `pxrs.stores.api.lots`."""
     return (_PER_ITEM + (0 if entry.standing.key_order is None else _PER_KEY),)
-
-
-def lots(
-    items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], room: tuple[int, ...]
-) -> Iterator[list[T]]:
-    """Split items, in their order, into lots that fit into a commit: each weight into its room."""
-    lot: list[T] = []
-    left = room
-    for item in items:
-        weights = weigh(item)
-        if lot and any(weight > rest for weight, rest in zip(weights, left, strict=True)):
-            yield lot
-            lot, left = [], room
-        lot.append(item)
-        left = tuple(rest - weight for weight, rest in zip(weights, left, strict=True))
-    if lot:
-        yield lot

@@ -44,8 +44,8 @@ from pxrs.errors import (
     StoreError,
     TransactionConflict,
 )
-from pxrs.stores.api import CoordStore, Watch
-from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost, lots
+from pxrs.stores.api import CoordStore, Watch, lots
+from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost
 from pxrs.stores.queues_on_coord.holds import Deadlines, Holds, Reaper
 from pxrs.stores.queues_on_coord.layout import (
     NUMBERS_END,

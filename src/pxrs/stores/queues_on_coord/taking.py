@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from pxrs.chance import CHANCE
 from pxrs.core.queue import USED_UP, delay_ms, given_up, pick
 from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
-from pxrs.stores.api import Session
-from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost, lots
+from pxrs.stores.api import Session, lots
+from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost
 from pxrs.stores.queues_on_coord.holds import Deadlines, Holds, Reaper
 from pxrs.stores.queues_on_coord.layout import (
     Entry,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from pxrs.errors import Fenced, SessionLost
-from pxrs.stores.api import Session, Stores
+from pxrs.stores.api import Session, Stores, lots
 from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.testing.conformance.tools import LONG, raises, require, same
 from pxrs.types import (
@@ -16,7 +16,6 @@ from pxrs.types import (
     ItemState,
     NewItem,
     QueueChange,
-    QueueLimits,
     Release,
     StoredItem,
 )
@@ -98,10 +97,11 @@ class Worker:
             NewItem(queue=queue, body=value, key=key, priority=priority, delay=delay)
             for value in values
         ]
+        holder = Holder(self.session.id, f"tx-{next(_numbers)}")
         found = [
             each
-            for lot in lots(new, self.queues.limits)
-            for each in self.queues.apply(QueueChange(Holder(self.session.id, _name()), (), lot))
+            for lot in lots(new, lambda item: (1, len(item.body)), self.queues.limits)
+            for each in self.queues.apply(QueueChange(holder, (), tuple(lot)))
             if each is not None
         ]
         same(len(found), len(values), "how many of the new items have an id")
@@ -142,24 +142,6 @@ def wait_for_item(lab: Lab, worker: Worker, queue: str = Q) -> Delivery:
                 raise Violation("nothing was due, and the waiter for an item was not woken")
     finally:
         watch.close()
-
-
-def lots(new: Iterable[NewItem], limits: QueueLimits) -> list[tuple[NewItem, ...]]:
-    """The items in changes that any store takes: a key's own records count, too."""
-    found: list[tuple[NewItem, ...]] = [()]
-    for item in new:
-        lot = (*found[-1], item)
-        if len(lot) > max(1, limits.items) or sum(len(each.body) for each in lot) > max(
-            limits.body_bytes, len(item.body)
-        ):
-            found.append((item,))
-        else:
-            found[-1] = lot
-    return found
-
-
-def _name() -> str:
-    return f"tx-{next(_numbers)}"
 
 
 def bodies(items: Iterable[Delivery | StoredItem]) -> list[bytes]:
