@@ -359,8 +359,11 @@ class Draft:
         self.attach(at, _freed(entry.standing, visible_ms, suspect=suspect, error=error))
 
     def remove(self, at: Layout, entry: Entry) -> None:
-        self.detach(at, entry)
-        self.delete(at.item(entry.standing.number))
+        if entry.key.startswith(at.dlq):
+            self.delete(entry.key, entry.version)
+        else:
+            self.detach(at, entry)
+            self.delete(at.item(entry.standing.number))
 
     def bury(self, at: Layout, entry: Entry, error: str) -> bool:
         """Make it a dead item; false if it is not there any more."""
