@@ -388,7 +388,7 @@ def lab_of(broken: type[MemoryCoord]) -> MemoryLab:
     class BrokenStores(MemoryStores):
         def __init__(self, clock: VirtualClock) -> None:
             super().__init__(clock=clock)
-            self._coord = broken(self._lock, clock)
+            self.coord = broken(self.lock, clock)
 
     return MemoryLab(BrokenStores, patience=0.3)
 

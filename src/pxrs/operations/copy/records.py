@@ -220,31 +220,19 @@ def _copy_items(
     source: QueueStore, target: QueueStore, queue: str, on_copied: OnCopied, clock: Clock
 ) -> None:
     restorer = _restorer(target)
-    stale: list[int] = []
-    fresh: list[StoredItem] = []
-    size = 0
 
-    def flush() -> None:
-        nonlocal size
+    def weigh(pair: tuple[StoredItem | None, StoredItem | None]) -> tuple[int, int]:
+        return 1, 0 if pair[0] is None else len(pair[0].body)
+
+    room = (min(_ITEMS_PER_PAGE, target.limits.items), _RESTORE_BYTES)
+    for some in lots(_unequal(source, target, queue, clock), weigh, room):
+        stale = [have.id for _, have in some if have is not None]
+        fresh = [wanted for wanted, _ in some if wanted is not None]
         if stale:
             target.drop(queue, stale)
         if fresh:
             _restore(restorer, queue, fresh)
             on_copied(len(fresh))
-        stale.clear()
-        fresh.clear()
-        size = 0
-
-    most = min(_ITEMS_PER_PAGE, target.limits.items)
-    for wanted, have in _unequal(source, target, queue, clock):
-        if have is not None:
-            stale.append(have.id)
-        if wanted is not None:
-            fresh.append(wanted)
-            size += len(wanted.body)
-        if len(fresh) >= most or len(stale) >= most or size >= _RESTORE_BYTES:
-            flush()
-    flush()
 
 
 def _restore(target: ItemRestorer, queue: str, items: list[StoredItem]) -> None:

@@ -34,37 +34,21 @@ class MemoryStores:
     """`Stores` that live as long as this object. Callers that share it share the data."""
 
     def __init__(self, name: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
-        self._lock = threading.RLock()
-        self._name = name
-        self._coord = MemoryCoord(self._lock, clock)
-        self._log = MemoryLog(self._lock)
-        self._queues = MemoryQueues(self._lock, self._coord, clock)
-
-    @property
-    def url(self) -> str:
-        return f"memory://{self._name}"
-
-    @property
-    def coord(self) -> MemoryCoord:
-        return self._coord
-
-    @property
-    def log(self) -> MemoryLog:
-        return self._log
-
-    @property
-    def queues(self) -> MemoryQueues:
-        return self._queues
+        self.lock = threading.RLock()
+        self.url = f"memory://{name}"
+        self.coord = MemoryCoord(self.lock, clock)
+        self.log = MemoryLog(self.lock)
+        self.queues = MemoryQueues(self.lock, self.coord, clock)
 
     def atomic(self, connection: Any = None) -> MemoryAtomic:
         if connection is not None:
             raise NotAtomic("the memory store has no connections; it can't commit on yours")
-        return MemoryAtomic(self._lock, self._coord, self._log, self._queues)
+        return MemoryAtomic(self)
 
     def close(self) -> None:
-        self._coord.close()
-        self._log.close()
-        self._queues.close()
+        self.coord.close()
+        self.log.close()
+        self.queues.close()
 
 
 class MemoryAtomic(Block[threading.RLock]):
@@ -73,14 +57,10 @@ class MemoryAtomic(Block[threading.RLock]):
     connection = None
     joined = False
 
-    def __init__(
-        self, lock: threading.RLock, coord: MemoryCoord, log: MemoryLog, queues: MemoryQueues
-    ) -> None:
-        super().__init__(coord.limits, queues.limits)
-        self._lock = lock
-        self._coord = coord
-        self._log = log
-        self._queues = queues
+    def __init__(self, stores: MemoryStores) -> None:
+        super().__init__(stores.coord.limits, stores.queues.limits)
+        self._lock = stores.lock
+        self._coord, self._log, self._queues = stores.coord, stores.log, stores.queues
 
     def __enter__(self) -> MemoryAtomic:
         self._require_new()
