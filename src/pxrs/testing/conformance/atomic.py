@@ -63,6 +63,13 @@ def new_stores(lab: Lab) -> Stores:
     return stores
 
 
+def old_stores(lab: Lab) -> Stores:
+    """`new_stores` with the record `k`, whose value is `old`."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
+    return stores
+
+
 def require_untouched(lab: Lab) -> None:
     """Nothing but the record `k` with the value `old` is there, and the next offset is 0."""
     stores = lab.open()
@@ -141,8 +148,7 @@ def check_conflict_on_an_unwritten_record_rolls_back(lab: Lab) -> None:
 
 def check_exception_rolls_back(lab: Lab) -> None:
     """Leaving the block by an exception does nothing, and the exception goes on."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     with raises(ChangedMindError), stores.atomic() as tx:
         tx.write(Put("k", b"new"), Put("new", b"1"))
         tx.append(HERE, batch(b"a"))
@@ -153,8 +159,7 @@ def check_exception_rolls_back(lab: Lab) -> None:
 
 def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
     """A block whose transaction was ended inside applies nothing, even if another has begun."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     for end in ("ROLLBACK", "COMMIT"):
         for begins_another in (False, True):
             with stores.atomic() as look:
@@ -171,8 +176,7 @@ def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
 
 def check_bad_append_rolls_back(lab: Lab) -> None:
     """One append that can't be done undoes the others and the writes."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     for where in (LogPartition("none", 0), LogPartition("t-1", 9)):
         with raises(TopicNotFound, PartitionNotFound), stores.atomic() as tx:
             tx.write(Put("k", b"new"), Put("new", b"1"))
@@ -184,8 +188,7 @@ def check_bad_append_rolls_back(lab: Lab) -> None:
 
 def check_dead_session_rolls_back(lab: Lab) -> None:
     """A put with a session that has ended undoes the whole block."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     session = stores.coord.session(60.0)
     session.close()
     with raises(SessionLost), stores.atomic() as tx:
@@ -213,8 +216,7 @@ def check_impossible_blocks_are_refused(lab: Lab) -> None:
 
 def check_producer_ids_are_refused(lab: Lab) -> None:
     """A batch with a producer id has no place in a block: a rollback would leave a gap."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     with raises(InvalidRequest), stores.atomic() as tx:
         tx.write(Put("k", b"new"))
         tx.append(HERE, batch(b"a"))
@@ -224,8 +226,7 @@ def check_producer_ids_are_refused(lab: Lab) -> None:
 
 def check_nothing_is_seen_before_the_end(lab: Lab) -> None:
     """Others see all of a block or nothing: nothing while it is open."""
-    stores, other = new_stores(lab), lab.open()
-    put(stores.coord, "k", b"old")
+    stores, other = old_stores(lab), lab.open()
     with stores.atomic() as tx:
         tx.write(Put("k", b"new"))
         tx.append(HERE, batch(b"a"))
@@ -334,9 +335,8 @@ def check_conflict_leaves_queues_alone(lab: Lab) -> None:
 
 def check_lost_item_rolls_back(lab: Lab) -> None:
     """An item that is not held any more, or a session that is over, undoes the whole block."""
-    stores = new_stores(lab)
+    stores = old_stores(lab)
     worker, held = worker_with_item(stores)
-    put(stores.coord, "k", b"old")
     ended = Worker(stores)
     ended.session.close()
     for change, error in (
@@ -370,9 +370,8 @@ def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
 
 def check_a_block_changes_queues_once(lab: Lab) -> None:
     """A second change of queues in one block, and a bad one, is refused; nothing is done."""
-    stores = new_stores(lab)
+    stores = old_stores(lab)
     worker, held = worker_with_item(stores)
-    put(stores.coord, "k", b"old")
     with raises(InvalidRequest), stores.atomic() as tx:
         tx.write(Put("k", b"new"))
         tx.queue(change_of(worker, held))

@@ -218,8 +218,7 @@ def check_a_released_suspect_is_cleared(lab: Lab) -> None:
 
 def check_redriven_items_start_again(lab: Lab) -> None:
     """A dead item that is put back has all its deliveries before it, at the queue's end."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     ids = worker.put(b"a", b"b", b"c", priority=3)
     first, second = worker.take(2)
     worker.release(first, second, error="why", dead=True)

@@ -51,17 +51,16 @@ def check_fence_knows_the_holder(lab: Lab) -> None:
 
 def check_fence_knows_the_delivery(lab: Lab) -> None:
     """A delivery that was given back counts for nothing, though the same holder has it again."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a")
     first = worker.take_one()
     worker.release(first)
     second = worker.take_one()
     require(second.held.delivery > first.held.delivery, "a later delivery has a higher number")
     worker.must_have_lost(first)
-    same(states_of(stores), {b"a": HELD}, "what a stale release did")
+    same(states_of(worker.stores), {b"a": HELD}, "what a stale release did")
     worker.apply(second)
-    same(look(stores), [], "what is left")
+    same(look(worker.stores), [], "what is left")
     worker.must_have_lost(second)
 
 
@@ -185,8 +184,7 @@ def check_a_lost_item_undoes_the_whole_change(lab: Lab) -> None:
 
 def check_extension_is_all_or_nothing(lab: Lab) -> None:
     """If one item is lost none is held for longer, or for shorter."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a", b"b")
     lost, kept = worker.take(2)
     worker.release(lost)
@@ -194,7 +192,7 @@ def check_extension_is_all_or_nothing(lab: Lab) -> None:
         worker.extend(kept, lost, lock_for=soon(lab))
     with raises(Fenced):
         worker.extend(lost, kept, lock_for=soon(lab))
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     worker.apply(kept)
 
 
@@ -216,11 +214,10 @@ def check_extension_holds_on(lab: Lab) -> None:
 
 def check_holds_without_a_deadline_last(lab: Lab) -> None:
     """Without `lock_for` an item is held while the session lives, and another's end is not its."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a")
     held = worker.take_one()
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     same(bodies(Worker(lab.open()).drain()), [], "what another got of it")
     worker.apply(held)
 
@@ -265,15 +262,14 @@ def check_release_gives_back_at_once(lab: Lab) -> None:
 
 def check_release_after_a_delay(lab: Lab) -> None:
     """An item released with a delay is handed out to no worker until the delay is over."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a", b"b")
     first, second = worker.take(2)
     worker.release(first, delay=LONG)
-    same(states_of(stores), {b"a": DELAYED, b"b": HELD}, "where they stand")
+    same(states_of(worker.stores), {b"a": DELAYED, b"b": HELD}, "where they stand")
     same(worker.take(2), [], "what could be had at once")
     worker.release(second, delay=soon(lab), error="later")
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     (again,) = worker.take(2)
     same((again.body, again.error, again.held.delivery), (b"b", "later", 2), "what came back")
 
@@ -306,15 +302,14 @@ def check_release_of_several_minds_its_own(lab: Lab) -> None:
 
 def check_a_dead_release_is_final(lab: Lab) -> None:
     """An item released as dead stays, with its error, and is never handed out."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a", b"b")
     first, second = worker.take(2)
     worker.release(first, error="poison", dead=True)
     worker.must_have_lost(first)
     worker.release(second)
     same(bodies(worker.take(PLENTY)), [b"b"], "what can be had")
-    (dead,) = stores.queues.peek("q", (DEAD,))
+    (dead,) = worker.queues.peek("q", (DEAD,))
     same((dead.body, dead.error, dead.deliveries, dead.holder), (b"a", "poison", 1, None), "it")
     require(dead.dead_ms is not None and dead.taken_ms is not None, "its times are known")
 

@@ -24,8 +24,7 @@ from pxrs.types import NewItem
 
 def check_older_items_come_first(lab: Lab) -> None:
     """A single taker gets items without a key in the order in which they were put."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     expected = [b"%d" % number for number in range(12)]
     for number in range(0, 12, 2):
         (worker if number % 4 else Worker(there)).put(*expected[number : number + 2])
@@ -36,8 +35,7 @@ def check_older_items_come_first(lab: Lab) -> None:
 
 def check_higher_priorities_come_first(lab: Lab) -> None:
     """Of items that are there the higher priority goes first, and the older of equal ones."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for number, priority in enumerate([0, 5, -5, 5, 2**31 - 1, 0, -(2**31) + 1]):
         worker.put(b"%d" % number, priority=priority)
     found = [worker.take_one() for _ in range(7)]
@@ -89,8 +87,7 @@ def check_keys_are_exact(lab: Lab) -> None:
 
 def check_the_same_holder_may_go_on(lab: Lab) -> None:
     """The holder of an item of a key may take those behind it, in order, in one take or in many."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     expected = [b"%d" % number for number in range(6)]
     worker.put(*expected, key="k")
     found = worker.take(2) + worker.take(1)
@@ -139,8 +136,7 @@ def check_what_is_given_back_is_next(lab: Lab) -> None:
 
 def check_a_lost_front_is_not_followed(lab: Lab) -> None:
     """A holder that was late with a key's front gets the front again, not what is behind it."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for queue, lot in (("warm", 1), ("cold", 2)):
         worker.put(b"1", b"2", b"3", queue=queue, key="k")
         worker.put(b"other", queue=queue)
@@ -149,7 +145,7 @@ def check_a_lost_front_is_not_followed(lab: Lab) -> None:
             held += worker.take(1, queue)
         same(held[0].body, b"1", "the front")
         worker.extend(held[0], lock_for=soon(lab))
-        let_time_pass(lab, stores)
+        let_time_pass(lab, worker.stores)
         worker.put(b"", queue="elsewhere")
         worker.take_one("elsewhere")
         got = [item for _ in range(4 - lot) for item in worker.take(1, queue)]
@@ -160,8 +156,7 @@ def check_a_lost_front_is_not_followed(lab: Lab) -> None:
 
 def check_a_dead_front_lets_the_next_through(lab: Lab) -> None:
     """When the first of a key dies, by release, use or its holder's death, the next one shows."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"1", b"2", b"3", b"4", key="k")
     worker.release(worker.take_one(), dead=True)
     second = worker.take_one(most=1)
@@ -173,7 +168,7 @@ def check_a_dead_front_lets_the_next_through(lab: Lab) -> None:
     mortal.session.close()
     fourth = worker.take_one(most=1)
     same(fourth.body, b"4", "after one that died with its holder")
-    same(bodies(stores.queues.peek("q", (DEAD,))), [b"1", b"2", b"3"], "the dead")
+    same(bodies(worker.queues.peek("q", (DEAD,))), [b"1", b"2", b"3"], "the dead")
 
 
 def check_a_dead_front_among_others(lab: Lab) -> None:
@@ -191,8 +186,7 @@ def check_a_dead_front_among_others(lab: Lab) -> None:
 
 def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
     """A delay, or a back-off, of the first of a key holds up those behind it, and no others."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"1", key="a", delay=LONG)
     worker.put(b"2", key="a")
     worker.put(b"1", b"2", b"3", key="b")
@@ -201,19 +195,18 @@ def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
     worker.put(b"other", key="c")
     found = worker.take(PLENTY)
     same(bodies(found), [b"other"], "what could be had")
-    states = [item.state for item in look(stores)]
+    states = [item.state for item in look(worker.stores)]
     same(states, [DELAYED, WAITING, DELAYED, WAITING, WAITING, HELD], "where they stand")
     worker.put(b"1", b"2", b"3", key="d")
     worker.release(worker.take_one(), delay=soon(lab))
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     found = worker.drain()
     same([(item.key, item.body) for item in found], [("d", n) for n in (b"1", b"2", b"3")], "then")
 
 
 def check_a_delay_behind_is_kept(lab: Lab) -> None:
     """An item that is delayed itself is not due because the one before it is done or held."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for key, delay in (("far", LONG), ("near", soon(lab))):
         worker.put(b"1", key=key)
         worker.put(b"2 " + key.encode(), key=key, delay=delay)
@@ -223,7 +216,7 @@ def check_a_delay_behind_is_kept(lab: Lab) -> None:
         worker.apply(*first)
         if key == "far":
             same(bodies(worker.take(PLENTY)), [], "what could be had")
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     same(bodies(worker.take(PLENTY)), [b"2 near", b"3"], "what could be had in time")
 
 
@@ -306,16 +299,15 @@ def check_delayed_items_show_on_time(lab: Lab) -> None:
 
 def check_removed_fronts_keep_keys_moving(lab: Lab) -> None:
     """Dropping or purging what is at a key's front shows what is behind it."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     ids = worker.put(b"1", b"2", b"3", b"4", b"5", key="k")
-    same(stores.queues.drop("q", ids[:2]), 2, "how many were dropped")
-    same(states_of(stores), {b"3": READY, b"4": WAITING, b"5": WAITING}, "after a drop")
-    same(stores.queues.purge("q", (READY,)), 1, "how many were purged")
-    same(states_of(stores), {b"4": READY, b"5": WAITING}, "after a purge")
+    same(worker.queues.drop("q", ids[:2]), 2, "how many were dropped")
+    same(states_of(worker.stores), {b"3": READY, b"4": WAITING, b"5": WAITING}, "after a drop")
+    same(worker.queues.purge("q", (READY,)), 1, "how many were purged")
+    same(states_of(worker.stores), {b"4": READY, b"5": WAITING}, "after a purge")
     held = worker.take_one()
-    same(stores.queues.drop("q", ids), 1, "how many could be dropped beside the held one")
-    same(states_of(stores), {b"4": HELD}, "what is left")
+    same(worker.queues.drop("q", ids), 1, "how many could be dropped beside the held one")
+    same(states_of(worker.stores), {b"4": HELD}, "what is left")
     worker.apply(held)
     worker.put(b"6", key="k")
     same(worker.take_one().body, b"6", "the key goes on")

@@ -72,8 +72,7 @@ def check_stats_add_up(lab: Lab) -> None:
 
 def check_stats_are_of_one_moment(lab: Lab) -> None:
     """While others take and give back, the figures still count every item once."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(*[b""] * 20)
 
     def stir() -> None:
@@ -89,26 +88,24 @@ def check_stats_are_of_one_moment(lab: Lab) -> None:
 
 def check_the_oldest_is_known(lab: Lab) -> None:
     """`oldest_ms` is when the oldest item that is still to be handled was put."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"old")
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     worker.put(b"new", priority=9)
-    times = {item.body: item.put_ms for item in look(stores)}
+    times = {item.body: item.put_ms for item in look(worker.stores)}
     require(times[b"old"] < times[b"new"], "the later one was put later")
-    same(stores.queues.stats("q").oldest_ms, times[b"old"], "the oldest")
+    same(worker.queues.stats("q").oldest_ms, times[b"old"], "the oldest")
     new, old = worker.take(2)
-    same(stores.queues.stats("q").oldest_ms, times[b"old"], "the oldest, held")
+    same(worker.queues.stats("q").oldest_ms, times[b"old"], "the oldest, held")
     worker.release(old, dead=True)
-    same(stores.queues.stats("q").oldest_ms, times[b"new"], "the oldest, when the other is dead")
+    same(worker.queues.stats("q").oldest_ms, times[b"new"], "the oldest, when the other is dead")
     worker.apply(new)
-    same(stores.queues.stats("q").oldest_ms, None, "the oldest of none")
+    same(worker.queues.stats("q").oldest_ms, None, "the oldest of none")
 
 
 def check_peek_tells_all(lab: Lab) -> None:
     """Each item is shown with where it stands, whose it is and what became of it."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(b"held", priority=9)
     worker.put(b"dead", priority=8)
     worker.put(b"front", b"behind", key="k", priority=1)
@@ -133,24 +130,22 @@ def check_peek_tells_all(lab: Lab) -> None:
 
 def check_peek_pages(lab: Lab) -> None:
     """`after` leaves out ids up to that one, `limit` cuts; oldest first, whatever the priority."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     ids = [worker.put(b"%d" % number, priority=number % 3)[0] for number in range(7)]
     ids += worker.put(b"k", b"k", key="k")
     for states in ((), (READY,), (READY, WAITING), tuple(ItemState)):
         expected = ids if WAITING in states or not states else ids[:-1]
         found: list[int] = []
-        while page := stores.queues.peek("q", states, after=found[-1] if found else None, limit=3):
+        while page := worker.queues.peek("q", states, after=found[-1] if found else None, limit=3):
             same(len(page), min(3, len(expected) - len(found)), "the size of a page")
             found += [item.id for item in page]
         same(found, expected, f"all pages of {states}")
-    same(stores.queues.peek("q", (DEAD, HELD)), [], "what is in no state that was asked for")
+    same(worker.queues.peek("q", (DEAD, HELD)), [], "what is in no state that was asked for")
 
 
 def check_peek_changes_nothing(lab: Lab) -> None:
     """Looking counts no delivery and holds nothing."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(b"1")
     for _ in range(3):
         there.queues.peek("q")
@@ -177,8 +172,7 @@ def check_large_items_can_be_looked_at_while_they_go(lab: Lab) -> None:
 
 def check_drop_spares_the_held(lab: Lab) -> None:
     """`drop` leaves held items; it removes all others, the dead too, once."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     ids = worker.put(b"held", b"dead", b"ready")
     ids += worker.put(b"late", delay=LONG) + worker.put(b"front", b"behind", key="k")
     held, dead = worker.take(2)
@@ -221,13 +215,12 @@ def check_purge_takes_what_it_is_told(lab: Lab) -> None:
 
 def check_purge_sees_what_is_due(lab: Lab) -> None:
     """An item whose delay is over is ready, to a purge too."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"soon", delay=soon(lab))
     worker.put(b"later", delay=LONG)
-    let_time_pass(lab, stores)
-    same(stores.queues.purge("q", (READY,)), 1, "how many were ready")
-    same(states_of(stores), {b"later": DELAYED}, "what is left")
+    let_time_pass(lab, worker.stores)
+    same(worker.queues.purge("q", (READY,)), 1, "how many were ready")
+    same(states_of(worker.stores), {b"later": DELAYED}, "what is left")
 
 
 def check_a_purged_holder_is_fenced(lab: Lab) -> None:

@@ -157,15 +157,14 @@ def check_a_put_behind_a_held_item_wakes(lab: Lab) -> None:
 
 def check_due_is_when_a_delay_ends(lab: Lab) -> None:
     """A take that finds nothing says in how many seconds the first delayed item shows."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     same(worker.due(), None, "when an empty queue has something")
     for delay in (LONG, LONG / 2):
         worker.put(b"later", delay=delay)
         for _ in range(2):
             require_due(lab, worker, delay)
     worker.put(b"soon", delay=soon(lab))
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     soonest = worker.take_one()
     same(soonest.body, b"soon", "what shows")
     require_due(lab, worker, LONG / 2)
@@ -191,8 +190,7 @@ def check_due_is_when_a_hold_ends(lab: Lab) -> None:
 
 def check_due_knows_what_is_behind_a_held_front(lab: Lab) -> None:
     """A holder of a key's front learns when the delayed item behind it can be had."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for key, delay in (("far", LONG), ("near", soon(lab))):
         worker.put(b"1", key=key)
         worker.put(b"2 " + key.encode(), key=key, delay=delay)
@@ -200,7 +198,7 @@ def check_due_knows_what_is_behind_a_held_front(lab: Lab) -> None:
         if delay == LONG:
             for _ in range(2):
                 require_due(lab, worker, delay)
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     same(worker.take_one().body, b"2 near", "what is behind, in time")
     require_due(lab, worker, LONG)
 

@@ -48,10 +48,9 @@ def check_bodies_are_the_stores_own(lab: Lab) -> None:
 
 def check_the_first_put_makes_the_queue(lab: Lab) -> None:
     """A queue is there from its first item on, not fifo; a take makes none."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     same(worker.take(), [], "what an unknown queue holds")
-    same((here.queues.find("q"), here.queues.all()), (None, []), "the queues before")
+    same((worker.queues.find("q"), worker.queues.all()), (None, []), "the queues before")
     worker.put(b"1")
     found = there.queues.find("q")
     require(found is not None and found.name == "q" and not found.fifo, f"it is {found}")
@@ -117,8 +116,7 @@ def check_ids_rise(lab: Lab) -> None:
 
 def check_a_change_spans_queues(lab: Lab) -> None:
     """Items taken from several queues and put into several are removed and there at once."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     for queue in ("a", "b"):
         worker.put(b"1", b"2", queue=queue)
     done = [*worker.take(2, "a"), *worker.take(1, "b")]
@@ -141,17 +139,15 @@ def check_an_empty_change_is_fine(lab: Lab) -> None:
 
 def check_a_put_needs_no_session(lab: Lab) -> None:
     """A change that removes nothing is done, even if its session is over."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.session.close()
     worker.apply(put=[NewItem(queue="q", body=b"1")])
-    same(bodies(look(stores)), [b"1"], "what was put")
+    same(bodies(look(worker.stores)), [b"1"], "what was put")
 
 
 def check_done_is_done(lab: Lab) -> None:
     """A removed item is gone for everybody and can't be removed again."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(b"1", b"2")
     first, second = worker.take(2)
     worker.apply(first)
@@ -166,8 +162,7 @@ def check_done_is_done(lab: Lab) -> None:
 
 def check_duplicates_are_left_out(lab: Lab) -> None:
     """Of items with one dedupe key only the first is put: in one change and later."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
 
     def item(body: bytes, dedupe: str | None = "k", queue: str = "q") -> NewItem:
         window = LONG if dedupe else 0.0
@@ -186,29 +181,27 @@ def check_duplicates_are_left_out(lab: Lab) -> None:
 
 def check_the_dedupe_window_ends(lab: Lab) -> None:
     """After its window a dedupe key is new again, and opens another one."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     item = NewItem(queue="q", body=b"1", dedupe="k", dedupe_window=soon(lab))
     longer = NewItem(queue="q", body=b"2", dedupe="k", dedupe_window=LONG)
     require(worker.apply(put=[item])[0] is not None, "the first one is new")
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     require(worker.apply(put=[longer])[0] is not None, "after the window it is new again")
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     same(worker.apply(put=[item]), [None], "inside the second window")
-    same(bodies(look(stores)), [b"1", b"2"], "what is in the queue")
+    same(bodies(look(worker.stores)), [b"1", b"2"], "what is in the queue")
 
 
 def check_a_refused_change_leaves_no_dedupe_key(lab: Lab) -> None:
     """A put that was refused leaves no trace in the dedupe window."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     new = NewItem(queue="q", body=b"1", dedupe="k", dedupe_window=LONG)
     worker.put(b"work", queue="w")
     held = worker.take_one("w")
     worker.release(held)
     with raises(Fenced):
         worker.apply(held, put=[new])
-    stores.queues.create("strict", fifo=True)
+    worker.queues.create("strict", fifo=True)
     with raises(InvalidRequest):
         worker.apply(put=[new, NewItem(queue="strict", body=b"", priority=1)])
     require(worker.apply(put=[new])[0] is not None, "it was taken for a duplicate")
@@ -255,8 +248,7 @@ def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
 
 def check_deleted_items_are_handed_out_by_nobody(lab: Lab) -> None:
     """Nor by a handle that takes in a loop, and may know what comes next."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(*(b"old %d" % number for number in range(9)))
     for _ in range(4):
         worker.apply(worker.take_one())
