@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import Closed, CommitConflict, NotAtomic
@@ -102,12 +102,12 @@ class _Register:
         self._stores: dict[str, MemoryStores] = {}
         self._handles: Counter[str] = Counter()
 
-    def open(self, name: str) -> NamedStores:
+    def open(self, name: str) -> Stores:
         with self._lock:
             if not self._handles[name]:
                 self._stores[name] = MemoryStores(name)
             self._handles[name] += 1
-            return NamedStores(self._stores[name], partial(self._release, name))
+            return cast(Stores, NamedStores(self._stores[name], partial(self._release, name)))
 
     def _release(self, name: str) -> None:
         with self._lock:
@@ -123,35 +123,18 @@ class NamedStores:
     """One of several handles on the memory stores of a name."""
 
     def __init__(self, stores: MemoryStores, release: Callable[[], None]) -> None:
+        self.url = stores.url
         self._stores = stores
         self._release = release
         self._closed = False
 
-    @property
-    def url(self) -> str:
-        return self._stores.url
-
-    @property
-    def coord(self) -> MemoryCoord:
-        return self._held().coord
-
-    @property
-    def log(self) -> MemoryLog:
-        return self._held().log
-
-    @property
-    def queues(self) -> MemoryQueues:
-        return self._held().queues
-
-    def atomic(self, connection: Any = None) -> MemoryAtomic:
-        return self._held().atomic(connection)
+    def __getattr__(self, name: str) -> Any:
+        """The parts of the shared stores, as long as this handle is open."""
+        if self._closed:
+            raise Closed("the store was closed")
+        return getattr(self._stores, name)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._release()
-
-    def _held(self) -> MemoryStores:
-        if self._closed:
-            raise Closed("the store was closed")
-        return self._stores
