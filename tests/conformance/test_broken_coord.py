@@ -152,9 +152,7 @@ class HandsOutItsOwnList(MemoryCoord):
 
 
 class PromisesLess(MemoryCoord):
-    @property
-    def limits(self) -> Limits:
-        return Limits(operations=16, value_bytes=1024)
+    limits = Limits(operations=16, value_bytes=1024)
 
 
 class StopsAtAMissingDelete(MemoryCoord):

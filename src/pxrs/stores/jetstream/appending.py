@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from pxrs.chance import CHANCE
 from pxrs.clock import Clock
@@ -134,25 +135,23 @@ class Appending:
             return unknown
 
 
+@dataclass
 class _Work:
     """The batches of one call for one partition, one after the other."""
 
-    def __init__(
-        self, topics: Topics, where: LogPartition, batches: Sequence[Batch], append: _Append
-    ) -> None:
-        self._topics = topics
-        self._append = append
-        self.where = where
-        self.batches = batches
-        self.outcomes: list[Appended | PxrsError] = []
-        # Whether a batch is on its way, the one after those that have an outcome.
-        self.under_way = False
-        # The caller does not wait any more: the batch on its way is the last one.
-        self.is_left = False
+    topics: Topics
+    where: LogPartition
+    batches: Sequence[Batch]
+    append: _Append
+    outcomes: list[Appended | PxrsError] = field(default_factory=list)
+    # Whether a batch is on its way, the one after those that have an outcome.
+    under_way: bool = False
+    # The caller does not wait any more: the batch on its way is the last one.
+    is_left: bool = False
 
     async def run(self) -> None:
         try:
-            await self._topics.using_part(self.where, self._append_all)
+            await self.topics.using_part(self.where, self._append_all)
         except PxrsError as error:
             # The topic can't be found, or not be asked for. Nothing of the rest was sent.
             self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
@@ -162,7 +161,7 @@ class _Work:
             while not self.is_left and len(self.outcomes) < len(self.batches):
                 self.under_way = True
                 try:
-                    outcome = await self._append(part, self.batches[len(self.outcomes)])
+                    outcome = await self.append(part, self.batches[len(self.outcomes)])
                 finally:
                     self.under_way = False
                 self.outcomes.append(outcome)

@@ -190,21 +190,15 @@ class Context:
         self.coord = coord
         self.clock = clock
         self.directory = Directory(coord)
+        # How many records of items fit into one commit.
+        self.room = coord.limits.operations - _OVERHEAD
+        # Within these one commit surely fits, for items without a key, in one queue.
+        self.limits = QueueLimits(
+            items=self.room // _PER_ITEM,
+            body_bytes=coord.limits.value_bytes - _HEADER_BYTES,
+        )
         # Up to which record each folder has been swept.
         self._swept: dict[str, str] = {}
-
-    @property
-    def limits(self) -> QueueLimits:
-        """The limits within which one commit surely fits, for items without a key, in one queue."""
-        return QueueLimits(
-            items=self.room // _PER_ITEM,
-            body_bytes=self.coord.limits.value_bytes - _HEADER_BYTES,
-        )
-
-    @property
-    def room(self) -> int:
-        """Returns how many records of items fit into one commit."""
-        return self.coord.limits.operations - _OVERHEAD
 
     def draft(self, refused: Conflict | None = None) -> Draft:
         return Draft(self.coord, self.directory, self.clock.wall_ms(), refused)

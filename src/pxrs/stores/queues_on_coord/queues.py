@@ -75,7 +75,6 @@ from pxrs.types import (
     Outcome,
     Queue,
     QueueChange,
-    QueueLimits,
     QueueStats,
     Release,
     StoredItem,
@@ -100,6 +99,7 @@ class RecipeQueues:
         self._coord = coord
         self._clock = clock
         self._context = Context(coord, clock)
+        self.limits = self._context.limits
         self._directory = self._context.directory
         self._holds = Holds(coord)
         self._deadlines = Deadlines(coord, self._holds)
@@ -107,10 +107,6 @@ class RecipeQueues:
         self._reaper = Reaper(self._context)
         self._taker = Taker(self._context, self._holds, self._deadlines, self._reaper)
         self._closed = False
-
-    @property
-    def limits(self) -> QueueLimits:
-        return self._context.limits
 
     def close(self) -> None:
         """The coordination store is its opener's to close."""

@@ -20,13 +20,11 @@ from pxrs.testing.conformance import (
     coord,
     doubts,
     log,
-    producers,
     queue_counts,
     queue_locks,
     queue_order,
     queue_outcomes,
     queue_restore,
-    queue_upkeep,
     queue_wakes,
     queues,
     sessions,
@@ -72,7 +70,7 @@ def coord_checks() -> tuple[Rule, ...]:
 
 def log_checks() -> tuple[Rule, ...]:
     """The checks of a `LogStore`."""
-    return checks_of(log, producers)
+    return checks_of(log)
 
 
 def doubt_checks() -> tuple[Rule, ...]:
@@ -88,7 +86,6 @@ def queue_checks() -> tuple[Rule, ...]:
         queue_counts,
         queue_order,
         queue_outcomes,
-        queue_upkeep,
         queue_wakes,
     )
 
