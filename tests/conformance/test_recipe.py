@@ -21,13 +21,13 @@ from pxrs.testing.conformance import (
     MemoryLab,
     Rule,
     await_end,
-    checks_of,
     queue_checks,
     queue_locks,
     queue_wakes,
     queues,
     restore_checks,
 )
+from pxrs.testing.conformance.lab import checks_of
 from support.engine_fixtures import place_in
 
 

@@ -52,7 +52,6 @@ __all__ = [
     "Violation",
     "atomic_checks",
     "await_end",
-    "checks_of",
     "coord_checks",
     "doubt_checks",
     "log_checks",
