@@ -217,7 +217,7 @@ def lab_of(broken: type[MemoryAtomic]) -> MemoryLab:
             super().__init__(clock=clock)
 
         def atomic(self, connection: object = None) -> MemoryAtomic:
-            return broken(self._lock, self._coord, self._log, self._queues)
+            return broken(self)
 
     return MemoryLab(BrokenStores, patience=0.3)
 

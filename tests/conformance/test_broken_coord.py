@@ -152,9 +152,7 @@ class HandsOutItsOwnList(MemoryCoord):
 
 
 class PromisesLess(MemoryCoord):
-    @property
-    def limits(self) -> Limits:
-        return Limits(operations=16, value_bytes=1024)
+    limits = Limits(operations=16, value_bytes=1024)
 
 
 class StopsAtAMissingDelete(MemoryCoord):
@@ -388,7 +386,7 @@ def lab_of(broken: type[MemoryCoord]) -> MemoryLab:
     class BrokenStores(MemoryStores):
         def __init__(self, clock: VirtualClock) -> None:
             super().__init__(clock=clock)
-            self._coord = broken(self._lock, clock)
+            self.coord = broken(self.lock, clock)
 
     return MemoryLab(BrokenStores, patience=0.3)
 

@@ -456,7 +456,7 @@ def lab_of(broken: Callable[[threading.RLock], MemoryLog]) -> MemoryLab:
     class BrokenStores(MemoryStores):
         def __init__(self, clock: VirtualClock) -> None:
             super().__init__(clock=clock)
-            self._log = broken(self._lock)
+            self.log = broken(self.lock)
 
     return MemoryLab(BrokenStores, patience=0.3)
 

@@ -170,7 +170,7 @@ def lab_of(broken: type[MemoryQueues]) -> MemoryLab:
     class BrokenStores(MemoryStores):
         def __init__(self, clock: VirtualClock) -> None:
             super().__init__(clock=clock)
-            self._queues = broken(self._lock, self._coord, clock)
+            self.queues = broken(self.lock, self.coord, clock)
 
     return MemoryLab(BrokenStores, patience=0.5)
 

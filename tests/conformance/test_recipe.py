@@ -23,11 +23,11 @@ from pxrs.testing.conformance import (
     await_end,
     queue_checks,
     queue_locks,
-    queue_races,
     queue_wakes,
     queues,
     restore_checks,
 )
+from pxrs.testing.conformance.lab import checks_of
 from support.engine_fixtures import place_in
 
 
@@ -74,9 +74,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 ALL = queue_checks() + restore_checks()
 OF_THE_ENGINE = (
-    *queue_locks.suite.checks(),
-    *queue_wakes.suite.checks(),
-    *queue_races.suite.checks(),
+    *checks_of(queue_locks, queue_wakes),
     queues.check_names_are_exact,
 )
 _CHECKS = {"memory": ALL, "etcd": ALL, "zookeeper": OF_THE_ENGINE}

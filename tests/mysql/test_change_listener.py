@@ -13,8 +13,7 @@ from pxrs.stores.mysql.change_listener import ChangeListener
 from pxrs.stores.mysql.queues.taking import Sight, Take
 from pxrs.stores.rows import READY
 from pxrs.testing.conformance.queue_tools import Worker
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import put
+from pxrs.testing.conformance.tools import LONG, put
 from support.child import PATIENCE, exit_code
 from support.sql import SqlPlace
 

@@ -9,8 +9,7 @@ from pxrs.errors import SessionLost, StoreUnavailable
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance.queue_tools import Worker
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import put
+from pxrs.testing.conformance.tools import LONG, put
 from pxrs.types import Put
 from support.child import PATIENCE
 from support.proxy import Proxy

@@ -15,8 +15,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.stores.postgres.stores import PostgresStores
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import batch, put, value_of, values_in
+from pxrs.testing.conformance.tools import LONG, batch, put, value_of, values_in
 from pxrs.types import (
     Append,
     Appended,

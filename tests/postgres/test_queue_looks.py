@@ -14,7 +14,7 @@ from pxrs.stores.api import Watch
 from pxrs.stores.postgres.looks import Looks
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look
-from pxrs.testing.conformance.sessions import LONG
+from pxrs.testing.conformance.tools import LONG
 from pxrs.types import Holder, NewItem, QueueChange
 from support.child import PATIENCE
 from support.postgres import PostgresLab

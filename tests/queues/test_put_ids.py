@@ -55,7 +55,7 @@ def test_put_tells_the_id_on_mariadb(mariadb_url: str) -> None:
 @pytest.mark.engine("memory")
 def test_put_tells_the_id_on_the_recipe() -> None:
     stores = MemoryStores()
-    stores._queues = RecipeQueues(stores.coord)  # type: ignore[assignment]
+    stores.queues = RecipeQueues(stores.coord)  # type: ignore[assignment]
     with Pxrs(stores) as px:
         check_ids(px)
 

@@ -17,6 +17,7 @@ from pxrs.errors import OffsetOutOfRange
 from pxrs.groups import admin as forgetting
 from pxrs.groups.membership import Membership
 from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
+from pxrs.groups.resets import Reset
 from pxrs.groups.snapshot import Snapshot
 from pxrs.types import Check, Put, TopicPartition, Versioned
 from support.mutants import NO_ANSWERS, Mutant, Patch, catch
@@ -47,8 +48,8 @@ def nobody_hears_of_a_reset(patch: Patch) -> None:
 
 
 def reset_is_not_recorded(patch: Patch) -> None:
-    def elsewhere(group: str, by: str, part: TopicPartition, *_: Any) -> Put:
-        return Put(f"resets/other/{part.partition}", encode(Head()))
+    def elsewhere(group: str, reset: Reset, write: str) -> Put:
+        return Put(f"resets/other/{reset.partition}", encode(Head()))
 
     patch.setattr("pxrs.groups.admin.record_of_reset", elsewhere)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pxrs.stores.memory.stores import MemoryStores
-from pxrs.stores.queues_on_coord.directory import Directory
+from pxrs.stores.queues_on_coord.drafts import Directory
 from pxrs.stores.queues_on_coord.layout import LIST
 from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.types import Holder, NewItem, QueueChange

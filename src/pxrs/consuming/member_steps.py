@@ -33,8 +33,9 @@ from pxrs.groups.owned_claims import (
     leaves_doubt,
     mark_of,
     not_owned,
+    random_id,
 )
-from pxrs.groups.resets import forget_old_resets, record_of_seek
+from pxrs.groups.resets import Reset, forget_old_resets, record_of_reset
 from pxrs.stores.api import Stores
 from pxrs.topics import Topics, named
 from pxrs.types import Message, TopicPartition
@@ -57,7 +58,7 @@ class MemberSteps:
         *,
         asks_before_release: bool = False,
         most_out: int | None = None,
-        new_id: Callable[[], str] | None = None,
+        new_id: Callable[[], str] = random_id,
     ) -> None:
         self._coord = stores.coord
         self._log = stores.log
@@ -409,16 +410,16 @@ class MemberSteps:
             held = self._log.bounds(owned.where.topic_id)[owned.part.partition]
         if not held.start <= offset <= held.end:
             raise OffsetOutOfRange(*owned.part, offset, *held)
-        record = record_of_seek(
-            self._settings.group,
-            self._settings.member_name,
-            owned.part,
-            owned.checkpoint,
-            offset,
-            self._clock,
-            self._new_id,
-            why,
+        reset = Reset(
+            topic=owned.part.topic,
+            partition=owned.part.partition,
+            before=owned.checkpoint,
+            after=offset,
+            by=self._settings.member_name,
+            at_ms=self._clock.wall_ms(),
+            why=why,
         )
+        record = record_of_reset(self._settings.group, reset, self._new_id())
         with self.owned_claims.lock:
             if not self._is_current(owned):
                 raise fenced([owned.part])

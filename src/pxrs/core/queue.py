@@ -152,19 +152,20 @@ def held_in(store: _Peeks, queue: str, holder: Holder) -> list[Delivery]:
     after = 0
     while page := store.peek(queue, [ItemState.HELD], after=after, limit=_PAGE):
         after = page[-1].id
-        found += [
-            Delivery(
-                held=Held(queue, item.id, item.deliveries),
-                body=item.body,
-                key=item.key,
-                priority=item.priority,
-                put_ms=item.put_ms,
-                error=item.error,
-            )
-            for item in page
-            if item.holder == holder
-        ]
+        found += [delivery_of(queue, item) for item in page if item.holder == holder]
     return found
+
+
+def delivery_of(queue: str, item: QueueItem | StoredItem) -> Delivery:
+    """Returns a held item as its holder gets it."""
+    return Delivery(
+        held=Held(queue, item.id, item.deliveries),
+        body=item.body,
+        key=item.key,
+        priority=item.priority,
+        put_ms=item.put_ms,
+        error=item.error,
+    )
 
 
 def key_order_of(queue: Queue, key: str | None) -> str | None:
@@ -526,14 +527,7 @@ class WorkQueue:
         item.deliveries += 1
         item.holder, item.most, item.lock_until = holder, most, lock_until
         item.taken_ms = now_ms
-        return Delivery(
-            held=Held(self.info.name, item.id, item.deliveries),
-            body=item.body,
-            key=item.key,
-            priority=item.priority,
-            put_ms=item.put_ms,
-            error=item.error,
-        )
+        return delivery_of(self.info.name, item)
 
     def give_back(self, item: QueueItem, now_ms: int) -> None:
         """Let it be handed out again when its time comes."""

@@ -38,30 +38,33 @@ from pxrs.core.records import (
     members_prefix,
     resets_prefix,
 )
-from pxrs.decoding import Decoder
+from pxrs.decoding import Decoder, cut
 from pxrs.errors import (
+    DamagedBatch,
     GroupNotEmpty,
     GroupNotFound,
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
+    TopicNotFound,
     quoted,
 )
 from pxrs.groups.info import (
     CheckpointChange,
     GroupHistory,
     GroupInfo,
+    GroupPartition,
     GroupSummary,
     MemberInfo,
     rebalance,
     together,
 )
-from pxrs.groups.lag import LagMeter
-from pxrs.groups.resets import forget_old_resets, record_of_reset
-from pxrs.stores.api import CoordStore, LogStore
+from pxrs.groups.resets import Reset, forget_old_resets, record_of_reset
+from pxrs.stores.api import CoordStore, LogStore, lots
 from pxrs.topics import Topics
 from pxrs.types import (
     RESERVED,
+    Bounds,
     Check,
     Committed,
     Conflict,
@@ -85,6 +88,9 @@ class _Group(NamedTuple):
     version: int
     members: dict[str, MemberRecord]
     claims: dict[LogPartition, Versioned]
+
+    def claim(self, where: LogPartition) -> Claim | None:
+        return decode(self.claims[where], Claim) if where in self.claims else None
 
     def state(self, topics: Iterable[Topic]) -> GroupState:
         ids = {topic.id: name for name, topic in self.head.topics.items()}
@@ -144,12 +150,7 @@ class Groups:
         lag in seconds reads one batch of every partition that is behind; it can be left out.
         """
         seen = self._look(group)
-        parts = LagMeter(self._log, self._topics, self._clock).partitions(
-            self._consumed(seen),
-            {where: decode(record, Claim) for where, record in seen.claims.items()},
-            {member.id for member in seen.members.values()},
-            lag_seconds=lag_seconds,
-        )
+        parts = self._partitions(seen, lag_seconds)
         owned: dict[str | None, list[TopicPartition]] = {}
         for part in parts:
             owned.setdefault(part.owner, []).append(TopicPartition(part.topic, part.partition))
@@ -174,6 +175,46 @@ class Groups:
             partitions=parts,
             awaited=seen.awaited(),
         )
+
+    def _partitions(self, seen: _Group, lag_seconds: bool) -> tuple[GroupPartition, ...]:
+        """Every partition of the group's topics. One whose owner is not connected has none."""
+        living = {member.id for member in seen.members.values()}
+        found = []
+        for topic in self._consumed(seen):
+            try:
+                bounds = self._topics.bounds(topic)
+            except TopicNotFound:
+                continue  # deleted since it was listed
+            for number, held in sorted(bounds.items()):
+                claim = seen.claim(LogPartition(topic.id, number)) or Claim()
+                found.append(
+                    GroupPartition(
+                        topic=topic.name,
+                        partition=number,
+                        owner=claim.name if claim.owner in living else None,
+                        epoch=claim.epoch,
+                        checkpoint=claim.checkpoint,
+                        start=held.start,
+                        end=held.end,
+                        lag=_behind(claim, held),
+                        lag_seconds=self._age(topic, number, claim, held) if lag_seconds else None,
+                        metadata=claim.metadata,
+                    )
+                )
+        return tuple(found)
+
+    def _age(self, topic: Topic, number: int, claim: Claim, held: Bounds) -> float | None:
+        """Seconds since the first message not handled was sent."""
+        offset = _first(claim, held)
+        if offset >= held.end:
+            return 0.0
+        where, fence = LogPartition(topic.id, number), Fence(topic.name, number, claim.epoch)
+        try:
+            batch = self._log.fetch(where, offset, 1).batches[0]
+            message = cut(Decoder().decode(batch, fence), offset)[0]
+        except (DamagedBatch, OffsetOutOfRange, TopicNotFound):
+            return None
+        return max(0.0, (self._clock.wall_ms() - message.timestamp) / 1000)
 
     def explain(self, group: str, limit: int = 20) -> GroupHistory:
         """Return the history of the group: its last generations, resets and seeks."""
@@ -253,11 +294,14 @@ class Groups:
         records = [
             record_of_reset(
                 group,
-                stamp.name,
-                TopicPartition(change.topic, change.partition),
-                change.before,
-                change.after,
-                stamp.at_ms,
+                Reset(
+                    topic=change.topic,
+                    partition=change.partition,
+                    before=change.before,
+                    after=change.after,
+                    by=stamp.name,
+                    at_ms=stamp.at_ms,
+                ),
                 stamp.write,
             )
             for change in changes
@@ -363,11 +407,25 @@ class Groups:
         return Stamp("", client, secrets.token_hex(8), self._clock.wall_ms())
 
 
+def _first(claim: Claim, held: Bounds) -> int:
+    """The first offset not handled that is still there."""
+    return held.start if claim.checkpoint is None else max(held.start, claim.checkpoint)
+
+
+def _behind(claim: Claim, held: Bounds) -> int:
+    """How many messages are not handled."""
+    first = _first(claim, held)
+    done = sum(max(0, min(end, held.end) - max(start, first)) for start, end in claim.done)
+    return max(0, held.end - first - done)
+
+
 def _change(topic: str, number: int, step: Step, seen: _Group, found: Topic) -> CheckpointChange:
-    record = seen.claims.get(LogPartition(found.id, number))
-    before = decode(record, Claim).checkpoint if record is not None else None
+    before = seen.claim(LogPartition(found.id, number))
     return CheckpointChange(
-        topic=topic, partition=number, before=before, after=step.claim.checkpoint
+        topic=topic,
+        partition=number,
+        before=None if before is None else before.checkpoint,
+        after=step.claim.checkpoint,
     )
 
 
@@ -404,17 +462,14 @@ def forget(
     ]
     for prefix in (history_prefix(group), resets_prefix(group), members_prefix(group)):
         changes += [_Change((), Delete(each.key)) for each in coord.list(prefix)]
+    changes.append(_Change((), Delete(head_key(group))))
     guard = Check(head_key(group), version)
-    room = coord.limits.operations - 2
-    while True:
-        now, changes = _fitting(changes, room)
+    room = (coord.limits.operations - 1,)
+    for now in lots(changes, lambda change: (1 + len(change.checks),), room):
         checks = [guard, *(check for change in now for check in change.checks)]
-        writes = [change.write for change in now]
-        writes += [] if changes else [Delete(head_key(group))]
-        if isinstance(coord.commit(checks, writes), Conflict):
+        if isinstance(coord.commit(checks, [change.write for change in now]), Conflict):
             return False
-        if not changes:
-            return True
+    return True
 
 
 def is_blank(claim: Claim) -> bool:
@@ -425,12 +480,3 @@ def is_blank(claim: Claim) -> bool:
 def _rewound(where: LogPartition, record: Versioned, stamp: Stamp) -> Step:
     """The claim without owner and checkpoint, at a higher epoch."""
     return claims.rewind(TopicPartition(*where), record.key, record, None, stamp)
-
-
-def _fitting(changes: list[_Change], room: int) -> tuple[list[_Change], list[_Change]]:
-    """As many changes as one commit can carry, and the rest."""
-    for count, change in enumerate(changes):
-        room -= 1 + len(change.checks)
-        if room < 0:
-            return changes[:count], changes[count:]
-    return changes, []

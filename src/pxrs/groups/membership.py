@@ -7,7 +7,6 @@ in here.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -31,7 +30,7 @@ from pxrs.core.records import (
     member_key,
 )
 from pxrs.errors import Displaced, PxrsError, StoreError
-from pxrs.groups.owned_claims import Mark, OwnedClaims
+from pxrs.groups.owned_claims import Mark, OwnedClaims, random_id
 from pxrs.groups.snapshot import GroupReader, Snapshot, TopicFinder
 from pxrs.stores.api import CoordStore, Session
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
@@ -87,7 +86,7 @@ class Membership:
         clock: Clock,
         owned_claims: OwnedClaims,
         table: PartitionWork,
-        new_id: Callable[[], str] | None = None,
+        new_id: Callable[[], str] = random_id,
         open_session: Callable[[float], Session] | None = None,
     ) -> None:
         self._settings = settings
@@ -97,7 +96,7 @@ class Membership:
         self._clock = clock
         self._owned_claims = owned_claims
         self._table = table
-        self._new_id = new_id or (lambda: secrets.token_hex(6))
+        self._new_id = new_id
         self._open_session = open_session or coord.session
         self._reader = GroupReader(settings.group, coord, topics)
         self._memory = Memory()

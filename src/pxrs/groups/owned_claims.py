@@ -34,6 +34,8 @@ from pxrs.stores.api import CoordStore, GivesWay
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
 
+# Makes the ids of writes and of members where nobody has a reason to choose them.
+random_id = partial(secrets.token_hex, 8)
 _WHAT_TO_DO = "partitions are assigned when it polls: poll first, or seek in on_assigned"
 
 
@@ -121,11 +123,11 @@ class OwnedClaims:
     """The claims that this member owns. Thread-safe; every write is serialised."""
 
     def __init__(
-        self, coord: CoordStore, clock: Clock, new_id: Callable[[], str] | None = None
+        self, coord: CoordStore, clock: Clock, new_id: Callable[[], str] = random_id
     ) -> None:
         self._coord = coord
         self._clock = clock
-        self._new_id = new_id or partial(secrets.token_hex, 8)
+        self._new_id = new_id
         self.lock = threading.RLock()
         # The thread whose transaction holds the lock.
         self.transacting: int | None = None
@@ -176,9 +178,7 @@ class OwnedClaims:
 
     def confirm(self, part: TopicPartition) -> Applied:
         """Settle the doubt about a claim that is held, by a write of our own."""
-        with self.lock:
-            stamp = self._stamp()
-            return self._change([part], lambda owned_claim: claims.touch(owned_claim, stamp))
+        return self._change([part], claims.touch)
 
     def let_go(self, part: TopicPartition, found: Versioned) -> Applied:
         """Release a claim that turned out to be ours, though no handler works on it.
@@ -219,26 +219,18 @@ class OwnedClaims:
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> Applied:
         """Move checkpoints forward, all in one commit; never back."""
-        with self.lock:
-            stamp = self._stamp()
-
-            def advance(owned_claim: OwnedClaim) -> Step:
-                return claims.advance(owned_claim, *marks[owned_claim.part], stamp)
-
-            return self._change(marks, advance)
+        return self._change(
+            marks, lambda held, stamp: claims.advance(held, *marks[held.part], stamp)
+        )
 
     def pin(self, checkpoints: Mapping[TopicPartition, int]) -> Applied:
         """Set first checkpoints, all in one commit.
 
         Also if an earlier try had no answer and was done: then it is the first one that counts.
         """
-        with self.lock:
-            stamp = self._stamp()
-
-            def pin(owned_claim: OwnedClaim) -> Step:
-                return claims.pin(owned_claim, checkpoints[owned_claim.part], stamp)
-
-            return self._change(checkpoints, pin)
+        return self._change(
+            checkpoints, lambda held, stamp: claims.pin(held, checkpoints[held.part], stamp)
+        )
 
     def release(
         self,
@@ -247,14 +239,13 @@ class OwnedClaims:
         also: Sequence[Write] = (),
     ) -> Applied:
         """Write the final checkpoints and let go, in one commit; `also` goes with it."""
+
+        def release(held: OwnedClaim, stamp: Stamp) -> Step:
+            mark = marks[held.part] or Mark(-1)
+            checkpoint = mark.checkpoint if mark.checkpoint >= 0 else None
+            return claims.release(held, checkpoint, mark.done, stamp)
+
         with self.lock:
-            stamp = self._stamp()
-
-            def release(owned_claim: OwnedClaim) -> Step:
-                mark = marks[owned_claim.part] or Mark(-1)
-                checkpoint = mark.checkpoint if mark.checkpoint >= 0 else None
-                return claims.release(owned_claim, checkpoint, mark.done, stamp)
-
             applied = self._change(marks, release, guard, also)
             self.drop(owned_claim.part for owned_claim in applied.written)
             return applied
@@ -327,16 +318,19 @@ class OwnedClaims:
     def _change(
         self,
         parts: Iterable[TopicPartition],
-        rebuild: Rebuild,
+        build: Callable[[OwnedClaim, Stamp], Step],
         guard: Sequence[Check] = (),
         also: Sequence[Write] = (),
     ) -> Applied:
-        steps = [rebuild(self._held[part]) for part in parts if part in self._held]
-        unknown = frozenset(part for part in parts if part not in self._held)
-        applied = self._apply(steps, rebuild, guard, also)
-        self._held |= {owned_claim.part: owned_claim for owned_claim in applied.written}
-        self.drop(applied.lost)
-        return Applied(applied.written, applied.lost | unknown, applied.stale)
+        """Write what `build` makes of these claims, and hold them so."""
+        with self.lock:
+            stamp = self._stamp()
+            steps = [build(self._held[part], stamp) for part in parts if part in self._held]
+            unknown = frozenset(part for part in parts if part not in self._held)
+            applied = self._apply(steps, lambda held: build(held, stamp), guard, also)
+            self._held |= {owned_claim.part: owned_claim for owned_claim in applied.written}
+            self.drop(applied.lost)
+            return Applied(applied.written, applied.lost | unknown, applied.stale)
 
     def _apply(
         self,

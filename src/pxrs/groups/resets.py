@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
-from pxrs.clock import Clock
 from pxrs.core.records import HISTORY_LENGTH, SCHEMA, encode, resets_prefix
 from pxrs.errors import StoreError
 from pxrs.stores.api import CoordStore
-from pxrs.types import Delete, Put, TopicPartition
+from pxrs.types import Delete, Put
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,43 +26,13 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
 
 
-def record_of_seek(
-    group: str,
-    by: str,
-    part: TopicPartition,
-    before: int | None,
-    after: int | None,
-    clock: Clock,
-    new_id: Callable[[], str] | None = None,
-    why: str = "",
-) -> Put:
-    """The record, to be written in the commit that changes the checkpoint."""
-    write = new_id() if new_id is not None else secrets.token_hex(6)
-    return record_of_reset(group, by, part, before, after, clock.wall_ms(), write, why)
+def record_of_reset(group: str, reset: Reset, write: str) -> Put:
+    """The record, to be written in the commit that changes the checkpoint.
 
-
-def record_of_reset(
-    group: str,
-    by: str,
-    part: TopicPartition,
-    before: int | None,
-    after: int | None,
-    at_ms: int,
-    write: str,
-    why: str = "",
-) -> Put:
-    """The same for one of several partitions of a topic; `write` says that they are one."""
-    reset = Reset(
-        topic=part.topic,
-        partition=part.partition,
-        before=before,
-        after=after,
-        by=by,
-        at_ms=at_ms,
-        why=why,
-    )
+    Several of one `write` were made together.
+    """
     # Sorted by time; the rest keeps those of the same millisecond apart.
-    key = f"{resets_prefix(group)}{at_ms:015}-{write}-{part.partition:06}"
+    key = f"{resets_prefix(group)}{reset.at_ms:015}-{write}-{reset.partition:06}"
     return Put(key, encode(reset))
 
 

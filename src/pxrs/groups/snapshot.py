@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from pxrs.types import Topic, TopicPartition, Versioned
 _FEW = 16
 
 
+@dataclass
 class Snapshot:
     """A view, with the versions behind it. Several members that one process holds may share it.
 
@@ -34,24 +36,16 @@ class Snapshot:
     claim.
     """
 
-    def __init__(
-        self,
-        view: View,
-        head_version: int,
-        claims: dict[TopicPartition, tuple[str, Versioned | None]],
-        last_epochs: Mapping[TopicPartition, int],
-        list_claims: Callable[[], dict[str, Versioned]],
-    ) -> None:
-        self.view = view
-        self.head_version = head_version
-        self.claims = claims
-        self.last_epochs = last_epochs
-        self._list_claims = list_claims
+    view: View
+    head_version: int
+    claims: dict[TopicPartition, tuple[str, Versioned | None]]
+    last_epochs: Mapping[TopicPartition, int]
+    list_claims: Callable[[], dict[str, Versioned]]
 
     @cached_property
     def all_claims(self) -> dict[str, Versioned]:
         """Every claim of the group by its key, listed when the first one asks."""
-        return self._list_claims()
+        return self.list_claims()
 
 
 class TopicFinder(Protocol):

@@ -126,7 +126,8 @@ class Outbox:
         self._room = threading.Condition()
         self._want_room: list[Callable[[], None]] = []
         self._buffers: list[ThreadBuffer] = []
-        self._held = 0
+        # Bytes reported and not yet settled.
+        self.held = 0
         # Taken from the buffers and not settled, first come, first served. The committer's own.
         self._waiting: list[PendingBatch] = []
         # When the first batch since the last `take` was opened; None if none was.
@@ -137,14 +138,9 @@ class Outbox:
             self._buffers.append(buffer)
 
     @property
-    def held(self) -> int:
-        """Bytes reported and not yet settled."""
-        return self._held
-
-    @property
     def has_room(self) -> bool:
         """Whether `report` would not block."""
-        return self._held <= self._buffer_bytes
+        return self.held <= self._buffer_bytes
 
     @property
     def waiting(self) -> bool:
@@ -182,7 +178,7 @@ class Outbox:
         with self._room:
             if not self._room.wait_for(lambda: self.has_room, self.max_block):
                 raise self.full()
-            self._held += buffer.unreported
+            self.held += buffer.unreported
             buffer.unreported = 0
 
     def when_room(self, callback: Callable[[], None]) -> None:
@@ -196,7 +192,7 @@ class Outbox:
     def full(self) -> BufferFull:
         """Builds the error for a buffer that stayed full for `max_block` seconds."""
         return BufferFull(
-            f"{self._held} bytes wait to be written and none went for "
+            f"{self.held} bytes wait to be written and none went for "
             f"{self.max_block:g} s; is the store busy? This message was not kept"
         )
 
@@ -248,7 +244,7 @@ class Outbox:
         """These are settled: there is room again. Once more changes nothing."""
         with self._room:
             for pending in batches:
-                self._held -= pending.weight
+                self.held -= pending.weight
                 pending.weight = 0
             self._room.notify_all()
             wanted: list[Callable[[], None]] = []
@@ -283,7 +279,7 @@ class Outbox:
             kept = set(map(id, buffers))
             for buffer in self._buffers:
                 if id(buffer) not in kept:
-                    self._held += buffer.unreported
+                    self.held += buffer.unreported
                     buffer.unreported = 0
             self._buffers = buffers
 

@@ -8,10 +8,10 @@ partition, what an epoch means and when to rebalance is decided in `pxrs.core`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pxrs.codec.batches import HEADER_SIZE
 from pxrs.errors import InvalidRequest, PxrsError, quoted
@@ -42,6 +42,8 @@ from pxrs.types import (
     Versioned,
     Write,
 )
+
+T = TypeVar("T")
 
 
 class Watch(Protocol):
@@ -475,6 +477,23 @@ def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Li
             raise InvalidRequest(
                 f"{len(write.value)} bytes for {write.key!r}; this store takes {limits.value_bytes}"
             )
+
+
+def lots(
+    items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], room: tuple[int, ...]
+) -> Iterator[list[T]]:
+    """Split items, in their order, into lots that fit into a commit: each weight into its room."""
+    lot: list[T] = []
+    left = room
+    for item in items:
+        weights = weigh(item)
+        if lot and any(weight > rest for weight, rest in zip(weights, left, strict=True)):
+            yield lot
+            lot, left = [], room
+        lot.append(item)
+        left = tuple(rest - weight for weight, rest in zip(weights, left, strict=True))
+    if lot:
+        yield lot
 
 
 def failed_checks(

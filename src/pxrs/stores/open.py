@@ -176,7 +176,9 @@ def _postgres(url: StoreUrl) -> Opened:
 
 def _etcd(url: StoreUrl) -> Opened:
     from pxrs.config import etcd_settings
-    from pxrs.stores.etcd.coord import EtcdCoord
+
+    with _needing("etcd://", "etcd"):
+        from pxrs.stores.etcd.coord import EtcdCoord
 
     coord = EtcdCoord(etcd_settings(url))
     return _with_recipe(coord)._replace(findings=coord.findings)

@@ -104,17 +104,14 @@ class Faults:
         self.rates = rates
         self.before_call = before_call
         self._no_answer = no_answer
-        self._interruptible = interruptible
-        self._cut_off: dict[str, float] = {}
-        self._all_cut_off = 0.0
+        self.interruptible = interruptible
+        # Until when each is cut off; None stands for all.
+        self._cut_off: dict[str | None, float] = {}
         self._late: list[_Late] = []
 
     def cut_off(self, who: str | None, until: float) -> None:
         """Cut all, or this one, off from the store until then."""
-        if who is None:
-            self._all_cut_off = max(self._all_cut_off, until)
-        else:
-            self._cut_off[who] = max(self._cut_off.get(who, until), until)
+        self._cut_off[who] = max(self._cut_off.get(who, until), until)
 
     def crash(self, until: float) -> None:
         """The store dies, and can be reached again at that time.
@@ -131,7 +128,6 @@ class Faults:
         """No faults from now on; commits that are still on their way arrive now."""
         self.rates = NOTHING
         self._cut_off.clear()
-        self._all_cut_off = 0.0
         for late in self._take_late(lambda late: True):
             late.arrive()
 
@@ -148,7 +144,7 @@ class Faults:
             self.before_call(who, what)
         self.arrive()
         now = self.clock.monotonic()
-        if now < self._all_cut_off or now < self._cut_off.get(who, now):
+        if now < self._cut_off.get(None, now) or now < self._cut_off.get(who, now):
             raise StoreUnavailable(f"{who} can't reach the store ({what})")
         if self.happens(rate):
             raise StoreUnavailable(f"{what} failed")
@@ -169,10 +165,6 @@ class Faults:
         if self.happens(self.rates.unknown_applied):
             raise self.unknown(sent.who, f"the answer to {sent.name} was lost", sent.writes)
         return result
-
-    def is_interrupted(self, who: str) -> bool:
-        """Whether a signal meets the caller in the middle of this call."""
-        return self._interruptible(who) and self.happens(self.rates.interrupted)
 
     def unknown(self, who: str, why: str, writes: Sequence[Write]) -> OutcomeUnknown:
         """The error for a commit that gets no answer."""
@@ -269,7 +261,7 @@ def _late(faults: Faults, sent: Sent) -> None:
 
 def _interrupted(faults: Faults, sent: Sent) -> None:
     """The caller is interrupted, and what was sent is done, done later or not at all."""
-    if faults.is_interrupted(sent.who):
+    if faults.interruptible(sent.who) and faults.happens(faults.rates.interrupted):
         fate = faults.rng.random()
         if fate < 1 / 3:
             sent.do()

@@ -15,7 +15,7 @@ import msgspec
 from pxrs.clock import Clock
 from pxrs.core.records import Claim, decode
 from pxrs.errors import ConfigError, CopyRefused, InvalidRequest, OutcomeUnknown
-from pxrs.stores.api import CoordStore, ItemRestorer, QueueStore, Stores
+from pxrs.stores.api import CoordStore, ItemRestorer, QueueStore, Stores, lots
 from pxrs.types import (
     Check,
     Committed,
@@ -128,17 +128,11 @@ def _in_commits(changes: list[Change], target: CoordStore) -> Iterator[list[Chan
     most = target.limits.operations // 2
     if most < 1:
         raise InvalidRequest("the target can't check and write in one commit")
-    piece: list[Change] = []
-    size = 0
-    for change in changes:
-        weight = len(change[1].value) if isinstance(change[1], Put) else 0
-        if piece and (len(piece) == most or size + weight > _COMMIT_BYTES):
-            yield piece
-            piece, size = [], 0
-        piece.append(change)
-        size += weight
-    if piece:
-        yield piece
+
+    def weigh(change: Change) -> tuple[int, int]:
+        return 1, len(change[1].value) if isinstance(change[1], Put) else 0
+
+    return lots(changes, weigh, (most, _COMMIT_BYTES))
 
 
 def differences(wanted: Mapping[str, Versioned], have: Mapping[str, Versioned]) -> Iterator[str]:
@@ -226,31 +220,19 @@ def _copy_items(
     source: QueueStore, target: QueueStore, queue: str, on_copied: OnCopied, clock: Clock
 ) -> None:
     restorer = _restorer(target)
-    stale: list[int] = []
-    fresh: list[StoredItem] = []
-    size = 0
 
-    def flush() -> None:
-        nonlocal size
+    def weigh(pair: tuple[StoredItem | None, StoredItem | None]) -> tuple[int, int]:
+        return 1, 0 if pair[0] is None else len(pair[0].body)
+
+    room = (min(_ITEMS_PER_PAGE, target.limits.items), _RESTORE_BYTES)
+    for some in lots(_unequal(source, target, queue, clock), weigh, room):
+        stale = [have.id for _, have in some if have is not None]
+        fresh = [wanted for wanted, _ in some if wanted is not None]
         if stale:
             target.drop(queue, stale)
         if fresh:
             _restore(restorer, queue, fresh)
             on_copied(len(fresh))
-        stale.clear()
-        fresh.clear()
-        size = 0
-
-    most = min(_ITEMS_PER_PAGE, target.limits.items)
-    for wanted, have in _unequal(source, target, queue, clock):
-        if have is not None:
-            stale.append(have.id)
-        if wanted is not None:
-            fresh.append(wanted)
-            size += len(wanted.body)
-        if len(fresh) >= most or len(stale) >= most or size >= _RESTORE_BYTES:
-            flush()
-    flush()
 
 
 def _restore(target: ItemRestorer, queue: str, items: list[StoredItem]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
@@ -29,14 +30,14 @@ _LEASE_TTL = 3600
 _SLOT_LIFE = 1800.0
 
 
+@dataclass
 class Slot:
     """A key of our own, and the revision at which we wrote it last."""
 
-    def __init__(self, key: bytes, lease: int, made: float) -> None:
-        self.key = key
-        self.lease = lease
-        self.made = made
-        self.revision = 0
+    key: bytes
+    lease: int
+    made: float
+    revision: int = 0
 
 
 class Outcome(NamedTuple):

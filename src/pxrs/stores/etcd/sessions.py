@@ -26,19 +26,12 @@ class EtcdSession:
     ) -> None:
         self._nodes = nodes
         self._clock = clock
+        self.id = session_id(lease)
+        self.ttl = ttl
         self._lease = lease
-        self._ttl = ttl
         self._safe_until = sent + ttl
         self._over = False
         self._ended = ended
-
-    @property
-    def id(self) -> str:
-        return session_id(self._lease)
-
-    @property
-    def ttl(self) -> float:
-        return self._ttl
 
     def renew(self) -> None:
         if self._over:
@@ -58,7 +51,7 @@ class EtcdSession:
             self._over = True
             self._ended(self)
             raise SessionLost(f"session {self.id} was not renewed in time; open a new one")
-        self._safe_until = max(self._safe_until, sent + self._ttl)
+        self._safe_until = max(self._safe_until, sent + self.ttl)
 
     def remaining(self) -> float:
         return 0.0 if self._over else max(0.0, self._safe_until - self._clock.monotonic())

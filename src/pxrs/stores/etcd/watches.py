@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -25,16 +26,16 @@ _PAUSE = 0.1
 _CONNECT = 2.0
 
 
+@dataclass
 class Watcher:
     """One prefix of one watch, as the node knows it."""
 
-    def __init__(self, number: int, prefix: bytes, watch: LocalWatch) -> None:
-        self.number = number
-        self.prefix = prefix
-        self.watch = watch
-        self.confirmed = threading.Event()
-        # The first revision that it has not heard of; 0 before it was confirmed.
-        self.next_revision = 0
+    number: int
+    prefix: bytes
+    watch: LocalWatch
+    confirmed: threading.Event = field(default_factory=threading.Event)
+    # The first revision that it has not heard of; 0 before it was confirmed.
+    next_revision: int = 0
 
     def request(self) -> Any:
         """Asks a node for everything that this watcher has not heard."""

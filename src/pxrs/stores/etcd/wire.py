@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-try:
-    import grpc
-    from aetcd import rpc
-except ImportError as error:
-    from pxrs.errors import MissingExtra
-
-    raise MissingExtra("etcd://", "etcd") from error
+import grpc
+from aetcd import rpc
 
 __all__ = ["grpc", "rpc"]
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from pxrs.chance import CHANCE
 from pxrs.clock import Clock
@@ -134,25 +136,23 @@ class Appending:
             return unknown
 
 
+@dataclass
 class _Work:
     """The batches of one call for one partition, one after the other."""
 
-    def __init__(
-        self, topics: Topics, where: LogPartition, batches: Sequence[Batch], append: _Append
-    ) -> None:
-        self._topics = topics
-        self._append = append
-        self.where = where
-        self.batches = batches
-        self.outcomes: list[Appended | PxrsError] = []
-        # Whether a batch is on its way, the one after those that have an outcome.
-        self.under_way = False
-        # The caller does not wait any more: the batch on its way is the last one.
-        self.is_left = False
+    topics: Topics
+    where: LogPartition
+    batches: Sequence[Batch]
+    append: _Append
+    outcomes: list[Appended | PxrsError] = field(default_factory=list)
+    # Whether a batch is on its way, the one after those that have an outcome.
+    under_way: bool = False
+    # The caller does not wait any more: the batch on its way is the last one.
+    is_left: bool = False
 
     async def run(self) -> None:
         try:
-            await self._topics.using_part(self.where, self._append_all)
+            await self.topics.using_part(self.where, self._append_all)
         except PxrsError as error:
             # The topic can't be found, or not be asked for. Nothing of the rest was sent.
             self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
@@ -162,7 +162,7 @@ class _Work:
             while not self.is_left and len(self.outcomes) < len(self.batches):
                 self.under_way = True
                 try:
-                    outcome = await self._append(part, self.batches[len(self.outcomes)])
+                    outcome = await self.append(part, self.batches[len(self.outcomes)])
                 finally:
                     self.under_way = False
                 self.outcomes.append(outcome)
@@ -193,28 +193,21 @@ class _Overtaken(Exception):  # noqa: N818 - it is tried again
     """Another writer's batch came first."""
 
 
+@dataclass
 class _Attempt:
     """One batch on its way: read the end, judge, publish for that end; again until it is known."""
 
-    def __init__(
-        self,
-        streams: Streams,
-        reading: Reading,
-        clock: Clock,
-        part: Part,
-        batch: Batch,
-    ) -> None:
-        self._streams = streams
-        self._reading = reading
-        self._clock = clock
-        self._part = part
-        self._batch = batch
-        self._writer = secrets.token_hex(6)
-        # The end for which the first try without an answer was built.
-        self._unanswered: Entry | None = None
+    streams: Streams
+    reading: Reading
+    clock: Clock
+    part: Part
+    batch: Batch
+    writer: str = field(default_factory=partial(secrets.token_hex, 6))
+    # The end for which the first try without an answer was built.
+    unanswered: Entry | None = None
 
     async def run(self) -> Appended | PxrsError:
-        size, most = len(self._batch.data), self._streams.wire.max_payload
+        size, most = len(self.batch.data), self.streams.wire.max_payload
         if size + _HEADER_ROOM > most:
             return MessageTooLarge(
                 f"a batch of {size} bytes; this NATS server takes messages up to "
@@ -224,13 +217,13 @@ class _Attempt:
         try:
             return await self._until_known()
         except StoreError as error:
-            if self._unanswered is None or isinstance(error, OutcomeUnknown):
+            if self.unanswered is None or isinstance(error, OutcomeUnknown):
                 raise
             raise OutcomeUnknown(f"a batch was sent and no answer came: {error}") from error
 
     async def _until_known(self) -> Appended | PxrsError:
         """Try until there is an answer; `StoreError` if that can't be had."""
-        patience = self._streams.patience()
+        patience = self.streams.patience()
         fresh = False
         while True:
             delay: float | None = None
@@ -244,7 +237,7 @@ class _Attempt:
                 # Who was overtaken comes back soon, but not all at once.
                 delay = CHANCE.uniform(0, _SOON)
             except NotSent as error:
-                await self._streams.require(self._part.stream)
+                await self.streams.require(self.part.stream)
                 why = error
             except NoAnswer as error:
                 why = error
@@ -257,11 +250,11 @@ class _Attempt:
 
     async def _last(self, *, fresh: bool) -> Entry:
         """The last batch; what is known of it unless it has to be fresh."""
-        part = self._part
+        part = self.part
         if part.tail is not None and not fresh:
             return part.tail
         part.tail = None if fresh else part.tail
-        floor, tail = await self._reading.ends(part)
+        floor, tail = await self.reading.ends(part)
         if tail.next < floor.start:
             # An operator purged the stream by hand: offsets are not given again.
             tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
@@ -269,7 +262,7 @@ class _Attempt:
 
     async def _publish(self, last: Entry) -> Appended | PxrsError | None:
         """Judge and publish; None if another writer was faster."""
-        batch = self._batch
+        batch = self.batch
         producers: Producers | None = None
         if batch.producer_id >= 0:
             judged = await self._judge(last)
@@ -277,33 +270,33 @@ class _Attempt:
                 return judged
             producers = judged
         entry = follow(
-            last, self._writer, batch.count, len(batch.data), batch.max_timestamp, producers
+            last, self.writer, batch.count, len(batch.data), batch.max_timestamp, producers
         )
         data = entry.base.to_bytes(8, "big") + batch.data[8:]
         headers = {**to_headers(entry), EXPECTED: str(last.seq)}
         try:
-            seq = await self._streams.publish(self._part.batches, data, headers, _PUBLISH)
+            seq = await self.streams.publish(self.part.batches, data, headers, _PUBLISH)
         except ApiError as error:
             if error.err_code in WRONG_SEQUENCE:
                 return None
             if passing(error):
                 # From a leader that may have passed it on before it stopped leading.
-                self._unanswered = self._unanswered or last
+                self.unanswered = self.unanswered or last
             raise
         except NoAnswer:
-            self._unanswered = self._unanswered or last
+            self.unanswered = self.unanswered or last
             raise
-        self._part.note(entry._replace(seq=seq))
+        self.part.note(entry._replace(seq=seq))
         return Appended(entry.base)
 
     async def _judge(self, last: Entry) -> Producers | Appended | PxrsError:
         """The producers' states once the batch is there, or why it is not to be appended."""
-        batch = self._batch
+        batch = self.batch
         producers = Producers.of(last)
         known = producers.get(batch.producer_id)
         if known is None and producers.aside:
-            known = await from_aside(self._streams, self._part, batch.producer_id)
-        now = self._part.time.now(self._clock)
+            known = await from_aside(self.streams, self.part, batch.producer_id)
+        now = self.part.time.now(self.clock)
         if known is not None and known.used <= now - PRODUCER_MEMORY_MS:
             known = None
         verdict = judge(known.state if known else None, batch, last.next)
@@ -314,29 +307,29 @@ class _Attempt:
         aside_seq = known.aside_seq if known else 0
         producers = producers.appended(batch.producer_id, Known(verdict.state, now, aside_seq))
         while (surplus := producers.surplus()) is not None:
-            await put_aside(self._streams, self._part, *surplus)
+            await put_aside(self.streams, self.part, *surplus)
             producers = producers.without(surplus[0])
         return producers
 
     async def _find_mine(self, last: Entry) -> Appended | None:
         """Whether a try without an answer was stored after all."""
-        if self._unanswered is None or last.seq <= self._unanswered.seq:
+        if self.unanswered is None or last.seq <= self.unanswered.seq:
             return None
-        if self._batch.producer_id >= 0 and last.writer != self._writer:
+        if self.batch.producer_id >= 0 and last.writer != self.writer:
             return None  # The producer's state will tell.
-        before = self._unanswered
+        before = self.unanswered
         while before.seq < last.seq:
-            stored = await self._streams.next(self._part.stream, self._part.batches, before.seq + 1)
+            stored = await self.streams.next(self.part.stream, self.part.batches, before.seq + 1)
             entry = None if stored is None else from_headers(stored.headers, stored.seq)
             if entry is None or entry.base != before.next:
                 raise OutcomeUnknown(
                     "a batch was sent, no answer came, and where it would stand was trimmed"
                 )
-            if entry.writer == self._writer:
+            if entry.writer == self.writer:
                 return Appended(entry.base)
             before = entry
         # Another writer's message stands where it would have had to go: it never will.
-        self._unanswered = None
+        self.unanswered = None
         return None
 
 

@@ -75,37 +75,18 @@ def follow(
 
 def to_headers(entry: Entry) -> dict[str, str]:
     """Write the headers that are sent with the batch."""
-    fields = (
-        entry.writer,
-        entry.base,
-        entry.next,
-        entry.size,
-        entry.total,
-        entry.max_timestamp,
-        entry.newest,
-        int(entry.aside),
-    )
-    headers = {BATCH: " ".join(map(str, fields))}
-    if entry.producers:
-        headers[PRODUCERS] = entry.producers
+    _, writer, *numbers, aside, producers = entry
+    headers = {BATCH: " ".join(map(str, (writer, *numbers, int(aside))))}
+    if producers:
+        headers[PRODUCERS] = producers
     return headers
 
 
 def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
     """Read what `to_headers` has written, at its place in the stream."""
-    writer, base, following, size, total, max_timestamp, newest, aside = headers[BATCH].split(" ")
-    return Entry(
-        seq,
-        writer,
-        int(base),
-        int(following),
-        int(size),
-        int(total),
-        int(max_timestamp),
-        int(newest),
-        aside == "1",
-        headers.get(PRODUCERS, ""),
-    )
+    writer, *numbers, aside = headers[BATCH].split(" ")
+    producers = headers.get(PRODUCERS, "")
+    return Entry._make((seq, writer, *map(int, numbers), aside == "1", producers))
 
 
 class Known(NamedTuple):

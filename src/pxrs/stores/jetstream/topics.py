@@ -80,7 +80,7 @@ class Part:
 
     def forget(self) -> None:
         """Forget what is known: it turned out to be wrong."""
-        self.marks.clear()
+        self.marks = Marks()
         self.tail = None
 
 
@@ -304,8 +304,7 @@ class Marks:
         self._sorted: list[Mark] = []
 
     def add(self, offset: int, seq: int) -> None:
-        at = bisect_left(self._sorted, (offset,))
-        if at < len(self._sorted) and self._sorted[at].offset == offset:
+        if self.at(offset) is not None:
             return
         if len(self._sorted) >= _MOST:
             del self._sorted[:-2:2]
@@ -324,6 +323,3 @@ class Marks:
         below = self._sorted[at - 1] if at else None
         above = self._sorted[at] if at < len(self._sorted) else None
         return below, above
-
-    def clear(self) -> None:
-        self._sorted.clear()

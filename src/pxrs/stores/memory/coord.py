@@ -30,6 +30,8 @@ class SteppedClock(Clock, Protocol):
 class MemoryCoord:
     """A `CoordStore`. Versions are one revision that rises with every commit."""
 
+    limits = LIMITS
+
     def __init__(self, lock: threading.RLock, clock: Clock = SYSTEM_CLOCK) -> None:
         self._lock = lock
         self._clock = clock
@@ -46,10 +48,6 @@ class MemoryCoord:
         )
         self._ended: list[Callable[[str], None]] = []
         self._closed = False
-
-    @property
-    def limits(self) -> Limits:
-        return LIMITS
 
     def get(self, key: str) -> Versioned | None:
         with self._lock:
@@ -215,31 +213,23 @@ class MemorySession:
     ) -> None:
         self._coord = coord
         self._clock = clock
-        self._id = session_id
-        self._ttl = ttl
+        self.id = session_id
+        self.ttl = ttl
         self._safe_until = sent + ttl
         self._over = False
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def ttl(self) -> float:
-        return self._ttl
 
     def renew(self) -> None:
         sent = self._clock.monotonic()
         try:
-            self._coord.renew(self._id, self._ttl)
+            self._coord.renew(self.id, self.ttl)
         except SessionLost:
             self._over = True
             raise
-        self._safe_until = sent + self._ttl
+        self._safe_until = sent + self.ttl
 
     def remaining(self) -> float:
         return 0.0 if self._over else max(0.0, self._safe_until - self._clock.monotonic())
 
     def close(self) -> None:
-        self._coord.end(self._id)
+        self._coord.end(self.id)
         self._over = True

@@ -67,6 +67,8 @@ class Wish(NamedTuple):
 class MemoryQueues:
     """A `QueueStore`. Every call holds the one lock that is handed in."""
 
+    limits = LIMITS
+
     def __init__(self, lock: threading.RLock, coord: MemoryCoord, clock: Clock) -> None:
         self._lock = lock
         self._coord = coord
@@ -78,10 +80,6 @@ class MemoryQueues:
         self._wakeups: Wakeups[str] = Wakeups(lock, coord.settle)
         self._closed = False
         coord.on_session_end(self._session_ended)
-
-    @property
-    def limits(self) -> QueueLimits:
-        return LIMITS
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
         validate_name(name)

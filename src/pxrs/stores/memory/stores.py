@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import Closed, CommitConflict, NotAtomic
@@ -33,37 +33,21 @@ class MemoryStores:
     """`Stores` that live as long as this object. Callers that share it share the data."""
 
     def __init__(self, name: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
-        self._lock = threading.RLock()
-        self._name = name
-        self._coord = MemoryCoord(self._lock, clock)
-        self._log = MemoryLog(self._lock)
-        self._queues = MemoryQueues(self._lock, self._coord, clock)
-
-    @property
-    def url(self) -> str:
-        return f"memory://{self._name}"
-
-    @property
-    def coord(self) -> MemoryCoord:
-        return self._coord
-
-    @property
-    def log(self) -> MemoryLog:
-        return self._log
-
-    @property
-    def queues(self) -> MemoryQueues:
-        return self._queues
+        self.lock = threading.RLock()
+        self.url = f"memory://{name}"
+        self.coord = MemoryCoord(self.lock, clock)
+        self.log = MemoryLog(self.lock)
+        self.queues = MemoryQueues(self.lock, self.coord, clock)
 
     def atomic(self, connection: Any = None) -> MemoryAtomic:
         if connection is not None:
             raise NotAtomic("the memory store has no connections; it can't commit on yours")
-        return MemoryAtomic(self._lock, self._coord, self._log, self._queues)
+        return MemoryAtomic(self)
 
     def close(self) -> None:
-        self._coord.close()
-        self._log.close()
-        self._queues.close()
+        self.coord.close()
+        self.log.close()
+        self.queues.close()
 
 
 class MemoryAtomic(Block[threading.RLock]):
@@ -72,14 +56,10 @@ class MemoryAtomic(Block[threading.RLock]):
     connection = None
     joined = False
 
-    def __init__(
-        self, lock: threading.RLock, coord: MemoryCoord, log: MemoryLog, queues: MemoryQueues
-    ) -> None:
-        super().__init__(coord.limits, queues.limits)
-        self._lock = lock
-        self._coord = coord
-        self._log = log
-        self._queues = queues
+    def __init__(self, stores: MemoryStores) -> None:
+        super().__init__(stores.coord.limits, stores.queues.limits)
+        self._lock = stores.lock
+        self._coord, self._log, self._queues = stores.coord, stores.log, stores.queues
 
     def __enter__(self) -> MemoryAtomic:
         self._require_new()
@@ -114,12 +94,12 @@ class _Register:
         self._stores: dict[str, MemoryStores] = {}
         self._handles: Counter[str] = Counter()
 
-    def open(self, name: str) -> NamedStores:
+    def open(self, name: str) -> Stores:
         with self._lock:
             if not self._handles[name]:
                 self._stores[name] = MemoryStores(name)
             self._handles[name] += 1
-            return NamedStores(self._stores[name], partial(self._release, name))
+            return cast(Stores, NamedStores(self._stores[name], partial(self._release, name)))
 
     def _release(self, name: str) -> None:
         with self._lock:
@@ -135,35 +115,18 @@ class NamedStores:
     """One of several handles on the memory stores of a name."""
 
     def __init__(self, stores: MemoryStores, release: Callable[[], None]) -> None:
+        self.url = stores.url
         self._stores = stores
         self._release = release
         self._closed = False
 
-    @property
-    def url(self) -> str:
-        return self._stores.url
-
-    @property
-    def coord(self) -> MemoryCoord:
-        return self._held().coord
-
-    @property
-    def log(self) -> MemoryLog:
-        return self._held().log
-
-    @property
-    def queues(self) -> MemoryQueues:
-        return self._held().queues
-
-    def atomic(self, connection: Any = None) -> MemoryAtomic:
-        return self._held().atomic(connection)
+    def __getattr__(self, name: str) -> Any:
+        """The parts of the shared stores, as long as this handle is open."""
+        if self._closed:
+            raise Closed("the store was closed")
+        return getattr(self._stores, name)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._release()
-
-    def _held(self) -> MemoryStores:
-        if self._closed:
-            raise Closed("the store was closed")
-        return self._stores

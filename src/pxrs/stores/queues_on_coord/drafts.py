@@ -1,14 +1,16 @@
 """Commits: how one is drafted, and the one loop in which drafts are committed.
 
 A `Draft` collects what a commit expects and what it writes. It moves items between the records
-that say where they stand, keeps each key's items in order, and moves the ends of queues.
+that say where they stand, keeps each key's items in order, and moves the ends of queues. The
+`Directory` remembers which queues there are and where they end.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,8 +19,8 @@ from pxrs.clock import Clock
 from pxrs.core.queue import tidy
 from pxrs.errors import InvalidRequest, SessionLost, TransactionConflict
 from pxrs.stores.api import CoordStore
-from pxrs.stores.queues_on_coord.directory import Directory, Known
 from pxrs.stores.queues_on_coord.layout import (
+    LIST,
     Entry,
     Head,
     Item,
@@ -62,6 +64,8 @@ _HEADER_BYTES = 32 * 1024
 # Errors of all items of a transaction have to fit into one commit.
 _LONGEST_ERROR = 2_000
 _SWEPT_AT_ONCE = 50
+# Items have bodies: not too many at once.
+_DELETED_AT_ONCE = 20
 
 
 class Attempts:
@@ -85,6 +89,100 @@ class Attempts:
         self._made += 1
 
 
+class Known(NamedTuple):
+    """A queue as it was last seen. Every commit that builds on it checks the version it needs."""
+
+    queue: Queue
+    head_version: int
+    tail: Tail
+    tail_version: int
+
+
+class Directory:
+    """The queues of one handle, remembered until a check fails."""
+
+    def __init__(self, coord: CoordStore) -> None:
+        self._coord = coord
+        self._lock = threading.Lock()
+        self._known: dict[str, Known] = {}
+
+    def find(self, name: str) -> Queue | None:
+        """The queue as of now."""
+        found = self._coord.get(Layout(name).head)
+        if found is None or (head := decode(found.value, Head)).deleting:
+            return None
+        return _queue(name, head)
+
+    def all(self) -> list[Queue]:
+        return [_queue(name, head) for name, head in self._heads() if not head.deleting]
+
+    def deleting(self) -> list[str]:
+        """Queues whose deletion was begun and not finished."""
+        return [name for name, head in self._heads() if head.deleting]
+
+    def known(self, name: str) -> Known | None:
+        """The queue as it was lately; None if there is none now."""
+        with self._lock:
+            if name in self._known:
+                return self._known[name]
+        at = Layout(name)
+        head, tail = self._coord.get(at.head), self._coord.get(at.tail)
+        if head is None or tail is None or decode(head.value, Head).deleting:
+            return None
+        known = Known(
+            _queue(name, decode(head.value, Head)),
+            head.version,
+            decode(tail.value, Tail),
+            tail.version,
+        )
+        with self._lock:
+            before = self._known.get(name)
+            if before is None or before.tail_version < known.tail_version:
+                self._known[name] = known
+        return known
+
+    def forget(self, name: str) -> None:
+        """Read the queue again when it is needed: a check failed."""
+        with self._lock:
+            self._known.pop(name, None)
+
+    def learn(self, name: str, tail: Tail, outcome: Committed, now_ms: int) -> None:
+        """Remember what a commit has made that moved the tail, or made the queue at `now_ms`."""
+        at, versions = Layout(name), outcome.versions
+        with self._lock:
+            before = self._known.get(name)
+            if at.head in versions:
+                queue = Queue(name=name, fifo=False, created_ms=now_ms)
+                before = Known(queue, versions[at.head], tail, 0)
+            if before is not None and versions[at.tail] > before.tail_version:
+                self._known[name] = before._replace(tail=tail, tail_version=versions[at.tail])
+
+    def finish_deletion(self, at: Layout) -> None:
+        """Remove every record of a queue that is marked as deleted, then the mark. In any process.
+
+        Nothing can be taken or put any more, but what is given back meanwhile moves once, maybe
+        past us: so it has to be found empty twice.
+        """
+        head = self._coord.get(at.head)
+        if head is None or not decode(head.value, Head).deleting:
+            return
+        empty = 0
+        while empty < 2:
+            records = self._coord.list(at.folder, limit=_DELETED_AT_ONCE)
+            empty = 0 if records else empty + 1
+            if records:
+                self._coord.commit([], [Delete(record.key) for record in records])
+        self._coord.commit([Check(at.head, head.version)], [Delete(at.head)])
+
+    def _heads(self) -> list[tuple[str, Head]]:
+        records = self._coord.list(LIST)
+        return [(record.key[len(LIST) :], decode(record.value, Head)) for record in records]
+
+
+def _queue(name: str, head: Head) -> Queue:
+    return Queue(name=name, fifo=head.fifo, created_ms=head.created_ms)
+
+
 class Context:
     """Shared by the parts of one handle: the store, the clock, and the queues it knows."""
 
@@ -92,21 +190,15 @@ class Context:
         self.coord = coord
         self.clock = clock
         self.directory = Directory(coord)
+        # How many records of items fit into one commit.
+        self.room = coord.limits.operations - _OVERHEAD
+        # Within these one commit surely fits, for items without a key, in one queue.
+        self.limits = QueueLimits(
+            items=self.room // _PER_ITEM,
+            body_bytes=coord.limits.value_bytes - _HEADER_BYTES,
+        )
         # Up to which record each folder has been swept.
         self._swept: dict[str, str] = {}
-
-    @property
-    def limits(self) -> QueueLimits:
-        """The limits within which one commit surely fits, for items without a key, in one queue."""
-        return QueueLimits(
-            items=self.room // _PER_ITEM,
-            body_bytes=self.coord.limits.value_bytes - _HEADER_BYTES,
-        )
-
-    @property
-    def room(self) -> int:
-        """Returns how many records of items fit into one commit."""
-        return self.coord.limits.operations - _OVERHEAD
 
     def draft(self, refused: Conflict | None = None) -> Draft:
         return Draft(self.coord, self.directory, self.clock.wall_ms(), refused)
@@ -359,8 +451,11 @@ class Draft:
         self.attach(at, _freed(entry.standing, visible_ms, suspect=suspect, error=error))
 
     def remove(self, at: Layout, entry: Entry) -> None:
-        self.detach(at, entry)
-        self.delete(at.item(entry.standing.number))
+        if entry.key.startswith(at.dlq):
+            self.delete(entry.key, entry.version)
+        else:
+            self.detach(at, entry)
+            self.delete(at.item(entry.standing.number))
 
     def bury(self, at: Layout, entry: Entry, error: str) -> bool:
         """Make it a dead item; false if it is not there any more."""
@@ -476,22 +571,5 @@ def _freed(standing: Standing, visible_ms: int, *, suspect: bool, error: str) ->
 
 
 def cost(entry: Entry) -> tuple[int]:
-    """Returns how many records take part in removing an item; see `lots`."""
+    """Returns how many records take part in removing an item; see `pxrs.stores.api.lots`."""
     return (_PER_ITEM + (0 if entry.standing.key_order is None else _PER_KEY),)
-
-
-def lots(
-    items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], room: tuple[int, ...]
-) -> Iterator[list[T]]:
-    """Split items, in their order, into lots that fit into a commit: each weight into its room."""
-    lot: list[T] = []
-    left = room
-    for item in items:
-        weights = weigh(item)
-        if lot and any(weight > rest for weight, rest in zip(weights, left, strict=True)):
-            yield lot
-            lot, left = [], room
-        lot.append(item)
-        left = tuple(rest - weight for weight, rest in zip(weights, left, strict=True))
-    if lot:
-        yield lot

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from pxrs.core.queue import DIED_HOLDING
-from pxrs.errors import PxrsError, SessionLost
+from pxrs.errors import Fenced, PxrsError, SessionLost
 from pxrs.stores.api import CoordStore, Session
 from pxrs.stores.queues_on_coord.drafts import Context
 from pxrs.stores.queues_on_coord.layout import Entry, Layout, entry_of
@@ -93,12 +94,26 @@ class Deadlines:
         self._used: dict[str, Session] = {}
         self._spare: list[Session] = []
 
-    def open(self, seconds: float) -> Session:
-        """A session that ends `seconds` from now."""
+    @contextmanager
+    def counting(self, seconds: float) -> Iterator[Session]:
+        """A session that ends `seconds` from now, for holds that the block makes.
+
+        If nothing is held by it after the block it is kept for later.
+        """
         session = self._spare_one(seconds) or self._coord.session(seconds)
         with self._lock:
             self._used[session.id] = session
-        return session
+        try:
+            yield session
+        except (SessionLost, Fenced):
+            raise
+        except BaseException:
+            # Something may be held by it, for all we know: nobody renews it, and it has to end.
+            with self._lock:
+                self._used.pop(session.id, None)
+            raise
+        finally:
+            self.release(session.id)
 
     def _spare_one(self, seconds: float) -> Session | None:
         """A spare session of this length that is still alive, renewed."""
@@ -127,11 +142,6 @@ class Deadlines:
         for session in over:
             with suppress(PxrsError):
                 session.close()
-
-    def abandon(self, session: str) -> None:
-        """Stop renewing a session, so that it ends by itself."""
-        with self._lock:
-            self._used.pop(session, None)
 
     def close(self) -> None:
         with self._lock:

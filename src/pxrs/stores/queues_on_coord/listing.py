@@ -5,7 +5,7 @@ By listing: fine for some thousands of items.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import NamedTuple
 
 from pxrs.core.queue import LIVE
@@ -58,23 +58,19 @@ class Stored(NamedTuple):
         )
 
 
-class Survey:
-    """Lists the live items of a queue. It may miss one that moves meanwhile: look again."""
+def survey(coord: CoordStore, at: Layout) -> dict[int, Entry]:
+    """Where the live items of a queue stand. It may miss one that moves meanwhile: look again."""
+    return _entries(coord, at.ready, at.delayed, at.all_waiting, at.metas)
 
-    def __init__(self, coord: CoordStore, at: Layout) -> None:
-        self._coord = coord
-        self._at = at
-        self.entries: dict[int, Entry] = {}
-        self._look(at.ready, at.delayed, at.all_waiting, at.metas)
 
-    def look_again(self) -> None:
-        """Look where items go from everywhere else: in the end all are seen."""
-        self._look(self._at.metas, self._at.ready)
+def look_again(coord: CoordStore, at: Layout, seen: dict[int, Entry]) -> None:
+    """Look where items go from everywhere else: in the end all are seen."""
+    seen |= _entries(coord, at.metas, at.ready)
 
-    def _look(self, *folders: str) -> None:
-        for folder in folders:
-            found = map(entry_of, self._coord.list(folder))
-            self.entries |= {entry.standing.number: entry for entry in found}
+
+def _entries(coord: CoordStore, *folders: str) -> dict[int, Entry]:
+    found = [entry_of(record) for folder in folders for record in coord.list(folder)]
+    return {entry.standing.number: entry for entry in found}
 
 
 def live_items(
@@ -82,18 +78,18 @@ def live_items(
     at: Layout,
     after: int | None = None,
     limit: int | None = None,
-    survey: Survey | None = None,
+    seen: dict[int, Entry] | None = None,
 ) -> list[Stored]:
     """Items that are not dead, by number."""
     last = None if after is None else at.item(after)
     records = coord.list(at.items, after=last, limit=limit)
     if not records:
         return []
-    survey = survey or Survey(coord, at)
-    if any(number_of(record) not in survey.entries for record in records):
-        survey.look_again()
+    seen = survey(coord, at) if seen is None else seen
+    if any(number_of(record) not in seen for record in records):
+        look_again(coord, at, seen)
     return [
-        Stored(number, *decode_item(record.value), survey.entries.get(number))
+        Stored(number, *decode_item(record.value), seen.get(number))
         for number, record in zip(map(number_of, records), records, strict=True)
     ]
 
@@ -102,9 +98,9 @@ def shown_items(
     coord: CoordStore, at: Layout, wanted: Sequence[ItemState], after: int, page: int, now_ms: int
 ) -> Iterator[StoredItem]:
     """Items in the wanted states, by number. Read page by page, the live beside the dead."""
-    survey = Survey(coord, at) if any(state in LIVE for state in wanted) else None
+    seen = survey(coord, at) if any(state in LIVE for state in wanted) else None
     while True:
-        live = [] if survey is None else live_items(coord, at, after, page, survey)
+        live = [] if seen is None else live_items(coord, at, after, page, seen)
         dead = []
         if ItemState.DEAD in wanted:
             records = coord.list(at.dlq, after=at.dead(after), limit=page)
@@ -123,15 +119,22 @@ def shown_items(
 def standing_in(
     coord: CoordStore,
     at: Layout,
-    ids: Container[int] | None,
+    ids: Collection[int] | None,
     states: Container[ItemState],
     now_ms: int,
 ) -> list[Entry]:
-    """Lists live items in these states, all or those of these numbers; the last first."""
-    survey = Survey(coord, at)
-    survey.look_again()
-    return [
+    """Lists items in these states, all or those of these numbers; the last first, then the dead."""
+    seen = survey(coord, at)
+    look_again(coord, at, seen)
+    found = [
         entry
-        for number, entry in sorted(survey.entries.items(), reverse=True)
+        for number, entry in sorted(seen.items(), reverse=True)
         if (ids is None or number in ids) and at.state(entry, now_ms) in states
     ]
+    if ItemState.DEAD in states:
+        by_number = (coord.get(at.dead(number)) for number in sorted(ids or ()))
+        for record in coord.list(at.dlq) if ids is None else by_number:
+            if record is not None:
+                standing = Standing(number=number_of(record))
+                found.append(Entry(record.key, record.version, standing))
+    return found

@@ -10,7 +10,7 @@ not: those end with sessions, which the engine ends.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -44,8 +44,8 @@ from pxrs.errors import (
     StoreError,
     TransactionConflict,
 )
-from pxrs.stores.api import CoordStore, Watch
-from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost, lots
+from pxrs.stores.api import CoordStore, Watch, lots
+from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost
 from pxrs.stores.queues_on_coord.holds import Deadlines, Holds, Reaper
 from pxrs.stores.queues_on_coord.layout import (
     NUMBERS_END,
@@ -75,7 +75,6 @@ from pxrs.types import (
     Outcome,
     Queue,
     QueueChange,
-    QueueLimits,
     QueueStats,
     Release,
     StoredItem,
@@ -100,6 +99,7 @@ class RecipeQueues:
         self._coord = coord
         self._clock = clock
         self._context = Context(coord, clock)
+        self.limits = self._context.limits
         self._directory = self._context.directory
         self._holds = Holds(coord)
         self._deadlines = Deadlines(coord, self._holds)
@@ -107,10 +107,6 @@ class RecipeQueues:
         self._reaper = Reaper(self._context)
         self._taker = Taker(self._context, self._holds, self._deadlines, self._reaper)
         self._closed = False
-
-    @property
-    def limits(self) -> QueueLimits:
-        return self._context.limits
 
     def close(self) -> None:
         """The coordination store is its opener's to close."""
@@ -283,7 +279,6 @@ class RecipeQueues:
         if not wanted:
             self._context.require_session(holder.session)
             return
-        deadline = self._deadlines.open(lock_for)
         before: list[Entry] = []
 
         def build(draft: Draft) -> tuple[Draft, list[Standing]]:
@@ -298,20 +293,15 @@ class RecipeQueues:
             return draft, longer
 
         try:
-            draft, longer = self._context.commit("items could not be held for longer", build)
-            for each, entry, standing in zip(wanted, before, longer, strict=True):
-                extended = Entry(entry.key, draft.versions[entry.key], standing)
-                self._holds.add(holder, each.queue, extended)
+            with self._deadlines.counting(lock_for) as deadline:
+                draft, longer = self._context.commit("items could not be held for longer", build)
+                for each, entry, standing in zip(wanted, before, longer, strict=True):
+                    extended = Entry(entry.key, draft.versions[entry.key], standing)
+                    self._holds.add(holder, each.queue, extended)
         except SessionLost:
             raise self._who_ended(holder, wanted) from None
-        except Fenced:
-            raise
-        except BaseException:
-            # It may count the time of a hold, for all we know: it has to end.
-            self._deadlines.abandon(deadline.id)
-            raise
         finally:
-            self._deadlines.release(deadline.id, *(entry.standing.until for entry in before))
+            self._deadlines.release(*(entry.standing.until for entry in before))
 
     def _require_held(self, draft: Draft, holder: Holder, held: Sequence[Held]) -> list[Entry]:
         """Find items that the holder holds, and require them to be held at the commit, too."""
@@ -399,15 +389,7 @@ class RecipeQueues:
         self._reaper.reap(at)
         picked = standing_in(self._coord, at, ids, states, self._clock.wall_ms())
         by_cost = lots(picked, cost, (self._context.room,))
-        removed = sum(self._remove_lot(at, lot, states) for lot in by_cost)
-        if ItemState.DEAD in states:
-            dead: Iterable[Versioned | None] = (
-                self._coord.list(at.dlq)
-                if ids is None
-                else map(self._coord.get, map(at.dead, sorted(ids)))
-            )
-            removed += sum(self._remove_dead(at, record) for record in dead if record is not None)
-        return removed
+        return sum(self._remove_lot(at, lot, states) for lot in by_cost)
 
     def _remove_lot(self, at: Layout, lot: list[Entry], states: Container[ItemState]) -> int:
         """Remove them in one commit; those that have moved meanwhile are looked up again."""
@@ -423,17 +405,6 @@ class RecipeQueues:
                 draft.remove(at, entry)
             draft.count_dropped(at.queue, len(entries))
             return len(entries)
-
-        return self._context.commit(f"items of queue {at.queue!r} could not be removed", build)
-
-    def _remove_dead(self, at: Layout, record: Versioned) -> bool:
-        def build(draft: Draft) -> bool:
-            is_gone = draft.refused is not None and record.key in draft.refused.current
-            if is_gone or draft.queue(at.queue) is None:
-                return False
-            draft.delete(record.key, record.version)
-            draft.count_dropped(at.queue, 1)
-            return True
 
         return self._context.commit(f"items of queue {at.queue!r} could not be removed", build)
 

@@ -17,9 +17,9 @@ import msgspec
 
 from pxrs.core.queue import REMEMBERED_FOR, given_up
 from pxrs.errors import PxrsError
-from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft
+from pxrs.stores.queues_on_coord.drafts import Context, Draft
 from pxrs.stores.queues_on_coord.layout import COMMITS, decode, encode, part_name
-from pxrs.types import Check, Committed, Delete, Outcome, Put, QueueChange
+from pxrs.types import Delete, Outcome, QueueChange
 
 _KEPT = 6 * REMEMBERED_FOR
 _SESSIONS_KNOWN = 10_000
@@ -55,19 +55,19 @@ class Receipts:
     def outcome(self, session: str, unit: str) -> Outcome:
         """Read the record, or make it, and with that keep the unit from ever making it."""
         key = _key(session, unit)
-        void = encode(Receipt(None, self._clock.wall_ms(), session))
         alive = self._context.has_session(session)
-        attempts = Attempts("what became of a transaction could not be found out")
-        while True:
-            attempts.begin()
+
+        def build(draft: Draft) -> Outcome:
             found = self._coord.get(key)
             if found is not None:
                 known = decode(found.value, Receipt).transaction is not None
                 return Outcome.DONE if known else Outcome.NEVER
             if not alive:
                 return Outcome.UNKNOWN
-            if isinstance(self._coord.commit([Check(key, 0)], [Put(key, void)]), Committed):
-                return Outcome.NEVER
+            draft.put(key, encode(Receipt(None, draft.now_ms, session)), version=0)
+            return Outcome.NEVER
+
+        return self._context.commit("what became of a transaction could not be found out", build)
 
     def forget(self, session: str, units: Sequence[str]) -> None:
         """Remove the records of units whose committer knows what became of them."""

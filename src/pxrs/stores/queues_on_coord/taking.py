@@ -10,10 +10,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pxrs.chance import CHANCE
-from pxrs.core.queue import USED_UP, delay_ms, given_up, pick
-from pxrs.errors import Fenced, OutcomeUnknown, PxrsError, SessionLost
-from pxrs.stores.api import Session
-from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost, lots
+from pxrs.core.queue import USED_UP, delay_ms, delivery_of, given_up, pick
+from pxrs.errors import OutcomeUnknown, PxrsError, SessionLost
+from pxrs.stores.api import Session, lots
+from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost
 from pxrs.stores.queues_on_coord.holds import Deadlines, Holds, Reaper
 from pxrs.stores.queues_on_coord.layout import (
     Entry,
@@ -23,7 +23,8 @@ from pxrs.stores.queues_on_coord.layout import (
     entry_of,
     number_of,
 )
-from pxrs.types import Check, Committed, Conflict, Delivery, Held, Holder, Put, Taken, Versioned
+from pxrs.stores.queues_on_coord.listing import Stored
+from pxrs.types import Check, Committed, Conflict, Delivery, Holder, Put, Taken, Versioned
 
 # Who met a rival looks at so many more, and begins anywhere among them.
 _ELBOW_ROOM = 16
@@ -171,19 +172,8 @@ class Taker:
         """With a session that ends the hold, if it is to have an end."""
         if request.lock_for is None:
             return self._hold(request, entries, None)
-        deadline = self._deadlines.open(request.lock_for)
-        try:
-            held = self._hold(request, entries, deadline)
-        except (SessionLost, Fenced):
-            self._deadlines.release(deadline.id)
-            raise
-        except BaseException:
-            # Something may be held by it, for all we know: it has to end.
-            self._deadlines.abandon(deadline.id)
-            raise
-        if not held:
-            self._deadlines.release(deadline.id)
-        return held
+        with self._deadlines.counting(request.lock_for) as deadline:
+            return self._hold(request, entries, deadline)
 
     def _hold(
         self, request: TakeRequest, entries: Sequence[Entry], deadline: Session | None
@@ -273,24 +263,14 @@ class Taker:
 
     def _deliver(self, request: TakeRequest, taken: Sequence[Entry]) -> list[Delivery]:
         """The items with their bodies; one that was purged in between is not among them."""
-        bodies = self._bodies(request.at, [entry.standing.number for entry in taken])
-        deliveries = []
-        for entry in taken:
-            standing, value = entry.standing, bodies.get(entry.standing.number)
-            if value is None:
-                continue
-            item, body = decode_item(value)
-            deliveries.append(
-                Delivery(
-                    held=Held(request.at.queue, standing.number, standing.deliveries),
-                    body=body,
-                    key=item.key,
-                    priority=item.priority,
-                    put_ms=item.put_ms,
-                    error=standing.error,
-                )
-            )
-        return deliveries
+        at, now_ms = request.at, self._context.clock.wall_ms()
+        bodies = self._bodies(at, [entry.standing.number for entry in taken])
+        found = [
+            Stored(entry.standing.number, *decode_item(bodies[entry.standing.number]), entry)
+            for entry in taken
+            if entry.standing.number in bodies
+        ]
+        return [delivery_of(at.queue, each.shown(at, now_ms)) for each in found]
 
     def _bodies(self, at: Layout, numbers: Sequence[int]) -> dict[int, bytes]:
         """Items as they are stored. One read for each run of neighbours."""

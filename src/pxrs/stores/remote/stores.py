@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, cast
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -142,19 +141,13 @@ class RemoteAtomic(Block[Link]):
         self._enter(self._link)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_over(error):
-            return
+    def _end(self, on: Link, error: BaseException | None) -> None:
+        # First: one that is interrupted while it waits for the answer is not sent again.
         self._leave()
-        if kind is None:
+        if error is None:
             self._validate()
             writes = wire.pack_writes(self._writes)
-            done: wire.WireAtomic = self._link.call(
+            done: wire.WireAtomic = on.call(
                 "node.atomic", self._checks, writes, self._appends, self._change
             )
             self.versions, self.appended, self.queued = done

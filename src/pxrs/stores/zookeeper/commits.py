@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pxrs.errors import Closed, OutcomeUnknown, StoreUnavailable
@@ -54,10 +55,10 @@ class Refused(NamedTuple):
     error: Exception
 
 
+@dataclass
 class _Slot:
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.version = 0
+    path: str
+    version: int = 0
 
 
 class Commits:

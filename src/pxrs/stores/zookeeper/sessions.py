@@ -29,19 +29,12 @@ class ZooKeeperSession:
     def __init__(self, link: Link, clock: Clock, path: str, ttl: float, sent: float) -> None:
         self._link = link
         self._clock = clock
+        self.id = path.rpartition("/")[2]
+        self.ttl = ttl
         self._path = path
-        self._ttl = ttl
         self._renewed = sent
         self._heard = sent
         self._over = threading.Event()
-
-    @property
-    def id(self) -> str:
-        return self._path.rpartition("/")[2]
-
-    @property
-    def ttl(self) -> float:
-        return self._ttl
 
     @property
     def over(self) -> bool:
@@ -84,11 +77,11 @@ class ZooKeeperSession:
     def tend(self) -> float:
         """End it if it was not renewed in time; seconds until it should be looked at again."""
         now = self._clock.monotonic()
-        if now >= self._renewed + self._ttl:
+        if now >= self._renewed + self.ttl:
             self.abandon()
             return math.inf
-        left = self._renewed + self._ttl - now
-        if self._ttl <= self._link.negotiated:
+        left = self._renewed + self.ttl - now
+        if self.ttl <= self._link.negotiated:
             return left
         self._link.client.exists_async(self._path).rawlink(
             lambda answer: self._answered(answer, now)
@@ -102,7 +95,7 @@ class ZooKeeperSession:
 
     def _end(self) -> float:
         """The server ends it when it has not heard of us for so long, whatever the TTL is."""
-        return min(self._renewed + self._ttl, self._heard + self._link.negotiated)
+        return min(self._renewed + self.ttl, self._heard + self._link.negotiated)
 
     def _lost(self) -> SessionLost:
         return SessionLost(f"session {self.id} is over; open a new one")

@@ -20,20 +20,14 @@ from pxrs.testing.conformance import (
     coord,
     doubts,
     log,
-    producers,
     queue_counts,
     queue_locks,
     queue_order,
     queue_outcomes,
-    queue_races,
-    queue_refusals,
     queue_restore,
-    queue_upkeep,
     queue_wakes,
     queues,
-    retention,
     sessions,
-    watches,
 )
 from pxrs.testing.conformance.lab import (
     FailingAppend,
@@ -44,6 +38,7 @@ from pxrs.testing.conformance.lab import (
     Rule,
     Violation,
     await_end,
+    checks_of,
     run_suite,
 )
 
@@ -69,38 +64,34 @@ __all__ = [
 
 def coord_checks() -> tuple[Rule, ...]:
     """The checks of a `CoordStore`."""
-    return coord.suite.checks() + sessions.suite.checks() + watches.suite.checks()
+    return checks_of(coord, sessions)
 
 
 def log_checks() -> tuple[Rule, ...]:
     """The checks of a `LogStore`."""
-    return log.suite.checks() + producers.suite.checks() + retention.suite.checks()
+    return checks_of(log)
 
 
 def doubt_checks() -> tuple[Rule, ...]:
     """The checks of a `LogStore` in a `FailingLab`, whose appends fail or go unanswered."""
-    return doubts.suite.checks()
+    return checks_of(doubts)
 
 
 def queue_checks() -> tuple[Rule, ...]:
     """The checks of a `QueueStore`."""
-    parts = (
+    return checks_of(
         queues,
-        queue_refusals,
         queue_locks,
         queue_counts,
         queue_order,
         queue_outcomes,
-        queue_upkeep,
         queue_wakes,
-        queue_races,
     )
-    return tuple(check for part in parts for check in part.suite.checks())
 
 
 def restore_checks() -> tuple[Rule, ...]:
     """The checks of an `ItemRestorer`: queues that can be filled from another store."""
-    return queue_restore.suite.checks()
+    return checks_of(queue_restore)
 
 
 def wake_checks() -> tuple[Rule, ...]:
@@ -108,11 +99,10 @@ def wake_checks() -> tuple[Rule, ...]:
 
     For another way to the same store: without notifications, by polling.
     """
-    parts = (sessions, watches, queue_wakes, queue_races)
-    wakes = tuple(check for check in log.suite.checks() if "wake" in check.__name__)
-    return tuple(check for part in parts for check in part.suite.checks()) + wakes
+    wakes = tuple(check for check in checks_of(log) if "wake" in check.__name__)
+    return checks_of(sessions, queue_wakes) + wakes
 
 
 def atomic_checks() -> tuple[Rule, ...]:
     """The checks of `Stores.atomic`, where a backend offers it."""
-    return atomic.suite.checks()
+    return checks_of(atomic)

@@ -15,8 +15,8 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.stores.api import Stores
-from pxrs.testing.conformance.lab import Lab, Suite, Violation
-from pxrs.testing.conformance.log import BESIDE, HERE, must_wake
+from pxrs.testing.conformance.lab import Lab, Violation
+from pxrs.testing.conformance.log import BESIDE, HERE
 from pxrs.testing.conformance.queue_tools import (
     HELD,
     Worker,
@@ -26,10 +26,11 @@ from pxrs.testing.conformance.queue_tools import (
     soon,
     states_of,
 )
-from pxrs.testing.conformance.sessions import LONG
 from pxrs.testing.conformance.tools import (
+    LONG,
     append,
     batch,
+    must_wake,
     put,
     raises,
     same,
@@ -50,8 +51,6 @@ from pxrs.types import (
     Versioned,
 )
 
-suite = Suite()
-
 
 class ChangedMindError(Exception):
     """Raised by a caller who wants nothing of the block to be kept."""
@@ -61,6 +60,13 @@ def new_stores(lab: Lab) -> Stores:
     """Stores with one topic of two empty partitions."""
     stores = lab.open()
     stores.log.create("t-1", 2)
+    return stores
+
+
+def old_stores(lab: Lab) -> Stores:
+    """`new_stores` with the record `k`, whose value is `old`."""
+    stores = new_stores(lab)
+    put(stores.coord, "k", b"old")
     return stores
 
 
@@ -74,7 +80,6 @@ def require_untouched(lab: Lab) -> None:
         same(append(stores.log, where, batch(b"later")), [0], "the next base")
 
 
-@suite
 def check_everything_is_applied(lab: Lab) -> None:
     """Leaving the block does all of it, and tells versions and offsets."""
     stores, other = new_stores(lab), lab.open()
@@ -96,7 +101,6 @@ def check_everything_is_applied(lab: Lab) -> None:
     same(values_in(other.log, BESIDE), {0: b"c"}, "the other partition's messages")
 
 
-@suite
 def check_parts_may_be_left_out(lab: Lab) -> None:
     """A block may only append, only write, only check or do nothing."""
     stores = new_stores(lab)
@@ -113,7 +117,6 @@ def check_parts_may_be_left_out(lab: Lab) -> None:
     same((dict(tx.versions), tx.appended), ({}, []), "what nothing told")
 
 
-@suite
 def check_conflict_rolls_back(lab: Lab) -> None:
     """A check that does not hold raises `CommitConflict` with what is there; nothing is done."""
     stores = new_stores(lab)
@@ -132,7 +135,6 @@ def check_conflict_rolls_back(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_conflict_on_an_unwritten_record_rolls_back(lab: Lab) -> None:
     """A check on a record that the block does not write counts too: that is the fence."""
     stores = new_stores(lab)
@@ -144,11 +146,9 @@ def check_conflict_on_an_unwritten_record_rolls_back(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_exception_rolls_back(lab: Lab) -> None:
     """Leaving the block by an exception does nothing, and the exception goes on."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     with raises(ChangedMindError), stores.atomic() as tx:
         tx.write(Put("k", b"new"), Put("new", b"1"))
         tx.append(HERE, batch(b"a"))
@@ -157,11 +157,9 @@ def check_exception_rolls_back(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
     """A block whose transaction was ended inside applies nothing, even if another has begun."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     for end in ("ROLLBACK", "COMMIT"):
         for begins_another in (False, True):
             with stores.atomic() as look:
@@ -176,11 +174,9 @@ def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_bad_append_rolls_back(lab: Lab) -> None:
     """One append that can't be done undoes the others and the writes."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     for where in (LogPartition("none", 0), LogPartition("t-1", 9)):
         with raises(TopicNotFound, PartitionNotFound), stores.atomic() as tx:
             tx.write(Put("k", b"new"), Put("new", b"1"))
@@ -190,11 +186,9 @@ def check_bad_append_rolls_back(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_dead_session_rolls_back(lab: Lab) -> None:
     """A put with a session that has ended undoes the whole block."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     session = stores.coord.session(60.0)
     session.close()
     with raises(SessionLost), stores.atomic() as tx:
@@ -203,7 +197,6 @@ def check_dead_session_rolls_back(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_impossible_blocks_are_refused(lab: Lab) -> None:
     """The rules of `commit` hold in a block: a key is written once and checked once."""
     stores = new_stores(lab)
@@ -221,11 +214,9 @@ def check_impossible_blocks_are_refused(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_producer_ids_are_refused(lab: Lab) -> None:
     """A batch with a producer id has no place in a block: a rollback would leave a gap."""
-    stores = new_stores(lab)
-    put(stores.coord, "k", b"old")
+    stores = old_stores(lab)
     with raises(InvalidRequest), stores.atomic() as tx:
         tx.write(Put("k", b"new"))
         tx.append(HERE, batch(b"a"))
@@ -233,11 +224,9 @@ def check_producer_ids_are_refused(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_nothing_is_seen_before_the_end(lab: Lab) -> None:
     """Others see all of a block or nothing: nothing while it is open."""
-    stores, other = new_stores(lab), lab.open()
-    put(stores.coord, "k", b"old")
+    stores, other = old_stores(lab), lab.open()
     with stores.atomic() as tx:
         tx.write(Put("k", b"new"))
         tx.append(HERE, batch(b"a"))
@@ -248,7 +237,6 @@ def check_nothing_is_seen_before_the_end(lab: Lab) -> None:
     same(values_in(other.log, HERE), {0: b"a"}, "the messages")
 
 
-@suite
 def check_blocks_wake(lab: Lab) -> None:
     """The changes of a block wake those who watch them."""
     stores, other = new_stores(lab), lab.open()
@@ -262,7 +250,6 @@ def check_blocks_wake(lab: Lab) -> None:
     messages.close()
 
 
-@suite
 def check_every_effect_has_its_checkpoint(lab: Lab) -> None:
     """Of blocks that race on one record one is done, with its message; the others leave nothing."""
     handles = [new_stores(lab), lab.open()]
@@ -306,7 +293,6 @@ def require_still_held(lab: Lab, worker: Worker, held: Held) -> None:
     worker.apply(remove=[held])
 
 
-@suite
 def check_queues_change_with_the_rest(lab: Lab) -> None:
     """A block removes and puts items together with its writes and messages, and tells the ids."""
     stores, other = new_stores(lab), lab.open()
@@ -327,7 +313,6 @@ def check_queues_change_with_the_rest(lab: Lab) -> None:
     same(other.queues.outcome(worker.session.id, "unit"), Outcome.DONE, "what became of it")
 
 
-@suite
 def check_conflict_leaves_queues_alone(lab: Lab) -> None:
     """A check that does not hold, or an append that can't be done, keeps queues as they were."""
     stores = new_stores(lab)
@@ -348,12 +333,10 @@ def check_conflict_leaves_queues_alone(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_lost_item_rolls_back(lab: Lab) -> None:
     """An item that is not held any more, or a session that is over, undoes the whole block."""
-    stores = new_stores(lab)
+    stores = old_stores(lab)
     worker, held = worker_with_item(stores)
-    put(stores.coord, "k", b"old")
     ended = Worker(stores)
     ended.session.close()
     for change, error in (
@@ -369,7 +352,6 @@ def check_lost_item_rolls_back(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
     """A long block keeps no holder from extending, unless it keeps all writers from everything."""
     stores = new_stores(lab)
@@ -386,12 +368,10 @@ def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
     same(look(stores, "q")[0].body, b"new", "what is there instead of it")
 
 
-@suite
 def check_a_block_changes_queues_once(lab: Lab) -> None:
     """A second change of queues in one block, and a bad one, is refused; nothing is done."""
-    stores = new_stores(lab)
+    stores = old_stores(lab)
     worker, held = worker_with_item(stores)
-    put(stores.coord, "k", b"old")
     with raises(InvalidRequest), stores.atomic() as tx:
         tx.write(Put("k", b"new"))
         tx.queue(change_of(worker, held))
@@ -403,7 +383,6 @@ def check_a_block_changes_queues_once(lab: Lab) -> None:
     require_untouched(lab)
 
 
-@suite
 def check_blocks_wake_takers(lab: Lab) -> None:
     """Items put by a block wake those who wait for them."""
     stores, other = new_stores(lab), lab.open()

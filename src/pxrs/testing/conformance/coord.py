@@ -7,7 +7,7 @@ from typing import cast
 
 from pxrs.errors import InvalidRequest
 from pxrs.stores.api import CoordStore
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.tools import (
     ATTEMPTS,
     committed,
@@ -22,10 +22,7 @@ from pxrs.testing.conformance.tools import (
 )
 from pxrs.types import Check, Committed, Delete, Put, Versioned, Write
 
-suite = Suite()
 
-
-@suite
 def check_get_returns_the_record(lab: Lab) -> None:
     """A record is read as it was put, on every handle, and None where there is none."""
     here, there = lab.open().coord, lab.open().coord
@@ -35,7 +32,6 @@ def check_get_returns_the_record(lab: Lab) -> None:
         same(coord.get("k"), Versioned("k", b"one", version, None), "the record")
 
 
-@suite
 def check_values_are_opaque(lab: Lab) -> None:
     """A value is any bytes: empty, with zeros, not text."""
     coord = lab.open().coord
@@ -44,7 +40,6 @@ def check_values_are_opaque(lab: Lab) -> None:
         same(value_of(coord, f"k{number}"), value, "the value")
 
 
-@suite
 def check_list_is_sorted(lab: Lab) -> None:
     """Records are listed in the order of their keys' code points, whatever order they came in."""
     coord = lab.open().coord
@@ -54,7 +49,6 @@ def check_list_is_sorted(lab: Lab) -> None:
     same(keys_of(coord, ""), sorted(keys), "all keys")
 
 
-@suite
 def check_prefix_boundaries(lab: Lab) -> None:
     """A prefix takes exactly the keys that start with it."""
     coord = lab.open().coord
@@ -66,7 +60,6 @@ def check_prefix_boundaries(lab: Lab) -> None:
         same(keys_of(coord, prefix), expected, f"the keys under {prefix!r}")
 
 
-@suite
 def check_no_character_is_a_pattern(lab: Lab) -> None:
     """Characters that mean something in SQL, globs or paths stand for themselves."""
     coord = lab.open().coord
@@ -79,7 +72,6 @@ def check_no_character_is_a_pattern(lab: Lab) -> None:
         same(keys_of(coord, key[:-1]), [key], f"the keys under {key[:-1]!r}")
 
 
-@suite
 def check_keys_are_exact(lab: Lab) -> None:
     """Keys that differ in case, accents, composition or spaces are different keys."""
     coord = lab.open().coord
@@ -90,7 +82,6 @@ def check_keys_are_exact(lab: Lab) -> None:
     same(keys_of(coord, "key"), ["key", "key "], "the keys under 'key'")
 
 
-@suite
 def check_list_pages(lab: Lab) -> None:
     """`after` leaves out that key and all before it, there or not; `limit` cuts, from 1 up."""
     coord = lab.open().coord
@@ -110,7 +101,6 @@ def check_list_pages(lab: Lab) -> None:
         coord.list("p/", limit=0)
 
 
-@suite
 def check_versions_rise(lab: Lab) -> None:
     """Every put gives the record a higher version, from 1, and `Committed` tells it."""
     here, there = lab.open().coord, lab.open().coord
@@ -124,7 +114,6 @@ def check_versions_rise(lab: Lab) -> None:
         last = version
 
 
-@suite
 def check_versions_of_every_put_are_told(lab: Lab) -> None:
     """`Committed.versions` holds every key put and no other."""
     coord = lab.open().coord
@@ -135,7 +124,6 @@ def check_versions_of_every_put_are_told(lab: Lab) -> None:
     same(sorted(listed), ["a", "b"], "what is there")
 
 
-@suite
 def check_right_version_passes(lab: Lab) -> None:
     """A commit whose checks hold is done, with and without writes, deletes included."""
     coord = lab.open().coord
@@ -146,7 +134,6 @@ def check_right_version_passes(lab: Lab) -> None:
     same(coord.get("k"), None, "the deleted record")
 
 
-@suite
 def check_absence_creates_once(lab: Lab) -> None:
     """Version 0 holds while there is no record and never while there is one."""
     here, there = lab.open().coord, lab.open().coord
@@ -158,7 +145,6 @@ def check_absence_creates_once(lab: Lab) -> None:
     same(value_of(here, "k"), b"3", "the value")
 
 
-@suite
 def check_wrong_version_conflicts(lab: Lab) -> None:
     """A version that is old, too high, or of a record that is gone is a conflict."""
     coord = lab.open().coord
@@ -174,7 +160,6 @@ def check_wrong_version_conflicts(lab: Lab) -> None:
     same(coord.get("none"), None, "the record that was never there")
 
 
-@suite
 def check_conflict_writes_nothing(lab: Lab) -> None:
     """One check that fails stops all writes, those before it and those without a check too."""
     coord = lab.open().coord
@@ -196,7 +181,6 @@ def check_conflict_writes_nothing(lab: Lab) -> None:
         same(coord.list(""), before, "the records after a conflict")
 
 
-@suite
 def check_conflict_tells_what_is_there(lab: Lab) -> None:
     """`Conflict.current` holds every checked record that was not as expected, and only those."""
     coord = lab.open().coord
@@ -215,7 +199,6 @@ def check_conflict_tells_what_is_there(lab: Lab) -> None:
     same(dict(outcome.current), expected, "what the conflict tells")
 
 
-@suite
 def check_unwritten_keys_are_checked(lab: Lab) -> None:
     """A check on a record that the commit does not write counts like any other."""
     coord = lab.open().coord
@@ -228,7 +211,6 @@ def check_unwritten_keys_are_checked(lab: Lab) -> None:
     same(value_of(coord, "k"), b"1", "the value")
 
 
-@suite
 def check_write_skew_is_impossible(lab: Lab) -> None:
     """Of two commits that each check what the other writes, one meets a conflict."""
     here, there = lab.open().coord, lab.open().coord
@@ -249,7 +231,6 @@ def check_write_skew_is_impossible(lab: Lab) -> None:
         same(done, 1, "how many of the two were carried out")
 
 
-@suite
 def check_concurrent_increments_lose_nothing(lab: Lab) -> None:
     """Read, add one, write if unchanged, again on conflict: no increment is lost."""
     handles = [lab.open().coord, lab.open().coord]
@@ -270,7 +251,6 @@ def check_concurrent_increments_lose_nothing(lab: Lab) -> None:
     same(value_of(handles[0], "n"), b"%d" % (threads * times), "the sum")
 
 
-@suite
 def check_one_creator_wins(lab: Lab) -> None:
     """Of many who create a record that must be absent exactly one does."""
     handles = [lab.open().coord, lab.open().coord]
@@ -288,7 +268,6 @@ def check_one_creator_wins(lab: Lab) -> None:
         same(value_of(handles[0], key), winners[0], "the record")
 
 
-@suite
 def check_delete_is_idempotent(lab: Lab) -> None:
     """Deleting what is not there is fine and does not stop the rest of the commit."""
     coord = lab.open().coord
@@ -299,7 +278,6 @@ def check_delete_is_idempotent(lab: Lab) -> None:
     same(keys_of(coord, ""), ["first", "second"], "what is left")
 
 
-@suite
 def check_recreated_record_is_another(lab: Lab) -> None:
     """A version from before a record was deleted does not fit the record made again."""
     coord = lab.open().coord
@@ -312,7 +290,6 @@ def check_recreated_record_is_another(lab: Lab) -> None:
     same(value_of(coord, "k"), b"3", "the value")
 
 
-@suite
 def check_impossible_commits_are_refused(lab: Lab) -> None:
     """A request that some engine can't do is `InvalidRequest` on all, and changes nothing."""
     coord = lab.open().coord
@@ -335,7 +312,6 @@ def check_impossible_commits_are_refused(lab: Lab) -> None:
         same(coord.list(""), before, f"the records after {checks} {writes}")
 
 
-@suite
 def check_limits_hold(lab: Lab) -> None:
     """A commit at the store's stated limits works; one beyond is refused and changes nothing."""
     coord = lab.open().coord
@@ -354,7 +330,6 @@ def check_limits_hold(lab: Lab) -> None:
     same(keys_of(coord, "l"), [], "what a refused commit wrote")
 
 
-@suite
 def check_results_are_the_callers_own(lab: Lab) -> None:
     """Changing what a call returned does not change the store."""
     coord = lab.open().coord

@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from pxrs.errors import OutcomeUnknown, PxrsError, SequenceGap
 from pxrs.stores.api import LogStore
-from pxrs.testing.conformance.lab import FailingAppend, FailingLab, Lab, Suite, Violation
+from pxrs.testing.conformance.lab import FailingAppend, FailingLab, Lab, Violation
 from pxrs.testing.conformance.log import BESIDE, HERE, new_log
 from pxrs.testing.conformance.tools import ATTEMPTS, batch, require, same, values_in
 from pxrs.types import Append, Appended, LogPartition
-
-suite = Suite()
 
 _FIRST_PRODUCER = 100
 
@@ -76,7 +74,6 @@ def _producers(lab: Lab) -> Iterator[tuple[int, FailingAppend]]:
     return enumerate(ways_of(lab), _FIRST_PRODUCER)
 
 
-@suite
 def check_nothing_is_appended_behind_a_batch_in_doubt(lab: Lab) -> None:
     """Behind a batch that is unknown or to be tried again, its partition's later ones are not
     appended by the same call: sent again, all are there once, and in order.
@@ -109,7 +106,6 @@ def check_nothing_is_appended_behind_a_batch_in_doubt(lab: Lab) -> None:
     require(doubts > 0, "none of the lab's failing appends left a batch in doubt")
 
 
-@suite
 def check_a_later_call_overtakes_no_batch_in_doubt(lab: Lab) -> None:
     """A batch after one in doubt is refused by later calls, through any handle, until that
     one is there."""

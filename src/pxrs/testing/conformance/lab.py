@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
+from types import ModuleType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from pxrs.errors import PxrsError, SessionLost
@@ -83,19 +84,14 @@ class Failure(NamedTuple):
         return f"{self.check}: {self.error!r} ({self.rule})"
 
 
-class Suite:
-    """Checks in the order in which they are written."""
-
-    def __init__(self) -> None:
-        self._checks: list[Rule] = []
-
-    def __call__(self, check: Rule) -> Rule:
-        """Register a check; its docstring is the rule."""
-        self._checks.append(check)
-        return check
-
-    def checks(self) -> tuple[Rule, ...]:
-        return tuple(self._checks)
+def checks_of(*modules: ModuleType) -> tuple[Rule, ...]:
+    """The checks of these modules, in the order in which they are written: what begins so."""
+    return tuple(
+        check
+        for module in modules
+        for name, check in vars(module).items()
+        if name.startswith("check_")
+    )
 
 
 def run_suite(checks: Iterable[Rule], new_lab: Callable[[], Lab]) -> list[Failure]:

@@ -1,23 +1,26 @@
-"""Appending to and reading from a `LogStore`."""
+"""Appending to, reading from and trimming a `LogStore`; batches of a producer that come again."""
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 
 from pxrs.errors import (
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
+    ProducerFenced,
     PxrsError,
+    SequenceGap,
     TopicNotFound,
 )
-from pxrs.stores.api import LogStore, Watch
-from pxrs.testing.conformance.lab import Lab, Suite, Violation
+from pxrs.stores.api import LogStore
+from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.testing.conformance.tools import (
     A_LOT,
     append,
     batch,
+    close_must_wake,
+    must_wake,
     raises,
     require,
     same,
@@ -26,8 +29,6 @@ from pxrs.testing.conformance.tools import (
     values_in,
 )
 from pxrs.types import Append, Appended, Batch, Bounds, Fetched, LogPartition
-
-suite = Suite()
 
 HERE = LogPartition("t-1", 0)
 BESIDE = LogPartition("t-1", 1)
@@ -40,7 +41,6 @@ def new_log(lab: Lab) -> LogStore:
     return log
 
 
-@suite
 def check_offsets_are_dense(lab: Lab) -> None:
     """Offsets start at 0 and go on without holes, in every partition by itself."""
     log = new_log(lab)
@@ -51,7 +51,6 @@ def check_offsets_are_dense(lab: Lab) -> None:
     same(values_in(log, BESIDE), {0: b"x"}, "the other partition")
 
 
-@suite
 def check_one_call_fills_several_partitions(lab: Lab) -> None:
     """Batches of one call go where they belong, in order, and are answered in order."""
     log = new_log(lab)
@@ -73,7 +72,6 @@ def check_one_call_fills_several_partitions(lab: Lab) -> None:
     same(log.append([]), [], "the outcome of nothing")
 
 
-@suite
 def check_data_is_kept(lab: Lab) -> None:
     """A batch is stored byte for byte, only its base offset is filled in; read as `bytes`."""
     log = new_log(lab)
@@ -89,7 +87,6 @@ def check_data_is_kept(lab: Lab) -> None:
     same((stored.base, stored.next), (1, 4), "the place of the batch")
 
 
-@suite
 def check_same_batch_twice_is_two(lab: Lab) -> None:
     """Without a producer id nothing is taken for a duplicate."""
     log = new_log(lab)
@@ -99,7 +96,6 @@ def check_same_batch_twice_is_two(lab: Lab) -> None:
     same(values_in(log, HERE), {0: b"a", 1: b"a"}, "the messages")
 
 
-@suite
 def check_fetch_finds_the_batch(lab: Lab) -> None:
     """A fetch starts with the batch that holds the offset: its first, a middle or its last."""
     log = new_log(lab)
@@ -112,7 +108,6 @@ def check_fetch_finds_the_batch(lab: Lab) -> None:
     same(log.fetch(BESIDE, 0, A_LOT), Fetched([], 0, 0), "a fetch from an empty partition")
 
 
-@suite
 def check_fetch_keeps_to_the_size(lab: Lab) -> None:
     """A fetch returns as many batches as fit, and one where not even that fits."""
     log = new_log(lab)
@@ -132,7 +127,6 @@ def check_fetch_keeps_to_the_size(lab: Lab) -> None:
         same(log.fetch(HERE, 0, room).batches, stored[:expected], f"what fits into {room} bytes")
 
 
-@suite
 def check_offsets_out_of_range(lab: Lab) -> None:
     """A fetch before the start or past the end is refused and tells the bounds."""
     log = new_log(lab)
@@ -149,7 +143,6 @@ def check_offsets_out_of_range(lab: Lab) -> None:
         log.fetch(BESIDE, 1, A_LOT)
 
 
-@suite
 def check_unknown_partitions(lab: Lab) -> None:
     """Reading, trimming or measuring an unknown partition raises."""
     log = new_log(lab)
@@ -168,7 +161,6 @@ def check_unknown_partitions(lab: Lab) -> None:
         log.bounds("none")
 
 
-@suite
 def check_one_bad_batch_fails_alone(lab: Lab) -> None:
     """A batch that can't be appended gets its error; the others of the call get their offset."""
     log = new_log(lab)
@@ -194,7 +186,6 @@ def check_one_bad_batch_fails_alone(lab: Lab) -> None:
     same(values_in(log, HERE), {0: b"a", 1: b"b"}, "the messages")
 
 
-@suite
 def check_bounds(lab: Lab) -> None:
     """`bounds` tells start and end of every partition of the topic and of no other."""
     log = new_log(lab)
@@ -207,7 +198,6 @@ def check_bounds(lab: Lab) -> None:
     same(log.bounds("t-1"), {0: Bounds(0, 0), 1: Bounds(2, 3)}, "the bounds after a trim")
 
 
-@suite
 def check_size(lab: Lab) -> None:
     """`size` tells the bytes of the batches that a partition holds."""
     log = new_log(lab)
@@ -222,7 +212,6 @@ def check_size(lab: Lab) -> None:
     same(log.size(HERE), 0, "the size of an emptied partition")
 
 
-@suite
 def check_create_again_changes_nothing(lab: Lab) -> None:
     """Making a topic's partitions a second time leaves what they hold."""
     log = new_log(lab)
@@ -234,7 +223,6 @@ def check_create_again_changes_nothing(lab: Lab) -> None:
         log.create("t-0", 0)
 
 
-@suite
 def check_dropped_topic_is_gone(lab: Lab) -> None:
     """A dropped topic holds nothing; made again, under any id, it starts at 0 with no past."""
     log = new_log(lab)
@@ -257,7 +245,6 @@ def check_dropped_topic_is_gone(lab: Lab) -> None:
     same(values_in(log, LogPartition("t-2", 0)), {0: b"kept"}, "the topic that was kept")
 
 
-@suite
 def check_concurrent_appends_are_all_kept(lab: Lab) -> None:
     """Many appenders on several handles: no hole, no overlap, no batch lost, torn or misplaced."""
     handles = [new_log(lab), lab.open().log]
@@ -284,7 +271,6 @@ def _in_order(value: bytes) -> tuple[int, ...]:
     return tuple(int(part) for part in value.split(b"/"))
 
 
-@suite
 def check_readers_miss_nothing(lab: Lab) -> None:
     """A reader that reads while others append, and waits at the end, sees every batch in order."""
     writer, reader = new_log(lab), lab.open().log
@@ -309,12 +295,6 @@ def check_readers_miss_nothing(lab: Lab) -> None:
     together(lab, write, read)
 
 
-def must_wake(lab: Lab, watch: Watch, why: str) -> None:
-    """Require that the watch wakes within the lab's patience."""
-    require(watch.wait(lab.patience), f"the watch was not woken by {why}")
-
-
-@suite
 def check_appends_wake(lab: Lab) -> None:
     """A watch is armed on return, wakes on each of its partitions and loses no append."""
     here, there = new_log(lab), lab.open().log
@@ -326,7 +306,6 @@ def check_appends_wake(lab: Lab) -> None:
     watch.close()
 
 
-@suite
 def check_every_log_watch_wakes(lab: Lab) -> None:
     """One append wakes all who watch its partition; closing one watch leaves the others."""
     here, there = new_log(lab), lab.open().log
@@ -341,22 +320,252 @@ def check_every_log_watch_wakes(lab: Lab) -> None:
         watch.close()
 
 
-@suite
 def check_close_wakes_a_log_sleeper(lab: Lab) -> None:
     """Closing a watch ends a wait without a timeout; a closed watch never blocks."""
-    watch = new_log(lab).watch(HERE)
-    asleep, awake = threading.Event(), threading.Event()
+    close_must_wake(lab, new_log(lab).watch(HERE))
 
-    def sleep() -> None:
-        asleep.set()
-        while not awake.is_set():
-            require(watch.wait(None), "a wait without a timeout timed out")
 
-    def wake() -> None:
-        require(asleep.wait(lab.patience), "the sleeper did not start")
-        awake.set()
-        watch.close()
+def bounds(log: LogStore, where: LogPartition = HERE) -> tuple[int, int]:
+    """Start and end of a partition."""
+    return log.bounds(where.topic_id)[where.partition]
 
-    together(lab, sleep, wake)
-    watch.close()
-    require(watch.wait(None) and watch.wait(0), "a closed watch says that nothing happened")
+
+def check_trim_drops_whole_batches(lab: Lab) -> None:
+    """A trim drops the batches that end at or below the offset and keeps the one that holds it."""
+    log = new_log(lab)
+    append(log, HERE, batch(b"0", b"1"), batch(b"2"), batch(b"3", b"4", b"5"), batch(b"6"))
+    append(log, BESIDE, batch(b"x"))
+    for before, start in [(-1, 0), (0, 0), (1, 0), (2, 2), (1, 2), (3, 3), (5, 3), (6, 6)]:
+        same(log.trim(HERE, before), start, f"the start after a trim to {before}")
+        same(bounds(lab.open().log), (start, 7), "the bounds")
+        same(min(values_in(log, HERE)), start, "the first message")
+    same(values_in(log, BESIDE), {0: b"x"}, "the other partition")
+
+
+def check_offsets_are_never_given_twice(lab: Lab) -> None:
+    """An emptied partition goes on where it was."""
+    log = new_log(lab)
+    append(log, HERE, batch(b"0", b"1"), batch(b"2"))
+    same(log.trim(HERE, 1000), 3, "the start of the emptied partition")
+    same(bounds(log), (3, 3), "the bounds")
+    same(log.fetch(HERE, 3, 0), ([], 3, 3), "a fetch at the end")
+    same(append(lab.open().log, HERE, batch(b"3")), [3], "the next base")
+    same(values_in(log, HERE), {3: b"3"}, "the messages")
+
+
+def check_expire_by_age(lab: Lab) -> None:
+    """Batches go while the oldest is wholly older; one with a young message stops it."""
+    log = new_log(lab)
+    for stamps in ((10, 20), (50, 15), (30, 30), (60, 60)):
+        append(log, HERE, batch(b"a", b"b", timestamps=stamps))
+    for before, start in [(5, 0), (20, 0), (21, 2), (50, 2), (51, 6), (60, 6)]:
+        same(log.expire(HERE, before, None), start, f"the start after expiring before {before}")
+        same(bounds(log), (start, 8), "the bounds")
+        same(sorted(values_in(log, HERE)), list(range(start, 8)), "the offsets")
+    same(log.expire(HERE, None, None), 6, "the start after expiring nothing")
+
+
+def check_expire_by_size(lab: Lab) -> None:
+    """The oldest batches go until the partition fits into the size."""
+    log = new_log(lab)
+    append(log, HERE, *(batch(b"x" * 100) for _ in range(5)))
+    size = len(stored_in(log, HERE)[0].data)
+    for room, start in [(10 * size, 0), (5 * size, 0), (5 * size - 1, 1), (2 * size + 1, 3)]:
+        same(log.expire(HERE, None, room), start, f"the start after expiring to {room} bytes")
+        same(bounds(log), (start, 5), "the bounds")
+
+
+def check_expire_by_either(lab: Lab) -> None:
+    """A batch goes if it is too old or too much."""
+    log = new_log(lab)
+    append(log, HERE, *(batch(b"x" * 100, timestamps=[stamp]) for stamp in (10, 20, 30, 40)))
+    size = len(stored_in(log, HERE)[0].data)
+    same(log.expire(HERE, 15, 4 * size), 1, "the start after expiring by age")
+    same(log.expire(HERE, 15, 2 * size), 2, "the start after expiring by size")
+
+
+def check_newest_batch_never_expires(lab: Lab) -> None:
+    """The newest batch stays, whatever its age and size."""
+    log = new_log(lab)
+    same(log.expire(HERE, 1000, 0), 0, "the start of an empty partition")
+    append(log, HERE, batch(b"0"), batch(b"1", b"2"))
+    for before, room in [(None, 0), (10_000, None), (10_000, 0)]:
+        same(log.expire(HERE, before, room), 1, "the start")
+        same(values_in(log, HERE), {1: b"1", 2: b"2"}, "the messages")
+
+
+def check_batch_at_a_time(lab: Lab) -> None:
+    """The first batch that holds a message of that time or later, in whatever order times come."""
+    log = new_log(lab)
+    same(log.batch_at(HERE, 0), None, "the batch in an empty partition")
+    for stamps in ((100, 100), (300, 120), (200, 200), (400, 50)):
+        append(log, HERE, batch(b"a", b"b", timestamps=stamps))
+    for timestamp, base in [
+        (0, 0),
+        (100, 0),
+        (101, 2),
+        (200, 2),
+        (300, 2),
+        (301, 6),
+        (400, 6),
+        (401, None),
+    ]:
+        same(log.batch_at(HERE, timestamp), base, f"the batch at {timestamp}")
+    log.trim(HERE, 4)
+    same(log.batch_at(HERE, 150), 4, "the batch at 150 after a trim")
+
+
+PRODUCER = 7
+
+
+def send(
+    log: LogStore, *values: bytes, sequence: int, epoch: int = 0, where: LogPartition = HERE
+) -> Appended | PxrsError:
+    """Append one batch of the producer; what came of it."""
+    sent = batch(*values, producer=(PRODUCER, epoch, sequence))
+    return log.append([Append(where, sent)])[0]
+
+
+def require_kind(outcome: object, kind: type[PxrsError]) -> None:
+    """The outcome is an error of this kind."""
+    require(isinstance(outcome, kind), f"{outcome!r} instead of {kind.__name__}")
+
+
+def check_duplicates_are_recognised(lab: Lab) -> None:
+    """A batch sent again, through any handle, is not appended again and gets its old offset."""
+    here, there = new_log(lab), lab.open().log
+    append(here, HERE, batch(b"other"))
+    same(send(here, b"a", b"b", sequence=0), Appended(1), "the first batch")
+    for log in (here, there):
+        same(send(log, b"a", b"b", sequence=0), Appended(1, duplicate=True), "the repeat")
+    same(send(there, b"c", sequence=2), Appended(3), "the next batch")
+    same(values_in(here, HERE), {0: b"other", 1: b"a", 2: b"b", 3: b"c"}, "the messages")
+
+
+def check_five_batches_are_remembered(lab: Lab) -> None:
+    """Each of the last five batches is recognised; an older one is refused, not appended."""
+    log = new_log(lab)
+    for sequence in range(7):
+        same(send(log, b"%d" % sequence, sequence=sequence), Appended(sequence), "a new batch")
+    for sequence in range(2, 7):
+        expected = Appended(sequence, duplicate=True)
+        same(send(log, b"%d" % sequence, sequence=sequence), expected, "one of the last five")
+    require_kind(send(log, b"0", sequence=0), SequenceGap)
+    same(len(values_in(log, HERE)), 7, "the number of messages")
+
+
+def check_gaps_are_refused(lab: Lab) -> None:
+    """A batch whose predecessor is missing is refused until that one came."""
+    log = new_log(lab)
+    send(log, b"a", b"b", sequence=0)
+    for sequence in (1, 3, 100):
+        require_kind(send(log, b"x", sequence=sequence), SequenceGap)
+    require_kind(send(log, b"a", sequence=0), SequenceGap)
+    same(send(log, b"c", sequence=2), Appended(2), "the batch that follows")
+    same(values_in(log, HERE), {0: b"a", 1: b"b", 2: b"c"}, "the messages")
+
+
+def check_sequences_within_one_call(lab: Lab) -> None:
+    """Batches of one call are judged in order, each on the outcome of those before it."""
+    log = new_log(lab)
+    sent = [
+        batch(value, producer=(PRODUCER, 0, sequence))
+        for value, sequence in [(b"a", 0), (b"b", 1), (b"a", 0), (b"x", 3), (b"c", 2), (b"d", 3)]
+    ]
+    outcomes = log.append([Append(HERE, each) for each in sent])
+    require_kind(outcomes.pop(3), SequenceGap)
+    expected = [Appended(0), Appended(1), Appended(0, duplicate=True), Appended(2), Appended(3)]
+    same(outcomes, expected, "the outcomes")
+    same(values_in(log, HERE), dict(enumerate([b"a", b"b", b"c", b"d"])), "the messages")
+
+
+def check_a_refusal_is_said_of_its_batch_only(lab: Lab) -> None:
+    """A refusal is reported for its batch only, not for other partitions, producers, or batches.
+
+    Sent again, the call is answered alike: what was appended is known, what was refused is not.
+    """
+    log = new_log(lab)
+    send(log, b"old", sequence=0, epoch=3)
+    sent = [
+        Append(HERE, batch(b"x", producer=(PRODUCER, 3, 9))),
+        Append(BESIDE, batch(b"a", producer=(PRODUCER, 3, 0))),
+        Append(HERE, batch(b"b", producer=(PRODUCER, 4, 0))),
+        Append(LogPartition("none", 0), batch(b"x", producer=(PRODUCER, 3, 0))),
+        Append(HERE, batch(b"c", producer=(8, 0, 0))),
+        Append(HERE, batch(b"x", producer=(PRODUCER, 3, 1))),
+        Append(BESIDE, batch(b"d", producer=(PRODUCER, 3, 1))),
+    ]
+    for repeated, gap in [(False, SequenceGap), (True, ProducerFenced)]:
+        outcomes = log.append(sent)
+        for number, kind in [(5, ProducerFenced), (3, TopicNotFound), (0, gap)]:
+            require_kind(outcomes.pop(number), kind)
+        bases = [Appended(base, duplicate=repeated) for base in (0, 1, 2, 1)]
+        same(outcomes, bases, "the outcomes of the others")
+    same(values_in(log, HERE), {0: b"old", 1: b"b", 2: b"c"}, "the messages here")
+    same(values_in(log, BESIDE), {0: b"a", 1: b"d"}, "the messages beside")
+
+
+def check_old_epochs_are_fenced(lab: Lab) -> None:
+    """A higher epoch starts at 0 and shuts the older ones out; an equal sequence is no repeat."""
+    log = new_log(lab)
+    send(log, b"a", sequence=0, epoch=1)
+    require_kind(send(log, b"x", sequence=1, epoch=2), SequenceGap)
+    same(send(log, b"b", sequence=0, epoch=2), Appended(1), "the new epoch's first batch")
+    for sequence in (0, 1):
+        require_kind(send(log, b"x", sequence=sequence, epoch=1), ProducerFenced)
+    same(send(log, b"c", sequence=1, epoch=2), Appended(2), "the new epoch's next batch")
+    same(values_in(log, HERE), {0: b"a", 1: b"b", 2: b"c"}, "the messages")
+
+
+def check_unknown_producer_starts_anywhere(lab: Lab) -> None:
+    """The first batch of a producer is taken at any sequence: its past may have been forgotten."""
+    log = new_log(lab)
+    same(send(log, b"a", sequence=41, epoch=3), Appended(0), "the first batch")
+    same(send(log, b"b", sequence=42, epoch=3), Appended(1), "the second batch")
+
+
+def check_sequences_wrap(lab: Lab) -> None:
+    """After sequence 2^31 - 1 comes 0, inside a batch too."""
+    log = new_log(lab)
+    last = 2**31 - 1
+    same(send(log, b"a", sequence=last), Appended(0), "the last sequence")
+    same(send(log, b"b", sequence=0), Appended(1), "the sequence after it")
+    same(send(log, b"c", b"d", b"e", where=BESIDE, sequence=last - 1), Appended(0), "across")
+    same(send(log, b"f", where=BESIDE, sequence=1), Appended(3), "after it")
+    repeat = send(log, b"c", b"d", b"e", where=BESIDE, sequence=last - 1)
+    same(repeat, Appended(0, duplicate=True), "the repeat")
+
+
+def check_partitions_and_producers_are_apart(lab: Lab) -> None:
+    """Every producer has a sequence of its own in every partition."""
+    log = new_log(lab)
+    same(send(log, b"a", sequence=0), Appended(0), "here")
+    same(send(log, b"a", where=BESIDE, sequence=0), Appended(0), "beside")
+    same(append(log, HERE, batch(b"b", producer=(8, 0, 0))), [1], "another producer")
+    same(append(log, HERE, batch(b"c", producer=(0, 0, 0))), [2], "producer 0")
+    same(send(log, b"d", sequence=1), Appended(3), "here again")
+
+
+def check_trimmed_batches_are_remembered(lab: Lab) -> None:
+    """A repeat is recognised after its batch was trimmed away."""
+    log = new_log(lab)
+    send(log, b"a", sequence=0)
+    log.trim(HERE, 1)
+    same(send(log, b"a", sequence=0), Appended(0, duplicate=True), "the repeat")
+    same(values_in(log, HERE), {}, "the messages")
+
+
+def check_repeats_race(lab: Lab) -> None:
+    """The same batch sent by many at once is appended once."""
+    handles = [new_log(lab), lab.open().log]
+    for sequence in range(10):
+        outcomes: list[object] = []
+
+        def repeat(
+            log: LogStore, sequence: int = sequence, outcomes: list[object] = outcomes
+        ) -> None:
+            outcomes.append(send(log, b"x", sequence=sequence))
+
+        together(lab, *(partial(repeat, handles[number % 2]) for number in range(4)))
+        repeats = outcomes.count(Appended(sequence, duplicate=True))
+        same((outcomes.count(Appended(sequence)), repeats), (1, 3), "news and repeats")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     HELD,
@@ -15,14 +15,10 @@ from pxrs.testing.conformance.queue_tools import (
     soon,
     states_of,
 )
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import require, same
+from pxrs.testing.conformance.tools import LONG, require, same
 from pxrs.types import Delivery
 
-suite = Suite()
 
-
-@suite
 def check_deliveries_are_counted_before_the_hand_out(lab: Lab) -> None:
     """When `take` returns, every reader sees the delivery counted; a crash does not undo it."""
     here, there = lab.open(), lab.open()
@@ -35,7 +31,6 @@ def check_deliveries_are_counted_before_the_hand_out(lab: Lab) -> None:
         same([item.deliveries for item in look(there)], [number], "the count after a crash")
 
 
-@suite
 def check_most_is_an_upper_bound(lab: Lab) -> None:
     """With `most` an item is handed out so often and never again, however its holders end."""
     stores = lab.open()
@@ -67,7 +62,6 @@ def check_most_is_an_upper_bound(lab: Lab) -> None:
         same(stores.queues.drop("q", ids), 1, "how many there were")
 
 
-@suite
 def check_most_is_each_takers_own(lab: Lab) -> None:
     """An item that one taker may not have any more is dead for all, others' bounds or not."""
     stores = lab.open()
@@ -85,7 +79,6 @@ def check_most_is_each_takers_own(lab: Lab) -> None:
     same((again.body, again.held.delivery), (b"b", 4), "who allows more gets more")
 
 
-@suite
 def check_the_used_up_die_once(lab: Lab) -> None:
     """Items out of deliveries are dead when next taken, not handed out, and not in the way."""
     here, there = lab.open(), lab.open()
@@ -102,7 +95,6 @@ def check_the_used_up_die_once(lab: Lab) -> None:
     same(there.queues.stats("q").dead, 4, "how many died")
 
 
-@suite
 def check_the_dead_have_an_error(lab: Lab) -> None:
     """An item that was used up without error, or died with its holder, has an error saying so."""
     stores = lab.open()
@@ -117,7 +109,6 @@ def check_the_dead_have_an_error(lab: Lab) -> None:
     require(all(item.error for item in dead), "a dead item does not say why")
 
 
-@suite
 def check_death_at_the_last_delivery_is_death(lab: Lab) -> None:
     """`reap` buries an item whose holder died or was late at its last delivery."""
     stores = lab.open()
@@ -135,7 +126,6 @@ def check_death_at_the_last_delivery_is_death(lab: Lab) -> None:
     same(len(stores.queues.peek("q", (DEAD,))), 2, "how many died in all")
 
 
-@suite
 def check_suspects_are_handed_out_alone(lab: Lab) -> None:
     """Items whose holder died or was late are handed out one by one: one of them may kill again."""
     stores = lab.open()
@@ -155,7 +145,6 @@ def check_suspects_are_handed_out_alone(lab: Lab) -> None:
     same(found, [b"%d" % number for number in range(6)], "all of them")
 
 
-@suite
 def check_suspects_go_to_who_wants_them(lab: Lab) -> None:
     """A holder of other items gets no suspect; it learns of it, and the suspect is not counted."""
     stores = lab.open()
@@ -179,7 +168,6 @@ def check_suspects_go_to_who_wants_them(lab: Lab) -> None:
     same((taken.items, taken.suspect), ([], False), "what is left")
 
 
-@suite
 def check_suspects_keep_their_place_and_their_bound(lab: Lab) -> None:
     """Without suspects nothing of their key goes before them, and the used-up ones die."""
     stores = lab.open()
@@ -195,7 +183,6 @@ def check_suspects_keep_their_place_and_their_bound(lab: Lab) -> None:
     same(states_of(stores), {b"first": DEAD, b"second": HELD}, "where they stand")
 
 
-@suite
 def check_poison_burns_no_innocent_counts(lab: Lab) -> None:
     """An item that kills every taker ends up dead; the batch it first was in does not."""
     stores = lab.open()
@@ -215,7 +202,6 @@ def check_poison_burns_no_innocent_counts(lab: Lab) -> None:
     same(states_of(stores), {b"poison": DEAD}, "what is left")
 
 
-@suite
 def check_a_released_suspect_is_cleared(lab: Lab) -> None:
     """A suspect that is given back is handed out with others again."""
     stores = lab.open()
@@ -230,11 +216,9 @@ def check_a_released_suspect_is_cleared(lab: Lab) -> None:
     same(bodies(worker.take(3)), [b"a", b"b", b"c"], "one hand-out")
 
 
-@suite
 def check_redriven_items_start_again(lab: Lab) -> None:
     """A dead item that is put back has all its deliveries before it, at the queue's end."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     ids = worker.put(b"a", b"b", b"c", priority=3)
     first, second = worker.take(2)
     worker.release(first, second, error="why", dead=True)
@@ -251,7 +235,6 @@ def check_redriven_items_start_again(lab: Lab) -> None:
     same((stats.put, stats.done, stats.dead, stats.depth), (3, 2, 1, 0), "the queue's figures")
 
 
-@suite
 def check_redriven_large_bodies_survive(lab: Lab) -> None:
     """A large body is whole after death and redrive, and gone when its item is."""
     stores = lab.open()

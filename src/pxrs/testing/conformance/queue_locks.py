@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pxrs.errors import Fenced, SessionLost
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     DELAYED,
@@ -17,14 +17,10 @@ from pxrs.testing.conformance.queue_tools import (
     soon,
     states_of,
 )
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, require, same
+from pxrs.testing.conformance.tools import LONG, raises, require, same
 from pxrs.types import Held, Holder, NewItem
 
-suite = Suite()
 
-
-@suite
 def check_a_held_item_is_nobody_elses(lab: Lab) -> None:
     """No other transaction gets a held item, on any handle, not even one of the same session."""
     here, there = lab.open(), lab.open()
@@ -40,7 +36,6 @@ def check_a_held_item_is_nobody_elses(lab: Lab) -> None:
     same(states_of(there), {b"b": HELD}, "what is left")
 
 
-@suite
 def check_fence_knows_the_holder(lab: Lab) -> None:
     """Only the transaction that holds an item can remove, extend or release it."""
     here, there = lab.open(), lab.open()
@@ -54,24 +49,21 @@ def check_fence_knows_the_holder(lab: Lab) -> None:
     same(look(here), [], "what is left")
 
 
-@suite
 def check_fence_knows_the_delivery(lab: Lab) -> None:
     """A delivery that was given back counts for nothing, though the same holder has it again."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a")
     first = worker.take_one()
     worker.release(first)
     second = worker.take_one()
     require(second.held.delivery > first.held.delivery, "a later delivery has a higher number")
     worker.must_have_lost(first)
-    same(states_of(stores), {b"a": HELD}, "what a stale release did")
+    same(states_of(worker.stores), {b"a": HELD}, "what a stale release did")
     worker.apply(second)
-    same(look(stores), [], "what is left")
+    same(look(worker.stores), [], "what is left")
     worker.must_have_lost(second)
 
 
-@suite
 def check_fence_knows_the_future(lab: Lab) -> None:
     """A delivery that has not happened, or an item that never was, is not held."""
     worker = Worker(lab.open())
@@ -92,7 +84,6 @@ def check_fence_knows_the_future(lab: Lab) -> None:
     worker.apply(remove=[held])
 
 
-@suite
 def check_fence_knows_the_session(lab: Lab) -> None:
     """A holder that lost its session can do nothing with what it held, noticed by others or not."""
     here, there = lab.open(), lab.open()
@@ -121,7 +112,6 @@ def check_fence_knows_the_session(lab: Lab) -> None:
         same(look(there), [], "what is left")
 
 
-@suite
 def check_unknown_sessions_hold_nothing(lab: Lab) -> None:
     """A session that never was can't take."""
     worker = Worker(lab.open())
@@ -131,7 +121,6 @@ def check_unknown_sessions_hold_nothing(lab: Lab) -> None:
     same(worker.take_one().held.delivery, 1, "the delivery after that")
 
 
-@suite
 def check_fence_knows_the_deadline(lab: Lab) -> None:
     """A holder past its deadline has lost its items, even if no other worker has looked yet."""
     stores = lab.open()
@@ -150,7 +139,6 @@ def check_fence_knows_the_deadline(lab: Lab) -> None:
     same(again.held, Held("q", held.held.id, 2), "what the next one gets")
 
 
-@suite
 def check_a_zombie_is_fenced_by_its_heir(lab: Lab) -> None:
     """A late holder can't touch what was handed to another, nor to itself anew."""
     stores = lab.open()
@@ -168,7 +156,6 @@ def check_a_zombie_is_fenced_by_its_heir(lab: Lab) -> None:
     zombie.apply(third)
 
 
-@suite
 def check_a_lost_item_undoes_the_whole_change(lab: Lab) -> None:
     """One item that is not held any more: no other is removed and nothing is put, anywhere."""
     here, there = lab.open(), lab.open()
@@ -195,11 +182,9 @@ def check_a_lost_item_undoes_the_whole_change(lab: Lab) -> None:
     same([look(there, queue) for queue in names], [[], [], []], "what is left")
 
 
-@suite
 def check_extension_is_all_or_nothing(lab: Lab) -> None:
     """If one item is lost none is held for longer, or for shorter."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a", b"b")
     lost, kept = worker.take(2)
     worker.release(lost)
@@ -207,11 +192,10 @@ def check_extension_is_all_or_nothing(lab: Lab) -> None:
         worker.extend(kept, lost, lock_for=soon(lab))
     with raises(Fenced):
         worker.extend(lost, kept, lock_for=soon(lab))
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     worker.apply(kept)
 
 
-@suite
 def check_extension_holds_on(lab: Lab) -> None:
     """An extended hold ends `lock_for` seconds after the extension, not after the take."""
     stores = lab.open()
@@ -228,19 +212,16 @@ def check_extension_holds_on(lab: Lab) -> None:
     same(bodies(other.take()), [b"a"], "what another got of it when it was over")
 
 
-@suite
 def check_holds_without_a_deadline_last(lab: Lab) -> None:
     """Without `lock_for` an item is held while the session lives, and another's end is not its."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a")
     held = worker.take_one()
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     same(bodies(Worker(lab.open()).drain()), [], "what another got of it")
     worker.apply(held)
 
 
-@suite
 def check_locks_vanish_with_the_session(lab: Lab) -> None:
     """The end of a session frees all it held, in every queue and transaction, and only that."""
     here, there = lab.open(), lab.open()
@@ -264,7 +245,6 @@ def check_locks_vanish_with_the_session(lab: Lab) -> None:
             there.queues.delete(queue)
 
 
-@suite
 def check_release_gives_back_at_once(lab: Lab) -> None:
     """Any worker can take a released item again, with its count and its last error."""
     here, there = lab.open(), lab.open()
@@ -280,23 +260,20 @@ def check_release_gives_back_at_once(lab: Lab) -> None:
     same([item.error for item in look(there)], ["third"], "the last error")
 
 
-@suite
 def check_release_after_a_delay(lab: Lab) -> None:
     """An item released with a delay is handed out to no worker until the delay is over."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a", b"b")
     first, second = worker.take(2)
     worker.release(first, delay=LONG)
-    same(states_of(stores), {b"a": DELAYED, b"b": HELD}, "where they stand")
+    same(states_of(worker.stores), {b"a": DELAYED, b"b": HELD}, "where they stand")
     same(worker.take(2), [], "what could be had at once")
     worker.release(second, delay=soon(lab), error="later")
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     (again,) = worker.take(2)
     same((again.body, again.error, again.held.delivery), (b"b", "later", 2), "what came back")
 
 
-@suite
 def check_errors_of_any_kind_are_kept(lab: Lab) -> None:
     """Whatever text an error has, the release is done."""
     worker = Worker(lab.open())
@@ -308,7 +285,6 @@ def check_errors_of_any_kind_are_kept(lab: Lab) -> None:
     same(worker.take_one().held.delivery, 5, "the delivery after them all")
 
 
-@suite
 def check_release_of_several_minds_its_own(lab: Lab) -> None:
     """Of items released together those that are not held any more are left alone."""
     stores = lab.open()
@@ -324,23 +300,20 @@ def check_release_of_several_minds_its_own(lab: Lab) -> None:
     other.apply(theirs)
 
 
-@suite
 def check_a_dead_release_is_final(lab: Lab) -> None:
     """An item released as dead stays, with its error, and is never handed out."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"a", b"b")
     first, second = worker.take(2)
     worker.release(first, error="poison", dead=True)
     worker.must_have_lost(first)
     worker.release(second)
     same(bodies(worker.take(PLENTY)), [b"b"], "what can be had")
-    (dead,) = stores.queues.peek("q", (DEAD,))
+    (dead,) = worker.queues.peek("q", (DEAD,))
     same((dead.body, dead.error, dead.deliveries, dead.holder), (b"a", "poison", 1, None), "it")
     require(dead.dead_ms is not None and dead.taken_ms is not None, "its times are known")
 
 
-@suite
 def check_reap_frees(lab: Lab) -> None:
     """`reap` frees what ended sessions and late holders have, and says when to look again."""
     here, there = lab.open(), lab.open()
@@ -365,7 +338,6 @@ def check_reap_frees(lab: Lab) -> None:
     there.queues.reap()
 
 
-@suite
 def check_reap_knows_nothing_to_wait_for(lab: Lab) -> None:
     """`take` names no time to look again when nothing is delayed or held with a deadline."""
     worker = Worker(lab.open())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pxrs.errors import InvalidRequest
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     DELAYED,
@@ -18,18 +18,13 @@ from pxrs.testing.conformance.queue_tools import (
     soon,
     states_of,
 )
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, require, same
+from pxrs.testing.conformance.tools import LONG, raises, require, same
 from pxrs.types import NewItem
 
-suite = Suite()
 
-
-@suite
 def check_older_items_come_first(lab: Lab) -> None:
     """A single taker gets items without a key in the order in which they were put."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     expected = [b"%d" % number for number in range(12)]
     for number in range(0, 12, 2):
         (worker if number % 4 else Worker(there)).put(*expected[number : number + 2])
@@ -38,11 +33,9 @@ def check_older_items_come_first(lab: Lab) -> None:
     same(found, expected[5:], "the rest")
 
 
-@suite
 def check_higher_priorities_come_first(lab: Lab) -> None:
     """Of items that are there the higher priority goes first, and the older of equal ones."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for number, priority in enumerate([0, 5, -5, 5, 2**31 - 1, 0, -(2**31) + 1]):
         worker.put(b"%d" % number, priority=priority)
     found = [worker.take_one() for _ in range(7)]
@@ -50,7 +43,6 @@ def check_higher_priorities_come_first(lab: Lab) -> None:
     same([item.priority for item in found][::6], [2**31 - 1, -(2**31) + 1], "the priorities")
 
 
-@suite
 def check_a_key_has_one_holder(lab: Lab) -> None:
     """While one transaction holds an item of a key, no other gets an item of that key."""
     here, there = lab.open(), lab.open()
@@ -69,7 +61,6 @@ def check_a_key_has_one_holder(lab: Lab) -> None:
     same(bodies(first.take(PLENTY)), [], "what the first holder gets then")
 
 
-@suite
 def check_keys_run_in_parallel(lab: Lab) -> None:
     """A held key holds up no other key, nor items without one."""
     here, there = lab.open(), lab.open()
@@ -81,7 +72,6 @@ def check_keys_run_in_parallel(lab: Lab) -> None:
     same(bodies(Worker(here).drain()), [b"free", b"free"], "what has no key")
 
 
-@suite
 def check_keys_are_exact(lab: Lab) -> None:
     """Keys that differ in case, accents or spaces, or in their queue, are different keys."""
     stores = lab.open()
@@ -95,11 +85,9 @@ def check_keys_are_exact(lab: Lab) -> None:
         same(Worker(stores).take(1, queue), [], "what else could be had")
 
 
-@suite
 def check_the_same_holder_may_go_on(lab: Lab) -> None:
     """The holder of an item of a key may take those behind it, in order, in one take or in many."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     expected = [b"%d" % number for number in range(6)]
     worker.put(*expected, key="k")
     found = worker.take(2) + worker.take(1)
@@ -112,7 +100,6 @@ def check_the_same_holder_may_go_on(lab: Lab) -> None:
     same(look(there), [], "what is left")
 
 
-@suite
 def check_a_released_run_is_in_order_again(lab: Lab) -> None:
     """Items of a key that are given back are handed out again in order, before what came later."""
     here, there = lab.open(), lab.open()
@@ -135,7 +122,6 @@ def check_a_released_run_is_in_order_again(lab: Lab) -> None:
         heir.apply(*again)
 
 
-@suite
 def check_what_is_given_back_is_next(lab: Lab) -> None:
     """A released front is next for its holder, too, though that holds what is behind it."""
     worker = Worker(lab.open())
@@ -148,11 +134,9 @@ def check_what_is_given_back_is_next(lab: Lab) -> None:
     worker.apply(second, *again)
 
 
-@suite
 def check_a_lost_front_is_not_followed(lab: Lab) -> None:
     """A holder that was late with a key's front gets the front again, not what is behind it."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for queue, lot in (("warm", 1), ("cold", 2)):
         worker.put(b"1", b"2", b"3", queue=queue, key="k")
         worker.put(b"other", queue=queue)
@@ -161,7 +145,7 @@ def check_a_lost_front_is_not_followed(lab: Lab) -> None:
             held += worker.take(1, queue)
         same(held[0].body, b"1", "the front")
         worker.extend(held[0], lock_for=soon(lab))
-        let_time_pass(lab, stores)
+        let_time_pass(lab, worker.stores)
         worker.put(b"", queue="elsewhere")
         worker.take_one("elsewhere")
         got = [item for _ in range(4 - lot) for item in worker.take(1, queue)]
@@ -170,11 +154,9 @@ def check_a_lost_front_is_not_followed(lab: Lab) -> None:
         same(mine[0].held.delivery, 2, "its delivery")
 
 
-@suite
 def check_a_dead_front_lets_the_next_through(lab: Lab) -> None:
     """When the first of a key dies, by release, use or its holder's death, the next one shows."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"1", b"2", b"3", b"4", key="k")
     worker.release(worker.take_one(), dead=True)
     second = worker.take_one(most=1)
@@ -186,10 +168,9 @@ def check_a_dead_front_lets_the_next_through(lab: Lab) -> None:
     mortal.session.close()
     fourth = worker.take_one(most=1)
     same(fourth.body, b"4", "after one that died with its holder")
-    same(bodies(stores.queues.peek("q", (DEAD,))), [b"1", b"2", b"3"], "the dead")
+    same(bodies(worker.queues.peek("q", (DEAD,))), [b"1", b"2", b"3"], "the dead")
 
 
-@suite
 def check_a_dead_front_among_others(lab: Lab) -> None:
     """A used-up front in the middle of a batch costs no item its place, and its key goes on."""
     stores = lab.open()
@@ -203,11 +184,9 @@ def check_a_dead_front_among_others(lab: Lab) -> None:
     same(states_of(stores)[b"b1"], DEAD, "where the used-up one stands")
 
 
-@suite
 def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
     """A delay, or a back-off, of the first of a key holds up those behind it, and no others."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     worker.put(b"1", key="a", delay=LONG)
     worker.put(b"2", key="a")
     worker.put(b"1", b"2", b"3", key="b")
@@ -216,20 +195,18 @@ def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
     worker.put(b"other", key="c")
     found = worker.take(PLENTY)
     same(bodies(found), [b"other"], "what could be had")
-    states = [item.state for item in look(stores)]
+    states = [item.state for item in look(worker.stores)]
     same(states, [DELAYED, WAITING, DELAYED, WAITING, WAITING, HELD], "where they stand")
     worker.put(b"1", b"2", b"3", key="d")
     worker.release(worker.take_one(), delay=soon(lab))
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     found = worker.drain()
     same([(item.key, item.body) for item in found], [("d", n) for n in (b"1", b"2", b"3")], "then")
 
 
-@suite
 def check_a_delay_behind_is_kept(lab: Lab) -> None:
     """An item that is delayed itself is not due because the one before it is done or held."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for key, delay in (("far", LONG), ("near", soon(lab))):
         worker.put(b"1", key=key)
         worker.put(b"2 " + key.encode(), key=key, delay=delay)
@@ -239,11 +216,10 @@ def check_a_delay_behind_is_kept(lab: Lab) -> None:
         worker.apply(*first)
         if key == "far":
             same(bodies(worker.take(PLENTY)), [], "what could be had")
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     same(bodies(worker.take(PLENTY)), [b"2 near", b"3"], "what could be had in time")
 
 
-@suite
 def check_priority_yields_to_the_key(lab: Lab) -> None:
     """Within a key the order of the puts stands above priorities."""
     worker = Worker(lab.open())
@@ -253,7 +229,6 @@ def check_priority_yields_to_the_key(lab: Lab) -> None:
     same([worker.take_one().body for _ in range(3)], [b"other", b"1", b"2"], "the order")
 
 
-@suite
 def check_fifo_is_one_order(lab: Lab) -> None:
     """A fifo queue hands out in order to one transaction at a time, whatever the keys."""
     here, there = lab.open(), lab.open()
@@ -272,7 +247,6 @@ def check_fifo_is_one_order(lab: Lab) -> None:
     same(bodies(other.take(PLENTY)), [], "what another gets while the front backs off")
 
 
-@suite
 def check_fifo_goes_on_after_a_back_off(lab: Lab) -> None:
     """When the front of a fifo queue has backed off for long enough, all follow it."""
     here, there = lab.open(), lab.open()
@@ -285,7 +259,6 @@ def check_fifo_goes_on_after_a_back_off(lab: Lab) -> None:
     same(bodies(other.take(PLENTY)), [b"1", b"2", b"3"], "what another gets then")
 
 
-@suite
 def check_fifo_refuses_priority_and_delay(lab: Lab) -> None:
     """A change that would break a fifo queue's order is refused as a whole."""
     stores = lab.open()
@@ -305,7 +278,6 @@ def check_fifo_refuses_priority_and_delay(lab: Lab) -> None:
     same(bodies(look(stores)), [b"fine"], "what a fifo queue takes")
 
 
-@suite
 def check_delayed_items_show_on_time(lab: Lab) -> None:
     """A delayed item can't be had before its time, and is ready, and counted so, from then on."""
     here, there = lab.open(), lab.open()
@@ -325,25 +297,22 @@ def check_delayed_items_show_on_time(lab: Lab) -> None:
     same(bodies(Worker(there).take(PLENTY)), [b"soon"], "what could be had in time")
 
 
-@suite
 def check_removed_fronts_keep_keys_moving(lab: Lab) -> None:
     """Dropping or purging what is at a key's front shows what is behind it."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     ids = worker.put(b"1", b"2", b"3", b"4", b"5", key="k")
-    same(stores.queues.drop("q", ids[:2]), 2, "how many were dropped")
-    same(states_of(stores), {b"3": READY, b"4": WAITING, b"5": WAITING}, "after a drop")
-    same(stores.queues.purge("q", (READY,)), 1, "how many were purged")
-    same(states_of(stores), {b"4": READY, b"5": WAITING}, "after a purge")
+    same(worker.queues.drop("q", ids[:2]), 2, "how many were dropped")
+    same(states_of(worker.stores), {b"3": READY, b"4": WAITING, b"5": WAITING}, "after a drop")
+    same(worker.queues.purge("q", (READY,)), 1, "how many were purged")
+    same(states_of(worker.stores), {b"4": READY, b"5": WAITING}, "after a purge")
     held = worker.take_one()
-    same(stores.queues.drop("q", ids), 1, "how many could be dropped beside the held one")
-    same(states_of(stores), {b"4": HELD}, "what is left")
+    same(worker.queues.drop("q", ids), 1, "how many could be dropped beside the held one")
+    same(states_of(worker.stores), {b"4": HELD}, "what is left")
     worker.apply(held)
     worker.put(b"6", key="k")
     same(worker.take_one().body, b"6", "the key goes on")
 
 
-@suite
 def check_redriven_items_stand_behind_their_key(lab: Lab) -> None:
     """A dead item put back is the last of its key, and waits while the key is held."""
     stores = lab.open()

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from pxrs.errors import Fenced
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import HELD, Q, Worker, bodies, look, states_of
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, same
+from pxrs.testing.conformance.tools import LONG, raises, same
 from pxrs.types import Held, Holder, NewItem, Outcome, QueueChange
-
-suite = Suite()
 
 DONE, NEVER, UNKNOWN = Outcome.DONE, Outcome.NEVER, Outcome.UNKNOWN
 _NEW = (NewItem(queue=Q, body=b"new"),)
 
 
-@suite
 def check_units_are_remembered(lab: Lab) -> None:
     """However many came after it: a unit can be asked after until its committer lets it go."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     units = [f"unit-{number}" for number in range(150)]
     for unit in units:
-        here.queues.apply(QueueChange(worker.holder, (), _NEW if unit == units[0] else (), unit))
+        worker.queues.apply(QueueChange(worker.holder, (), _NEW if unit == units[0] else (), unit))
     found = {there.queues.outcome(worker.session.id, unit) for unit in units}
     same(found, {DONE}, "what became of them")
 
 
-@suite
 def check_done_stays_done(lab: Lab) -> None:
     """Asking changes nothing: neither the answer nor what was done."""
     here, there = lab.open(), lab.open()
@@ -38,11 +32,9 @@ def check_done_stays_done(lab: Lab) -> None:
     same(bodies(look(there)), [b"new"], "the items")
 
 
-@suite
 def check_never_is_final(lab: Lab) -> None:
     """A unit that was reported as never done is refused when it arrives later."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(b"work")
     held = worker.take_one().held
     same(there.queues.outcome(worker.session.id, "late"), NEVER, "what became of it")
@@ -53,39 +45,34 @@ def check_never_is_final(lab: Lab) -> None:
         QueueChange(worker.holder, (held,), _NEW, "late"),
     ):
         with raises(Fenced):
-            here.queues.apply(late)
+            worker.queues.apply(late)
     same(states_of(there), {b"work": HELD}, "the items")
     same(there.queues.find("p"), None, "what a refused unit made")
-    same(here.queues.outcome(worker.session.id, "late"), NEVER, "what became of it, asked again")
-    here.queues.apply(QueueChange(worker.holder, (held,), _NEW, "another try"))
+    same(worker.queues.outcome(worker.session.id, "late"), NEVER, "what became of it, asked again")
+    worker.queues.apply(QueueChange(worker.holder, (held,), _NEW, "another try"))
     same(bodies(look(there)), [b"new"], "the items after another try")
 
 
-@suite
 def check_never_is_final_for_plain_puts(lab: Lab) -> None:
     """Also where a store has learnt that a queue is simple, and puts into it by a shorter way."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     for number in range(3):
-        here.queues.apply(QueueChange(worker.holder, (), _NEW, f"early {number}"))
+        worker.queues.apply(QueueChange(worker.holder, (), _NEW, f"early {number}"))
     same(there.queues.outcome(worker.session.id, "late"), NEVER, "what became of it")
     with raises(Fenced):
-        here.queues.apply(QueueChange(worker.holder, (), _NEW, "late"))
+        worker.queues.apply(QueueChange(worker.holder, (), _NEW, "late"))
     same(len(look(there)), 3, "the number of items")
 
 
-@suite
 def check_refused_units_were_never_done(lab: Lab) -> None:
     """A change that was fenced left no evidence behind."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(b"1")
     with raises(Fenced):
-        here.queues.apply(QueueChange(worker.holder, (Held(Q, 1, 1),), (), "fenced"))
+        worker.queues.apply(QueueChange(worker.holder, (Held(Q, 1, 1),), (), "fenced"))
     same(there.queues.outcome(worker.session.id, "fenced"), NEVER, "what became of it")
 
 
-@suite
 def check_units_belong_to_their_session(lab: Lab) -> None:
     """Two sessions may use the same name."""
     here, there = lab.open(), lab.open()
@@ -97,7 +84,6 @@ def check_units_belong_to_their_session(lab: Lab) -> None:
         here.queues.apply(QueueChange(other.holder, (), _NEW, "unit"))
 
 
-@suite
 def check_evidence_outlives_the_session(lab: Lab) -> None:
     """A holder that lost its session while waiting for an answer learns the change's outcome.
 
@@ -121,37 +107,32 @@ def check_evidence_outlives_the_session(lab: Lab) -> None:
                 here.queues.apply(QueueChange(worker.holder, (), _NEW, "another"))
 
 
-@suite
 def check_units_without_a_name_are_counted(lab: Lab) -> None:
     """Changes without a unit are done; their outcome can't be asked for, none blocks another."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     for _ in range(3):
-        here.queues.apply(QueueChange(worker.holder, (), _NEW, ""))
+        worker.queues.apply(QueueChange(worker.holder, (), _NEW, ""))
     for delivery in worker.take(2):
-        here.queues.apply(QueueChange(worker.holder, (delivery.held,), (), ""))
+        worker.queues.apply(QueueChange(worker.holder, (delivery.held,), (), ""))
     with raises(Fenced):
-        here.queues.apply(QueueChange(worker.holder, (delivery.held,), _NEW, ""))
+        worker.queues.apply(QueueChange(worker.holder, (delivery.held,), _NEW, ""))
     stats = there.queues.stats(Q)
     same((stats.put, stats.done, stats.depth), (3, 2, 1), "put, done and left")
 
 
-@suite
 def check_what_is_forgotten_still_counts(lab: Lab) -> None:
     """Units that their committer knows of are forgotten; what they did is counted all the same."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     units = [f"unit-{number}" for number in range(20)]
     for unit in units:
-        here.queues.apply(QueueChange(worker.holder, (), _NEW, unit))
+        worker.queues.apply(QueueChange(worker.holder, (), _NEW, unit))
     done = [each.held for each in worker.take(5)]
-    here.queues.apply(QueueChange(worker.holder, tuple(done), (), "last", tuple(units)))
+    worker.queues.apply(QueueChange(worker.holder, tuple(done), (), "last", tuple(units)))
     same(there.queues.outcome(worker.session.id, "last"), DONE, "what became of the last one")
     stats = there.queues.stats(Q)
     same((stats.put, stats.done, stats.depth), (20, 5, 15), "put, done and left")
 
 
-@suite
 def check_a_lost_take_is_found(lab: Lab) -> None:
     """A worker that got no answer to a take finds what it holds, as it was handed out."""
     here, there = lab.open(), lab.open()
@@ -167,24 +148,21 @@ def check_a_lost_take_is_found(lab: Lab) -> None:
     same(bodies(look(there)), [b"3"], "what is left")
 
 
-@suite
 def check_a_late_take_holds_nothing(lab: Lab) -> None:
     """A take that comes after its caller has asked what it holds is refused. The next one isn't."""
-    here, there = lab.open(), lab.open()
-    worker = Worker(here)
+    worker, there = Worker(lab.open()), lab.open()
     worker.put(b"1", b"2")
-    first = here.queues.take(Q, worker.holder, 1, unit="first").items
-    same(here.queues.held(Q, worker.holder, "late"), first, "what is held")
+    first = worker.queues.take(Q, worker.holder, 1, unit="first").items
+    same(worker.queues.held(Q, worker.holder, "late"), first, "what is held")
     with raises(Fenced):
-        here.queues.take(Q, worker.holder, 1, unit="late")
-    same(here.queues.held(Q, worker.holder, "late"), first, "what is held then")
-    second = here.queues.take(Q, worker.holder, 1, unit="second").items
+        worker.queues.take(Q, worker.holder, 1, unit="late")
+    same(worker.queues.held(Q, worker.holder, "late"), first, "what is held then")
+    second = worker.queues.take(Q, worker.holder, 1, unit="second").items
     same(bodies(second), [b"2"], "what the next take gives")
     worker.apply(*first, *second)
     same(look(there), [], "what is left")
 
 
-@suite
 def check_a_given_up_take_harms_no_other(lab: Lab) -> None:
     """Units are identified by their names, not by their holders."""
     here = lab.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pxrs.errors import InvalidRequest, QueueNotFound
 from pxrs.stores.api import ItemRestorer, Stores
-from pxrs.testing.conformance.lab import Lab, Suite
+from pxrs.testing.conformance.lab import Lab
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     DELAYED,
@@ -18,8 +18,6 @@ from pxrs.testing.conformance.queue_tools import (
 )
 from pxrs.testing.conformance.tools import raises, require, same
 from pxrs.types import Holder, ItemState, StoredItem
-
-suite = Suite()
 
 _HOUR_MS = 3_600_000
 
@@ -35,7 +33,6 @@ def _item(
     visible_ms: int | None = None,
     error: str = "",
 ) -> StoredItem:
-    held = state is HELD
     return StoredItem(
         id=number,
         state=state,
@@ -48,8 +45,16 @@ def _item(
         visible_ms=visible_ms,
         dead_ms=9_000 if state is DEAD else None,
         error=error,
-        holder=Holder("a session elsewhere", "tx") if held else None,
+        holder=Holder("a session elsewhere", "tx") if state is HELD else None,
     )
+
+
+def _filled(lab: Lab, *items: StoredItem) -> Stores:
+    """Stores with a queue `q` that was restored from these."""
+    stores = lab.open()
+    stores.queues.create("q")
+    same(_restorer(stores).restore("q", items), len(items), "how many were added")
+    return stores
 
 
 def _restorer(stores: Stores) -> ItemRestorer:
@@ -59,18 +64,17 @@ def _restorer(stores: Stores) -> ItemRestorer:
     return queues
 
 
-def _later(lab: Lab, stores: Stores) -> int:
+def _later(stores: Stores) -> int:
     """An hour from now, by the store's clock."""
     Worker(stores).put(b"for the time", queue="clock")
     return look(stores, "clock")[0].put_ms + _HOUR_MS
 
 
-@suite
 def check_items_come_as_they_stood(lab: Lab) -> None:
     """Number, body, key, priority, deliveries, times and error are those of the other store."""
     stores = lab.open()
     stores.queues.create("q")
-    later = _later(lab, stores)
+    later = _later(stores)
     items = [
         _item(3, b"plain"),
         _item(5, b"urgent", priority=7, deliveries=2, error="it failed"),
@@ -86,13 +90,10 @@ def check_items_come_as_they_stood(lab: Lab) -> None:
     same(found, (3, 1, 1, 1, 6, 0), "the figures")
 
 
-@suite
 def check_what_is_there_is_left_alone(lab: Lab) -> None:
     """Restoring the same again adds nothing and changes nothing."""
-    stores = lab.open()
-    stores.queues.create("q")
+    stores = _filled(lab, _item(1, b"a"), _item(2, b"b"))
     restorer = _restorer(stores)
-    same(restorer.restore("q", [_item(1, b"a"), _item(2, b"b")]), 2, "how many were added")
     again = [_item(1, b"other"), _item(2, b"other", DEAD), _item(3, b"c")]
     same(restorer.restore("q", again), 1, "how many were new")
     same(bodies(look(stores)), [b"a", b"b", b"c"], "the items")
@@ -100,18 +101,14 @@ def check_what_is_there_is_left_alone(lab: Lab) -> None:
     same(restorer.restore("q", []), 0, "how many of none")
 
 
-@suite
 def check_new_items_come_after(lab: Lab) -> None:
     """An item that is put later has a higher number, and none is given twice."""
-    stores = lab.open()
-    stores.queues.create("q")
-    _restorer(stores).restore("q", [_item(41, b"old")])
+    stores = _filled(lab, _item(41, b"old"))
     (number,) = Worker(lab.open()).put(b"new")
     require(number > 41, f"the new item has number {number}")
     same(bodies(Worker(stores).drain()), [b"old", b"new"], "the order")
 
 
-@suite
 def check_keys_and_fifo_keep_their_order(lab: Lab) -> None:
     """Items of one key order go out by number, in whatever order they were restored."""
     for fifo, key in ((False, "k"), (True, None)):
@@ -129,28 +126,21 @@ def check_keys_and_fifo_keep_their_order(lab: Lab) -> None:
             worker.apply(delivery)
 
 
-@suite
 def check_the_held_front_of_a_key_stays(lab: Lab) -> None:
     """Restoring behind an item that is held shows nothing of its key."""
-    stores = lab.open()
-    stores.queues.create("q")
-    restorer = _restorer(stores)
-    restorer.restore("q", [_item(1, b"front", key="k")])
+    stores = _filled(lab, _item(1, b"front", key="k"))
     worker = Worker(stores)
     delivery = worker.take_one()
-    restorer.restore("q", [_item(2, b"behind", key="k")])
+    _restorer(stores).restore("q", [_item(2, b"behind", key="k")])
     same(states_of(stores), {b"front": HELD, b"behind": WAITING}, "where they stand")
     same(Worker(stores).take(2), [], "what another can have")
     worker.apply(delivery)
     same(bodies(Worker(stores).take(2)), [b"behind"], "what comes then")
 
 
-@suite
 def check_deliveries_count_on(lab: Lab) -> None:
     """An item goes on with its count, and dies of it."""
-    stores = lab.open()
-    stores.queues.create("q")
-    _restorer(stores).restore("q", [_item(1, b"a", deliveries=2, error="twice")])
+    stores = _filled(lab, _item(1, b"a", deliveries=2, error="twice"))
     worker = Worker(stores)
     delivery = worker.take_one(most=3)
     same((delivery.held.delivery, delivery.error), (3, "twice"), "the delivery")
@@ -159,18 +149,13 @@ def check_deliveries_count_on(lab: Lab) -> None:
     same(states_of(stores), {b"a": DEAD}, "where it stands")
 
 
-@suite
 def check_what_was_held_is_free_and_goes_out_alone(lab: Lab) -> None:
     """Its holder may have died of it, and is not here anyway."""
-    stores = lab.open()
-    stores.queues.create("q")
-    items = [_item(1, b"suspect", HELD, deliveries=1), _item(2, b"innocent")]
-    _restorer(stores).restore("q", items)
+    stores = _filled(lab, _item(1, b"suspect", HELD, deliveries=1), _item(2, b"innocent"))
     same(states_of(stores), {b"suspect": READY, b"innocent": READY}, "where they stand")
     same(bodies(Worker(stores).take(2)), [b"suspect"], "what goes out first")
 
 
-@suite
 def check_restored_items_wake_who_waits(lab: Lab) -> None:
     """A worker that waits for items is woken."""
     here, there = lab.open(), lab.open()
@@ -181,18 +166,14 @@ def check_restored_items_wake_who_waits(lab: Lab) -> None:
     watch.close()
 
 
-@suite
 def check_dead_items_can_be_driven_again(lab: Lab) -> None:
     """A dead item from elsewhere is a dead item."""
-    stores = lab.open()
-    stores.queues.create("q")
-    _restorer(stores).restore("q", [_item(4, b"dead", DEAD, deliveries=5, error="gave up")])
+    stores = _filled(lab, _item(4, b"dead", DEAD, deliveries=5, error="gave up"))
     same(stores.queues.redrive("q", [4]), 1, "how many were driven again")
     delivery = Worker(stores).take_one()
     same((delivery.body, delivery.held.delivery), (b"dead", 1), "the delivery")
 
 
-@suite
 def check_restore_refuses(lab: Lab) -> None:
     """No queue, no number, too many: refused, and nothing is changed."""
     stores = lab.open()

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from itertools import count
 
 from pxrs.errors import Fenced, SessionLost
-from pxrs.stores.api import Session, Stores
+from pxrs.stores.api import Session, Stores, lots
 from pxrs.testing.conformance.lab import Lab, Violation
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import raises, require, same
+from pxrs.testing.conformance.tools import LONG, raises, require, same
 from pxrs.types import (
     Delivery,
     Held,
@@ -17,7 +16,6 @@ from pxrs.types import (
     ItemState,
     NewItem,
     QueueChange,
-    QueueLimits,
     Release,
     StoredItem,
 )
@@ -99,10 +97,11 @@ class Worker:
             NewItem(queue=queue, body=value, key=key, priority=priority, delay=delay)
             for value in values
         ]
+        holder = Holder(self.session.id, f"tx-{next(_numbers)}")
         found = [
             each
-            for lot in lots(new, self.queues.limits)
-            for each in self.queues.apply(QueueChange(Holder(self.session.id, _name()), (), lot))
+            for lot in lots(new, lambda item: (1, len(item.body)), self.queues.limits)
+            for each in self.queues.apply(QueueChange(holder, (), tuple(lot)))
             if each is not None
         ]
         same(len(found), len(values), "how many of the new items have an id")
@@ -145,24 +144,6 @@ def wait_for_item(lab: Lab, worker: Worker, queue: str = Q) -> Delivery:
         watch.close()
 
 
-def lots(new: Iterable[NewItem], limits: QueueLimits) -> list[tuple[NewItem, ...]]:
-    """The items in changes that any store takes: a key's own records count, too."""
-    found: list[tuple[NewItem, ...]] = [()]
-    for item in new:
-        lot = (*found[-1], item)
-        if len(lot) > max(1, limits.items) or sum(len(each.body) for each in lot) > max(
-            limits.body_bytes, len(item.body)
-        ):
-            found.append((item,))
-        else:
-            found[-1] = lot
-    return found
-
-
-def _name() -> str:
-    return f"tx-{next(_numbers)}"
-
-
 def bodies(items: Iterable[Delivery | StoredItem]) -> list[bytes]:
     """The bodies, in order."""
     return [item.body for item in items]
@@ -187,8 +168,3 @@ def let_time_pass(lab: Lab, stores: Stores) -> None:
 def soon(lab: Lab) -> float:
     """Seconds that are certainly over when time was let pass."""
     return lab.ttl / 2
-
-
-def end_session(lab: Lab, worker: Worker) -> None:
-    """Let a session of the lab's TTL expire, as a frozen process's does."""
-    lab.let_expire(worker.session)

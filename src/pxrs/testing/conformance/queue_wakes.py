@@ -1,30 +1,33 @@
-"""Waiting for items: watches of a `QueueStore`, and when it says to look again."""
+"""Waiting for items, and many who take at once: no item in two hands, none lost, keys in order."""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
-from pxrs.errors import SessionLost
-from pxrs.testing.conformance.lab import Lab, Suite, Violation
+from pxrs.errors import Fenced, SessionLost
+from pxrs.stores.api import Stores
+from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.testing.conformance.queue_tools import (
     DEAD,
     Worker,
     bodies,
     let_time_pass,
+    look,
     soon,
+    states_of,
     wait_for_item,
 )
-from pxrs.testing.conformance.sessions import LONG
-from pxrs.testing.conformance.tools import FACTORS, require, same, together
-from pxrs.testing.conformance.watches import must_wake
-from pxrs.types import Delivery
+from pxrs.testing.conformance.tools import FACTORS, LONG, must_wake, require, same, together
+from pxrs.types import Delivery, NewItem
 
 _LOOKS = 3
 
-suite = Suite()
 
-
-@suite
 def check_every_kind_of_change_wakes(lab: Lab) -> None:
     """Every change that makes an item available wakes a waiter on another handle."""
     here, there = lab.open(), lab.open()
@@ -58,7 +61,6 @@ def check_every_kind_of_change_wakes(lab: Lab) -> None:
     watch.close()
 
 
-@suite
 def check_every_queue_is_watched(lab: Lab) -> None:
     """A watch on several queues wakes on each of them, there already or not."""
     here, there = lab.open(), lab.open()
@@ -69,7 +71,6 @@ def check_every_queue_is_watched(lab: Lab) -> None:
         watch.close()
 
 
-@suite
 def check_a_used_up_front_wakes(lab: Lab) -> None:
     """A take that finds a key's front used up wakes a waiter that may have the next one."""
     here, there = lab.open(), lab.open()
@@ -87,7 +88,6 @@ def check_a_used_up_front_wakes(lab: Lab) -> None:
     watch.close()
 
 
-@suite
 def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
     """A waiter is woken when a holder's session expires, and gets what it held."""
     if not any(a_sleeper_inherits(lab, factor) for factor in FACTORS):
@@ -121,7 +121,6 @@ def a_sleeper_inherits(lab: Lab, factor: int) -> bool:
     return True
 
 
-@suite
 def check_a_put_wakes_a_sleeper(lab: Lab) -> None:
     """Two who wait for each other's items in turn both come to the end."""
     here, there = lab.open(), lab.open()
@@ -140,7 +139,6 @@ def check_a_put_wakes_a_sleeper(lab: Lab) -> None:
     )
 
 
-@suite
 def check_a_put_behind_a_held_item_wakes(lab: Lab) -> None:
     """A holder of a key's front is woken when any handle puts the next item of that key."""
     here, there = lab.open(), lab.open()
@@ -157,18 +155,16 @@ def check_a_put_behind_a_held_item_wakes(lab: Lab) -> None:
     watch.close()
 
 
-@suite
 def check_due_is_when_a_delay_ends(lab: Lab) -> None:
     """A take that finds nothing says in how many seconds the first delayed item shows."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     same(worker.due(), None, "when an empty queue has something")
     for delay in (LONG, LONG / 2):
         worker.put(b"later", delay=delay)
         for _ in range(2):
             require_due(lab, worker, delay)
     worker.put(b"soon", delay=soon(lab))
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     soonest = worker.take_one()
     same(soonest.body, b"soon", "what shows")
     require_due(lab, worker, LONG / 2)
@@ -176,7 +172,6 @@ def check_due_is_when_a_delay_ends(lab: Lab) -> None:
     require_due(lab, worker, LONG / 4)
 
 
-@suite
 def check_due_is_when_a_hold_ends(lab: Lab) -> None:
     """A take that finds nothing says in how many seconds the first hold is over."""
     stores = lab.open()
@@ -193,11 +188,9 @@ def check_due_is_when_a_hold_ends(lab: Lab) -> None:
     require_due(lab, other, LONG)
 
 
-@suite
 def check_due_knows_what_is_behind_a_held_front(lab: Lab) -> None:
     """A holder of a key's front learns when the delayed item behind it can be had."""
-    stores = lab.open()
-    worker = Worker(stores)
+    worker = Worker(lab.open())
     for key, delay in (("far", LONG), ("near", soon(lab))):
         worker.put(b"1", key=key)
         worker.put(b"2 " + key.encode(), key=key, delay=delay)
@@ -205,12 +198,11 @@ def check_due_knows_what_is_behind_a_held_front(lab: Lab) -> None:
         if delay == LONG:
             for _ in range(2):
                 require_due(lab, worker, delay)
-    let_time_pass(lab, stores)
+    let_time_pass(lab, worker.stores)
     same(worker.take_one().body, b"2 near", "what is behind, in time")
     require_due(lab, worker, LONG)
 
 
-@suite
 def check_a_shorter_hold_wakes(lab: Lab) -> None:
     """A hold that will end earlier than was said wakes who trusted that; so does a deadline."""
     here, there = lab.open(), lab.open()
@@ -229,7 +221,6 @@ def check_a_shorter_hold_wakes(lab: Lab) -> None:
         here.queues.delete("q")
 
 
-@suite
 def check_nobody_oversleeps(lab: Lab) -> None:
     """A waiter that minds the watch and `due` gets delayed, released and late items in time."""
     here, there = lab.open(), lab.open()
@@ -266,3 +257,148 @@ def require_due(lab: Lab, worker: Worker, seconds: float) -> None:
             break
         let_time_pass(lab, worker.stores)
     require(due is not None and low <= due <= seconds, f"due in {due} s, not {low} to {seconds}")
+
+
+TAKERS = 8
+
+
+class Hands:
+    """Records which taker holds which item, and fails at the first contradiction."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, int] = {}
+        self.deliveries: defaultdict[int, list[int]] = defaultdict(list)
+        self.done: list[bytes] = []
+
+    def grasp(self, who: int, items: list[Delivery]) -> None:
+        with self._lock:
+            for item in items:
+                owner = self._held.setdefault(item.held.id, who)
+                require(owner == who, f"item {item.held.id} is in the hands of {owner} and {who}")
+                self.deliveries[item.held.id].append(item.held.delivery)
+
+    def let_go(self, items: list[Delivery]) -> None:
+        with self._lock:
+            for item in items:
+                del self._held[item.held.id]
+
+    def finish(self, items: list[Delivery]) -> None:
+        self.let_go(items)
+        with self._lock:
+            self.done += [item.body for item in items]
+
+
+def work(stores: Stores, hands: Hands, who: int, quota: int) -> None:
+    """Take, and finish, give back or crash, until `quota` items are finished by this one."""
+    rng = random.Random(who)
+    worker = Worker(stores)
+    finished = 0
+    while finished < quota:
+        items = worker.take(min(quota - finished, rng.choice((1, 1, 2, 5))))
+        hands.grasp(who, items)
+        # The handler at work: others get their turn.
+        time.sleep(rng.random() / 1000)
+        fate = rng.random()
+        if fate < 0.3:
+            hands.let_go(items)
+            worker.release(*items)
+        elif fate < 0.4:
+            hands.let_go(items)
+            worker.session.close()
+            worker = Worker(stores)
+        else:
+            hands.finish(items)
+            worker.apply(*items)
+            finished += len(items)
+
+
+def check_no_item_is_in_two_hands(lab: Lab) -> None:
+    """Eight who take, give back and crash at random finish every item once, each its share."""
+    handles = [lab.open() for _ in range(2)]
+    quota, hands = 12, Hands()
+    expected = [b"%d" % number for number in range(TAKERS * quota)]
+    Worker(handles[0]).put(*expected)
+    together(lab, *(partial(work, handles[who % 2], hands, who, quota) for who in range(TAKERS)))
+    same(sorted(hands.done), sorted(expected), "what was finished")
+    for item, numbers in hands.deliveries.items():
+        same(numbers, list(range(1, len(numbers) + 1)), f"the deliveries of item {item}")
+    same(look(handles[0]), [], "what is left")
+    same(handles[1].queues.stats("q").done, len(expected), "what is done")
+
+
+def check_keys_stay_in_order_in_a_race(lab: Lab) -> None:
+    """Each key's items are finished in the order of their puts, whichever worker takes them."""
+    handles = [lab.open() for _ in range(2)]
+    quota, hands = 8, Hands()
+    keys = ("a", "b", "c", None, "d")
+    order: defaultdict[str | None, list[bytes]] = defaultdict(list)
+    for number in range(TAKERS * quota):
+        key = keys[number % len(keys)]
+        order[key].append(b"%s %03d" % (str(key).encode(), number))
+        Worker(handles[0]).put(order[key][-1], key=key)
+    together(lab, *(partial(work, handles[who % 2], hands, who, quota) for who in range(TAKERS)))
+    for key, expected in order.items():
+        name = str(key).encode()
+        found = [body for body in hands.done if body.split()[0] == name]
+        same(found if key is not None else sorted(found), expected, f"the order of key {key!r}")
+
+
+def check_one_of_many_puts_a_duplicate(lab: Lab) -> None:
+    """Of many who put with one dedupe key at once exactly one does."""
+    handles = [lab.open() for _ in range(2)]
+    ids: list[int | None] = []
+
+    def put(stores: Stores, number: int) -> None:
+        item = NewItem(queue=f"q{number}", body=b"1", dedupe="k", dedupe_window=60.0)
+        ids.extend(Worker(stores).apply(put=[item]))
+
+    for number in range(5):
+        ids.clear()
+        together(lab, *(partial(put, handles[who % 2], number) for who in range(4)))
+        same(sorted(each is None for each in ids), [False, True, True, True], "who put")
+        same(len(look(handles[0], f"q{number}")), 1, "how many there are")
+
+
+def commit(worker: Worker, item: Delivery, done: list[bool]) -> None:
+    """Remove an item and put another in its place; whether that was done."""
+    try:
+        worker.apply(item, put=[NewItem(queue=item.held.queue, body=b"new")])
+        done.append(True)
+    except (SessionLost, Fenced):
+        done.append(False)
+
+
+def race_for_one(lab: Lab, name: str, let_go: Callable[[Worker, Delivery], None]) -> None:
+    """One commits an item while it lets go of it and another takes: exactly one has it."""
+    here, there = lab.open(), lab.open()
+    for number in range(10):
+        queue = f"{name} {number}"
+        worker, heir = Worker(here), Worker(there)
+        worker.put(b"old", queue=queue)
+        item = worker.take_one(queue)
+        done: list[bool] = []
+        got: list[bytes] = []
+
+        def inherit(worker: Worker, heir: Worker, item: Delivery, got: list[bytes]) -> None:
+            let_go(worker, item)
+            # A take may pass it while the commit that will be refused has it in its hands; then
+            # it says when to look again. In the end there is the old item or the new one.
+            got.append(wait_for_item(lab, heir, item.held.queue).body)
+
+        jobs = [partial(commit, worker, item, done), partial(inherit, worker, heir, item, got)]
+        # Who comes to the start last goes first, more often than not.
+        together(lab, *(jobs if number % 2 else reversed(jobs)))
+        same((b"old" in got) + done[0], 1, f"how many had the item: {got}, {done}")
+        expected = {b"new"} if done[0] else {b"old"}
+        same(set(states_of(there, queue)), expected, f"what is there when done is {done[0]}")
+
+
+def check_commit_races_with_the_sessions_end(lab: Lab) -> None:
+    """A commit that races with its session's end is done, or its item is the next one's."""
+    race_for_one(lab, "ends", lambda worker, item: worker.session.close())
+
+
+def check_commit_races_with_a_release(lab: Lab) -> None:
+    """A commit that races with a release is done, or its item is the next one's."""
+    race_for_one(lab, "gives back", lambda worker, item: worker.release(item))

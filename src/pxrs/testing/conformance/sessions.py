@@ -1,18 +1,26 @@
-"""Sessions of a `CoordStore`: what vanishes with them and what a dead one can't do."""
+"""Sessions and watches of a `CoordStore`: what ends with a session, and who is told of changes.
+
+Watches are hints that may repeat and may be spurious, but never lack.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from pxrs.errors import InvalidRequest, SessionLost
-from pxrs.stores.api import CoordStore, Session
-from pxrs.testing.conformance.lab import Lab, Suite, Violation
+from pxrs.stores.api import CoordStore, Session, Watch
+from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.testing.conformance.tools import (
     FACTORS,
+    LONG,
+    close_must_wake,
     committed,
     keys_of,
     mortal,
+    must_wake,
     put,
     raises,
     refused,
@@ -23,13 +31,7 @@ from pxrs.testing.conformance.tools import (
 )
 from pxrs.types import Check, Delete, Put, Versioned
 
-suite = Suite()
 
-# Longer than any check takes.
-LONG = 3600.0
-
-
-@suite
 def check_bound_record_is_a_record(lab: Lab) -> None:
     """While its session lives a bound record is read like any other, on every handle."""
     here, there = lab.open().coord, lab.open().coord
@@ -40,7 +42,6 @@ def check_bound_record_is_a_record(lab: Lab) -> None:
         same(keys_of(coord, "k"), ["k"], "what is listed")
 
 
-@suite
 def check_sessions_differ(lab: Lab) -> None:
     """No two sessions share an id, not even one after the other."""
     here, there = lab.open().coord, lab.open().coord
@@ -50,7 +51,6 @@ def check_sessions_differ(lab: Lab) -> None:
     same(len({session.id for session in sessions}), 4, "the number of ids")
 
 
-@suite
 def check_ttl_has_to_be_positive(lab: Lab) -> None:
     """A session that could not live is refused."""
     coord = lab.open().coord
@@ -60,7 +60,6 @@ def check_ttl_has_to_be_positive(lab: Lab) -> None:
     same(coord.session(lab.ttl).ttl, lab.ttl, "the TTL")
 
 
-@suite
 def check_records_vanish_on_close(lab: Lab) -> None:
     """When `close` returns, all records of the session are gone, for every reader."""
     here, there = lab.open().coord, lab.open().coord
@@ -74,7 +73,6 @@ def check_records_vanish_on_close(lab: Lab) -> None:
     session.close()
 
 
-@suite
 def check_records_vanish_on_expiry(lab: Lab) -> None:
     """When a session is past its TTL all its records are gone, for every reader."""
     here, there = lab.open().coord, lab.open().coord
@@ -86,7 +84,6 @@ def check_records_vanish_on_expiry(lab: Lab) -> None:
         same(keys_of(coord, "k/"), ["k/kept"], "what is left")
 
 
-@suite
 def check_records_vanish_all_at_once(lab: Lab) -> None:
     """A reader that sees one record of a session gone sees all of them gone."""
     here, there = lab.open().coord, lab.open().coord
@@ -102,7 +99,6 @@ def check_records_vanish_all_at_once(lab: Lab) -> None:
         together(lab, session.close, partial(look, *keys), partial(look, *keys[::-1]))
 
 
-@suite
 def check_other_sessions_stay(lab: Lab) -> None:
     """The end of a session touches no record of another one."""
     here, there = lab.open().coord, lab.open().coord
@@ -117,7 +113,6 @@ def check_other_sessions_stay(lab: Lab) -> None:
     longer.renew()
 
 
-@suite
 def check_expired_session_is_dead(lab: Lab) -> None:
     """An expired session can't renew, can't write, and does not come back by trying."""
     coord = lab.open().coord
@@ -132,7 +127,6 @@ def check_expired_session_is_dead(lab: Lab) -> None:
         same(coord.list(""), [], "the records")
 
 
-@suite
 def check_late_renewal_is_refused(lab: Lab) -> None:
     """A renewal that comes too late is refused, even if the expiry was not noticed before."""
     coord = lab.open().coord
@@ -143,7 +137,6 @@ def check_late_renewal_is_refused(lab: Lab) -> None:
     same(coord.get("k"), None, "the record of the expired session")
 
 
-@suite
 def check_expired_session_writes_nothing(lab: Lab) -> None:
     """A commit that names an expired session writes none of its records."""
     coord = lab.open().coord
@@ -159,7 +152,6 @@ def check_expired_session_writes_nothing(lab: Lab) -> None:
     same(value_of(coord, "k"), b"1", "the value")
 
 
-@suite
 def check_closed_session_is_dead(lab: Lab) -> None:
     """A closed session can't renew and can't write, and has no time left."""
     coord = lab.open().coord
@@ -173,7 +165,6 @@ def check_closed_session_is_dead(lab: Lab) -> None:
     same(coord.list(""), [], "the records")
 
 
-@suite
 def check_unknown_session_is_dead(lab: Lab) -> None:
     """A session id that never was can't be written with."""
     coord = lab.open().coord
@@ -194,7 +185,6 @@ def renewed_in_time(session: Session) -> bool:
     return True
 
 
-@suite
 def check_renewal_extends(lab: Lab) -> None:
     """A session that is renewed outlives its first TTL, and its records with it."""
     if not any(outlives_its_first_ttl(lab, factor) for factor in FACTORS):
@@ -220,7 +210,6 @@ def outlives_its_first_ttl(lab: Lab, factor: int) -> bool:
     return True
 
 
-@suite
 def check_remaining_time(lab: Lab) -> None:
     """`remaining` is at most one TTL, never rises but by renewal, and is 0 at the end."""
     if not any(counts_down(lab, factor) for factor in FACTORS):
@@ -245,7 +234,6 @@ def counts_down(lab: Lab, factor: int) -> bool:
     return True
 
 
-@suite
 def check_persistent_put_unbinds(lab: Lab) -> None:
     """A bound record that is put again without a session outlives the session."""
     coord = lab.open().coord
@@ -259,7 +247,6 @@ def check_persistent_put_unbinds(lab: Lab) -> None:
     same(found, [(b"2", None), (b"2", None)], "the records put again")
 
 
-@suite
 def check_other_sessions_put_rebinds(lab: Lab) -> None:
     """A record belongs to the session that wrote it last, deleted in between or not."""
     coord = lab.open().coord
@@ -273,7 +260,6 @@ def check_other_sessions_put_rebinds(lab: Lab) -> None:
     same(keys_of(coord, "k/"), [], "the records of the closed session")
 
 
-@suite
 def check_persistent_record_can_be_bound(lab: Lab) -> None:
     """A record that is put again with a session goes with it."""
     coord = lab.open().coord
@@ -284,7 +270,6 @@ def check_persistent_record_can_be_bound(lab: Lab) -> None:
     same(coord.get("k"), None, "the record")
 
 
-@suite
 def check_dead_record_is_absent(lab: Lab) -> None:
     """A record that must be absent can be created where only a dead session's record was."""
     here, there = lab.open().coord, lab.open().coord
@@ -296,7 +281,6 @@ def check_dead_record_is_absent(lab: Lab) -> None:
     same(value_of(here, "k"), b"3", "the record made after the session's end")
 
 
-@suite
 def check_bound_versions_are_not_checked(lab: Lab) -> None:
     """A check of a session-bound record's version is refused: engines restart such versions."""
     coord = lab.open().coord
@@ -308,7 +292,6 @@ def check_bound_versions_are_not_checked(lab: Lab) -> None:
     same(value_of(coord, "k"), b"1", "the value")
 
 
-@suite
 def check_death_races_with_a_write(lab: Lab) -> None:
     """A write that races with its session's end is refused, or is gone with the session."""
     here, there = lab.open().coord, lab.open().coord
@@ -326,3 +309,166 @@ def check_death_races_with_a_write(lab: Lab) -> None:
         put(here, f"k/{number}", b"1", session.id)
         together(lab, partial(write, here, f"k/{number}", session.id), session.close)
         same(there.get(f"k/{number}"), None, "the record of the closed session")
+
+
+def wait_until(lab: Lab, watch: Watch, seen: Callable[[], bool]) -> None:
+    """Look, wait, look again: ends only if every change wakes."""
+    while not seen():
+        must_wake(lab, watch, "the last change")
+
+
+def check_watch_is_armed_on_return(lab: Lab) -> None:
+    """A change right after `watch` returned ends the first wait."""
+    here, there = lab.open().coord, lab.open().coord
+    for coord in (here, there):
+        watch = here.watch("k/")
+        put(coord, "k/1")
+        must_wake(lab, watch, "a put before the first wait")
+        watch.close()
+
+
+def check_no_change_between_waits_is_lost(lab: Lab) -> None:
+    """A change between two waits ends the next wait."""
+    here, there = lab.open().coord, lab.open().coord
+    watch = here.watch("k/")
+    for coord in (here, there, here):
+        put(coord, "k/1")
+        must_wake(lab, watch, "a put between two waits")
+        watch.wait(0)
+    watch.close()
+
+
+def check_every_kind_of_change_wakes(lab: Lab) -> None:
+    """Making, changing, binding and deleting a record wake, and so does a session's close."""
+    here, there = lab.open().coord, lab.open().coord
+    watch = there.watch("k/")
+    session = here.session(LONG)
+    changes: list[tuple[str, Callable[[], object]]] = [
+        ("a put", lambda: put(here, "k/1")),
+        ("another put", lambda: put(here, "k/1")),
+        ("a delete", lambda: committed(here.commit((), (Delete("k/1"),)))),
+        ("a bound put", lambda: put(here, "k/2", b"1", session.id)),
+        ("the end of a session", session.close),
+    ]
+    for name, change in changes:
+        watch.wait(0)
+        change()
+        must_wake(lab, watch, name)
+    watch.close()
+
+
+def check_expiry_wakes(lab: Lab) -> None:
+    """A session that expired between two waits ends the second one."""
+
+    def expire(watch: Watch, there: CoordStore, session: Session) -> None:
+        lab.let_expire(session)
+        must_wake(lab, watch, "the expiry of a session")
+
+    in_time(lab, expire)
+
+
+def in_time(lab: Lab, then: Callable[[Watch, CoordStore, Session], None]) -> None:
+    """Go on with a session that lives when all of its news have been heard.
+
+    On a busy machine it can be over by then, which proves nothing: then another gets more time.
+    """
+    here, there = lab.open().coord, lab.open().coord
+    for factor in FACTORS:
+        watch = there.watch("k/")
+        session = mortal(lab, here, "k/1", least=factor)
+        must_wake(lab, watch, "a bound put")
+        watch.wait(0)
+        lives = there.get("k/1") is not None
+        if lives:
+            then(watch, there, session)
+        watch.close()
+        if lives:
+            return
+    raise Violation("no session lived long enough to be waited for")
+
+
+def check_every_place_is_watched(lab: Lab) -> None:
+    """A watch on keys and folders wakes on each of them; the empty folder holds everything."""
+    coord = lab.open().coord
+    for places, key in [
+        (("a/", "b/", "c"), "a/1"),
+        (("a/", "b/", "c"), "b/x/y"),
+        (("a/", "b/", "c"), "c"),
+        (("a_%/",), "a_%/1"),
+        (("é/",), "é/日"),
+        (("",), "anything"),
+    ]:
+        watch = coord.watch(*places)
+        put(coord, key)
+        must_wake(lab, watch, f"a put of {key!r} under {places}")
+        watch.close()
+
+
+def check_every_watch_wakes(lab: Lab) -> None:
+    """One change wakes all who watch it, on every handle; closing one watch leaves the others."""
+    here, there = lab.open().coord, lab.open().coord
+    watches = [coord.watch("k/") for coord in (here, here, there, there)]
+    put(here, "k/1")
+    for watch in watches:
+        must_wake(lab, watch, "a put that all of them watch")
+    watches[0].close()
+    watches[2].close()
+    put(there, "k/2")
+    for watch in (watches[1], watches[3]):
+        must_wake(lab, watch, "a put after the other watches were closed")
+        watch.close()
+
+
+def check_no_change_is_missed_in_a_race(lab: Lab) -> None:
+    """Look, wait, look again: two who wait for each other in turn both come to the end."""
+    here, there = lab.open().coord, lab.open().coord
+
+    def ping(mine: CoordStore, my_key: str, other_key: str) -> None:
+        watch = mine.watch(other_key)
+        for number in range(25):
+            put(mine, my_key, b"%d" % number)
+            wait_until(lab, watch, partial(reached, mine, other_key, number))
+        watch.close()
+
+    def reached(coord: CoordStore, key: str, number: int) -> bool:
+        value = value_of(coord, key)
+        return value is not None and int(value) >= number
+
+    together(lab, partial(ping, here, "a", "b"), partial(ping, there, "b", "a"))
+
+
+def check_expiry_wakes_a_sleeper(lab: Lab) -> None:
+    """A waiter is woken when a session expires, even if no client touches the store."""
+
+    def expire(watch: Watch, there: CoordStore, session: Session) -> None:
+        def sleep() -> None:
+            must_wake(lab, watch, "the expiry of a session")
+            wait_until(lab, watch, lambda: there.get("k/1") is None)
+
+        together(lab, sleep, lambda: lab.let_expire(session))
+
+    in_time(lab, expire)
+
+
+def check_a_watch_can_be_woken(lab: Lab) -> None:
+    """`wake` ends the current wait or, if there is none, the next one."""
+    watch = lab.open().coord.watch("k/")
+    watch.wake()
+    must_wake(lab, watch, "a call of wake")
+    asleep = threading.Event()
+
+    def sleep() -> None:
+        asleep.set()
+        must_wake(lab, watch, "a call of wake")
+
+    def wake() -> None:
+        require(asleep.wait(lab.patience), "the sleeper did not start")
+        watch.wake()
+
+    together(lab, sleep, wake)
+    watch.close()
+
+
+def check_close_wakes_a_sleeper(lab: Lab) -> None:
+    """Closing a watch ends a wait without a timeout; a closed watch never blocks."""
+    close_must_wake(lab, lab.open().coord.watch("k/"))

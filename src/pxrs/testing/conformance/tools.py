@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pxrs.codec.batches import decode, encode
 from pxrs.errors import SessionLost
-from pxrs.stores.api import CoordStore, LogStore, Session
+from pxrs.stores.api import CoordStore, LogStore, Session, Watch
 from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.types import (
     Append,
@@ -25,6 +25,9 @@ from pxrs.types import (
 )
 
 A_LOT = 1 << 30
+
+# Seconds: longer than any check takes.
+LONG = 3600.0
 
 # So often does who meets a conflict try again before giving up.
 ATTEMPTS = 10_000
@@ -46,25 +49,14 @@ def same(actual: Any, expected: Any, what: str) -> None:
         raise Violation(f"{what}: got {actual!r}, not {expected!r}")
 
 
-class raises:  # noqa: N801 - reads as a statement
+@contextmanager
+def raises(*kinds: type[Exception]) -> Iterator[None]:
     """Raise `Violation` unless the block raises one of these."""
-
-    def __init__(self, *kinds: type[Exception]) -> None:
-        self._kinds = kinds
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if kind is None:
-            wanted = " or ".join(each.__name__ for each in self._kinds)
-            raise Violation(f"{wanted} was not raised")
-        return issubclass(kind, self._kinds)
+    try:
+        yield
+    except kinds:
+        return
+    raise Violation(f"{' or '.join(each.__name__ for each in kinds)} was not raised")
 
 
 def together(lab: Lab, *jobs: Callable[[], object]) -> None:
@@ -90,6 +82,30 @@ def together(lab: Lab, *jobs: Callable[[], object]) -> None:
             raise Violation("the threads came to no end") from None
         if error is not None:
             raise error
+
+
+def must_wake(lab: Lab, watch: Watch, why: str) -> None:
+    """Require that the watch wakes within the lab's patience."""
+    require(watch.wait(lab.patience), f"the watch was not woken by {why}")
+
+
+def close_must_wake(lab: Lab, watch: Watch) -> None:
+    """Close the watch under a thread that waits without a timeout, then wait again."""
+    asleep, awake = threading.Event(), threading.Event()
+
+    def sleep() -> None:
+        asleep.set()
+        while not awake.is_set():
+            require(watch.wait(None), "a wait without a timeout timed out")
+
+    def wake() -> None:
+        require(asleep.wait(lab.patience), "the sleeper did not start")
+        awake.set()
+        watch.close()
+
+    together(lab, sleep, wake)
+    watch.close()
+    require(watch.wait(None) and watch.wait(0), "a closed watch says that nothing happened")
 
 
 def put(coord: CoordStore, key: str, value: bytes = b"v", session: str | None = None) -> int:
