@@ -207,11 +207,17 @@ def takes(
         ]
         described: Any = function
         described.__signature__ = own.replace(parameters=[*named, *options])
-        listed = "\n\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
-        described.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
+        described.options_help = "\n\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
+        add_options_help(function, described)
         return function
 
     return describe
+
+
+def add_options_help(function: Any, described: Any) -> None:
+    """Add to its help what the options are of another one that `takes` them."""
+    if listed := getattr(described, "options_help", ""):
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
 
 
 def _defaults_of(settings: type[msgspec.Struct]) -> dict[str, object]:

@@ -10,12 +10,12 @@ from typing import Any, Generic, Self
 
 import msgspec
 
-from pxrs.aio.threads import Threads, awaiting, called, outcome
+from pxrs.aio.threads import Threads, awaiting, called, outcome, signed_as
 from pxrs.errors import StoreError
 from pxrs.producing import handles as blocking_sent
 from pxrs.producing import producer as blocking
 from pxrs.producing.handles import PendingBatch
-from pxrs.types import Header, Position, Topic, Value
+from pxrs.types import Position, Topic, Value
 
 
 class Producer(Generic[Value]):
@@ -30,16 +30,10 @@ class Producer(Generic[Value]):
         self._buffers = producer._buffers
         self._threads = threads
 
-    # Written out: to gather arguments and spread them again would take a fifth of its time.
+    # Named: to gather arguments and spread them again would take a fifth of its time.
+    @signed_as(blocking.Producer[Value].send)
     async def send(
-        self,
-        topic: str,
-        value: Value | None,
-        key: Any = None,
-        *,
-        partition: int | None = None,
-        headers: Sequence[Header] | None = None,
-        timestamp: int | None = None,
+        self, topic: Any, value: Any, key: Any, *, partition: Any, headers: Any, timestamp: Any
     ) -> Sent:
         """Hand a message over; `await` the `Sent` to wait until it is durable.
 
@@ -53,7 +47,8 @@ class Producer(Generic[Value]):
             )
         )
 
-    async def send_many(self, topic: str, messages: Iterable[tuple[Any, Value | None]]) -> SentMany:
+    @signed_as(blocking.Producer[Value].send_many)
+    async def send_many(self, topic: Any, messages: Any) -> SentMany:
         """Hand over (key, value) pairs; cheaper than `send` for each.
 
         See `pxrs.Producer.send_many`. Other tasks have their turn in between, and may send.
@@ -126,7 +121,8 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         """Whether the outcome is known."""
         return self._sent.done()
 
-    async def result(self, timeout: float | None = None) -> Position:
+    @signed_as(blocking_sent.Sent.result)
+    async def result(self, timeout: Any) -> Position:
         """Wait until the message is durable.
 
         It is committed at once, together with all others that are there by then. Raises what
@@ -169,7 +165,8 @@ class SentMany(Sequence[Sent]):
         """Whether all outcomes are known."""
         return self._many.done()
 
-    async def result(self, timeout: float | None = None) -> list[Position]:
+    @signed_as(blocking_sent.SentMany.result)
+    async def result(self, timeout: Any) -> list[Position]:
         """Wait until all are durable; where each was written."""
         with self._many._waited_for() as batches:
             await _settled(batches, timeout)

@@ -1,7 +1,8 @@
 """Threads for an event loop's blocking calls, and how the loop hears that they are done.
 
 Methods that only make a blocking call are not written out: `describe = awaiting(Groups.describe)`.
-Their object has the blocking one in `_blocking`, and in `_call` how calls are made.
+Those that do more have its parameters too, by `wrapping` or `signed_as`. Their object has the
+blocking one in `_blocking`, and in `_call` how calls are made.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pxrs.errors import Closed, InvalidRequest
+from pxrs.options import add_options_help
 from pxrs.running.signals import LOOK
 
 T = TypeVar("T")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
@@ -258,11 +261,62 @@ def passing(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
     return forward
 
 
+def wrapping(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[[Callable[[Any, partial[T]], R]], Callable[Concatenate[Any, P], R]]:
+    """For one that does more with the blocking call than to await it, and has its parameters.
+
+    It gets the call, with the arguments in it. Type checkers know by it which values the result
+    has: that of `reader` is a `Reader` of what the serde is for, on both sides.
+    """
+
+    def sign(function: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return function(
+                self, partial(getattr(self._blocking, method.__name__), *args, **kwargs)
+            )
+
+        async def awaited(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return await call(self, *args, **kwargs)
+
+        def plain(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return call(self, *args, **kwargs)
+
+        signed = wraps(function)(awaited if inspect.iscoroutinefunction(function) else plain)
+        add_options_help(signed, method)
+        return shown_as(method)(signed)
+
+    return sign
+
+
 def signed_as(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """For one that does more than to forward: it has the blocking method's parameters."""
-    return shown_as(method)
+    """For one that has the blocking method's parameters, and makes another call, or several.
+
+    It has to name them, or to take `*args`; types and defaults are those of the blocking method.
+    """
+
+    def sign(function: Any) -> Any:
+        own, theirs = (inspect.signature(each).parameters for each in (function, method))
+        if all(each.kind is not each.VAR_POSITIONAL for each in own.values()):
+            if [(each.name, each.kind) for each in own.values()] != [
+                (each.name, each.kind) for each in theirs.values()
+            ]:
+                raise TypeError(f"{function.__qualname__} must name {', '.join(theirs)}")
+            signed: Any = method
+            function.__defaults__ = signed.__defaults__
+            function.__kwdefaults__ = signed.__kwdefaults__
+        return shown_as(method)(function)
+
+    return sign
+
+
+def signed_as_function(
+    function: Callable[P, Any],
+) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """The same for what is no method."""
+    return shown_as(function)
 
 
 def shown_as(method: Any) -> Callable[[F], F]:
