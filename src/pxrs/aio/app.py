@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 
 from pxrs import app as blocking
@@ -278,10 +277,5 @@ class Pxrs:
     async def __aenter__(self) -> Pxrs:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._end(error)

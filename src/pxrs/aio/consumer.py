@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from pxrs.aio.threads import Threads, awaiting, outcome, passing, signed_as, wrapping
@@ -169,12 +168,7 @@ class Consumer(Generic[Value]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _one_by_one(self) -> Iterator[Message[Value]]:

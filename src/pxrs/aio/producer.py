@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self
 
 import msgspec
@@ -70,12 +69,7 @@ class Producer(Generic[Value]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._end(error)
 
     async def _end(self, reason: BaseException | None) -> None:

@@ -15,7 +15,6 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
@@ -79,12 +78,7 @@ class Running:
     async def __aenter__(self) -> Running:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Stop, and wait for what is in hand. A cancellation meanwhile cancels the handlers.
 
         Messages of handlers that were cancelled come again; their items have failed.

@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pxrs.errors import Closed, InvalidRequest
@@ -134,12 +133,7 @@ class Opening(Generic[T]):
         opened: T = self._opened
         return opened
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._opened is not None:
             await self._opened.__aexit__(kind, error, trace)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from pxrs.aio.kv import TransactionKeys
@@ -201,12 +200,7 @@ class UnitOfWork(Generic[Value]):
             self._begun = Running(work, blocking.UnseenItems(work))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self._end(partial(self._blocking.__exit__, kind, error, trace))
         except Closed:
@@ -301,21 +295,11 @@ class Transaction(UnitOfWork[str | bytes]):
         self._begun = Running(self._tx, self._unseen)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._begun = None
         await self._leave(kind, error, trace)
 
-    async def _leave(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             # In its turn: a statement that a cancelled call has left behind is finished first.
             leave = partial(self._tx.__exit__, kind, error, trace)

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -575,12 +574,7 @@ class GroupLab:
     def __enter__(self) -> GroupLab:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _note_handled(self, name: str, message: Message) -> None:
