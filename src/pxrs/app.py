@@ -36,6 +36,7 @@ from pxrs.options import (
     PutOptions,
     RunOptions,
     TransactionOptions,
+    declared,
     filled,
     refuse_unknown,
     takes,
@@ -173,14 +174,10 @@ class Pxrs:
         return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
 
     @takes(MemberOptions, ConsumerOptions, defaults=[ConsumerSettings])
+    @declared(signatures.Consuming[None].consumer)
     def consumer(
-        self,
-        topics: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        *,
-        serde: Serde[Read] | None = None,
-        **options: Unpack[ConsumerOptions],
-    ) -> Consumer[Read]:
+        self, topics: Any, group: str, *, serde: Any, **options: Unpack[ConsumerOptions]
+    ) -> Consumer:
         """Consume topics as a member of a group: a name, several, or a compiled pattern.
 
         `serde` is how values become objects; without, they are bytes.

@@ -71,6 +71,11 @@ def topics(px: Pxrs) -> None:
         message.value.nothing  # type: ignore[attr-defined]  # noqa: B018
     assert_type(plain.poll()[0].value, bytes)
     assert_type(next(typed.batches()), list[Message[Order]])
+    assert_type(typed.run_transaction(lambda tx: len(tx.take_many("mail", 5))), int)
+    assert_type(typed.run_transaction(work_in_transaction, attempts=3), int)
+    never = typed.run_transaction(await_in_transaction)  # type: ignore[arg-type]
+    never.close()
+    typed.run_transaction(work_in_transaction, attempts="3")  # type: ignore[arg-type]
     with typed as entered:
         assert_type(entered, Consumer[Order])
     px.consumer("orders", "g", serde=Order)  # type: ignore[arg-type]
@@ -146,6 +151,11 @@ def handle_item(item: Item[Order], tx: UnitOfWork[Order]) -> None: ...
 def handle_item_and_put(item: Item[Order], tx: UnitOfWork[Any]) -> None: ...
 def handle_mail(item: Item[str | bytes], tx: UnitOfWork[str | bytes]) -> None: ...
 async def await_item(item: Item[Order], tx: aio.UnitOfWork[Order]) -> None: ...
+def work_in_transaction(tx: pxrs.Transaction) -> int:
+    return 0
+
+
+async def await_in_transaction(tx: aio.Transaction) -> None: ...
 async def await_order(message: Message[Order]) -> None: ...
 
 
@@ -156,6 +166,8 @@ async def awaited(px: aio.Pxrs) -> None:
         assert_type(typed.batches(5), aio.Arriving[list[Message[Order]]])
         assert_type(typed.transaction(commits=None), aio.Transaction)
         assert_type(await typed.commit(), None)
+        await typed.run_transaction(await_in_transaction, attempts=3)
+        await typed.run_transaction(work_in_transaction)  # type: ignore[arg-type]
         await typed.poll(max_records="5")  # type: ignore[arg-type]
         typed.batches("5")  # type: ignore[arg-type]
         await typed.commit("message")  # type: ignore[arg-type]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 from pxrs import app as blocking
 from pxrs import options as blocking_options
@@ -45,10 +44,9 @@ from pxrs.config import ConsumerSettings
 from pxrs.consuming import consumer as blocking_consumer
 from pxrs.consuming import reader as blocking_reader
 from pxrs.errors import DeliveryFailed, OutcomeUnknown
-from pxrs.options import MemberOptions, refuse_unknown, takes
+from pxrs.options import MemberOptions, takes
 from pxrs.producing import producer as blocking_producer
 from pxrs.queues import unit_of_work as blocking_work
-from pxrs.serde import Serde
 from pxrs.stores.connections import lend
 from pxrs.types import Plain, Read
 
@@ -102,34 +100,23 @@ class Pxrs:
         ConsumerOptions,
         defaults=[ConsumerSettings],
     )
-    def consumer(
-        self,
-        topics: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        *,
-        serde: Serde[Read] | None = None,
-        **options: Unpack[ConsumerOptions],
-    ) -> Opening[Consumer[Read]]:
+    @wrapping(signatures.Consuming[Awaitable[None] | None].consumer)
+    def consumer(self, join: partial[blocking_consumer.Consumer[Read]]) -> Opening[Consumer[Read]]:
         """Consume topics as a member of a group: `async with px.consumer(…) as consumer`.
 
         See `pxrs.Pxrs.consumer`. The callbacks run on the event loop, while a call for messages
         is awaited; they may be coroutine functions.
         """
-        refuse_unknown("consumer", options, ConsumerOptions)
 
         def begin() -> tuple[
             Future[blocking_consumer.Consumer[Read]],
             Callable[[blocking_consumer.Consumer[Read]], Consumer[Read]],
         ]:
             on_loop = OnLoop(asyncio.get_running_loop())
-            told: Any = {
-                **options,
-                "on_assigned": on_loop(options.get("on_assigned")),
-                "on_revoked": on_loop(options.get("on_revoked")),
-                "on_lost": on_loop(options.get("on_lost")),
-            }
-            join = partial(self._blocking.consumer, topics, group, serde=serde, **told)
-            return self._threads.start(join), lambda got: Consumer(got, self._threads, on_loop)
+            names = ("on_assigned", "on_revoked", "on_lost")
+            told = {name: on_loop(join.keywords.get(name)) for name in names}
+            joining = self._threads.start(partial(join, **told))
+            return joining, lambda got: Consumer(got, self._threads, on_loop)
 
         return Opening(begin)
 

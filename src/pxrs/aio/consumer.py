@@ -19,7 +19,7 @@ from pxrs.consuming import transactions as consuming
 from pxrs.consuming.consumer import LOOP_MESSAGES
 from pxrs.consuming.in_hand import InFlight
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
-from pxrs.options import MemberOptions
+from pxrs.options import CallbackOptions
 from pxrs.stores.connections import lend
 from pxrs.types import Message, TopicPartition, Value
 
@@ -28,13 +28,8 @@ T = TypeVar("T")
 Callback = Callable[[T], Awaitable[None] | None]
 
 
-class ConsumerOptions(MemberOptions, total=False):
+class ConsumerOptions(CallbackOptions[Awaitable[None] | None], total=False):
     """As `pxrs.ConsumerOptions`; the callbacks may be coroutine functions."""
-
-    auto_commit: bool
-    on_assigned: Callback[dict[TopicPartition, int | None]] | None
-    on_revoked: Callback[set[TopicPartition]] | None
-    on_lost: Callback[set[TopicPartition]] | None
 
 
 class Consumer(Generic[Value]):
@@ -126,15 +121,11 @@ class Consumer(Generic[Value]):
         begun = begin(commits=lend(begin.keywords.get("commits")))
         return Transaction(begun, self._transaction_changed)
 
+    @signed_as(blocking.Transacting[Transaction].run_transaction)
     async def run_transaction(
-        self,
-        work: Callable[[Transaction], Any],
-        *,
-        commits: Any = None,
-        attempts: int = 5,
-        connection: None = None,
+        self, work: Any, *, commits: Any, attempts: Any, connection: Any
     ) -> Any:
-        """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns.
+        """Run `work(tx)` in a `Transaction`, again on a conflict that may pass; what it returns.
 
         `work` may be a coroutine function.
         """

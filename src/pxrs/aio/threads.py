@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pxrs.errors import Closed, InvalidRequest
-from pxrs.options import add_options_help
+from pxrs.options import add_options_help, take_parameters
 from pxrs.running.signals import LOOK
 
 T = TypeVar("T")
@@ -292,16 +292,8 @@ def signed_as(
     """
 
     def sign(function: Any) -> Any:
-        own, theirs = (inspect.signature(each).parameters for each in (function, method))
-        if all(each.kind is not each.VAR_POSITIONAL for each in own.values()):
-            if [(each.name, each.kind) for each in own.values()] != [
-                (each.name, each.kind) for each in theirs.values()
-            ]:
-                raise TypeError(f"{function.__qualname__} must name {', '.join(theirs)}")
-            signed: Any = method
-            function.__defaults__ = signed.__defaults__
-            function.__kwdefaults__ = signed.__kwdefaults__
-        return shown_as(method)(function)
+        take_parameters(function, method)
+        return function
 
     return sign
 
