@@ -38,13 +38,6 @@ class Surroundings(NamedTuple):
     one_thread: bool = False
 
 
-class Running(NamedTuple, Generic[Value]):
-    """A transaction that has begun."""
-
-    work: blocking.UnitOfWork[Value]
-    unseen: blocking.UnseenItems[Value]
-
-
 class UnitOfWork(Generic[Value]):
     """Take and put items, send messages and run SQL, all or nothing. See `pxrs.UnitOfWork`.
 
@@ -61,7 +54,8 @@ class UnitOfWork(Generic[Value]):
     ) -> None:
         self._begin = begin
         self._around = around
-        self._begun: Running[Value] | None = None
+        # Its work, and what that took, once it has begun.
+        self._begun: blocking.UnseenItems[Value] | None = None
         self._own: Calls | None = None
         self._calls = 0
         self._ran_sql = False
@@ -113,7 +107,7 @@ class UnitOfWork(Generic[Value]):
     async def _attempt(
         self, queue: str, count: int, retry: Backoff, lock_for: float | None
     ) -> tuple[list[Item[Value]], float | None]:
-        unseen = self._running().unseen
+        unseen = self._running()
         taking = self._start(partial(unseen.take, queue, count, retry, lock_for))
         try:
             items, due = await self._done(taking, taking.cancel)
@@ -196,8 +190,7 @@ class UnitOfWork(Generic[Value]):
 
     async def __aenter__(self) -> Self:
         if self._begun is None:
-            work = await self._call(self._begin)
-            self._begun = Running(work, blocking.UnseenItems(work))
+            self._begun = blocking.UnseenItems(await self._call(self._begin))
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -210,7 +203,7 @@ class UnitOfWork(Generic[Value]):
     async def _end(self, how: Callable[[], None]) -> None:
         """Not to be given up before it has begun, either: it gives back what is held."""
         try:
-            await self._done(self._start(partial(self._running().unseen.end, how)))
+            await self._done(self._start(partial(self._running().end, how)))
         finally:
             if self._end_own is not None:
                 self._end_own()
@@ -238,7 +231,7 @@ class UnitOfWork(Generic[Value]):
     def _blocking(self) -> blocking.UnitOfWork[Value]:
         return self._running().work
 
-    def _running(self) -> Running[Value]:
+    def _running(self) -> blocking.UnseenItems[Value]:
         if self._begun is None:
             raise InvalidRequest("`async with` the transaction, or `await` it, before it is used")
         return self._begun
@@ -255,7 +248,6 @@ class Transaction(UnitOfWork[str | bytes]):
     """
 
     def __init__(self, tx: consuming.Transaction, on_change: Callable[[bool], None]) -> None:
-        self._tx = tx
         self._unseen = blocking.UnseenItems(tx)
         self._on_change = on_change
         self._thread: Calls | None = None
@@ -292,7 +284,7 @@ class Transaction(UnitOfWork[str | bytes]):
         except BaseException:
             self._let_go()
             raise
-        self._begun = Running(self._tx, self._unseen)
+        self._begun = self._unseen
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -302,7 +294,7 @@ class Transaction(UnitOfWork[str | bytes]):
     async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             # In its turn: a statement that a cancelled call has left behind is finished first.
-            leave = partial(self._tx.__exit__, kind, error, trace)
+            leave = partial(self._unseen.work.__exit__, kind, error, trace)
             await self._done(self._start(partial(self._unseen.end, leave)))
         finally:
             self._let_go()
