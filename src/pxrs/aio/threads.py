@@ -265,16 +265,12 @@ def wrapping(
     """
 
     def sign(function: Any) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return function(
-                self, partial(getattr(self._blocking, method.__name__), *args, **kwargs)
-            )
+        def plain(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            call = partial(getattr(self._blocking, method.__name__), *args, **kwargs)
+            return function(self, call)
 
         async def awaited(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return await call(self, *args, **kwargs)
-
-        def plain(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return call(self, *args, **kwargs)
+            return await plain(self, *args, **kwargs)
 
         signed = wraps(function)(awaited if inspect.iscoroutinefunction(function) else plain)
         add_options_help(signed, method)
