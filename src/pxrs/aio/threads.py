@@ -289,6 +289,7 @@ def signed_as(
 
     def sign(function: Any) -> Any:
         take_parameters(function, method)
+        add_options_help(function, method)
         return function
 
     return sign

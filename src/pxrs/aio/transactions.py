@@ -119,10 +119,11 @@ class UnitOfWork(Generic[Value]):
         unseen.seen(items)
         return items, due
 
-    @wrapping(blocking.UnitOfWork[Value].put)
-    async def put(self, put: partial[PutItem]) -> PutItem:
+    # Not wrapped: that would take a quarter more of its time.
+    @signed_as(blocking.UnitOfWork[Value].put)
+    async def put(self, *args: Any, **options: Any) -> PutItem:
         """Put an item when, and only if, this transaction commits. See `pxrs.UnitOfWork.put`."""
-        return await self._note(put)
+        return await self._note(partial(self._blocking.put, *args, **options))
 
     @wrapping(blocking.UnitOfWork[Value].put_many)
     async def put_many(self, put: partial[list[PutItem]]) -> list[PutItem]:
