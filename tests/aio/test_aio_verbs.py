@@ -16,12 +16,12 @@ from pxrs.aio.threads import signed_as
 from support.loops import run
 
 # What awaiting and cancelling stand for.
-ONLY_BLOCKING = {"Consumer": {"wake"}, "Sent": {"when_done"}}
+ONLY_BLOCKING = {"Consumer": {"wake"}, "Sent": {"when_done"}, "KeyWatch": {"wait"}}
 ONLY_ASYNC = {"Follow", "Opening", "Arriving", "ConsumerOptions"}
-# These return the classes of their own side, or take coroutines.
+# These return the classes or iterators of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
-    "begin", "run", "listen", "commit", "commit_async",
+    "begin", "run", "listen", "commit", "commit_async", "scan",
 }  # fmt: skip
 # Attributes of the blocking class, properties of the other.
 ATTRIBUTES = {"Reader": {"topic"}}
@@ -38,6 +38,9 @@ PAIRS = [
     (pxrs.UnitOfWork, aio.UnitOfWork),
     (pxrs.Running, aio.Running),
     (pxrs.Queues, aio.Queues),
+    (pxrs.KeyValues, aio.KeyValues),
+    (pxrs.KeyWatch, aio.KeyWatch),
+    (pxrs.TransactionKeys, aio.TransactionKeys),
 ]
 
 
