@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from pxrs import signatures
@@ -37,6 +36,7 @@ from pxrs.options import (
     PutOptions,
     RunOptions,
     TransactionOptions,
+    declared,
     filled,
     refuse_unknown,
     takes,
@@ -54,11 +54,9 @@ from pxrs.types import Header, Message, Plain, Read
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
-    from pxrs.consuming.callbacks import Callbacks
     from pxrs.consuming.consumer import Consumer
     from pxrs.consuming.health import Health
     from pxrs.consuming.member import Member
-    from pxrs.consuming.subscription import Subscription
     from pxrs.groups.admin import Groups
     from pxrs.kv.store import KeyValues
     from pxrs.queues.admin import Queues
@@ -181,14 +179,10 @@ class Pxrs:
         return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
 
     @takes(MemberOptions, ConsumerOptions, defaults=[ConsumerSettings])
+    @declared(signatures.Consuming[None].consumer)
     def consumer(
-        self,
-        topics: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        *,
-        serde: Serde[Read] | None = None,
-        **options: Unpack[ConsumerOptions],
-    ) -> Consumer[Read]:
+        self, topics: Any, group: str, *, serde: Any, **options: Unpack[ConsumerOptions]
+    ) -> Consumer:
         """Consume topics as a member of a group: a name, several, or a compiled pattern.
 
         `serde` is how values become objects; without, they are bytes.
@@ -197,6 +191,7 @@ class Pxrs:
         settings = _member_settings(group, options)
         from pxrs.consuming.callbacks import Callbacks
         from pxrs.consuming.consumer import Consumer
+        from pxrs.consuming.member import Member
         from pxrs.consuming.subscription import Subscription
 
         callbacks = Callbacks(
@@ -204,7 +199,7 @@ class Pxrs:
         )
         decoder = Decoder(options.get("key_serde"), serde)
         wanted = Subscription(topics, self._topics)
-        member = self._new_member(wanted, settings, decoder, callbacks)
+        member = Member(self._context(), wanted, settings, decoder, callbacks)
         self._members.add(member)
         return Consumer(member)
 
@@ -255,23 +250,20 @@ class Pxrs:
 
     def _new_runner(self, job: RunJob) -> Runner:
         from pxrs.consuming.callbacks import Callbacks
+        from pxrs.consuming.member import Member
         from pxrs.consuming.subscription import Subscription
         from pxrs.running.runner import Runner
 
         letters = None
         if isinstance(job.on_failure, DeadLetter):
-            producer = self._resender()
-            letters = DeadLetters(job.on_failure, self._topics, producer)
+            letters = DeadLetters(job.on_failure, self._topics, self._resender())
         settings = _member_settings(job.group, job.member)
         nothing = Callbacks(None, None, None)
 
         def join() -> Member:
-            member = self._new_member(
-                Subscription(job.topic, self._topics, job.on_failure),
-                settings,
-                Decoder(),
-                nothing,
-                job.max_in_flight,
+            wanted = Subscription(job.topic, self._topics, job.on_failure)
+            member = Member(
+                self._context(), wanted, settings, Decoder(), nothing, job.max_in_flight
             )
             self._run_members.add(member)
             return member
@@ -460,18 +452,6 @@ class Pxrs:
                 )
             return self._work_context
 
-    def _new_member(
-        self,
-        wanted: Subscription,
-        settings: ConsumerSettings,
-        decoder: Decoder,
-        callbacks: Callbacks,
-        most_out: int | None = None,
-    ) -> Member:
-        from pxrs.consuming.member import Member
-
-        return Member(self._context(), wanted, settings, decoder, callbacks, most_out)
-
     def health(self) -> dict[str, Health]:
         """Return the health of every consumer, run and listener, by name. From any thread.
 
@@ -532,12 +512,7 @@ class Pxrs:
     def __enter__(self) -> Pxrs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(error)
 
 

@@ -427,70 +427,53 @@ def postgres_settings(url: StoreUrl) -> PostgresSettings:
     )
 
 
-class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`timeout`: seconds after which a request that no node has answered gives up."""
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers of etcd or ZooKeeper: `prefix` keeps several users of them apart.
 
-    hosts: tuple[str, ...]
-    prefix: str = "pxrs"
-    user: str | None = None
-    password: str | None = None
-    tls: TlsFiles | None = None
-    timeout: float = 10.0
-
-
-def etcd_settings(url: StoreUrl) -> EtcdSettings:
-    """`etcd://host:2379,host2:2379/prefix?timeout=10&tls=true&ca=…&cert=…&key=…`."""
-    refuse_url_options(url.options, {"timeout", "tls", "ca", "cert", "key"}, "etcd://")
-    address = split_address(url, 2379)
-    return EtcdSettings(
-        hosts=address.hosts,
-        prefix=address.path or "pxrs",
-        user=address.user,
-        password=address.password,
-        tls=_tls(url.options),
-        timeout=positive_seconds(url.options, "timeout", 10.0),
-    )
-
-
-class ZooKeeperSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`timeout`: seconds after which a request that was not answered gives up."""
-
-    hosts: tuple[str, ...]
-    root: str = "pxrs"
-    user: str | None = None
-    password: str | None = None
-    tls: TlsFiles | None = None
-    timeout: float = 10.0
-
-
-def zookeeper_settings(url: StoreUrl) -> ZooKeeperSettings:
-    """`zookeeper://host:2181,host2:2181/root?timeout=10&tls=true&ca=…&cert=…&key=…`."""
-    refuse_url_options(url.options, {"timeout", "tls", "ca", "cert", "key"}, "zookeeper://")
-    address = split_address(url, 2181)
-    return ZooKeeperSettings(
-        hosts=address.hosts,
-        root=address.path or "pxrs",
-        user=address.user,
-        password=address.password,
-        tls=_tls(url.options),
-        timeout=positive_seconds(url.options, "timeout", 10.0),
-    )
-
-
-class NatsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """JetStream's servers, the number of replicas of each topic, and the login.
-
-    `prefix` keeps several users of one account apart; `credentials` and `nkey` are files.
-    `timeout`: seconds that an operation may take, the election of a leader included.
+    `timeout`: seconds after which a request that was not answered gives up.
     """
 
     hosts: tuple[str, ...]
     prefix: str = "pxrs"
     user: str | None = None
     password: str | None = None
+    tls: TlsFiles | None = None
+    timeout: float = 10.0
+
+
+def etcd_settings(url: StoreUrl) -> ServerSettings:
+    """`etcd://host:2379,host2:2379/prefix?timeout=10&tls=true&ca=…&cert=…&key=…`."""
+    return ServerSettings(**_of_servers(url, 2379))
+
+
+def zookeeper_settings(url: StoreUrl) -> ServerSettings:
+    """`zookeeper://host:2181,host2:2181/root?timeout=10&tls=true&ca=…&cert=…&key=…`."""
+    return ServerSettings(**_of_servers(url, 2181))
+
+
+def _of_servers(url: StoreUrl, port: int, *more: str, timeout: float = 10.0) -> dict[str, Any]:
+    """Reads `ServerSettings` from a URL that takes `more` options."""
+    known = {"timeout", "tls", "ca", "cert", "key", *more}
+    refuse_url_options(url.options, known, f"{url.scheme}://")
+    address = split_address(url, port)
+    return {
+        "hosts": address.hosts,
+        "prefix": address.path or "pxrs",
+        "user": address.user,
+        "password": address.password,
+        "tls": _tls(url.options),
+        "timeout": positive_seconds(url.options, "timeout", timeout),
+    }
+
+
+class NatsSettings(ServerSettings, frozen=True, kw_only=True):
+    """JetStream's servers, the number of replicas of each topic, and files with a login.
+
+    `timeout`: seconds that an operation may take, the election of a leader included.
+    """
+
     credentials: str | None = None
     nkey: str | None = None
-    tls: TlsFiles | None = None
     replicas: int = 1
     domain: str | None = None
     timeout: float = 20.0
@@ -501,10 +484,9 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
 
     A user without a password is a token, as in NATS' own URLs.
     """
-    own = {"replicas", "timeout", "credentials", "nkey", "domain"}
-    refuse_url_options(url.options, own | {"tls", "ca", "cert", "key"}, "nats://")
-    address = split_address(url, 4222)
-    prefix = address.path or "pxrs"
+    files = ("credentials", "nkey", "domain")
+    servers = _of_servers(url, 4222, "replicas", *files, timeout=20.0)
+    prefix = servers["prefix"]
     if not set(prefix) <= _WORD or len(prefix) > 100:
         raise ConfigError(
             f"a nats:// prefix must be up to 100 letters, digits, '_' and '-', got {quoted(prefix)}"
@@ -512,18 +494,8 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
     replicas = url.options.get("replicas", "1")
     if replicas not in ("1", "3", "5"):
         raise ConfigError(f"replicas must be 1, 3 or 5, got {quoted(replicas)}")
-    return NatsSettings(
-        hosts=address.hosts,
-        prefix=prefix,
-        user=address.user,
-        password=address.password,
-        credentials=url.options.get("credentials"),
-        nkey=url.options.get("nkey"),
-        tls=_tls(url.options),
-        replicas=int(replicas),
-        domain=url.options.get("domain"),
-        timeout=positive_seconds(url.options, "timeout", 20.0),
-    )
+    named: dict[str, Any] = {name: url.options.get(name) for name in files}
+    return NatsSettings(**servers, **named, replicas=int(replicas))
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -613,10 +585,7 @@ def _typed(value: str) -> str | int | bool:
 
 def positive_seconds(options: Mapping[str, str], name: str, default: float) -> float:
     """Returns an option as seconds above 0, up to an hour."""
-    try:
-        value = float(options.get(name, default))
-    except ValueError:
-        raise ConfigError(f"{name} must be a number, got {quoted(options[name])}") from None
+    value = _number(options, name, default)
     if not 0 < value <= 3600:
         raise ConfigError(
             f"{name} must be seconds above 0, up to 3600, got {quoted(options[name])}"

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 
@@ -18,6 +27,9 @@ from pxrs.core.retry import Backoff
 from pxrs.serde import Serde
 from pxrs.types import Header, TopicPartition
 
+T = TypeVar("T")
+P = ParamSpec("P")
+Told = TypeVar("Told")
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -79,7 +91,16 @@ class MemberOptions(TypedDict, total=False):
     key_serde: Serde | None
 
 
-class ConsumerOptions(MemberOptions, total=False):
+class CallbackOptions(MemberOptions, Generic[Told], total=False):
+    """`ConsumerOptions`, for callbacks that return `Told`."""
+
+    auto_commit: bool
+    on_assigned: Callable[[dict[TopicPartition, int | None]], Told] | None
+    on_revoked: Callable[[set[TopicPartition]], Told] | None
+    on_lost: Callable[[set[TopicPartition]], Told] | None
+
+
+class ConsumerOptions(CallbackOptions[None], total=False):
     """Options of `px.consumer`, besides `MemberOptions`.
 
     auto_commit: whether handled messages are committed in the background.
@@ -87,11 +108,6 @@ class ConsumerOptions(MemberOptions, total=False):
     on_revoked: called with the partitions that are about to go; it can still commit.
     on_lost: called instead when another member owns them already.
     """
-
-    auto_commit: bool
-    on_assigned: Callable[[dict[TopicPartition, int | None]], None] | None
-    on_revoked: Callable[[set[TopicPartition]], None] | None
-    on_lost: Callable[[set[TopicPartition]], None] | None
 
 
 class RunOptions(MemberOptions, total=False):
@@ -201,17 +217,64 @@ def takes(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=known.get(name),
-                annotation=kind.__forward_arg__,
+                annotation=annotation,
             )
-            for name, kind in kinds[-1].__annotations__.items()
+            for name, annotation in _types_of(kinds[-1]).items()
         ]
         described: Any = function
         described.__signature__ = own.replace(parameters=[*named, *options])
-        listed = "\n\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
-        described.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
+        described.options_help = "\n\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
+        add_options_help(function, described)
         return function
 
     return describe
+
+
+def declared(
+    declaration: Callable[Concatenate[Any, P], T],
+) -> Callable[[Callable[..., Any]], Callable[Concatenate[Any, P], T]]:
+    """For a method whose declaration is generic, as its types differ between `pxrs` and `aio`.
+
+    It names the parameters; their types and defaults, and its result, are those of the declaration.
+    """
+
+    def sign(method: Any) -> Any:
+        take_parameters(method, declaration)
+        method.__signature__ = inspect.signature(declaration)
+        return method
+
+    return sign
+
+
+def take_parameters(function: Any, other: Any) -> None:
+    """Give a function, which has to name them, the parameters of another: types and defaults."""
+    own, theirs = inspect.signature(function), inspect.signature(other)
+    if all(each.kind is not each.VAR_POSITIONAL for each in own.parameters.values()):
+        if _names(own) != _names(theirs):
+            raise TypeError(f"{function.__qualname__} must have the parameters {theirs}, got {own}")
+        function.__defaults__, function.__kwdefaults__ = other.__defaults__, other.__kwdefaults__
+    function.__signature__ = theirs.replace(return_annotation=own.return_annotation)
+
+
+def _names(signature: inspect.Signature) -> list[tuple[str, Any]]:
+    return [(each.name, each.kind) for each in signature.parameters.values()]
+
+
+def _types_of(kind: Any) -> dict[str, str]:
+    """The types of options as they are written, with what a generic kind is given."""
+    types = {name: each.__forward_arg__ for name, each in kind.__annotations__.items()}
+    for base in getattr(kind, "__orig_bases__", ()):
+        variables = getattr(get_origin(base), "__parameters__", ())
+        for variable, given in zip(variables, get_args(base), strict=True):
+            shown = "None" if given is type(None) else str(given).replace("collections.abc.", "")
+            types = {name: text.replace(variable.__name__, shown) for name, text in types.items()}
+    return types
+
+
+def add_options_help(function: Any, described: Any) -> None:
+    """Add to its help what the options are of another one that `takes` them."""
+    if listed := getattr(described, "options_help", ""):
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
 
 
 def _defaults_of(settings: type[msgspec.Struct]) -> dict[str, object]:

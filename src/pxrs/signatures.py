@@ -1,19 +1,30 @@
-"""The calls whose types depend on whether there is a serde, declared once for `pxrs` and `aio`.
+"""Calls that have other types in `aio` than in `pxrs`, or need overloads, declared once for both.
 
 Without a serde values are text or bytes; with one they are its type. `put`, `put_many`, `run` and
 `listen` need overloads to say that, because the value or the handler would decide otherwise. A
 method gets them from its decorator, `@signatures.put`, and only its result is its own: an id, or
-in `aio` the coroutine of one. For `help` the decorator adds the options and their defaults.
+in `aio` the coroutine of one. For `help` the decorator adds the options and their defaults. The
+callbacks of `consumer` may be coroutine functions in `aio`: its declaration is generic.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from pxrs.config import ConsumerSettings
 from pxrs.options import (
+    CallbackOptions,
     ListenOptions,
     MemberOptions,
     PutManyOptions,
@@ -23,13 +34,15 @@ from pxrs.options import (
 )
 from pxrs.running.job import ListenJob, RunJob
 from pxrs.serde import Serde
-from pxrs.types import Message, NewItem, Value
+from pxrs.types import Message, NewItem, Read, Value
 
 if TYPE_CHECKING:
+    from pxrs.consuming.consumer import Consumer
     from pxrs.queues.item import Item
 
 Result = TypeVar("Result", covariant=True)
 Tx = TypeVar("Tx", covariant=True)
+Told = TypeVar("Told")
 
 Topics = str | Sequence[str] | re.Pattern[str]
 
@@ -84,6 +97,20 @@ class PutMany(Protocol[Result]):
         connection: Any = None,
         **options: Unpack[PutManyOptions],
     ) -> Result: ...
+
+
+class Consuming(Generic[Told]):
+    """`px.consumer`. `Told` is what callbacks return: None, or in `aio` perhaps an awaitable."""
+
+    def consumer(
+        self,
+        topics: str | Sequence[str] | re.Pattern[str],
+        group: str,
+        *,
+        serde: Serde[Read] | None = None,
+        **options: Unpack[CallbackOptions[Told]],
+    ) -> Consumer[Read]:
+        raise NotImplementedError
 
 
 class Run(Protocol[Result]):

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, assert_type
 
 import pytest
 
 import pxrs
 from pxrs import aio
+from pxrs.aio.threads import signed_as
 from support.loops import run
 
 # What awaiting and cancelling stand for.
-ONLY_BLOCKING = {"Consumer": {"wake"}, "Sent": {"when_done"}}
+ONLY_BLOCKING = {"Consumer": {"wake"}, "Sent": {"when_done"}, "KeyWatch": {"wait"}}
 ONLY_ASYNC = {"Follow", "Opening", "Arriving", "ConsumerOptions"}
-# These return the classes of their own side, or take coroutines.
+# These return the classes or iterators of their own side, or take coroutines.
 OF_ITS_OWN = {
     "producer", "reader", "follow", "consumer", "batches", "transaction", "run_transaction",
-    "begin", "run", "listen", "commit", "commit_async",
+    "begin", "run", "listen", "commit", "commit_async", "scan",
 }  # fmt: skip
 # Attributes of the blocking class, properties of the other.
 ATTRIBUTES = {"Reader": {"topic"}}
@@ -35,6 +38,9 @@ PAIRS = [
     (pxrs.UnitOfWork, aio.UnitOfWork),
     (pxrs.Running, aio.Running),
     (pxrs.Queues, aio.Queues),
+    (pxrs.KeyValues, aio.KeyValues),
+    (pxrs.KeyWatch, aio.KeyWatch),
+    (pxrs.TransactionKeys, aio.TransactionKeys),
 ]
 
 
@@ -89,6 +95,75 @@ def types(method: Callable[..., object]) -> dict[str, object]:
 def test_all_of_them_have_help(blocking: type, awaited: type) -> None:
     for name in verbs(awaited):
         assert inspect.getdoc(getattr(awaited, name)), name
+
+
+# What gives a function the parameters of the blocking one, or of the declaration for both sides.
+TAKES_PARAMETERS = {"signed_as", "signed_as_function", "wrapping", "shown_as"}
+
+
+def test_no_parameters_are_written_out_again() -> None:
+    assert {name for name, written in written_out() if spells(written)} == set()
+
+
+def test_to_write_them_out_again_would_be_found() -> None:
+    for again in (
+        "async def seek(self, topic: str, partition: int, offset: int) -> None: ...",
+        "async def poll(self, max_records=500, timeout=None): ...",
+        "@takes(TransactionOptions)\ndef begin(self, connection: None = None, **options: Any): ...",
+        "@signed_as(blocking.Reader.follow)\ndef follow(self, start: Any = 0): ...",
+        "@signed_as(blocking.Reader.follow)\ndef follow(self, partitions: list[int]): ...",
+        "@signatures.put\n@shown_as(put)\ndef put(self, *args: Any, serde: Any = None): ...",
+    ):
+        assert spells(ast.parse(again).body[0]), again
+    for taken in (
+        "async def close(self) -> None: ...",
+        "@signed_as(blocking.Consumer.poll)\nasync def poll(self, max_records: Any): ...",
+        "@wrapping(blocking.Pxrs.reader)\ndef reader(self, find: partial[Reader[Read]]): ...",
+    ):
+        assert not spells(ast.parse(taken).body[0]), taken
+
+
+def test_a_function_that_names_others_than_it_takes_is_refused() -> None:
+    def poll(self: object, most: Any, timeout: Any) -> None:
+        """Has another name for what the blocking one calls max_records."""
+
+    with pytest.raises(TypeError, match=r"poll must have the parameters \(self, max_records"):
+        signed_as(pxrs.Consumer.poll)(poll)
+
+
+def written_out() -> Iterator[tuple[str, ast.stmt]]:
+    """The functions in the source of public classes of `aio`, and of its public functions."""
+    public = {name: getattr(aio, name) for name in aio.__all__}
+    for module in {value.__module__ for value in public.values()}:
+        for each in ast.parse(inspect.getsource(sys.modules[module])).body:
+            if isinstance(each, ast.FunctionDef) and each.name in public:
+                yield each.name, each
+            if isinstance(each, ast.ClassDef) and each.name in public:
+                for member in each.body:
+                    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and not (
+                        member.name.startswith("_")
+                    ):
+                        yield f"{each.name}.{member.name}", member
+
+
+def spells(function: ast.stmt) -> bool:
+    """Whether it has a parameter of its own, or a type or default for one that it has taken."""
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+    args = function.args
+    named = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+    own = [each for each in named if each.arg != "self"]
+    if not own and not args.vararg and not args.kwarg:
+        return False
+    decorators = {ast.unparse(each).partition("(")[0] for each in function.decorator_list}
+    if not decorators & TAKES_PARAMETERS:
+        return True
+    types = [ast.unparse(each.annotation) for each in own if each.annotation is not None]
+    if any(default is not None for default in [*args.defaults, *args.kw_defaults]):
+        return True
+    # Those of `signatures` get their types from there.
+    return "shown_as" not in decorators and any(
+        each != "Any" and not each.startswith("partial[") for each in types
+    )
 
 
 def test_what_is_forwarded_is_a_coroutine_function_unless_it_does_not_wait() -> None:

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 import engines
-from pxrs.config import EtcdSettings, etcd_settings, parse_url
+from pxrs.config import ServerSettings, etcd_settings, parse_url
 from pxrs.errors import (
     Closed,
     ConfigError,
@@ -239,7 +239,7 @@ def test_a_wrong_login_is_told(secured: Secured, login: str) -> None:
 
 
 def test_settings() -> None:
-    assert etcd_settings(parse_url("etcd://a,b:99,[::1]/x/y?timeout=3")) == EtcdSettings(
+    assert etcd_settings(parse_url("etcd://a,b:99,[::1]/x/y?timeout=3")) == ServerSettings(
         hosts=("a:2379", "b:99", "[::1]:2379"), prefix="x/y", timeout=3.0
     )
     for wrong in (

@@ -71,6 +71,11 @@ def topics(px: Pxrs) -> None:
         message.value.nothing  # type: ignore[attr-defined]  # noqa: B018
     assert_type(plain.poll()[0].value, bytes)
     assert_type(next(typed.batches()), list[Message[Order]])
+    assert_type(typed.run_transaction(lambda tx: len(tx.take_many("mail", 5))), int)
+    assert_type(typed.run_transaction(work_in_transaction, attempts=3), int)
+    never = typed.run_transaction(await_in_transaction)  # type: ignore[arg-type]
+    never.close()
+    typed.run_transaction(work_in_transaction, attempts="3")  # type: ignore[arg-type]
     with typed as entered:
         assert_type(entered, Consumer[Order])
     px.consumer("orders", "g", serde=Order)  # type: ignore[arg-type]
@@ -146,6 +151,11 @@ def handle_item(item: Item[Order], tx: UnitOfWork[Order]) -> None: ...
 def handle_item_and_put(item: Item[Order], tx: UnitOfWork[Any]) -> None: ...
 def handle_mail(item: Item[str | bytes], tx: UnitOfWork[str | bytes]) -> None: ...
 async def await_item(item: Item[Order], tx: aio.UnitOfWork[Order]) -> None: ...
+def work_in_transaction(tx: pxrs.Transaction) -> int:
+    return 0
+
+
+async def await_in_transaction(tx: aio.Transaction) -> None: ...
 async def await_order(message: Message[Order]) -> None: ...
 
 
@@ -153,6 +163,14 @@ async def awaited(px: aio.Pxrs) -> None:
     async with px.consumer("orders", "g", serde=JSON(Order)) as typed:
         assert_type(typed, aio.Consumer[Order])
         assert_type(await typed.poll(), list[Message[Order]])
+        assert_type(typed.batches(5), aio.Arriving[list[Message[Order]]])
+        assert_type(typed.transaction(commits=None), aio.Transaction)
+        assert_type(await typed.commit(), None)
+        await typed.run_transaction(await_in_transaction, attempts=3)
+        await typed.run_transaction(work_in_transaction)  # type: ignore[arg-type]
+        await typed.poll(max_records="5")  # type: ignore[arg-type]
+        typed.batches("5")  # type: ignore[arg-type]
+        await typed.commit("message")  # type: ignore[arg-type]
         async for message in typed:
             assert_type(message, Message[Order])
     async with px.consumer("orders", "g") as plain:
@@ -164,7 +182,20 @@ async def awaited(px: aio.Pxrs) -> None:
     async for message in reader.follow():
         assert_type(message, Message[Order])
 
+    assert_type(px.producer(linger=0.0), aio.Producer[str | bytes])
+    assert_type(px.begin(strict=True), aio.UnitOfWork[str | bytes])
+    assert_type(px.begin(serde=Orders()), aio.UnitOfWork[Order])
+    assert_type(await px.reader("orders"), aio.Reader[bytes])
+    assert_type(px.consumer("orders", "g"), aio.Opening[aio.Consumer[bytes]])
+    assert_type(aio.connect("memory://", coord=None), aio.Opening[aio.Pxrs])
+    await px.reader("orders", serde=Order)  # type: ignore[arg-type]
+    px.begin(strikt=True)  # type: ignore[call-arg]
+    aio.connect("memory://", cord=None)  # type: ignore[call-arg]
+    aio.connect()  # type: ignore[call-arg]
     async with px.producer(serde=JSON(Order)) as orders:
+        assert_type(orders, aio.Producer[Order])
+        await orders.send_many("orders", [("k", Order())])
+        await orders.send_many("orders", [("k", 5)])  # type: ignore[list-item]
         await orders.send("orders", Order())
         await orders.send("orders", "text")  # type: ignore[arg-type]
     async with px.producer() as producer:
@@ -176,8 +207,12 @@ async def awaited(px: aio.Pxrs) -> None:
     async with px.transaction(serde=JSON(Order)) as tx:
         assert_type(tx, aio.UnitOfWork[Order])
         assert_type(await tx.take("orders"), Item[Order] | None)
-        await tx.put("orders", Order())
+        assert_type(await tx.put("orders", Order()), pxrs.PutItem)
+        assert_type(await tx.put_many("orders", [Order()], delay=1.0), list[pxrs.PutItem])
         await tx.put("orders", 42)  # type: ignore[arg-type]
+        await tx.put("orders", Order(), delay="soon")  # type: ignore[arg-type]
+        await tx.take_many("orders")  # type: ignore[call-arg]
+        await tx.rollback(5)  # type: ignore[arg-type]
     px.run(await_order, topic="orders", group="g", serde=JSON(Order))
     px.run(await_order, topic="orders", group="g")  # type: ignore[arg-type]
     px.listen("orders", await_item, serde=JSON(Order))

@@ -24,7 +24,7 @@ def znodes(url: str) -> Iterator[Any]:
     settings = zookeeper_settings(parse_url(url))
     client = KazooClient(hosts=",".join(settings.hosts))
     client.start()
-    top = f"/{settings.root}/records/queues/mail"
+    top = f"/{settings.prefix}/records/queues/mail"
 
     def names(folder: str) -> list[str]:
         return sorted(

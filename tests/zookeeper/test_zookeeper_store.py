@@ -149,7 +149,7 @@ def test_what_a_dead_session_left_is_removed(zookeeper_url: str) -> None:
     with opened(zookeeper_url) as coord, raw(zookeeper_url) as client:
         session = coord.session(5.0)
         coord.commit([], [Put("m/1", b"1", session.id), Put("m/2", b"1")])
-        folder = folder_of(f"/{zookeeper_settings(parse_url(zookeeper_url)).root}/records", "m/")
+        folder = folder_of(f"/{zookeeper_settings(parse_url(zookeeper_url)).prefix}/records", "m/")
         assert sorted(filter(is_record, client.get_children(folder))) == ["=1", "=2"]
         session.close()
         assert [record.key for record in coord.list("m/")] == ["m/2"]

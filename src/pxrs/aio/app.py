@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Unpack
+from typing import Any
 
 from pxrs import app as blocking
 from pxrs import options as blocking_options
@@ -30,25 +28,31 @@ from pxrs.aio.running import (
     MessagesOnThisLoop,
     Running,
 )
-from pxrs.aio.threads import Opening, Threads, outcome, passing, shown_as, signed_as
-from pxrs.aio.transactions import Surroundings, UnitOfWork
-from pxrs.arguments import check_connection, check_handler, given_connection, is_coroutine_function
-from pxrs.config import ConsumerSettings, ProducerSettings
-from pxrs.consuming.consumer import Consumer as BlockingConsumer
-from pxrs.errors import DeliveryFailed, OutcomeUnknown
-from pxrs.options import (
-    MemberOptions,
-    ProducerOptions,
-    TransactionOptions,
-    refuse_unknown,
-    takes,
+from pxrs.aio.threads import (
+    Opening,
+    Threads,
+    outcome,
+    passing,
+    shown_as,
+    signed_as,
+    signed_as_function,
+    wrapping,
 )
-from pxrs.serde import Serde
+from pxrs.aio.transactions import Surroundings, UnitOfWork
+from pxrs.arguments import check_connection, check_handler, is_coroutine_function
+from pxrs.config import ConsumerSettings
+from pxrs.consuming import consumer as blocking_consumer
+from pxrs.consuming import reader as blocking_reader
+from pxrs.errors import DeliveryFailed, OutcomeUnknown
+from pxrs.options import MemberOptions, takes
+from pxrs.producing import producer as blocking_producer
+from pxrs.queues import unit_of_work as blocking_work
 from pxrs.stores.connections import lend
 from pxrs.types import Plain, Read
 
 
-def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Opening[Pxrs]:
+@signed_as_function(blocking.connect)
+def connect(*args: Any, **kwargs: Any) -> Opening[Pxrs]:
     """Open a store: `px = await connect(url)` or `async with connect(url) as px`.
 
     For the URLs see `pxrs.connect`.
@@ -56,7 +60,7 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Op
 
     def begin() -> tuple[Future[blocking.Pxrs], Callable[[blocking.Pxrs], Pxrs]]:
         threads = Threads()
-        opening = threads.start(partial(blocking.connect, url, coord=coord, log=log))
+        opening = threads.start(partial(blocking.connect, *args, **kwargs))
         return opening, lambda px: Pxrs(px, threads)
 
     return Opening(begin)
@@ -80,18 +84,14 @@ class Pxrs:
         """The URL that opens this store again, in another process, too; with its password."""
         return self._blocking.url
 
-    @takes(ProducerOptions, defaults=[ProducerSettings])
-    def producer(
-        self, *, serde: Serde[Plain] | None = None, **options: Unpack[ProducerOptions]
-    ) -> Producer[Plain]:
+    @wrapping(blocking.Pxrs.producer)
+    def producer(self, make: partial[blocking_producer.Producer[Plain]]) -> Producer[Plain]:
         """A producer, for `async with`. See `pxrs.Pxrs.producer`."""
-        return Producer(self._blocking.producer(serde=serde, **options), self._threads)
+        return Producer(make(), self._threads)
 
-    async def reader(
-        self, topic: str, *, serde: Serde[Read] | None = None, key_serde: Serde | None = None
-    ) -> Reader[Read]:
+    @wrapping(blocking.Pxrs.reader)
+    async def reader(self, find: partial[blocking_reader.Reader[Read]]) -> Reader[Read]:
         """Read a topic without a group."""
-        find = partial(self._blocking.reader, topic, serde=serde, key_serde=key_serde)
         return Reader(await self._call(find), self._threads)
 
     @takes(
@@ -100,33 +100,23 @@ class Pxrs:
         ConsumerOptions,
         defaults=[ConsumerSettings],
     )
-    def consumer(
-        self,
-        topics: str | Sequence[str] | re.Pattern[str],
-        group: str,
-        *,
-        serde: Serde[Read] | None = None,
-        **options: Unpack[ConsumerOptions],
-    ) -> Opening[Consumer[Read]]:
+    @wrapping(signatures.Consuming[Awaitable[None] | None].consumer)
+    def consumer(self, join: partial[blocking_consumer.Consumer[Read]]) -> Opening[Consumer[Read]]:
         """Consume topics as a member of a group: `async with px.consumer(…) as consumer`.
 
         See `pxrs.Pxrs.consumer`. The callbacks run on the event loop, while a call for messages
         is awaited; they may be coroutine functions.
         """
-        refuse_unknown("consumer", options, ConsumerOptions)
 
         def begin() -> tuple[
-            Future[BlockingConsumer[Read]], Callable[[BlockingConsumer[Read]], Consumer[Read]]
+            Future[blocking_consumer.Consumer[Read]],
+            Callable[[blocking_consumer.Consumer[Read]], Consumer[Read]],
         ]:
             on_loop = OnLoop(asyncio.get_running_loop())
-            told: Any = {
-                **options,
-                "on_assigned": on_loop(options.get("on_assigned")),
-                "on_revoked": on_loop(options.get("on_revoked")),
-                "on_lost": on_loop(options.get("on_lost")),
-            }
-            join = partial(self._blocking.consumer, topics, group, serde=serde, **told)
-            return self._threads.start(join), lambda got: Consumer(got, self._threads, on_loop)
+            names = ("on_assigned", "on_revoked", "on_lost")
+            told = {name: on_loop(join.keywords.get(name)) for name in names}
+            joining = self._threads.start(partial(join, **told))
+            return joining, lambda got: Consumer(got, self._threads, on_loop)
 
         return Opening(begin)
 
@@ -149,14 +139,8 @@ class Pxrs:
 
     # Work queues
 
-    @takes(TransactionOptions, strict=False)
-    def transaction(
-        self,
-        connection: None = None,
-        *,
-        serde: Serde[Plain] | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> UnitOfWork[Plain]:
+    @wrapping(blocking.Pxrs.transaction)
+    def transaction(self, begin: partial[blocking_work.UnitOfWork[Plain]]) -> UnitOfWork[Plain]:
         """A unit of work: `async with px.transaction() as tx`. See `pxrs.Pxrs.transaction`.
 
         A connection of asyncio (psycopg's AsyncConnection, SQLAlchemy's AsyncSession or
@@ -164,60 +148,47 @@ class Pxrs:
         ends, and so has to allow that: SQLAlchemy's do, and sqlite3's with
         `check_same_thread=False`.
         """
-        return self._unit_of_work("transaction", connection, serde, options)
+        return self._unit_of_work(begin)
 
-    @takes(TransactionOptions, strict=False)
-    def begin(
-        self,
-        connection: None = None,
-        *,
-        serde: Serde[Plain] | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> UnitOfWork[Plain]:
+    @wrapping(blocking.Pxrs.begin)
+    def begin(self, begin: partial[blocking_work.UnitOfWork[Plain]]) -> UnitOfWork[Plain]:
         """As `transaction`, but `commit()` must be awaited: leaving the block rolls back.
 
         `tx = await px.begin()` does without a block.
         """
-        return self._unit_of_work("begin", connection, serde, options)
+        return self._unit_of_work(begin)
 
-    def _unit_of_work(
-        self,
-        verb: Literal["transaction", "begin"],
-        unsaid: object,
-        serde: Serde[Plain] | None,
-        options: TransactionOptions,
-    ) -> UnitOfWork[Plain]:
-        given_connection(verb, unsaid, options)
-        lent = {name: lend(options.get(name)) for name in ("commits", "join")}
-        begin = partial(getattr(self._blocking, verb), serde=serde, **{**options, **lent})
-        return UnitOfWork(begin, Surroundings(self._threads.submit, self._waiters))
+    def _unit_of_work(self, begin: partial[blocking_work.UnitOfWork[Plain]]) -> UnitOfWork[Plain]:
+        begin()  # nothing has begun yet: it raises what is wrong with the arguments
+        lent = {name: lend(begin.keywords.get(name)) for name in ("commits", "join")}
+        return UnitOfWork(partial(begin, **lent), Surroundings(self._threads.submit, self._waiters))
 
     @signatures.put
     @shown_as(blocking.Pxrs.put)
-    async def put(
-        self, *args: Any, serde: Any = None, connection: Any = None, **options: Any
-    ) -> int | None:
+    async def put(self, *args: Any, **options: Any) -> int | None:
         """Put one item, durably, or when the caller commits `connection`. See `pxrs.Pxrs.put`."""
-        if connection is None:
-            put = partial(self._blocking.put, *args, serde=serde, **options)
-            return await self._call(put)
-        # A cancelled one is waited out: the caller's next statement must not overtake it.
-        async with self.transaction(join=connection, serde=serde) as work:
+        if options.get("connection") is None:
+            return await self._call(partial(self._blocking.put, *args, **options))
+        async with self._joining(options) as work:
             item = await work.put(*args, **options)
         return item.id
 
     @signatures.put_many
     @shown_as(blocking.Pxrs.put_many)
-    async def put_many(
-        self, *args: Any, serde: Any = None, connection: Any = None, **options: Any
-    ) -> list[int | None]:
+    async def put_many(self, *args: Any, **options: Any) -> list[int | None]:
         """Put several items, all or none, in one commit. See `pxrs.Pxrs.put_many`."""
-        if connection is None:
-            put_many = partial(self._blocking.put_many, *args, serde=serde, **options)
-            return await self._call(put_many)
-        async with self.transaction(join=connection, serde=serde) as work:
+        if options.get("connection") is None:
+            return await self._call(partial(self._blocking.put_many, *args, **options))
+        async with self._joining(options) as work:
             items = await work.put_many(*args, **options)
         return [item.id for item in items]
+
+    def _joining(self, options: dict[str, Any]) -> UnitOfWork[Any]:
+        """For one change in the caller's transaction; takes from the options what is for this.
+
+        A cancelled change is waited out: the caller's next statement must not overtake it.
+        """
+        return self.transaction(join=options.pop("connection"), serde=options.pop("serde", None))
 
     @signed_as(blocking.Pxrs.send)
     async def send(self, *args: Any, connection: Any, **options: Any) -> None:
@@ -293,10 +264,5 @@ class Pxrs:
     async def __aenter__(self) -> Pxrs:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._end(error)

@@ -9,17 +9,17 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from pxrs.aio.threads import Threads, awaiting, outcome, passing
+from pxrs.aio.threads import Threads, awaiting, outcome, passing, signed_as, wrapping
 from pxrs.aio.transactions import Transaction
 from pxrs.arguments import check_timeout, check_whole, refuse_unsaid
 from pxrs.consuming import consumer as blocking
+from pxrs.consuming import transactions as consuming
 from pxrs.consuming.consumer import LOOP_MESSAGES
 from pxrs.consuming.in_hand import InFlight
 from pxrs.errors import InsideTransaction, InvalidRequest, PxrsError, TransactionConflict
-from pxrs.options import MemberOptions
+from pxrs.options import CallbackOptions
 from pxrs.stores.connections import lend
 from pxrs.types import Message, TopicPartition, Value
 
@@ -28,13 +28,8 @@ T = TypeVar("T")
 Callback = Callable[[T], Awaitable[None] | None]
 
 
-class ConsumerOptions(MemberOptions, total=False):
+class ConsumerOptions(CallbackOptions[Awaitable[None] | None], total=False):
     """As `pxrs.ConsumerOptions`; the callbacks may be coroutine functions."""
-
-    auto_commit: bool
-    on_assigned: Callback[dict[TopicPartition, int | None]] | None
-    on_revoked: Callback[set[TopicPartition]] | None
-    on_lost: Callback[set[TopicPartition]] | None
 
 
 class Consumer(Generic[Value]):
@@ -69,9 +64,8 @@ class Consumer(Generic[Value]):
 
     health = passing(blocking.Consumer.health)
 
-    async def poll(
-        self, max_records: int = 500, timeout: float | None = None
-    ) -> list[Message[Value]]:
+    @signed_as(blocking.Consumer.poll)
+    async def poll(self, max_records: Any, timeout: Any) -> list[Message[Value]]:
         """Return messages of the owned partitions, at most so many; waits for the first.
 
         What the last call returned counts as handled now. Cancelling it loses nothing.
@@ -90,7 +84,8 @@ class Consumer(Generic[Value]):
         self._steps.finish()
         return Arriving(self._one_by_one)
 
-    def batches(self, max_records: int = 500) -> Arriving[list[Message[Value]]]:
+    @signed_as(blocking.Consumer.batches)
+    def batches(self, max_records: Any) -> Arriving[list[Message[Value]]]:
         """Lists of messages, each of one partition. One is handled when the next is asked for."""
         check_whole("max_records", max_records, least=1)
         self._refuse_inside()
@@ -98,7 +93,8 @@ class Consumer(Generic[Value]):
         self._steps.finish()
         return Arriving(partial(self._by_partition, max_records))
 
-    def commit(self, message: Message | None = None) -> Coroutine[Any, Any, None]:
+    @signed_as(blocking.Consumer.commit)
+    def commit(self, message: Any) -> Coroutine[Any, Any, None]:
         """Commit what was handed out so far, or up to and including one message.
 
         What is handed out before it is awaited, or while it is, is no part of it. See
@@ -112,7 +108,8 @@ class Consumer(Generic[Value]):
         self._refuse_inside()
         return Going(self._blocking.commit_async())
 
-    def transaction(self, connection: None = None, *, commits: Any = None) -> Transaction:
+    @wrapping(blocking.Consumer.transaction)
+    def transaction(self, begin: partial[consuming.Transaction]) -> Transaction:
         """Commit the checkpoint of what was handed out together with the caller's writes.
 
         `async with consumer.transaction() as tx`. See `pxrs.Consumer.transaction`. A connection
@@ -121,18 +118,14 @@ class Consumer(Generic[Value]):
         so has to allow that: SQLAlchemy's do, and sqlite3's with `check_same_thread=False`.
         """
         self._refuse_inside()
-        begun = self._blocking.transaction(connection, commits=lend(commits))
+        begun = begin(commits=lend(begin.keywords.get("commits")))
         return Transaction(begun, self._transaction_changed)
 
+    @signed_as(blocking.Transacting[Transaction].run_transaction)
     async def run_transaction(
-        self,
-        work: Callable[[Transaction], Any],
-        *,
-        commits: Any = None,
-        attempts: int = 5,
-        connection: None = None,
+        self, work: Any, *, commits: Any, attempts: Any, connection: Any
     ) -> Any:
-        """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns.
+        """Run `work(tx)` in a `Transaction`, again on a conflict that may pass; what it returns.
 
         `work` may be a coroutine function.
         """
@@ -166,12 +159,7 @@ class Consumer(Generic[Value]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _one_by_one(self) -> Iterator[Message[Value]]:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 from pxrs.aio.threads import Threads, awaiting, outcome, signed_as
@@ -68,12 +67,7 @@ class KeyWatch(AsyncIterator[Entry]):
         await self._opened()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _opened(self) -> watch.KeyWatch:

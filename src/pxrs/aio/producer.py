@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self
 
 import msgspec
 
-from pxrs.aio.threads import Threads, awaiting, called, outcome
+from pxrs.aio.threads import Threads, awaiting, called, outcome, signed_as
 from pxrs.errors import StoreError
 from pxrs.producing import handles as blocking_sent
 from pxrs.producing import producer as blocking
 from pxrs.producing.handles import PendingBatch
-from pxrs.types import Header, Position, Topic, Value
+from pxrs.types import Position, Topic, Value
 
 
 class Producer(Generic[Value]):
@@ -30,16 +29,10 @@ class Producer(Generic[Value]):
         self._buffers = producer._buffers
         self._threads = threads
 
-    # Written out: to gather arguments and spread them again would take a fifth of its time.
+    # Named: to gather arguments and spread them again would take a fifth of its time.
+    @signed_as(blocking.Producer[Value].send)
     async def send(
-        self,
-        topic: str,
-        value: Value | None,
-        key: Any = None,
-        *,
-        partition: int | None = None,
-        headers: Sequence[Header] | None = None,
-        timestamp: int | None = None,
+        self, topic: Any, value: Any, key: Any, *, partition: Any, headers: Any, timestamp: Any
     ) -> Sent:
         """Hand a message over; `await` the `Sent` to wait until it is durable.
 
@@ -53,7 +46,8 @@ class Producer(Generic[Value]):
             )
         )
 
-    async def send_many(self, topic: str, messages: Iterable[tuple[Any, Value | None]]) -> SentMany:
+    @signed_as(blocking.Producer[Value].send_many)
+    async def send_many(self, topic: Any, messages: Any) -> SentMany:
         """Hand over (key, value) pairs; cheaper than `send` for each.
 
         See `pxrs.Producer.send_many`. Other tasks have their turn in between, and may send.
@@ -75,12 +69,7 @@ class Producer(Generic[Value]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._end(error)
 
     async def _end(self, reason: BaseException | None) -> None:
@@ -126,7 +115,8 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
         """Whether the outcome is known."""
         return self._sent.done()
 
-    async def result(self, timeout: float | None = None) -> Position:
+    @signed_as(blocking_sent.Sent.result)
+    async def result(self, timeout: Any) -> Position:
         """Wait until the message is durable.
 
         It is committed at once, together with all others that are there by then. Raises what
@@ -169,7 +159,8 @@ class SentMany(Sequence[Sent]):
         """Whether all outcomes are known."""
         return self._many.done()
 
-    async def result(self, timeout: float | None = None) -> list[Position]:
+    @signed_as(blocking_sent.SentMany.result)
+    async def result(self, timeout: Any) -> list[Position]:
         """Wait until all are durable; where each was written."""
         with self._many._waited_for() as batches:
             await _settled(batches, timeout)

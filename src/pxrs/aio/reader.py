@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic
 
-from pxrs.aio.threads import Threads, awaiting, outcome, signed_as
+from pxrs.aio.threads import Threads, awaiting, outcome, signed_as, wrapping
 from pxrs.consuming import reader as blocking
-from pxrs.consuming.reader import Start
 from pxrs.types import Message, Topic, Value
 
 
@@ -29,20 +28,16 @@ class Reader(Generic[Value]):
         """The topic that is read."""
         return self._blocking.topic
 
-    @signed_as(blocking.Reader.read)
-    async def read(self, *args: Any, **kwargs: Any) -> list[Message[Value]]:
+    @wrapping(blocking.Reader[Value].read)
+    async def read(self, read: partial[list[Message[Value]]]) -> list[Message[Value]]:
         """Messages from `offset` on. See `pxrs.Reader.read`."""
-        return await self._call(partial(self._blocking.read, *args, **kwargs))
+        return await self._call(read)
 
     bounds = awaiting(blocking.Reader.bounds)
     offset_at = awaiting(blocking.Reader.offset_at)
 
-    def follow(
-        self,
-        partitions: Sequence[int] | None = None,
-        start: Start | Mapping[int, Start] = "latest",
-        timeout: float | None = None,
-    ) -> Follow[Value]:
+    @signed_as(blocking.Reader.follow)
+    def follow(self, partitions: Any, start: Any, timeout: Any) -> Follow[Value]:
         """Messages as they come. See `pxrs.Reader.follow`.
 
         `async for message in reader.follow()` fixes its positions when it begins to iterate:

@@ -15,13 +15,12 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
 
 from pxrs.aio.queue_waiters import QueueWaiters
-from pxrs.aio.threads import Calls, Threads, fulfil, outcome, passing, waited_out
+from pxrs.aio.threads import Calls, Threads, fulfil, outcome, passing, waited_out, wrapping
 from pxrs.aio.transactions import Surroundings, UnitOfWork
 from pxrs.queues import unit_of_work as blocking_work
 from pxrs.queues.item import Item
@@ -65,26 +64,21 @@ class Running:
     stop = passing(blocking.Running.stop)
     health = passing(blocking.Running.health)
 
-    async def join(self, timeout: float | None = None) -> bool:
+    @wrapping(blocking.Running.join)
+    async def join(self, join: partial[bool]) -> bool:
         """Wait until it has ended, for `timeout` seconds at most; whether it has.
 
         Raises what made it end by itself. On the main thread's loop SIGTERM meanwhile does what
         `Pxrs.stop` does. SIGINT is `asyncio.run`'s, which cancels what is awaited. Cancelling
         this ends the waiting, not the work.
         """
-        join = partial(copy_context().run, self._blocking.join, timeout)
         with stop_on_signals_of_loop(self._stop_all):
-            return await outcome(self._threads.start(join))
+            return await outcome(self._threads.start(partial(copy_context().run, join)))
 
     async def __aenter__(self) -> Running:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Stop, and wait for what is in hand. A cancellation meanwhile cancels the handlers.
 
         Messages of handlers that were cancelled come again; their items have failed.

@@ -1,7 +1,8 @@
 """Threads for an event loop's blocking calls, and how the loop hears that they are done.
 
 Methods that only make a blocking call are not written out: `describe = awaiting(Groups.describe)`.
-Their object has the blocking one in `_blocking`, and in `_call` how calls are made.
+Those that do more have its parameters too, by `wrapping` or `signed_as`. Their object has the
+blocking one in `_blocking`, and in `_call` how calls are made.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pxrs.errors import Closed, InvalidRequest
+from pxrs.options import add_options_help, take_parameters
 from pxrs.running.signals import LOOK
 
 T = TypeVar("T")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
@@ -131,12 +133,7 @@ class Opening(Generic[T]):
         opened: T = self._opened
         return opened
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._opened is not None:
             await self._opened.__aexit__(kind, error, trace)
 
@@ -258,11 +255,51 @@ def passing(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
     return forward
 
 
+def wrapping(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[[Callable[[Any, partial[T]], R]], Callable[Concatenate[Any, P], R]]:
+    """For one that does more with the blocking call than to await it, and has its parameters.
+
+    It gets the call, with the arguments in it. Type checkers know by it which values the result
+    has: that of `reader` is a `Reader` of what the serde is for, on both sides.
+    """
+
+    def sign(function: Any) -> Any:
+        def plain(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            call = partial(getattr(self._blocking, method.__name__), *args, **kwargs)
+            return function(self, call)
+
+        async def awaited(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return await plain(self, *args, **kwargs)
+
+        signed = wraps(function)(awaited if inspect.iscoroutinefunction(function) else plain)
+        add_options_help(signed, method)
+        return shown_as(method)(signed)
+
+    return sign
+
+
 def signed_as(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """For one that does more than to forward: it has the blocking method's parameters."""
-    return shown_as(method)
+    """For one that has the blocking method's parameters, and makes another call, or several.
+
+    It has to name them, or to take `*args`; types and defaults are those of the blocking method.
+    """
+
+    def sign(function: Any) -> Any:
+        take_parameters(function, method)
+        add_options_help(function, method)
+        return function
+
+    return sign
+
+
+def signed_as_function(
+    function: Callable[P, Any],
+) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """The same for what is no method."""
+    return shown_as(function)
 
 
 def shown_as(method: Any) -> Callable[[F], F]:

@@ -154,7 +154,7 @@ def list_dead(
         found = source.dead(limit, chosen)
         more = len(found) == limit and len(source.dead(limit + 1, chosen)) > limit
     if settings.json:
-        show.print_json([show.dead_json(each) for each in found])
+        show.print_json([show.item_json(each) for each in found])
         return
     if found:
         show.print_dead(found)
@@ -197,7 +197,7 @@ def show_dead(settings: Settings, name: str, number: str, kind: Kind | None) -> 
             f"{source.of} {name!r} has no dead letter {number}; see: pxrs dlq list {name}"
         )
     if settings.json:
-        show.print_json(show.dead_json(found[0]))
+        show.print_json(show.item_json(found[0]))
     else:
         show.print_one_dead(found[0])
 

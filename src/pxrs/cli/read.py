@@ -14,11 +14,11 @@ import click
 from pxrs.cli import options
 from pxrs.cli.options import Settings, check_output, max_option, shared, values_only_option
 from pxrs.cli.show import json_text, message_formatter
-from pxrs.errors import DamagedBatch, OffsetOutOfRange
+from pxrs.errors import DamagedBatch
 
 if TYPE_CHECKING:
     from pxrs.consuming.reader import Reader, Start
-    from pxrs.types import Bounds, Message
+    from pxrs.types import Message
 
 _AT_ONCE = 1000
 
@@ -73,7 +73,7 @@ def read(
         numbers = range(reader.topic.partitions) if partition is None else [partition]
         bounds = {number: reader.bounds(number) for number in numbers}
         if timestamp is None:
-            positions = {n: _from(reader, n, start, bounds[n]) for n in numbers}
+            positions = {n: reader._start(n, start) for n in numbers}
         else:
             positions = {n: _at(reader, n, timestamp, bounds[n].end) for n in numbers}
         if follow:
@@ -91,16 +91,6 @@ def read(
                 out.write(show(message))
                 if follow:
                     out.flush()
-
-
-def _from(reader: Reader, partition: int, start: Start, held: Bounds) -> int:
-    if start == "earliest":
-        return held.start
-    if start == "latest":
-        return held.end
-    if not held.start <= start <= held.end:
-        raise OffsetOutOfRange(reader.topic.name, partition, start, *held)
-    return start
 
 
 def _at(reader: Reader, partition: int, timestamp: int, end: int) -> int:

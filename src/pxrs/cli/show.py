@@ -212,23 +212,15 @@ class _MessageLines:
 # Queue items
 
 
-def item_json(item: ItemInfo) -> dict[str, Any]:
-    value: str | bytes = item.value
-    return {
-        "queue": item.queue,
-        "id": item.id,
-        "state": item.state.value,
-        **_json_bytes("value", value.encode() if isinstance(value, str) else value),
-        "headers": _json_headers(item.headers),
-        "key": item.key,
-        "priority": item.priority,
-        "deliveries": item.deliveries,
-        "put_ms": item.put_ms,
-        "taken_ms": item.taken_ms,
-        "visible_ms": item.visible_ms,
-        "dead_ms": item.dead_ms,
-        "error": item.error,
-    }
+def item_json(item: ItemInfo | DeadMessage) -> dict[str, Any]:
+    """A queue's item, or a dead message."""
+    told: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(item).items():
+        if name == "headers":
+            told[name] = _json_headers(value)
+        else:
+            told |= _json_bytes(name, value) if isinstance(value, bytes) else {name: value}
+    return told
 
 
 def print_items(items: Sequence[ItemInfo]) -> None:
@@ -240,29 +232,6 @@ def print_items(items: Sequence[ItemInfo]) -> None:
         items,
         lambda item: [item.state.value, _ago(item.put_ms), item.deliveries, item.priority],
     )
-
-
-def dead_json(letter: ItemInfo | DeadMessage) -> dict[str, Any]:
-    """A dead item or message."""
-    from pxrs.queues.admin import ItemInfo
-
-    if isinstance(letter, ItemInfo):
-        return item_json(letter)
-    return {
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "timestamp": letter.timestamp,
-        "id": letter.id,
-        **_json_bytes("value", letter.value),
-        "headers": _json_headers(letter.headers),
-        **_json_bytes("key", letter.key),
-        "deliveries": letter.deliveries,
-        "dead_ms": letter.dead_ms,
-        "error": letter.error,
-        "traceback": letter.traceback,
-        "group": letter.group,
-    }
 
 
 def print_dead(items: Sequence[ItemInfo | DeadMessage]) -> None:

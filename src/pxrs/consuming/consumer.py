@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from pxrs import arguments
@@ -14,11 +13,27 @@ from pxrs.consuming.health import Health
 from pxrs.consuming.member import Member
 from pxrs.consuming.transactions import Transaction
 from pxrs.groups.owned_claims import all_of
+from pxrs.options import declared
 from pxrs.types import Message, TopicPartition, Value
 
 T = TypeVar("T")
+Tx = TypeVar("Tx")
 # How many messages a loop takes at a time.
 LOOP_MESSAGES = 500
+
+
+class Transacting(Generic[Tx]):
+    """`run_transaction`. `Tx` is the transaction that `work` gets: in `aio` another one."""
+
+    def run_transaction(
+        self,
+        work: Callable[[Tx], T],
+        *,
+        commits: Any = None,
+        attempts: int = 5,
+        connection: None = None,
+    ) -> T:
+        raise NotImplementedError
 
 
 class Consumer(Generic[Value]):
@@ -116,15 +131,9 @@ class Consumer(Generic[Value]):
         self._member.require_open()
         return self._member.transactions.begin(commits)
 
-    def run_transaction(
-        self,
-        work: Callable[[Transaction], T],
-        *,
-        commits: Any = None,
-        attempts: int = 5,
-        connection: None = None,
-    ) -> T:
-        """Run `work(tx)` in a transaction, again on a conflict that may pass; what it returns."""
+    @declared(Transacting[Transaction].run_transaction)
+    def run_transaction(self, work: Any, *, commits: Any, attempts: Any, connection: Any) -> Any:
+        """Run `work(tx)` in a `Transaction`, again on a conflict that may pass; what it returns."""
         refuse_unsaid(connection, "consumer.run_transaction(work, commits=connection)")
         self._member.require_open()
         return self._member.transactions.run(work, commits, attempts)
@@ -165,10 +174,5 @@ class Consumer(Generic[Value]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

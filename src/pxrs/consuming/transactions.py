@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member_steps import MemberSteps
@@ -38,26 +37,6 @@ from pxrs.stores.connections import Lent
 from pxrs.types import Conflict, TopicPartition, Versioned
 
 
-class Work(Protocol):
-    """The messages that a consumer has handed out and a transaction covers."""
-
-    def marks(self) -> dict[TopicPartition, Mark]:
-        """Returns the progress of the partitions once the transaction is committed."""
-        ...
-
-    def committed(self, marks: Mapping[TopicPartition, Mark]) -> None: ...
-
-    def rolled_back(self) -> None:
-        """Hand it out again, from the checkpoints."""
-        ...
-
-    def moved(self, found: Mapping[TopicPartition, OwnedClaim]) -> None:
-        """The store has other checkpoints than were known here: these count."""
-        ...
-
-    def lost(self, parts: frozenset[TopicPartition]) -> None: ...
-
-
 class Checkpoint:
     """The consumer's part in one unit of work."""
 
@@ -65,7 +44,7 @@ class Checkpoint:
         self,
         coord: CoordStore,
         owned_claims: OwnedClaims,
-        work: Work,
+        work: Handed,
         *,
         keep_on_conflict: bool = False,
     ) -> None:
@@ -252,12 +231,7 @@ class Transaction(UnitOfWork[str | bytes]):
         self._inside = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
         finally:
@@ -365,7 +339,7 @@ class Transactions:
 
 
 class Handed:
-    """See `Work`: what is with the caller, and what its loop has left."""
+    """The messages that a transaction covers: with the caller, or left by its loop."""
 
     def __init__(self, member: MemberSteps, on_lost: Callable[[], None]) -> None:
         self._member = member
@@ -375,6 +349,7 @@ class Handed:
         self._partitions: list[OwnedPartition] = []
 
     def marks(self) -> dict[TopicPartition, Mark]:
+        """Returns the progress of the partitions once the transaction is committed."""
         with self._table.lock:
             if self._member.given_back:
                 raise InvalidRequest(
@@ -411,6 +386,7 @@ class Handed:
         return Mark(progress.checkpoint, progress.ranges)
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
+        """They are handled."""
         with self._table.lock:
             for flight in self._in_flight:
                 flight.count(flight.seen)
@@ -418,6 +394,7 @@ class Handed:
         self._table.committed(marks)
 
     def rolled_back(self) -> None:
+        """Hand it out again, from the checkpoints."""
         with self._table.lock:
             self._table.in_flight = [
                 flight for flight in self._table.in_flight if flight not in self._in_flight
@@ -427,12 +404,14 @@ class Handed:
             self._table.rewind(self._partitions)
 
     def moved(self, found: Mapping[TopicPartition, OwnedClaim]) -> None:
+        """The store has other checkpoints than were known here: these count."""
         with self._table.lock:
             for owned in self._partitions:
                 if owned.part in found:
                     owned.found(found[owned.part])
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
+        """These partitions are another member's now."""
         self._member.given_back |= bool(self._partitions)
         self._table.gone(parts, lost=True)
         self._on_lost()

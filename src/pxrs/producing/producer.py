@@ -12,7 +12,6 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic, sleep, time, time_ns
-from types import TracebackType
 from typing import Any, Generic, Self
 
 from pxrs.clock import Clock
@@ -305,12 +304,7 @@ class Producer(Generic[Value]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(error)
 
     # Filling

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, Unpack
 
 from pxrs.core.error_text import describe, storable
@@ -564,12 +563,7 @@ class UnitOfWork(Generic[Value]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._roll_back(error, describe(error))
             return
@@ -594,7 +588,7 @@ class UnseenItems(Generic[Value]):
     """
 
     def __init__(self, work: UnitOfWork[Value]) -> None:
-        self._work = work
+        self.work = work
         self._items: dict[tuple[str, int], Item[Value]] = {}
 
     def take(
@@ -604,8 +598,8 @@ class UnseenItems(Generic[Value]):
 
         Until they are `seen` the items go back when the transaction ends, however it does.
         """
-        with self._work._lock:
-            items, due, _ = self._work._look(queue, count, retry, lock_for)
+        with self.work._lock:
+            items, due, _ = self.work._look(queue, count, retry, lock_for)
             self._items.update(((item.queue, item.id), item) for item in items)
         return items, due
 
@@ -619,7 +613,7 @@ class UnseenItems(Generic[Value]):
 
         Their deliveries stay counted, and no error is noted.
         """
-        work = self._work
+        work = self.work
         with work._lock:
             unwanted = {(item.queue, item.id) for item in items}
             given = [held for held, _ in work._held.taken if (held.queue, held.id) in unwanted]
@@ -636,6 +630,6 @@ class UnseenItems(Generic[Value]):
 
     def end(self, how: Callable[[], None]) -> None:
         """Ends the transaction in this way, without the items that the task has not seen."""
-        with self._work._lock:
+        with self.work._lock:
             self.give_back(list(self._items.values()))
             how()

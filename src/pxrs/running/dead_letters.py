@@ -10,7 +10,7 @@ from pxrs.config import DeadLetter
 from pxrs.errors import TopicExists, TopicNotFound
 from pxrs.producing.producer import Producer
 from pxrs.topics import Topics
-from pxrs.types import Header, Message
+from pxrs.types import Header, Message, Position
 
 _TRIES = 3
 # What is said of an error: one that quotes its message must not make a letter that is too large.
@@ -120,6 +120,11 @@ class DeadLetters:
         with suppress(TopicExists):
             self._topics.create(name, self._topics.find(source).partitions)
         self._known.add(name)
+
+
+def where(message: Message | Position) -> str:
+    """Names a message in logs and errors."""
+    return f"{message.topic!r} partition {message.partition} offset {message.offset}"
 
 
 def words_of(error: BaseException) -> str:

@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from time import monotonic
-from types import TracebackType
 from typing import Protocol
 
 from pxrs.consuming.health import Health
-from pxrs.errors import InvalidRequest
+from pxrs.errors import HandlerFailed, InvalidRequest
 from pxrs.running.dead_letters import words_of
 from pxrs.running.signals import stop_on_signals, wait_awake
 
@@ -128,12 +127,7 @@ class Running:
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.stop()
         if self._is_abandoned:
             return
@@ -173,7 +167,8 @@ class WorkerThreads:
     """The threads of this process that call a handler, for a run or a listener (`owner`).
 
     `limit`: a thread that has not returned so many seconds after a stop is left behind, because a
-    thread can't be killed. `busy`: how many of them are in a handler.
+    thread can't be killed. `busy`: how many of them are in a handler. `failure` is what ends the
+    work by itself: the first of what `fail` was told.
     """
 
     def __init__(
@@ -188,6 +183,7 @@ class WorkerThreads:
         self._work = work
         self._busy = busy
         self._limit = limit
+        self.failure: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._run, name=f"pxrs-worker-{number}", daemon=True)
             for number in range(count)
@@ -202,6 +198,17 @@ class WorkerThreads:
         _employer.set(self._owner)
         self._work()
 
+    def fail(self, error: BaseException) -> None:
+        """Stop, and end with this error unless there is one already."""
+        self.failure = self.failure or error
+        self._owner.stop()
+
+    def fail_handler(self, what: str, error: BaseException) -> None:
+        """Stop, and end with what a handler did and what it raised."""
+        failure = HandlerFailed(what)
+        failure.__cause__ = error
+        self.fail(failure)
+
     def drain(self, log: logging.Logger) -> None:
         """Wait for what is in hand, after a stop; says so in the log if that takes a while."""
         quiet = _QUIET if self._limit is None else min(_QUIET, self._limit)
@@ -210,6 +217,11 @@ class WorkerThreads:
             time = "" if self._limit is None else f", up to {self._limit:g} s"
             log.warning("stopping: waiting for %s to return%s", what, time)
         self._end_within(self._limit)
+
+    def raise_failure(self) -> None:
+        """Raise what has ended the work by itself, if anything has."""
+        if self.failure is not None:
+            raise self.failure
 
     def _end_within(self, seconds: float | None) -> bool:
         deadline = None if seconds is None else monotonic() + seconds

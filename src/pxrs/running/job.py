@@ -57,13 +57,12 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True):
         """Its name in health and logs."""
         return f"run:{self.group}"
 
-    def arguments(self, number: int) -> dict[str, Any]:
-        """For the `run` of worker process `number`."""
-        arguments = msgspec.structs.asdict(self) | {"processes": 0}
-        arguments |= arguments.pop("member")
-        if arguments.get("instance") is not None:
-            arguments["instance"] += f"-{number}"
-        return arguments
+    def in_process(self, number: int) -> RunJob:
+        """The job of worker process `number`; each is a member of its own."""
+        member = self.member
+        if (instance := member.get("instance")) is not None:
+            member = {**member, "instance": f"{instance}-{number}"}
+        return msgspec.structs.replace(self, processes=0, member=member)
 
 
 class ListenJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +101,9 @@ class ListenJob(msgspec.Struct, frozen=True, kw_only=True):
         limits = [limit for limit in (self.deadline, self.max_handler_time) if limit is not None]
         return min(limits, default=None)
 
-    def arguments(self, number: int) -> dict[str, Any]:
-        """For the `listen` of worker process `number`."""
-        return msgspec.structs.asdict(self) | {"processes": 0}
+    def in_process(self, number: int) -> ListenJob:
+        """The job of worker process `number`."""
+        return msgspec.structs.replace(self, processes=0)
 
 
 Job = RunJob | ListenJob

@@ -77,7 +77,6 @@ class Listener:
         self._over = threading.Event()
         self._watches: set[Watch] = set()
         self._running: dict[UnitOfWork, float] = {}
-        self._failure: BaseException | None = None
         self._outage = Outage(f"listener of {job.queue!r}", clock, _LOG)
         self._threads = WorkerThreads(
             self, job.workers, self._work, lambda: len(self._running), job.max_handler_time
@@ -95,8 +94,8 @@ class Listener:
 
     def health(self) -> dict[str, Health]:
         """Return its health. From any thread."""
-        if self._failure is not None:
-            return {self.name: Health("failed", words_of(self._failure))}
+        if (failure := self._threads.failure) is not None:
+            return {self.name: Health("failed", words_of(failure))}
         if (lost := self._outage.since) is not None:
             away = self._now() - lost
             detail = f"no answer from the store for {away:.1f} s"
@@ -118,8 +117,7 @@ class Listener:
             self._threads.drain(_LOG)
         finally:
             self._over.set()
-        if self._failure is not None:
-            raise self._failure
+        self._threads.raise_failure()
 
     # The workers
 
@@ -130,15 +128,10 @@ class Listener:
             self._stopping.set()
             self._turns.wake()
         except Exception as error:  # noqa: BLE001 - whoever joins is told
-            self._failure = self._failure or error
-            self.stop()
+            self._threads.fail(error)
         except BaseException as error:  # noqa: BLE001 - it wanted to end the program
-            failure = HandlerFailed(
-                f"the handler raised {type(error).__name__} on an item of {self._job.queue!r}"
-            )
-            failure.__cause__ = error
-            self._failure = self._failure or failure
-            self.stop()
+            what = f"the handler raised {type(error).__name__} on an item of {self._job.queue!r}"
+            self._threads.fail_handler(what, error)
 
     def _work_until_stopped(self) -> None:
         failures = 0

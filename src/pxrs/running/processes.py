@@ -32,6 +32,7 @@ from pxrs.consuming.health import Health
 from pxrs.core.retry import Backoff
 from pxrs.decoding import Decoder
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError, quoted
+from pxrs.running.dead_letters import where
 from pxrs.running.job import Job, RunJob
 from pxrs.running.suspect_messages import SuspectMessages
 
@@ -59,36 +60,14 @@ class WorkerJob(msgspec.Struct, frozen=True):
         from pxrs.app import connect
 
         with connect(self.url) as px:
-            start = px.run if isinstance(self.job, RunJob) else px.listen
-            start(**self.job.arguments(number)).join()
+            px._start(self.job.in_process(number)).join()
 
-
-class WatchedRun:
-    """A run for each worker process, whose death makes suspect the messages it had in hand.
-
-    Items need no watching: a queue counts their deliveries, and knows whose holder died.
-    """
-
-    def __init__(self, url: str, job: RunJob) -> None:
-        self._url = url
-        self._job = job
-        context = multiprocessing.get_context("spawn")
-        decoder = Decoder(job.key_serde, job.serde)
-        self._suspects = SuspectMessages(context, job.workers, job.retry.attempts, decoder)
-
-    def for_worker(self, number: int) -> WorkerJob:
-        """For a process that is about to be started."""
-        watched = self._suspects.watched(number, self._job.handler)
+    def watched(self, suspects: SuspectMessages, number: int) -> WorkerJob:
+        """The same for worker `number`, whose death makes suspect what it had in hand."""
+        handler = suspects.watched(number, self.job.handler)
         # It decodes by itself.
-        job = msgspec.structs.replace(self._job, handler=watched, serde=None, key_serde=None)
-        return WorkerJob(self._url, job)
-
-    def after_death(self, number: int) -> str:
-        """Suspect what was in hand; which messages, in words."""
-        found = self._suspects.count(number)
-        return ", ".join(
-            f"{each.topic!r} partition {each.partition} offset {each.offset}" for each in found
-        )
+        job = msgspec.structs.replace(self.job, handler=handler, serde=None, key_serde=None)
+        return WorkerJob(self.url, job)
 
 
 def _refuse_memory(url: str) -> None:
@@ -180,18 +159,18 @@ class Workers:
     handled = None
     failed = None
 
-    def __init__(
-        self,
-        target: Callable[[int], None],
-        count: int,
-        watched: WatchedRun | None = None,
-        name: str = "workers",
-    ) -> None:
+    def __init__(self, target: Callable[[int], None], count: int, name: str = "workers") -> None:
         _refuse_what_cannot_be_sent(target)
         self.name = name
         self._target = target
-        self._watched = watched
         self._context = multiprocessing.get_context("spawn")
+        # Items need no watching: a queue counts their deliveries, and knows whose holder died.
+        self._suspects: SuspectMessages | None = None
+        if isinstance(target, WorkerJob) and isinstance(job := target.job, RunJob):
+            decoder = Decoder(job.key_serde, job.serde)
+            self._suspects = SuspectMessages(
+                self._context, job.workers, job.retry.attempts, decoder
+            )
         self._count = count
         self._workers: dict[int, Worker] = {}
         self._due: dict[int, float] = {}
@@ -203,8 +182,7 @@ class Workers:
     def of(cls, url: str, job: Job) -> Workers:
         """For the processes of a job."""
         _refuse_memory(url)
-        watched = WatchedRun(url, job) if isinstance(job, RunJob) else None
-        return cls(WorkerJob(url, job), job.processes, watched, job.name)
+        return cls(WorkerJob(url, job), job.processes, job.name)
 
     def stop(self) -> None:
         """Ask them to finish: they drain, commit and leave. From any thread or signal."""
@@ -265,8 +243,9 @@ class Workers:
                 now = monotonic()
                 pause = self._restarts.pause(number, now - worker.started)
                 self._due[number] = now + pause
-                in_hand = self._watched.after_death(number) if self._watched else ""
-                how = worker.how_it_ended() + (f" with {in_hand} in hand" if in_hand else "")
+                how = worker.how_it_ended()
+                if self._suspects is not None and (found := self._suspects.count(number)):
+                    how += f" with {', '.join(map(where, found))} in hand"
                 self._last_deaths[number] = Death(how, pause)
                 _LOG.error("%s; another one is started in %.2g s", how, pause)
         return None
@@ -281,7 +260,9 @@ class Workers:
 
     def _start(self, number: int) -> Worker:
         reports, reporting = self._context.Pipe(duplex=False)
-        target = self._watched.for_worker(number) if self._watched else self._target
+        target = self._target
+        if self._suspects is not None and isinstance(target, WorkerJob):
+            target = target.watched(self._suspects, number)
         process = self._context.Process(
             target=_work,
             args=(target, number, os.getpid(), reporting),

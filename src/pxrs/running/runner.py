@@ -23,7 +23,7 @@ from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
 from pxrs.decoding import Decoder
 from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
-from pxrs.running.dead_letters import DeadLetters, printable, words_of
+from pxrs.running.dead_letters import DeadLetters, printable, where, words_of
 from pxrs.running.handle import WorkerThreads
 from pxrs.running.handler_results import refuse_unfinished
 from pxrs.running.job import RunJob
@@ -68,7 +68,6 @@ class Runner:
         self._turn = threading.Condition()
         self._attempts: Counter[tuple[str, int, int]] = Counter()
         self._stopping = False
-        self._failure: PxrsError | None = None
         self._member: Member | None = None
         self._seen_version = 0
         self._threads = WorkerThreads(
@@ -90,8 +89,8 @@ class Runner:
 
     def health(self) -> dict[str, Health]:
         """Return the health of its member, or the error that ends the run."""
-        if self._failure is not None:
-            return {self.name: Health("failed", words_of(self._failure))}
+        if (failure := self._threads.failure) is not None:
+            return {self.name: Health("failed", words_of(failure))}
         if self._member is None:
             return {self.name: Health("joining", "it has not joined its group yet")}
         return {self._member.name: self._member.health()}
@@ -104,8 +103,7 @@ class Runner:
             self._dispatch(member)
         finally:
             self._end_run(member)
-        if self._failure is not None:
-            raise self._failure
+        self._threads.raise_failure()
 
     def _dispatch(self, member: Member) -> None:
         while not self._stopping:
@@ -156,7 +154,8 @@ class Runner:
                 delay = self._handle(task)
             except BaseException as error:  # noqa: BLE001 - a worker must not die in silence
                 delay = None
-                self._fail(_gave_up(task.message, error))
+                what = f"the handler raised {type(error).__name__} on {where(task.message)}"
+                self._threads.fail_handler(what, error)
             with self._turn:
                 if delay is None:
                     self._schedule.done(key)
@@ -199,7 +198,7 @@ class Runner:
                 # It is somebody else's, or about to be: whoever is fenced fails for that reason.
                 return None
             delay = self._failed(task, error)
-            done = delay is None and self._failure is None
+            done = delay is None and self._threads.failure is None
             return delay
         finally:
             self._end(task, done=done)
@@ -249,9 +248,7 @@ class Runner:
             _LOG.warning("%s; again in %.2g s", what, delay)
             return delay
         if self._dead_letters is None:
-            failure = HandlerFailed(what)
-            failure.__cause__ = error
-            self._fail(failure)
+            self._threads.fail_handler(what, error)
             return None
         return self._bury(self._dead_letters, message, attempts, error)
 
@@ -270,7 +267,7 @@ class Runner:
                     # Deleted under us: the group is about to let go of it.
                     return _LOOK
                 if not failure.retryable:
-                    self._fail(failure)
+                    self._threads.fail(failure)
                     return None
             if self._stopping:
                 return _LOOK
@@ -283,11 +280,8 @@ class Runner:
             return
         now = self._clock.monotonic()
         if any(now - since > limit for since in list(member.steps.working_since.values())):
-            self._fail(HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)"))
-
-    def _fail(self, error: PxrsError) -> None:
-        self._failure = self._failure or error
-        self.stop()
+            late = HandlerFailed(f"a handler took longer than max_handler_time ({limit:g} s)")
+            self._threads.fail(late)
 
     def _end_run(self, member: Member) -> None:
         """Let the workers finish what they are at; what is only queued is left to others."""
@@ -308,19 +302,6 @@ def _place(message: Message) -> tuple[str, int, int]:
     return message.topic, message.partition, message.offset
 
 
-def _gave_up(message: Message, error: BaseException) -> HandlerFailed:
-    """Builds the error for a handler that wanted to end the program."""
-    failure = HandlerFailed(
-        f"the handler raised {type(error).__name__} on {message.topic!r} partition "
-        f"{message.partition} offset {message.offset}"
-    )
-    failure.__cause__ = error
-    return failure
-
-
 def _describe(message: Message, attempts: int, error: Exception) -> str:
     times = "once" if attempts == 1 else f"{attempts} times"
-    return (
-        f"the handler failed {times} on {message.topic!r} partition {message.partition} "
-        f"offset {message.offset}: {words_of(error)}"
-    )
+    return f"the handler failed {times} on {where(message)}: {words_of(error)}"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import EtcdSettings
+from pxrs.config import ServerSettings
 from pxrs.errors import PxrsError
 from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.etcd.commits import Commits
@@ -47,7 +47,7 @@ class EtcdCoord:
 
     limits = _LIMITS
 
-    def __init__(self, settings: EtcdSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._folder = f"{settings.prefix}/records/".encode()
         self._nodes = Nodes(settings, clock)

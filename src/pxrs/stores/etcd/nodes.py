@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pxrs.clock import Clock
-from pxrs.config import EtcdSettings, TlsFiles
+from pxrs.config import ServerSettings, TlsFiles
 from pxrs.errors import Closed, ConfigError, StoreUnavailable
 from pxrs.forks import Origin
 from pxrs.stores.etcd.failures import Remedy, remedy, translated
@@ -73,7 +73,7 @@ class Node:
 class Nodes:
     """All nodes; calls go to one of them until it fails."""
 
-    def __init__(self, settings: EtcdSettings, clock: Clock) -> None:
+    def __init__(self, settings: ServerSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import ZooKeeperSettings
+from pxrs.config import ServerSettings
 from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailable
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
@@ -34,8 +34,8 @@ class ZooKeeperCoord:
 
     limits = _LIMITS
 
-    def __init__(self, settings: ZooKeeperSettings, clock: Clock = SYSTEM_CLOCK) -> None:
-        top = "/" + settings.root
+    def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        top = "/" + settings.prefix
         self._clock = clock
         self._root = f"{top}/records"
         self._link = Link(settings, clock, _SESSION_TIMEOUT)

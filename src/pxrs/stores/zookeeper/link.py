@@ -16,7 +16,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from pxrs.clock import Clock
-from pxrs.config import ZooKeeperSettings
+from pxrs.config import ServerSettings
 from pxrs.errors import Closed, StoreUnavailable
 from pxrs.forks import Origin
 from pxrs.stores.zookeeper.failures import DOUBTFUL, translated, zk
@@ -32,7 +32,7 @@ _PAUSE = 0.02
 class Link:
     """One kazoo client, which is one ZooKeeper session."""
 
-    def __init__(self, settings: ZooKeeperSettings, clock: Clock, session_timeout: float) -> None:
+    def __init__(self, settings: ServerSettings, clock: Clock, session_timeout: float) -> None:
         self._settings = settings
         self._clock = clock
         self._closed = threading.Event()
@@ -186,14 +186,14 @@ def maybe(answer: Any) -> Any:
     return _Maybe(answer)
 
 
-def _identity(settings: ZooKeeperSettings) -> dict[str, Any]:
+def _identity(settings: ServerSettings) -> dict[str, Any]:
     if settings.user is None:
         return {}
     login = f"{settings.user}:{settings.password or ''}"
     return {"auth_data": [("digest", login)], "default_acl": CREATOR_ALL_ACL}
 
 
-def _tls(settings: ZooKeeperSettings) -> dict[str, Any]:
+def _tls(settings: ServerSettings) -> dict[str, Any]:
     files = settings.tls
     if files is None:
         return {}

@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.config import ZooKeeperSettings
+from pxrs.config import ServerSettings
 from pxrs.errors import InvalidRequest, SessionLost
 from pxrs.stores.zookeeper.link import Link
 
@@ -104,7 +104,7 @@ class ZooKeeperSession:
 class Sessions:
     """The sessions of one handle, and the thread that ends those that are not renewed."""
 
-    def __init__(self, settings: ZooKeeperSettings, clock: Clock, folder: str) -> None:
+    def __init__(self, settings: ServerSettings, clock: Clock, folder: str) -> None:
         self._settings = settings
         self._clock = clock
         self._folder = folder
