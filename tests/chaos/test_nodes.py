@@ -145,7 +145,7 @@ class World:
 
     def go_on(self) -> None:
         """Until everybody has got further."""
-        self.history.await_progress([member.name for member in self.members], 30)
+        self.history.await_progress([member.name for member in self.members], 100)
 
     # Ending
 

@@ -11,8 +11,6 @@ from support.child import PATIENCE
 
 TOPIC, GROUP = "orders", "handlers"
 PARTITIONS, KEYS = 8, 40
-# Two thousand messages in a second: members always have some in hand, and a core is left to them.
-_PACE = 0.02
 
 
 class Loaded:
@@ -29,7 +27,7 @@ class Loaded:
 
     def _send(self) -> None:
         with self.px.producer() as producer:
-            while not self._stop.wait(_PACE):
+            while not self._stop.wait(0.005):
                 pairs = [(f"key-{n % KEYS}", str(n)) for n in range(self.sent, self.sent + 40)]
                 producer.send_many(TOPIC, pairs).result()
                 self.sent += 40
