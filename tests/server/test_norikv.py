@@ -68,24 +68,28 @@ def found(client: RpcClient, key: bytes, consistency: str = "") -> bytes | None:
 # Kv on one node
 
 
-def test_put_get_delete(node: LocalNode, client: RpcClient) -> None:
-    first = put(client, b"user:1", b"Ada")
-    assert min(first) > 0
-    answer = client("Kv/Get", rpc.get(b"user:1"))
-    assert answer[1] == [b"Ada"]
-    assert pair(answer[2][0]) == first
-    assert set(answer) == {1, 2}
-    second = put(client, b"user:1", b"Eve")
-    assert second[1] > first[1]
-    gone = client("Kv/Delete", rpc.delete(b"user:1"))
-    assert gone[1] == [1]
-    assert pair(gone[2][0])[1] > second[1]
-    assert client("Kv/Delete", rpc.delete(b"user:1")) == {}
-    assert found(client, b"user:1") is None
-    assert put(client, b"user:1", b"Ada")[1] > second[1] + 1
-    entry = node.px.kv.get("user:1")
-    assert entry is not None
-    assert entry.value == b"Ada"
+def test_put_get_delete(engine_url: str) -> None:
+    with (
+        LocalNode(engine_url, grpc_listen="127.0.0.1:0") as node,
+        RpcClient(node.rpc) as client,
+    ):
+        first = put(client, b"user:1", b"Ada")
+        assert min(first) > 0
+        answer = client("Kv/Get", rpc.get(b"user:1"))
+        assert answer[1] == [b"Ada"]
+        assert pair(answer[2][0]) == first
+        assert set(answer) == {1, 2}
+        second = put(client, b"user:1", b"Eve")
+        assert second[1] > first[1]
+        gone = client("Kv/Delete", rpc.delete(b"user:1"))
+        assert gone[1] == [1]
+        assert pair(gone[2][0])[1] > second[1]
+        assert client("Kv/Delete", rpc.delete(b"user:1")) == {}
+        assert found(client, b"user:1") is None
+        assert put(client, b"user:1", b"Ada")[1] > second[1] + 1
+        entry = node.px.kv.get("user:1")
+        assert entry is not None
+        assert entry.value == b"Ada"
 
 
 def test_the_bytes_on_the_wire(client: RpcClient) -> None:
