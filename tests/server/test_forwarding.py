@@ -14,7 +14,7 @@ import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.server.cluster import NodeInfo
 from pxrs.server.node_auth import PassedOn, digest, shared_secret, sign
-from pxrs.server.rest.forwarding import Forwarding
+from pxrs.server.rest.forwarding import NOT_SENT, Forwarding
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.tokens import Tokens, all_rights, parse_right
 from support.child import PATIENCE
@@ -46,6 +46,37 @@ def test_nobody_waits_for_a_node_that_is_gone() -> None:
         await forwarding.close()
         frozen.close()
         await frozen.wait_closed()
+
+    asyncio.run(asyncio.wait_for(forward(), PATIENCE))
+
+
+def test_a_write_is_sent_once_and_whether_it_was_is_told() -> None:
+    async def forward() -> None:
+        asked = 0
+
+        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            await reader.readuntil(b"\r\n\r\n")
+            asked += 1
+            writer.close()
+
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        forwarding = Forwarding(NodeInfo("here", 1, "here:1"), tuple, b"secret", PATIENCE, None)
+
+        async def refusal(method: str) -> str:
+            with pytest.raises(HttpError) as refused:
+                await forwarding.send(address, method, "/v1/kv/k", {}, b"", "")
+            assert refused.value.status == 503
+            return refused.value.code
+
+        for number, method in enumerate(("PUT", "DELETE", "POST"), 1):
+            assert await refusal(method) == "leader_lost"
+            assert asked == number
+        server.close()
+        await server.wait_closed()
+        assert await refusal("PUT") == NOT_SENT
+        await forwarding.close()
 
     asyncio.run(asyncio.wait_for(forward(), PATIENCE))
 

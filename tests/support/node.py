@@ -122,6 +122,12 @@ class LocalNode:
         return Client(self.endpoint)
 
     @property
+    def rpc(self) -> str:
+        """Where it serves gRPC."""
+        assert self._node.rpc is not None
+        return str(self._node.rpc.endpoint)
+
+    @property
     def px(self) -> Pxrs:
         """The store that the node serves, for embedded members beside the remote ones."""
         return self._node.px

@@ -6,11 +6,15 @@ import asyncio
 import shutil
 import tempfile
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import grpc.aio
 
 from pxrs.config import parse_url, remote_settings
+from pxrs.server.rpc.calls import Caller
 from pxrs.server.rpc.stores import StoreService
 from pxrs.stores.api import Session, Stores
 from pxrs.stores.open import open_stores
@@ -18,6 +22,10 @@ from pxrs.stores.remote import wire
 from pxrs.stores.remote.stores import RemoteStores
 from pxrs.testing.conformance import await_end
 from support.child import PATIENCE
+
+
+async def _anybody() -> Caller:
+    return Caller(None, "", follows=False)
 
 
 class ServedStores:
@@ -43,7 +51,15 @@ class ServedStores:
             ]
         )
         service = StoreService(self._stores, "lab")
-        server.add_generic_rpc_handlers((service.handler(),))
+
+        async def talk(frames: Any, context: Any) -> AsyncIterator[bytes]:
+            async for frame in service.talk(frames, _anybody):
+                yield frame
+
+        handler = grpc.stream_stream_rpc_method_handler(talk)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.CALL: handler}),)
+        )
         self.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._started.set()

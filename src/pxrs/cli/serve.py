@@ -1,4 +1,4 @@
-"""`pxrs serve`: one node that serves a store over HTTP."""
+"""`pxrs serve`: one node that serves a store over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
 @click.option(
     "--advertise", metavar="HOST:PORT", help="Where others reach it.  [default: --listen]"
 )
+@click.option("--grpc-listen", metavar="HOST:PORT", help="Serve gRPC too.  [default: no]")
+@click.option("--grpc-advertise", metavar="HOST:PORT", help="Where clients reach that.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="A TOML file of these.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 @click.option("--auth", type=click.Choice(["auto", "tokens", "off"]), help="Ask for tokens.")

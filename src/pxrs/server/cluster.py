@@ -43,18 +43,23 @@ _NODES = f"{RESERVED}nodes"
 _SLOTS = f"{RESERVED}slots"
 _NUMBERS = "nodes/"
 _COUNTER = "node-numbers"
+_GRPC = "grpc:"
 _DEBOUNCE = 0.1
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
 _LOG = logging.getLogger("pxrs.serve")
 
 
-class NodeInfo(msgspec.Struct, frozen=True):
-    """A node that is there. `number` is its own for ever, for clients that want one."""
+class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node that is there. `number` is its own for ever, for clients that want one.
+
+    `grpc_address` is empty if it does not serve gRPC.
+    """
 
     name: str
     number: int
     address: str
+    grpc_address: str = ""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -83,12 +88,18 @@ class Cluster:
     """Takes part in the group of nodes, and knows the others. Thread-safe."""
 
     def __init__(
-        self, context: Context, name: str, displaced: Callable[[], object], ttl: float
+        self,
+        context: Context,
+        name: str,
+        displaced: Callable[[], object],
+        ttl: float,
+        grpc_address: str = "",
     ) -> None:
         self._context = context
         self._name = name
         self._displaced = displaced
         self._ttl = ttl
+        self._grpc_address = grpc_address
         self._claims = OwnedClaims(context.coord, context.clock)
         self._reader = GroupReader(_NODES, context.coord, _SlotTopic())
         self._stop = threading.Event()
@@ -110,7 +121,7 @@ class Cluster:
                 topics=lambda: (_SLOTS,),
                 rules=Rules(_DEBOUNCE, 1.0, assignor("sticky")),
                 ttl=self._ttl,
-                client=f"node:{self._name}",
+                client=_GRPC + self._grpc_address,
                 node=self._context.node,
             ),
             self._context.coord,
@@ -154,7 +165,9 @@ class Cluster:
     @property
     def here(self) -> NodeInfo:
         """This node."""
-        return NodeInfo(self._name, self._number(self._name), self._context.node)
+        return NodeInfo(
+            self._name, self._number(self._name), self._context.node, self._grpc_address
+        )
 
     def on_change(self, listener: Callable[[ClusterView], object]) -> None:
         """Call `listener` with every new view, from the cluster's thread."""
@@ -218,7 +231,8 @@ class Cluster:
             epoch += claim.epoch
             leaders.append(living.get(claim.owner or ""))
         nodes = tuple(
-            NodeInfo(name, self._number(name), member.node) for name, member in members.items()
+            NodeInfo(name, self._number(name), member.node, _grpc_address(member))
+            for name, member in members.items()
         )
         return ClusterView(epoch, nodes, tuple(leaders))
 
@@ -227,6 +241,11 @@ class Cluster:
         if number is None:
             number = self._numbers[name] = number_of(self._context.coord, name)
         return number
+
+
+def _grpc_address(member: MemberRecord) -> str:
+    """Where a node serves gRPC, as its record says what it is to clients."""
+    return member.client.removeprefix(_GRPC) if member.client.startswith(_GRPC) else ""
 
 
 def number_of(coord: CoordStore, name: str) -> int:

@@ -113,14 +113,35 @@ class KeyService:
         idempotency_key: str | None = None,
     ) -> Version:
         """See `pxrs.KeyValues.put`."""
-        change = self._keys._put_change(key, value, if_match, ttl, idempotency_key)
-        return (await self._write(change)).version
+        change = self.put_change(key, value, if_match, ttl, idempotency_key)
+        return (await self.write(change)).version
 
     async def delete(
         self, key: bytes, if_match: Version | None = None, idempotency_key: str | None = None
     ) -> Written:
         """See `pxrs.KeyValues.delete`; the version of the deletion, and whether there was one."""
-        return await self._write(self._keys._delete_change(key, if_match, idempotency_key))
+        return await self.write(self.delete_change(key, if_match, idempotency_key))
+
+    def put_change(
+        self,
+        key: bytes,
+        value: bytes,
+        if_match: Version | None,
+        ttl: float | None,
+        idempotency_key: str | None,
+    ) -> Change:
+        """What `put` writes, checked."""
+        return self._keys._put_change(key, value, if_match, ttl, idempotency_key)
+
+    def delete_change(
+        self, key: bytes, if_match: Version | None, idempotency_key: str | None
+    ) -> Change:
+        """What `delete` writes, checked."""
+        return self._keys._delete_change(key, if_match, idempotency_key)
+
+    async def write(self, change: Change) -> Written:
+        """Makes a write that was checked, together with others."""
+        return await self._write(change)
 
     async def get(self, key: bytes, consistency: str = "lease") -> Entry | None:
         """See `pxrs.KeyValues.get`."""

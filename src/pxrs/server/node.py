@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -45,6 +45,10 @@ from pxrs.server.rest.v1_queues import V1Queues
 from pxrs.server.settings import Endpoint, ServeSettings
 from pxrs.server.tokens import Tokens
 
+if TYPE_CHECKING:
+    from pxrs.server.rpc.server import GrpcServer
+    from pxrs.server.rpc.stores import StoreService
+
 _LOG = logging.getLogger("pxrs.serve")
 # How often the store is asked whether it answers, when nobody else asks.
 _CHECK_STORE = 5.0
@@ -74,6 +78,7 @@ class Node:
         self._stop = asyncio.Event()
         self.node_id = ""
         self._store_trouble = "the store was not reached yet"
+        self.remote: StoreService | None = None
 
     def stop(self) -> None:
         """Finish what is under way and end. On the event loop."""
@@ -96,6 +101,12 @@ class Node:
                     f"can't listen on {self._settings.listen}: {error.strerror}; "
                     "choose another --listen"
                 ) from None
+            try:
+                rpc = self.rpc = self._bind_grpc()
+            except ConfigError:
+                await server.stop()
+                await messages.close()
+                raise
             self.node_id = self._settings.name(endpoint.port)
             address = str(self._settings.advertised(endpoint.port))
             context = Context(
@@ -106,11 +117,14 @@ class Node:
             cluster = self.cluster = Cluster(
                 context, self.node_id, partial(loop.call_soon_threadsafe, self.stop),
                 self._settings.session_ttl,
+                "" if rpc is None else str(self._settings.grpc_advertised(rpc.endpoint.port)),
             )  # fmt: skip
             try:
                 await px._threads.call(cluster.start)
             except PxrsError:
                 await server.stop()
+                if rpc is not None:
+                    await rpc.stop()
                 await messages.close()
                 raise
             tokens = Tokens(self.px.stores.coord, SYSTEM_CLOCK)
@@ -168,9 +182,25 @@ class Node:
                 )
             )  # fmt: skip
             server.route(self._routes(served), forwarding, guard)
+            end_watches: list[Callable[[], None]] = []
+            if rpc is not None:
+                from pxrs.server.rpc.calls import Calls
+                from pxrs.server.rpc.health import Health
+                from pxrs.server.rpc.norikv import SERVICES, NoriKv
+                from pxrs.server.rpc.stores import StoreService
+
+                calls = Calls(guard, metrics)
+                norikv = NoriKv(calls, keys, cluster, forwarding)
+                health = Health(calls, lambda: not self._trouble, SERVICES)
+                cluster.on_change(lambda view: loop.call_soon_threadsafe(norikv.changed, view))
+                norikv.changed(cluster.view)
+                stores = self.remote = StoreService(self.px.stores, self.node_id)
+                await rpc.start([*health.handlers(), *norikv.handlers(), stores.handler(calls)])
+                end_watches += [norikv.end_watches, health.end_watches, stores.end_streams]
             watching = asyncio.create_task(self._watch_store(px))
             _LOG.info(
-                "node %s serves %s on %s%s", self.node_id, public(px.url), self._url(endpoint),
+                "node %s serves %s on %s%s%s", self.node_id, public(px.url), self._url(endpoint),
+                f", gRPC on {rpc.endpoint}" if rpc is not None else "",
                 ", to clients with a token" if guard.asks else "",
                 extra={"node": self.node_id, "listen": str(endpoint)},
             )  # fmt: skip
@@ -180,7 +210,11 @@ class Node:
             _LOG.info("stopping: waiting polls are answered, requests finish")
             watching.cancel()
             messages.end_waits()
-            await server.stop()
+            for end in end_watches:
+                end()
+            await asyncio.gather(server.stop(), *([] if rpc is None else [rpc.stop()]))
+            if self.remote is not None:
+                await self.remote.close()
             await leases.close()
             await groups.close()
             await px._threads.call(cluster.close)
@@ -194,6 +228,18 @@ class Node:
                 "give each node a --node-id of its own"
             )
         _LOG.info("stopped")
+
+    def _bind_grpc(self) -> GrpcServer | None:
+        """Take the port of gRPC, if it is to be served."""
+        if not self._settings.grpc_listen:
+            return None
+        try:
+            from pxrs.server.rpc.server import GrpcServer
+        except ImportError:
+            raise MissingExtra("pxrs serve --grpc-listen", "broker") from None
+        server = GrpcServer(self._settings)
+        server.bind()
+        return server
 
     def _routes(self, served: list[Route]) -> list[Route]:
         routes = [*self._health_routes(), *served]
@@ -229,8 +275,13 @@ class Node:
         return Alive(True, __version__)
 
     async def _ready(self, call: Call) -> Answer:
-        reason = "the node is stopping" if self._stop.is_set() else self._store_trouble
+        reason = self._trouble
         return Answer(Ready(not reason, self.node_id, reason), 503 if reason else 200)
+
+    @property
+    def _trouble(self) -> str:
+        """Why the node should get no requests; empty if it should."""
+        return "the node is stopping" if self._stop.is_set() else self._store_trouble
 
     async def _watch_store(self, px: aio.Pxrs) -> None:
         while True:

@@ -47,6 +47,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     listen: host:port of the HTTP API.
     node_id: the name of this node; the host's name and the port by default.
     advertise: host:port under which clients and other nodes reach it; `listen` by default.
+    grpc_listen: host:port of the gRPC API; not served by default.
+    grpc_advertise: host:port under which clients reach it; the host of `advertise`, or
+        `grpc_listen`, by default.
     auth: "tokens" asks every client for one, "off" asks nobody; "auto" asks if the store has any.
     tls_cert, tls_key: files of a certificate and its key: HTTPS instead of HTTP.
     tls_client_ca: a file of certificates; clients must have one that these have signed.
@@ -68,6 +71,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     listen: str = "127.0.0.1:6080"
     node_id: str = ""
     advertise: str = ""
+    grpc_listen: str = ""
+    grpc_advertise: str = ""
     auth: Literal["auto", "tokens", "off"] = "auto"
     tls_cert: str = ""
     tls_key: str = ""
@@ -103,12 +108,15 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 "tls_cert and tls_key must be given together, tls_client_ca and tls_ca with them"
             )
         protected = self.tls_cert and (self.auth == "tokens" or self.tls_client_ca)
-        if not self.endpoint.is_loopback and not protected and not self.insecure:
-            raise ConfigError(
-                f"listen={self.listen!r} can be reached by other hosts: it needs TLS (--tls-cert, "
-                "--tls-key) and tokens (--auth tokens) or client certificates (--tls-client-ca). "
-                "Listen on 127.0.0.1, or allow it with --insecure"
-            )
+        for name in ("listen", "grpc_listen") if self.grpc_listen else ("listen",):
+            address = getattr(self, name)
+            loopback = parse_endpoint(name, address).is_loopback
+            if not loopback and not protected and not self.insecure:
+                raise ConfigError(
+                    f"{name}={address!r} can be reached by other hosts: it needs TLS (--tls-cert, "
+                    "--tls-key) and tokens (--auth tokens) or client certificates "
+                    "(--tls-client-ca). Listen on 127.0.0.1, or allow it with --insecure"
+                )
 
     @property
     def store_url(self) -> str:
@@ -117,6 +125,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def endpoint(self) -> Endpoint:
         return parse_endpoint("listen", self.listen)
+
+    @property
+    def grpc_endpoint(self) -> Endpoint:
+        return parse_endpoint("grpc_listen", self.grpc_listen)
 
     def server_tls(self) -> ssl.SSLContext | None:
         """For the port; None without a certificate."""
@@ -156,6 +168,14 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.advertise:
             return parse_endpoint("advertise", self.advertise)
         return self.endpoint._replace(port=port)
+
+    def grpc_advertised(self, port: int) -> Endpoint:
+        """Where clients reach its gRPC API, given the port that it listens on."""
+        if self.grpc_advertise:
+            return parse_endpoint("grpc_advertise", self.grpc_advertise)
+        if self.advertise:
+            return self.advertised(port)._replace(port=port)
+        return self.grpc_endpoint._replace(port=port)
 
 
 def parse_endpoint(name: str, text: str) -> Endpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import SimpleNamespace
 
 import aiohttp
 from yarl import URL
@@ -20,6 +21,8 @@ _BODY = "X-Pxrs-Body"
 _SIGNATURE = "X-Pxrs-Signature"
 FOLLOWS = "X-Pxrs-Follows"
 LEADER = "X-Pxrs-Leader"
+# The code of a request that did not leave this node; any other failure may come after it was done.
+NOT_SENT = "leader_unreachable"
 _KEPT = ("Content-Type", "X-Request-Id")
 
 
@@ -96,7 +99,13 @@ class Forwarding:
     async def _request(self, request: PassedOn, headers: Mapping[str, str], body: bytes) -> Answer:
         address = request.target
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout, auto_decompress=False)
+            self._session = aiohttp.ClientSession(
+                timeout=self._timeout,
+                auto_decompress=False,
+                trace_configs=[_sent_trace()],
+                middlewares=[_send_once],
+            )
+        sent = asyncio.Event()
         signed = {
             _FORWARDED: request.node,
             _TOKEN: request.token,
@@ -114,16 +123,43 @@ class Forwarding:
                 headers={name: headers[name] for name in _KEPT if name in headers} | signed,
                 data=body or None,
                 allow_redirects=False,
+                trace_request_ctx=sent,
             ) as answer:
                 kind = answer.headers.get("Content-Type", "application/json").partition(";")[0]
                 return Answer(await answer.read(), answer.status, kind, {LEADER: address})
         except (aiohttp.ClientError, TimeoutError) as error:
             raise HttpError(
                 503,
-                "leader_unreachable",
+                "leader_lost" if sent.is_set() else NOT_SENT,
                 f"the node at {address}, which has to answer this, can't be reached: {error}",
             ) from None
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+async def _send_once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Keeps aiohttp from sending a PUT or a DELETE again when the connection breaks.
+
+    The first one may have been done: a put would be made twice, and a conditional one refused.
+    """
+    try:
+        return await handler(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method == "GET":
+            raise
+        raise aiohttp.ClientConnectionError(str(error)) from error
+
+
+def _sent_trace() -> aiohttp.TraceConfig:
+    """Notes in a request's own event that its first bytes were sent."""
+    trace = aiohttp.TraceConfig()
+
+    async def note(session: object, context: SimpleNamespace, about: object) -> None:
+        context.trace_request_ctx.set()
+
+    trace.on_request_headers_sent.append(note)
+    return trace

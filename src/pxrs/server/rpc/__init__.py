@@ -1,1 +1,5 @@
-"""gRPC: what existing clients and `pxrs://` call."""
+"""The node's gRPC door: one server, the services that it offers, and what these share.
+
+`norikv.py` serves existing NoriKV clients, `stores.py` our own (`pxrs://`), `health.py` load
+balancers. Only `pxrs.server.node` imports this room, and only if a node listens for gRPC.
+"""

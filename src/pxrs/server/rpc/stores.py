@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ from pxrs.errors import (
     StoreError,
     quoted,
 )
+from pxrs.server.rest.routes import Need
+from pxrs.server.rpc.calls import Caller, Calls
 from pxrs.stores.api import ItemRestorer, Session, Stores, TellsTime, Watch
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.wire import ANSWER, ERROR, HELLO, METHODS, WOKEN, Hello, WireAtomic
@@ -43,6 +45,9 @@ _MOST_TOGETHER = 500
 # How long the sessions of a client whose stream broke wait for it to come back.
 _GRACE = 2.0
 _LOOK = 30.0
+# The seams reach everything in the store, tokens too: until rights are checked call by call, only
+# a token that may do everything gets a stream.
+_NEED = Need("cluster", "store", "admin")
 
 
 class Held(NamedTuple):
@@ -78,15 +83,18 @@ class StoreService:
             abilities |= {"restore"} if isinstance(self.stores.queues, ItemRestorer) else set()
         return Hello(self.node, self.stores.coord.limits, queue_limits, frozenset(abilities))
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self, calls: Calls) -> grpc.GenericRpcHandler:
         """For the gRPC server."""
-        call = grpc.stream_stream_rpc_method_handler(self._call)
-        return grpc.method_handlers_generic_handler(wire.SERVICE, {"Call": call})
+        return calls.dialogue(wire.SERVICE, wire.CALL, self.talk)
 
-    async def _call(self, frames: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async def talk(
+        self, frames: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
+    ) -> AsyncGenerator[bytes, None]:
+        """One client's stream: its frames, and the answers. See `Calls.dialogue`."""
+        (await caller()).check(_NEED)
         stream = Stream(self)
         self._streams.add(stream)
-        reading = asyncio.create_task(stream.read(frames))
+        reading = asyncio.create_task(stream.read(frames, caller))
         try:
             async for frame in stream.answers(reading):
                 yield frame
@@ -95,10 +103,14 @@ class StoreService:
             self._streams.discard(stream)
             stream.close()
 
-    async def close(self) -> None:
-        """End all streams, and what is held for their clients."""
+    def end_streams(self) -> None:
+        """Let the clients go to another node."""
         for stream in list(self._streams):
             stream.end()
+
+    async def close(self) -> None:
+        """End all streams, and what is held for their clients."""
+        self.end_streams()
         with self.lock:
             held, self.sessions = list(self.sessions.values()), {}
         loop = asyncio.get_running_loop()
@@ -123,9 +135,12 @@ class Stream:
 
     # On the event loop
 
-    async def read(self, frames: AsyncIterator[bytes]) -> None:
-        """Takes the client's calls until it ends, or sends what can't be read."""
+    async def read(
+        self, frames: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
+    ) -> None:
+        """Takes the client's calls until it ends, sends what can't be read, or may not any more."""
         async for frame in frames:
+            (await caller()).check(_NEED)
             for number, name, arguments in wire.decode_calls(frame):
                 await self._room.acquire()
                 self._service.pool.submit(self._make, number, name, arguments)
@@ -143,8 +158,8 @@ class Stream:
                     if kind != WOKEN:
                         self._room.release()
                 yield wire.encode_frame(some)
-        if reading.done() and not reading.cancelled() and reading.exception() is not None:
-            _LOG.info("a stream was ended: %s", reading.exception())
+        if reading.done() and not reading.cancelled() and (failure := reading.exception()):
+            raise failure
 
     def end(self) -> None:
         """Stop answering."""

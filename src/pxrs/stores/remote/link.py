@@ -79,6 +79,8 @@ class Stream:
         self._pending: dict[int, Pending] = {}
         self._outgoing: SimpleQueue[Pending | None] = SimpleQueue()
         self.is_broken = False
+        # Why the node does not talk to us, if it said so.
+        self.refusal = ""
         call = channel.stream_stream(wire.METHOD)
         self._call = call(self._frames(), metadata=metadata, wait_for_ready=False)
         self._reader = threading.Thread(target=self._read, name="pxrs-remote", daemon=True)
@@ -122,6 +124,7 @@ class Stream:
                     self._answered(number, kind, body)
         except Exception as error:  # noqa: BLE001 - whatever ends it, it is over
             _LOG.debug("the stream to %s broke: %s", self.name, error)
+            self.refusal = _refusal(error)
         finally:
             self._break()
             self._outgoing.put(None)
@@ -267,6 +270,8 @@ class Link:
                 self._hello = wire.decode_hello(greeting.body)
                 return stream
             stream.close()
+            if stream.refusal:
+                raise ConfigError(f"the node at {host} refuses: {stream.refusal}")
             self._next += 1
         return None
 
@@ -334,6 +339,16 @@ class Armed:
         if stream is not None and not self._link._closed:
             method = METHODS["node.unwatch"]
             stream.send(Pending(next(self._link._numbers), method, method.encode([self.number])))
+
+
+def _refusal(error: Exception) -> str:
+    """What a node says that will not talk to this client, however often it tries."""
+    import grpc
+
+    final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    if isinstance(error, grpc.Call) and error.code() in final:
+        return str(error.details())
+    return ""
 
 
 def _credentials(settings: RemoteSettings) -> grpc.ChannelCredentials:

@@ -36,14 +36,15 @@ from pxrs.types import (
 )
 
 SERVICE = "pxrs.v1.Store"
-METHOD = f"/{SERVICE}/Call"
+CALL = "Call"
+METHOD = f"/{SERVICE}/{CALL}"
 # The first frame of a stream says who calls; it is answered like a call with this number.
 HELLO = 0
 ANSWER, ERROR, WOKEN = 0, 1, 2
 # One call, its frame with what else was waiting, and the body of an item.
-MOST_CALL_BYTES = 32 * 2**20
+MOST_CALL_BYTES = 8 * 2**20
 MOST_FRAME_BYTES = 2 * MOST_CALL_BYTES + 2**20
-MOST_BODY_BYTES = 16 * 2**20
+MOST_BODY_BYTES = 4 * 2**20
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -1,0 +1,194 @@
+"""What every gRPC call goes through: who calls, what they may do, and how a failure is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import grpc
+
+from pxrs import metrics as names
+from pxrs.config import public
+from pxrs.errors import PxrsError, StoreError
+from pxrs.server.metrics import Metrics
+from pxrs.server.rest.guard import Guard, refuse
+from pxrs.server.rest.problems import HttpError, Problem, problem_of
+from pxrs.server.rest.routes import Need
+from pxrs.server.tokens import Identity
+
+FOLLOWS = "pxrs-follows"
+_LOG = logging.getLogger("pxrs.serve")
+
+_CODES = {
+    "version_mismatch": grpc.StatusCode.FAILED_PRECONDITION,
+    "already_exists": grpc.StatusCode.ALREADY_EXISTS,
+}
+_STATUSES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ABORTED,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    503: grpc.StatusCode.UNAVAILABLE,
+    # The outcome is unknown. Clients would repeat DEADLINE_EXCEEDED, and write twice.
+    504: grpc.StatusCode.UNKNOWN,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a failure
+    """Ends a call with this status."""
+
+    def __init__(
+        self, code: grpc.StatusCode, details: str, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(details)
+        self.code = code
+        self.metadata = metadata or {}
+
+
+class ProblemElsewhere(Exception):  # noqa: N818 - an answer, not a failure
+    """The node that has to answer this refuses it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+class Caller(NamedTuple):
+    """Who calls. `follows`: goes to the leader itself when it is told who that is."""
+
+    identity: Identity | None
+    user_agent: str
+    follows: bool
+
+    def check(self, need: Need) -> None:
+        """PERMISSION_DENIED unless the caller may do this."""
+        refuse(self.identity, [need])
+
+
+Unary = Callable[[bytes, Caller], Awaitable[bytes]]
+Stream = Callable[[bytes, Caller], AsyncGenerator[bytes, None]]
+# Frames of a client and who it is, asked again with every call of the second argument.
+Dialogue = Callable[
+    [AsyncIterator[bytes], Callable[[], Awaitable[Caller]]], AsyncGenerator[bytes, None]
+]
+
+
+class Calls:
+    """Makes handlers of gRPC from functions that take bytes and a caller. Used by one event loop.
+
+    `needs_token`: false for a method that anybody may call.
+    """
+
+    def __init__(self, guard: Guard, metrics: Metrics) -> None:
+        self._guard = guard
+        self._metrics = metrics
+
+    def service(
+        self,
+        name: str,
+        unary: Mapping[str, Unary],
+        streams: Mapping[str, Stream] | None = None,
+        *,
+        needs_token: bool = True,
+    ) -> grpc.GenericRpcHandler:
+        """The handler of a service with these methods."""
+        methods = {
+            method: self._unary(f"/{name}/{method}", function, needs_token)
+            for method, function in unary.items()
+        } | {
+            method: self._stream(f"/{name}/{method}", function, needs_token)
+            for method, function in (streams or {}).items()
+        }
+        return grpc.method_handlers_generic_handler(name, methods)
+
+    def dialogue(self, name: str, method: str, function: Dialogue) -> grpc.GenericRpcHandler:
+        """The handler of a service with one method, in which both sides send what they like."""
+        path = f"/{name}/{method}"
+
+        async def handle(frames: AsyncIterator[bytes], context: Any) -> None:
+            async with self._told(path, context):
+                answers = function(frames, partial(self.caller, context))
+                async with aclosing(answers):
+                    async for answer in answers:
+                        await context.write(answer)
+
+        handler = grpc.stream_stream_rpc_method_handler(handle)
+        return grpc.method_handlers_generic_handler(name, {method: handler})
+
+    async def caller(self, context: Any, *, needs_token: bool = True) -> Caller:
+        """Who calls; `HttpError` 401 without a token where one is needed."""
+        given = _first_of_each(context.invocation_metadata())
+        identity = None
+        if needs_token:
+            headers = {"Authorization": given.get("authorization", "")}
+            if "origin" in given:
+                headers["Origin"] = given["origin"]
+            identity = await self._guard.identify(headers, None)
+        return Caller(identity, given.get("user-agent", ""), FOLLOWS in given)
+
+    def _unary(self, path: str, function: Unary, needs_token: bool) -> grpc.RpcMethodHandler:
+        async def handle(request: bytes, context: Any) -> bytes:
+            async with self._told(path, context):
+                return await function(request, await self.caller(context, needs_token=needs_token))
+            raise AssertionError("unreachable")
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def _stream(self, path: str, function: Stream, needs_token: bool) -> grpc.RpcMethodHandler:
+        async def handle(request: bytes, context: Any) -> None:
+            async with self._told(path, context):
+                caller = await self.caller(context, needs_token=needs_token)
+                async with aclosing(function(request, caller)) as answers:
+                    async for answer in answers:
+                        # The token may have been revoked while there was nothing to tell.
+                        await self.caller(context, needs_token=needs_token)
+                        await context.write(answer)
+
+        return grpc.unary_stream_rpc_method_handler(handle)
+
+    @asynccontextmanager
+    async def _told(self, path: str, context: Any) -> AsyncIterator[None]:
+        """Ends the call with the status of what the block raises, and counts it."""
+        began = perf_counter()
+        status = grpc.StatusCode.CANCELLED
+        try:
+            try:
+                yield
+                status = grpc.StatusCode.OK
+            except Exception as error:  # noqa: BLE001 - a client is told of every failure
+                refused = _refusal(path, error)
+                status = refused.code
+                await context.abort(status, str(refused), tuple(refused.metadata.items()))
+        finally:
+            self._metrics.count(names.REQUESTS, "gRPC", path, status.name)
+            self._metrics.observe(names.REQUEST_SECONDS, perf_counter() - began, path)
+
+
+def _first_of_each(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in metadata or ():
+        if isinstance(value, str):
+            found.setdefault(name, value)
+    return found
+
+
+def _refusal(path: str, error: Exception) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, ProblemElsewhere):
+        problem = error.problem
+    else:
+        problem = problem_of(error, "")
+        if not isinstance(error, PxrsError | HttpError):
+            _LOG.error("a call of %s failed", path, exc_info=error)
+        elif isinstance(error, StoreError) and not error.retryable:
+            _LOG.warning("a call of %s failed: %s", path, public(str(error)))
+    code = _CODES.get(problem.code) or _STATUSES.get(problem.status, grpc.StatusCode.INTERNAL)
+    return Refused(code, problem.detail or problem.title)

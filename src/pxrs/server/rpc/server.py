@@ -1,0 +1,95 @@
+"""One gRPC server in the node's event loop: where it listens, its limits, and how it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pxrs.errors import ConfigError
+from pxrs.server.settings import Endpoint, ServeSettings
+from pxrs.stores.remote import wire
+
+# What the largest calls of our own clients have; all others are smaller.
+LARGEST_MESSAGE = wire.MOST_FRAME_BYTES
+# As many calls as there may be bytes in flight, if each had so many.
+_CALL_BYTES = 2**17
+_HANDSHAKE_MS = 10_000
+_OPTIONS = (
+    # Else a second node would listen on the same port, and get some of its calls.
+    ("grpc.so_reuseport", 0),
+    # Clients ping while they call nothing, which gRPC would punish by closing the connection.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+    # Answers are as large as what was asked for.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+)
+
+
+class GrpcServer:
+    """Listens at `grpc_listen`. Used by one event loop.
+
+    `bind` takes the port, so that others can be told of it; clients that connect wait until `start`
+    has the handlers. Anything that answers as `grpc.GenericRpcHandler` can be one.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._server: Any = grpc.aio.server(
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=min(
+                settings.max_connections, max(1, settings.max_inflight // _CALL_BYTES)
+            ),
+        )
+        self.endpoint = Endpoint("", 0)
+
+    def bind(self) -> Endpoint:
+        """Take the port; where. `ConfigError` if that can't be."""
+        wanted = self._settings.grpc_endpoint
+        credentials = self._credentials()
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(str(wanted))
+            else:
+                port = self._server.add_secure_port(str(wanted), credentials)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise ConfigError(
+                f"can't listen on {self._settings.grpc_listen}: the address is in use, or is none "
+                "of this host; choose another --grpc-listen"
+            )
+        self.endpoint = wanted._replace(port=port)
+        return self.endpoint
+
+    async def start(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Answer calls."""
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Accept nothing more, let calls finish for a while, close all connections."""
+        await self._server.stop(self._settings.drain)
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        settings = self._settings
+        if not settings.tls_cert:
+            return None
+        authority = _read(settings.tls_client_ca) if settings.tls_client_ca else None
+        return grpc.ssl_server_credentials(
+            [(_read(settings.tls_key), _read(settings.tls_cert))],
+            root_certificates=authority,
+            require_client_auth=authority is not None,
+        )
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} could not be read: {error.strerror}") from None
