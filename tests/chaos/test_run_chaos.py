@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 import pxrs
+from pxrs import GroupNotFound
 from support.child import Child
 from support.inside import say
 from support.loaded import GROUP, KEYS, TOPIC, Loaded
@@ -77,7 +78,10 @@ class World(Loaded):
         self.processes.append(child)
 
     def settled(self) -> bool:
-        info = self.px.groups.describe(GROUP, lag_seconds=False)
+        try:
+            info = self.px.groups.describe(GROUP, lag_seconds=False)
+        except GroupNotFound:
+            return False  # they have started, and nobody has joined yet
         return (
             info.state == "STABLE"
             and len(info.members) == len(self.processes)

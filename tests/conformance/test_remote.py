@@ -17,6 +17,7 @@ from pxrs.testing.conformance import (
 )
 from support.remote_lab import RemoteLab
 
+pytestmark = pytest.mark.long
 ENGINES = [
     pytest.param(name, marks=pytest.mark.engine(name)) for name in ("memory", "sqlite", "postgres")
 ]
@@ -35,13 +36,13 @@ def lab(request: pytest.FixtureRequest) -> Iterator[RemoteLab]:
 ALL = coord_checks() + log_checks() + queue_checks() + restore_checks() + atomic_checks()
 
 
-@pytest.mark.parametrize("lab", ENGINES[:2], indirect=True)
+@pytest.mark.parametrize("lab", ENGINES[:1], indirect=True)
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
 def test_conforms(check: Rule, lab: RemoteLab) -> None:
     check(lab)
 
 
-@pytest.mark.parametrize("lab", ENGINES[2:], indirect=True)
+@pytest.mark.parametrize("lab", ENGINES[1:], indirect=True)
 @pytest.mark.parametrize("check", wake_checks() + atomic_checks(), ids=lambda it: it.__name__)
 def test_another_engine_wakes_and_commits_as_well(check: Rule, lab: RemoteLab) -> None:
     """The wire is the same: what depends on the engine behind it is checked there too."""

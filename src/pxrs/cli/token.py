@@ -33,8 +33,8 @@ def create(
 ) -> None:
     """Create a token and print it, once: only a hash of it is kept.
 
-    Kinds are topic, group, queue and cluster; actions are read, write and admin. A name that ends
-    with * is a prefix.
+    Kinds are topic, group, queue, key and cluster; actions are read, write and admin. A name that
+    ends with * is a prefix.
     """
     from pxrs.server.tokens import all_rights, parse_right
 
