@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,14 +21,15 @@ from hypothesis import strategies as st
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.kv import shard_of
-from pxrs.errors import ConfigError
+from pxrs.errors import ConfigError, MissingExtra
 from pxrs.server.cluster import SLOTS, ClusterView, NodeInfo
 from pxrs.server.rpc.norikv import encode_view
+from pxrs.server.settings import ServeSettings
 from pxrs.server.tokens import Tokens, all_rights, parse_right
 from support import rpc
 from support.child import PATIENCE
 from support.fuzzing import limits
-from support.node import LocalNode, NodeProcess
+from support.node import LocalNode, NodeProcess, looks
 from support.rpc import RpcClient, field, fields, version
 
 PYTHON = "grpc-python-asyncio/1.85.1"
@@ -432,10 +434,15 @@ def wait_until_led_by(node: LocalNode, names: set[str]) -> None:
 
 
 def follow(views: Iterator[bytes], epoch: int, wanted: dict[str, str]) -> int:
-    """Reads until these nodes lead all shards; epochs never fall. The last one."""
+    """Reads until these nodes lead all shards; the epoch then.
+
+    As clients do, which drop a view whose epoch is not above that of the one they have.
+    """
     for view in views:
         now, nodes, shards = view_of(view)
         assert now >= epoch
+        if now == epoch:
+            continue
         epoch = now
         if nodes == wanted and set(shards.values()) == set(wanted):
             return epoch
@@ -659,6 +666,38 @@ def test_an_address_of_other_hosts_needs_protection() -> None:
         LocalNode("memory://", grpc_listen="0.0.0.0:1")
     with pytest.raises(ConfigError, match="grpc_listen must be host:port"):
         LocalNode("memory://", grpc_listen="nowhere")
+
+
+def test_what_clients_are_told_of_its_address() -> None:
+    settings = ServeSettings(grpc_listen="127.0.0.1:0")
+    assert str(settings.grpc_advertised(7)) == "127.0.0.1:7"
+    settings = ServeSettings(grpc_listen="127.0.0.1:0", advertise="shop:80")
+    assert str(settings.grpc_advertised(7)) == "shop:7"
+    settings = ServeSettings(grpc_listen="127.0.0.1:0", advertise="a:1", grpc_advertise="b:2")
+    assert str(settings.grpc_advertised(7)) == "b:2"
+
+
+@pytest.mark.engine("memory")
+def test_without_grpc_a_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pxrs.server.rpc.server", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'pxrs\[broker\]'"):
+        LocalNode("memory://", grpc_listen="127.0.0.1:0").__enter__()
+
+
+@pytest.mark.engine("memory")
+def test_calls_are_bounded() -> None:
+    with (
+        LocalNode("memory://", grpc_listen="127.0.0.1:0", max_connections=1) as node,
+        RpcClient(node.rpc) as client,
+    ):
+        views = client.watch()
+        next(views)
+        assert client.refused("Kv/Get", rpc.get(b"k")).code == "RESOURCE_EXHAUSTED"
+        views.cancel()
+        # The node hears of it a moment later.
+        for _ in looks():
+            if isinstance(client.raw("/norikv.v1.Kv/Get", rpc.get(b"k")), bytes):
+                break
 
 
 @pytest.mark.engine("memory")

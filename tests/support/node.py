@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -110,7 +111,9 @@ class LocalNode:
         self.join()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._node.stop)
+        # A test may have stopped it before: its loop is closed once it has ended.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._node.stop)
 
     def join(self) -> None:
         self._thread.join(PATIENCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -155,10 +154,7 @@ class RpcClient:
         assert isinstance(answer, Told), answer
         return answer
 
-    def watch(self, request: bytes = b"") -> Iterator[bytes]:
-        """The views of `WatchCluster`."""
+    def watch(self, request: bytes = b"") -> Any:
+        """The views of `WatchCluster`: an iterator that can be cancelled."""
         stream = self._channel.unary_stream("/norikv.v1.Meta/WatchCluster")
-        views: Iterator[bytes] = stream(
-            request, metadata=self._metadata, timeout=PATIENCE, wait_for_ready=True
-        )
-        return views
+        return stream(request, metadata=self._metadata, timeout=PATIENCE, wait_for_ready=True)
