@@ -7,13 +7,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.kv import Draft
-from pxrs.errors import AlreadyExists, OutcomeUnknown, PxrsError, StoreError, VersionMismatch
+from pxrs.errors import (
+    AlreadyExists,
+    OutcomeUnknown,
+    PxrsError,
+    StoreError,
+    StoreUnavailable,
+    VersionMismatch,
+)
 from pxrs.kv.group_commit import GroupCommit, Waiting
 from pxrs.kv.store import KeyValues
 from pxrs.stores.memory.stores import MemoryStores
@@ -236,3 +244,42 @@ def test_a_thread_that_is_interrupted_leaves_nobody_waiting() -> None:
         thread.join()
     assert told == {"first": KeyboardInterrupt, "second": "second"}
     assert not group._is_led
+
+
+def test_a_write_is_done_even_if_sweeping_after_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    coord = MemoryStores(clock=clock).coord
+    keys = KeyValues(coord, clock)
+    keys.put("k", "1", ttl=1)
+    clock.advance(100)
+    asked: list[object] = []
+
+    def fail(*where: object, **more: object) -> None:
+        asked.append(where)
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(coord, "list", fail)
+    version = keys.put("k", "2")
+    found = keys.get("k")
+    assert found is not None
+    assert (found.version, len(asked)) == (version, 1)
+
+
+def test_a_write_that_may_still_come_is_not_told_as_a_conflict() -> None:
+    """The commit is on its way for longer than anybody waits."""
+    clock = VirtualClock()
+    stores = MemoryStores(clock=clock)
+    rates = Rates(unknown_late=1.0, longest_delay=1e9)
+    coord = FaultyStores(stores, Faults(Random(1), clock, rates), who="a").coord
+    keys = KeyValues(coord, clock)
+    read = keys._coord.get
+
+    def slow_read(key: str) -> Any:
+        clock.advance(10)
+        return read(key)
+
+    keys._coord = cast(
+        Any, SimpleNamespace(get=slow_read, commit=coord.commit, limits=coord.limits)
+    )
+    with pytest.raises(OutcomeUnknown):
+        keys.put("k", "1")

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -64,6 +65,7 @@ class KeyValues:
         self._seen_lock = threading.Lock()
         # Shards that this process leads, and has not written to since.
         self._to_lead: set[int] = set()
+        self._lead_lock = threading.Lock()
         self._next_sweep = clock.monotonic() + _SWEEP_EVERY
         self._next_once_sweep = clock.monotonic() + _SWEEP_ONCES_EVERY
 
@@ -198,9 +200,10 @@ class KeyValues:
 
     # Writing
 
-    def _lead(self, shards: Collection[int]) -> None:
-        """Note that this process leads these shards now: its next writes raise their term."""
-        self._to_lead |= set(shards)
+    def _lead(self, gained: Collection[int], lost: Collection[int] = ()) -> None:
+        """Note which shards this process leads: writes to those gained raise their term."""
+        with self._lead_lock:
+            self._to_lead = (self._to_lead | set(gained)) - set(lost)
 
     def _ttl_ms(self, ttl: float | None) -> int:
         if ttl is None:
@@ -297,6 +300,8 @@ class KeyValues:
                     ) from error
             self._most = max(1, len(batch) // 2)
             if self._clock.monotonic() > ends:
+                if doubts:
+                    raise OutcomeUnknown("a write was sent, no answer came, and it may still come")
                 raise TransactionConflict(
                     f"others wrote to the same shard for {_PATIENCE:g} s; try again later"
                 )
@@ -382,7 +387,8 @@ class KeyValues:
             return False
         if outcome is not None:
             self._heads.update(draft.new_heads(outcome.versions))
-            self._to_lead.difference_update(draft.shards)
+            with self._lead_lock:
+                self._to_lead = self._to_lead - set(draft.shards)
             self._most = min(_MOST_TOGETHER, self._most + len(attempt.answers))
         for doubt in doubts:
             # Both checked one head at one version: only one of them can have been applied.
@@ -424,15 +430,19 @@ class KeyValues:
     # Sweeping
 
     def _sweep_if_due(self) -> None:
-        """Now and then, remove what has expired: values, and idempotency keys."""
+        """Now and then, remove what has expired: values, and idempotency keys.
+
+        Whoever writes does this afterwards: what fails here is no failure of the write.
+        """
         now = self._clock.monotonic()
         if now < self._next_sweep or not isinstance(self._coord, TellsTime):
             return
         self._next_sweep = now + _SWEEP_EVERY
-        self._sweep_values(self._coord.now_ms())
-        if now >= self._next_once_sweep:
-            self._next_once_sweep = now + _SWEEP_ONCES_EVERY
-            self._sweep_onces(self._coord.now_ms())
+        with suppress(PxrsError):
+            self._sweep_values(self._coord.now_ms())
+            if now >= self._next_once_sweep:
+                self._next_once_sweep = now + _SWEEP_ONCES_EVERY
+                self._sweep_onces(self._coord.now_ms())
 
     def _sweep_values(self, now_ms: int) -> None:
         due = [it for it in self._coord.list(kv.DUES, limit=_MOST_SWEPT) if _due_ms(it) <= now_ms]

@@ -90,9 +90,14 @@ class KeyService:
         """Take note of who leads what: the first write to a shard gained raises its term."""
         name = self._cluster.here.name
         led = frozenset(slot for slot, leader in enumerate(view.slots) if leader == name)
-        gained = led - self._led
+        gained, lost = led - self._led, self._led - led
         self._led = led
-        self._keys._lead([it for it in range(SHARDS) if slot_of_shard(it) in gained])
+        self._keys._lead(
+            *(
+                [it for it in range(SHARDS) if slot_of_shard(it) in slots]
+                for slots in (gained, lost)
+            )
+        )
 
     def leader_of(self, key: bytes) -> NodeInfo | None:
         """The node that leads the key; None while nobody does."""

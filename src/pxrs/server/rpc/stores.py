@@ -171,7 +171,11 @@ class Stream:
         self._over = True
         for watch in list(self._watches.values()):
             watch.close()
-        self._loop.call_later(_GRACE, self._service.pool.submit, self._end_sessions)
+        self._loop.call_later(_GRACE, self._submit_end)
+
+    def _submit_end(self) -> None:
+        with suppress(RuntimeError):  # the node has stopped, and has ended them
+            self._service.pool.submit(self._end_sessions)
 
     # In threads
 

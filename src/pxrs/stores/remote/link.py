@@ -167,6 +167,8 @@ class Link:
         # By number: what is to be woken, and how it is armed again through another node.
         self._watches: dict[int, Armed] = {}
         self._watch_lock = threading.Lock()
+        self._arming = threading.Lock()
+        self._armed_on: Stream | None = None
 
     @property
     def hello(self) -> Hello:
@@ -293,14 +295,25 @@ class Link:
             armed.wake()
 
     def _arm_again(self) -> None:
-        with self._watch_lock:
-            watches = list(self._watches.values())
-        for armed in watches:
-            try:
-                armed.arm()
-            except PxrsError as error:
-                _LOG.warning("a watch could not be armed again: %s", error)
-            armed.wake()
+        """Arms all watches on the stream of now; again if that breaks meanwhile.
+
+        One thread does it. Its own calls come here too when the stream breaks: it is at it already.
+        """
+        if not self._arming.acquire(blocking=False):
+            return
+        try:
+            while self._armed_on is not (stream := self._stream) and not self._closed:
+                with self._watch_lock:
+                    watches = list(self._watches.values())
+                for armed in watches:
+                    try:
+                        armed.arm()
+                    except PxrsError as error:
+                        _LOG.warning("a watch could not be armed again: %s", error)
+                    armed.wake()
+                self._armed_on = stream
+        finally:
+            self._arming.release()
 
 
 class Armed:
