@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench import engines, groups, jetstream, log, queues, report, serve, walks
+from bench import client, engines, groups, jetstream, log, queues, report, serve, walks
 from bench.harness import Options, Say, Section
 
 
@@ -57,6 +57,7 @@ _command("groups", "Consumer groups on SQLite, in one process and in several.", 
 _command("engines", "Engines that are servers, with fsync.", engines.PARTS)
 _command("queue", "Work queues on SQLite: 100-byte items, synchronous=FULL.", queues.PARTS)
 _command("serve", "A node over SQLite: 100-byte messages, synchronous=FULL.", serve.PARTS)
+_command("client", "pxrs:// through one node over SQLite, synchronous=FULL.", client.PARTS)
 _command("jetstream", "JetStream against nats-py: 100-byte messages, one server.", jetstream.PARTS)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.codec.batches import COMPRESSIONS, decode, encode, read_batch
 from pxrs.errors import ConfigError, GroupNotFound, InvalidRequest
-from pxrs.server.fences import Fence
+from pxrs.server.groups.fences import Fence
 from pxrs.server.rest import dmq
 from pxrs.server.rest import http as http_module
 from pxrs.server.tokens import Right, Tokens, parse_right

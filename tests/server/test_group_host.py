@@ -10,7 +10,7 @@ import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
-from pxrs.server.group_host import Context, GroupHost, MemberNotHere
+from pxrs.server.groups.host import Context, GroupHost, MemberNotHere
 from pxrs.server.node_session import NodeSession
 from pxrs.types import Put
 from support.child import PATIENCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pxrs.core.claims import OwnedClaim
 from pxrs.core.records import Claim, GroupTopic
-from pxrs.server.held_member import HeldMember
+from pxrs.server.groups.held_member import HeldMember
 from pxrs.server.rest.dmq_wire import WireMember
 from pxrs.types import TopicPartition
 

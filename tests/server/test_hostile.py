@@ -517,8 +517,8 @@ def full(answer: Reply) -> None:
 def test_a_node_holds_so_many_groups_members_and_leases(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pxrs.server.groups.MOST_GROUPS", 2)
-    monkeypatch.setattr("pxrs.server.groups.MOST_MEMBERS", 3)
+    monkeypatch.setattr("pxrs.server.groups.service.MOST_GROUPS", 2)
+    monkeypatch.setattr("pxrs.server.groups.service.MOST_MEMBERS", 3)
     monkeypatch.setattr("pxrs.server.leases.MOST_LEASES", 2)
     client.post("/v1/topics", {"name": "orders", "partitions": 1})
 

@@ -33,7 +33,7 @@ from pxrs.errors import ConfigError, Displaced, PxrsError
 from pxrs.groups.membership import MemberSettings, Membership
 from pxrs.groups.owned_claims import Mark, OwnedClaims
 from pxrs.groups.snapshot import GroupReader, Snapshot
-from pxrs.server.group_host import Context
+from pxrs.server.groups.host import Context
 from pxrs.server.settings import Endpoint, parse_endpoint
 from pxrs.stores.api import CoordStore
 from pxrs.types import RESERVED, Check, Committed, Put, Topic, TopicPartition

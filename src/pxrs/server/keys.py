@@ -12,7 +12,7 @@ from pxrs.core.kv import SHARDS, Change, Written, shard_of
 from pxrs.errors import BufferFull
 from pxrs.kv.store import KeyValues
 from pxrs.server.cluster import SLOTS, Cluster, ClusterView, NodeInfo
-from pxrs.server.groups import HeldElsewhere
+from pxrs.server.groups.service import HeldElsewhere
 from pxrs.types import Entry, Version
 
 # Requests that wait for the store; more are refused.

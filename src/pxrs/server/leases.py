@@ -18,7 +18,7 @@ from pxrs.core.retry import Backoff
 from pxrs.errors import Fenced, PxrsError
 from pxrs.queues.item import Item
 from pxrs.server.cluster import Cluster
-from pxrs.server.groups import HeldElsewhere
+from pxrs.server.groups.service import HeldElsewhere
 from pxrs.server.limits import MOST_LEASED_ITEMS, MOST_LEASES, check_room
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import public
 from pxrs.errors import ConfigError, MissingExtra, PxrsError
 from pxrs.server.cluster import Cluster
-from pxrs.server.group_host import Context
-from pxrs.server.groups import GroupService
+from pxrs.server.groups.host import Context
+from pxrs.server.groups.service import GroupService
 from pxrs.server.keys import KeyService
 from pxrs.server.leases import Leases
 from pxrs.server.limits import fit_open_files

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from pxrs.errors import GroupNotFound, InvalidRequest
 from pxrs.server.cluster import Cluster
-from pxrs.server.groups import AppGroup, GroupService, Registered
+from pxrs.server.groups.service import AppGroup, GroupService, Registered
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Answer, Call, Need, Route, in_path
 from pxrs.server.rest.values import partition_of

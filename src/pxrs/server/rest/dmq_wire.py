@@ -24,7 +24,7 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.server.cluster import Cluster, NodeInfo, slot_of
-from pxrs.server.groups import GroupService
+from pxrs.server.groups.service import GroupService
 from pxrs.server.messages import Messages
 from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.problems import HttpError, told

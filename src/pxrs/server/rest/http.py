@@ -16,7 +16,7 @@ from aiohttp import web
 from pxrs import metrics as names
 from pxrs.config import public
 from pxrs.errors import PxrsError, StoreError
-from pxrs.server.groups import HeldElsewhere
+from pxrs.server.groups.service import HeldElsewhere
 from pxrs.server.metrics import Metrics
 from pxrs.server.node_auth import digest
 from pxrs.server.rest.connections import (

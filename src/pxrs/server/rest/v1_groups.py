@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 
 from pxrs import metrics as names
 from pxrs.aio.app import Pxrs
-from pxrs.server import fences
-from pxrs.server.fences import Fence
-from pxrs.server.group_host import Told
-from pxrs.server.groups import GroupService
+from pxrs.server.groups import fences
+from pxrs.server.groups.fences import Fence
+from pxrs.server.groups.host import Told
+from pxrs.server.groups.service import GroupService
 from pxrs.server.metrics import Metrics
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Call, Need, Route, in_path

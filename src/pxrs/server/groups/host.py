@@ -31,7 +31,7 @@ from pxrs.errors import (
 from pxrs.groups.membership import MemberSettings, Membership, join_together
 from pxrs.groups.owned_claims import Mark, OwnedClaims
 from pxrs.groups.snapshot import GroupReader, Snapshot
-from pxrs.server.held_member import HeldMember, Owned
+from pxrs.server.groups.held_member import HeldMember, Owned
 from pxrs.server.node_session import NodeSession
 from pxrs.stores.api import CoordStore, Watch
 from pxrs.topics import Topics

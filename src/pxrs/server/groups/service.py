@@ -19,7 +19,7 @@ from pxrs.core.group import Rules
 from pxrs.core.records import Head, MemberRecord, decode, head_key, member_key
 from pxrs.errors import GroupExists, GroupNotFound, OffsetOutOfRange
 from pxrs.server.cluster import Cluster
-from pxrs.server.group_host import CommitResult, Context, GroupHost, MemberNotHere, Told
+from pxrs.server.groups.host import CommitResult, Context, GroupHost, MemberNotHere, Told
 from pxrs.server.limits import MOST_GROUPS, MOST_MEMBERS, check_room
 from pxrs.server.metrics import Metrics
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition
