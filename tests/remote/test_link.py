@@ -167,9 +167,9 @@ def test_a_closed_one_says_so(nodes: Nodes) -> None:
 
 
 def test_the_callers_own_sql_is_not_carried(nodes: Nodes) -> None:
-    with pxrs.connect(nodes.url) as px:
+    with pxrs.connect(nodes.url) as px, closing(sqlite3.connect(":memory:")) as mine:
         refused = pytest.raises(NotAtomic, match="connect to the database itself")
-        with refused, px.transaction(join=sqlite3.connect(":memory:")) as tx:
+        with refused, px.transaction(join=mine) as tx:
             tx.put("a", "b")
         with pytest.raises(NotAtomic, match="behind nodes"), px.transaction() as tx:
             tx.execute("SELECT 1")

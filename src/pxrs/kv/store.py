@@ -33,6 +33,8 @@ _PATIENCE = 30.0
 _PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
 _MOST_TOGETHER = 1000
+# So many heads are read one by one before a commit.
+_MOST_READ = 2
 _PAGE = 500
 _SWEEP_EVERY = 30.0
 _SWEEP_ONCES_EVERY = 600.0
@@ -298,14 +300,15 @@ class KeyValues:
                     raise OutcomeUnknown(
                         f"a write was sent, no answer came, and the store can't be asked: {error}"
                     ) from error
-            self._most = max(1, len(batch) // 2)
             if self._clock.monotonic() > ends:
                 if doubts:
                     raise OutcomeUnknown("a write was sent, no answer came, and it may still come")
                 raise TransactionConflict(
                     f"others wrote to the same shard for {_PATIENCE:g} s; try again later"
                 )
+            # The first conflict only tells what was not known. After that, others are at it too.
             if tries > 1:
+                self._most = max(1, len(batch) // 2)
                 longest = min(_PAUSE * 2 ** min(tries, 10), _LONGEST_PAUSE)
                 threading.Event().wait(longest * CHANCE.random())
         raise AssertionError("unreachable")
@@ -324,10 +327,10 @@ class KeyValues:
         shard is valid if its head is still the same when it is committed. `all_of_them`: those that
         do not fit are not left out, so the store refuses them.
         """
-        heads = {
-            shard: self._head(shard, fresh=fresh)
-            for shard in sorted({kv.shard_of(change.key) for change in changes})
-        }
+        shards = sorted({kv.shard_of(change.key) for change in changes})
+        if not fresh:
+            self._guess_heads([shard for shard in shards if shard not in self._heads])
+        heads = {shard: self._head(shard, fresh=fresh) for shard in shards}
         records, expired = self._records([change.key for change in changes if change.reads])
         timed = any(change.ttl_ms or change.once for change in changes)
         now_ms = self._coord.now_ms() if timed and isinstance(self._coord, TellsTime) else 0
@@ -341,6 +344,11 @@ class KeyValues:
                 break
             answers.append(draft.add(change))
         return Attempt(draft, answers)
+
+    def _guess_heads(self, unknown: Sequence[int]) -> None:
+        """Takes many heads that are not known for absent: a conflict tells all of them at once."""
+        if len(unknown) > _MOST_READ:
+            self._heads.update(dict.fromkeys(unknown, kv.known_head(None)))
 
     def _head(self, shard: int, *, fresh: bool) -> KnownHead:
         known = None if fresh else self._heads.get(shard)
