@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
-    Generic,
     Protocol,
     TypeVar,
     Unpack,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result", covariant=True)
 Tx = TypeVar("Tx", covariant=True)
-Told = TypeVar("Told")
+Told = TypeVar("Told", contravariant=True)
 
 Topics = str | Sequence[str] | re.Pattern[str]
 
@@ -99,7 +98,7 @@ class PutMany(Protocol[Result]):
     ) -> Result: ...
 
 
-class Consuming(Generic[Told]):
+class Consuming(Protocol[Told]):
     """`px.consumer`. `Told` is what callbacks return: None, or in `aio` perhaps an awaitable."""
 
     def consumer(
@@ -109,8 +108,7 @@ class Consuming(Generic[Told]):
         *,
         serde: Serde[Read] | None = None,
         **options: Unpack[CallbackOptions[Told]],
-    ) -> Consumer[Read]:
-        raise NotImplementedError
+    ) -> Consumer[Read]: ...
 
 
 class Run(Protocol[Result]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from pxrs import arguments
 from pxrs.arguments import refuse_unsaid
@@ -17,12 +17,12 @@ from pxrs.options import declared
 from pxrs.types import Message, TopicPartition, Value
 
 T = TypeVar("T")
-Tx = TypeVar("Tx")
+Tx = TypeVar("Tx", covariant=True)
 # How many messages a loop takes at a time.
 LOOP_MESSAGES = 500
 
 
-class Transacting(Generic[Tx]):
+class Transacting(Protocol[Tx]):
     """`run_transaction`. `Tx` is the transaction that `work` gets: in `aio` another one."""
 
     def run_transaction(
@@ -32,8 +32,7 @@ class Transacting(Generic[Tx]):
         commits: Any = None,
         attempts: int = 5,
         connection: None = None,
-    ) -> T:
-        raise NotImplementedError
+    ) -> T: ...
 
 
 class Consumer(Generic[Value]):
