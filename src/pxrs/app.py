@@ -236,7 +236,7 @@ class Pxrs:
             # Worker processes are rare, and multiprocessing is slow to import.
             from pxrs.running.processes import Workers
 
-            work = Workers.of(self.stores.url, job)
+            work = Workers.of(_work_in_process, self.stores.url, job)
         elif isinstance(job, RunJob):
             work = self._new_runner(job)
         else:
@@ -514,6 +514,12 @@ class Pxrs:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(error)
+
+
+def _work_in_process(url: str, job: Job) -> None:
+    """The work of a worker process, from its beginning to its end."""
+    with connect(url) as px:
+        px._start(job).join()
 
 
 def _all_of(some: weakref.WeakSet[T]) -> list[T]:

@@ -50,24 +50,26 @@ _LOOK = 0.5
 
 
 class WorkerJob(msgspec.Struct, frozen=True):
-    """The work of a worker process: the job, in the store at this URL."""
+    """The work of a worker process: the job, in the store at this URL.
 
+    `work` opens the store and does it until it is stopped: a function of a module, as the process
+    gets it by its name.
+    """
+
+    work: Callable[[str, Job], None]
     url: str
     job: Job
 
     def __call__(self, number: int) -> None:
         """Do it in this process, as worker `number`, until it is stopped."""
-        from pxrs.app import connect
-
-        with connect(self.url) as px:
-            px._start(self.job.in_process(number)).join()
+        self.work(self.url, self.job.in_process(number))
 
     def watched(self, suspects: SuspectMessages, number: int) -> WorkerJob:
         """The same for worker `number`, whose death makes suspect what it had in hand."""
         handler = suspects.watched(number, self.job.handler)
         # It decodes by itself.
         job = msgspec.structs.replace(self.job, handler=handler, serde=None, key_serde=None)
-        return WorkerJob(self.url, job)
+        return WorkerJob(self.work, self.url, job)
 
 
 def _refuse_memory(url: str) -> None:
@@ -179,10 +181,10 @@ class Workers:
         self._stopping = threading.Event()
 
     @classmethod
-    def of(cls, url: str, job: Job) -> Workers:
-        """For the processes of a job."""
+    def of(cls, work: Callable[[str, Job], None], url: str, job: Job) -> Workers:
+        """For the processes of a job. See `WorkerJob`."""
         _refuse_memory(url)
-        return cls(WorkerJob(url, job), job.processes, job.name)
+        return cls(WorkerJob(work, url, job), job.processes, job.name)
 
     def stop(self) -> None:
         """Ask them to finish: they drain, commit and leave. From any thread or signal."""
