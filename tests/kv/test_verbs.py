@@ -211,7 +211,7 @@ def test_what_has_expired_is_removed_before_anybody_is_told(
     """A compare-and-set that read it in time must not succeed after that."""
     late = KeyValues(keys._coord, clock)
     version = keys.put("k", "x", ttl=1)
-    attempt = late._attempt([rules.Change(b"k", b"y", version)], {})
+    attempt = late._attempt([rules.KeyBatch([rules.Change(b"k", b"y", version)])], {})
     clock.advance(1)
     assert keys.get("k") is None
     assert not late._apply(attempt, {}, [])

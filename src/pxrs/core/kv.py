@@ -4,10 +4,16 @@
     kv-heads/<shard>              term and index of the shard's last write: the fence
     kv-once/<digest>              how a write with an idempotency key was answered
     kv-due/<ms>/<digest>          a key whose value may have expired by then
+    kv-lanes/<lane>               the last batch that a remote client wrote in this lane, answered
 
 Every write, of whichever process, checks its shard's head and writes the next one. So whatever was
 read of a shard while its head was known is still so if the commit succeeds, versions rise with
 every write, also after a delete, and a leader that was deposed finds the head changed.
+
+A client that sends its writes to a node sends them in batches, in lanes: a lane has one batch under
+way at a time, with a number that rises. A batch is one commit, and puts its number and its answers
+into the lane's record. So a client that got no answer sends the batch again, through any node: it
+is written once, also if the first node still has it and goes on after a freeze.
 
 A key is deleted by removing its record: the head goes on, so a version never comes back. A value
 that has expired is deleted too, by whoever comes across it, before anybody is told that it is gone.
@@ -18,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,7 +32,14 @@ import msgspec
 
 from pxrs.core.records import SCHEMA, decode
 from pxrs.core.routing import jump_shard
-from pxrs.errors import AlreadyExists, InvalidRequest, PxrsError, SchemaMismatch, VersionMismatch
+from pxrs.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    OutcomeUnknown,
+    PxrsError,
+    SchemaMismatch,
+    VersionMismatch,
+)
 from pxrs.types import (
     ABSENT,
     Check,
@@ -48,15 +61,18 @@ RECORDS = "kv/"
 HEADS = "kv-heads/"
 ONCES = "kv-once/"
 DUES = "kv-due/"
+LANES = "kv-lanes/"
 # How long a repeated write is answered as the first one was.
 ONCE_MS = 3600 * 1000
 # The most that one write can add to a commit: head, record, what it answers once, when it is due,
-# each checked and put.
+# each checked and put; and what a lane does.
 MOST_OPERATIONS = 8
+_LANE_OPERATIONS = 2
 # What a record adds to its value, and what a commit adds to its records.
 _ROOM = 1024
 _UNIT_BYTES = 8
 _HEADER = struct.Struct(f">BQQQ{_UNIT_BYTES}s")
+_encode = msgspec.json.Encoder().encode
 
 
 @lru_cache(maxsize=10_000)
@@ -84,6 +100,11 @@ def once_key(key: bytes, once: str) -> str:
 def due_key(expires_ms: int, key: bytes) -> str:
     """Where a value that expires is listed, by time."""
     return f"{DUES}{expires_ms:016d}/{hashlib.blake2b(key, digest_size=16).hexdigest()}"
+
+
+def lane_key(lane: str) -> str:
+    """Where the last batch of a lane lies."""
+    return LANES + lane
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +191,62 @@ class Written(NamedTuple):
     existed: bool = True
 
 
+class Lane(NamedTuple):
+    """Where a batch stands in the order of its client: `number` rises with each in the lane.
+
+    `again`: it was sent before, so a node may have it that does not answer.
+    """
+
+    name: str
+    number: int
+    again: bool = False
+
+
+class KeyBatch(NamedTuple):
+    """Writes of one commit. Those of a remote client have a lane."""
+
+    changes: Sequence[Change]
+    lane: Lane | None = None
+
+
+class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The last batch of a lane and how each of its writes was answered; see `_packed`."""
+
+    number: int = 0
+    answers: tuple[tuple[int, ...], ...] = ()
+    schema: int = SCHEMA
+
+
+class KnownLane(NamedTuple):
+    """A lane's record and its version; 0 if there is none yet."""
+
+    version: int
+    record: LaneRecord
+
+
+def known_lane(stored: Versioned | None) -> KnownLane:
+    """The lane as it was read."""
+    if stored is None:
+        return KnownLane(0, LaneRecord())
+    return KnownLane(stored.version, decode(stored, LaneRecord))
+
+
+def count_together(changes: Iterable[Change], limits: Limits) -> int:
+    """How many of these changes, from the first on, fit into one batch."""
+    count = operations = size = 0
+    for change in changes:
+        operations += MOST_OPERATIONS
+        size += len(change.value or b"") + _ROOM
+        if count and not _fits(operations + _LANE_OPERATIONS, size, limits):
+            break
+        count += 1
+    return count
+
+
+def _fits(operations: int, size: int, limits: Limits) -> bool:
+    return operations <= limits.operations and size <= limits.value_bytes
+
+
 def check_change(change: Change, limits: Limits) -> None:
     """Refuses what no store, or not this one, could keep."""
     check_key(change.key, limits)
@@ -211,8 +288,9 @@ class Draft:
 
     `heads` are the shards' heads as they are known. `records` are those that were read since, each
     None if the key has none: of all changes that read. `onces` has what is known of idempotency
-    keys; those that are not there are believed to be new, and the commit checks it. `leads` names
-    shards whose term this commit raises. `unit` is the commit's unique id.
+    keys; those that are not there are believed to be new, and the commit checks it. `lanes` has
+    those of all batches. `leads` names shards whose term this commit raises. `unit` is the commit's
+    unique id.
     """
 
     def __init__(
@@ -223,6 +301,7 @@ class Draft:
         onces: Mapping[str, Once],
         leads: Iterable[int] = (),
         now_ms: int = 0,
+        lanes: Mapping[str, KnownLane] | None = None,
     ) -> None:
         self.unit = unit
         self.known = dict(heads)
@@ -237,6 +316,26 @@ class Draft:
         self._puts: dict[str, Write] = {}
         self._keys: set[bytes] = set()
         self._absent: set[str] = set()
+        self._lanes = dict(lanes or {})
+        self._new_lanes: dict[str, LaneRecord] = {}
+
+    def add_batch(self, batch: KeyBatch) -> list[Written | PxrsError]:
+        """Adds all writes of a batch; their answers, if the commit succeeds."""
+        lane = batch.lane
+        if lane is None:
+            return [self.add(change) for change in batch.changes]
+        last = self._lanes[lane.name].record
+        if last.number >= lane.number:
+            return _answers_before(batch.changes, lane, last)
+        operations = self.operations
+        answers = [self.add(change) for change in batch.changes]
+        # One that was sent before and writes nothing is noted too. Else whoever has it could find
+        # something to write later, after its client was told that there was nothing.
+        if lane.again or self.operations > operations:
+            self._count(_LANE_OPERATIONS, 0)
+            packed = tuple(_packed(answer) for answer in answers)
+            self._new_lanes[lane.name] = LaneRecord(number=lane.number, answers=packed)
+        return answers
 
     def add(self, change: Change) -> Written | PxrsError:
         """Adds one write; its answer, if the commit succeeds. An error adds nothing."""
@@ -253,20 +352,22 @@ class Draft:
                 term=version.term, index=version.index, body=change.body, at_ms=self._now_ms
             )
             self._absent.add(once)
-            self._put(once, msgspec.json.encode(self._onces[once]))
+            self._put(once, _encode(self._onces[once]))
         return Written(version)
 
     @property
     def checks(self) -> list[Check]:
-        """Every head that is written is as it is known, and no idempotency key was used."""
+        """All heads and lanes that are written are as known, and no idempotency key was used."""
         heads = [Check(head_key(shard), self.known[shard].version) for shard in self._heads]
-        return heads + [Check(key, 0) for key in self._absent]
+        lanes = [Check(lane_key(name), self._lanes[name].version) for name in self._new_lanes]
+        return heads + lanes + [Check(key, 0) for key in self._absent]
 
     @property
     def writes(self) -> list[Write]:
-        """The heads, and everything else."""
-        heads = [Put(head_key(shard), msgspec.json.encode(it)) for shard, it in self._heads.items()]
-        return [*heads, *self._puts.values()]
+        """The heads, the lanes, and everything else."""
+        heads = [Put(head_key(shard), _encode(it)) for shard, it in self._heads.items()]
+        lanes = [Put(lane_key(it), _encode(record)) for it, record in self._new_lanes.items()]
+        return [*heads, *lanes, *self._puts.values()]
 
     @property
     def shards(self) -> list[int]:
@@ -281,6 +382,11 @@ class Draft:
     def new_heads(self, versions: Mapping[str, int]) -> dict[int, KnownHead]:
         """The heads once it is committed, with the versions that the store gave."""
         return {s: KnownHead(versions[head_key(s)], head) for s, head in self._heads.items()}
+
+    def new_lanes(self, versions: Mapping[str, int]) -> dict[str, KnownLane]:
+        """The lanes once it is committed."""
+        written = self._new_lanes.items()
+        return {name: KnownLane(versions[lane_key(name)], it) for name, it in written}
 
     def outcome(
         self, heads: Mapping[int, KnownHead], records: Mapping[bytes, Record | None]
@@ -357,18 +463,62 @@ class Draft:
         self.operations += operations
         self.bytes += size
 
-    def has_room(self, change: Change, limits: Limits) -> bool:
-        """Whether the change fits beside the others, by what engines take in one commit."""
-        size = self.bytes + len(change.value or b"") + _ROOM
-        return not self.operations or (
-            self.operations + MOST_OPERATIONS <= limits.operations and size <= limits.value_bytes
-        )
+    def has_room(self, batch: KeyBatch, limits: Limits) -> bool:
+        """Whether the batch fits beside the others, by what engines take in one commit."""
+        operations = MOST_OPERATIONS * len(batch.changes) + _LANE_OPERATIONS
+        size = sum(len(change.value or b"") for change in batch.changes) + _ROOM
+        return not self.operations or _fits(self.operations + operations, self.bytes + size, limits)
 
 
 def _as_before(change: Change, before: Once) -> Written | PxrsError:
     if before.body != change.body:
-        return InvalidRequest(
-            f"the idempotency key {change.once!r} was used for another write of this key; "
-            "use a new one for each write"
-        )
+        return _reused(change)
     return Written(Version(before.term, before.index))
+
+
+def _reused(change: Change) -> InvalidRequest:
+    return InvalidRequest(
+        f"the idempotency key {change.once!r} was used for another write of this key; "
+        "use a new one for each write"
+    )
+
+
+# How the answers of a batch are kept: a number that says which, and the version it tells, if any.
+_WRITTEN, _NOTHING, _MISMATCH, _EXISTS, _REUSED = range(5)
+
+
+def _packed(answer: Written | PxrsError) -> tuple[int, ...]:
+    if isinstance(answer, Written):
+        return (_WRITTEN if answer.existed else _NOTHING, *_numbers(answer.version))
+    if isinstance(answer, VersionMismatch):
+        return (_MISMATCH, *_numbers(answer.current))
+    if isinstance(answer, AlreadyExists):
+        return (_EXISTS, *_numbers(answer.current))
+    return (_REUSED,)
+
+
+def _numbers(version: Version | None) -> tuple[int, ...]:
+    return () if version is None else (version.term, version.index)
+
+
+def _answers_before(
+    changes: Sequence[Change], lane: Lane, last: LaneRecord
+) -> list[Written | PxrsError]:
+    """How a batch was answered that is sent again."""
+    if last.number > lane.number or len(last.answers) != len(changes):
+        # Its client has gone on, so it has the answer, or has given up.
+        return [OutcomeUnknown("a later batch of this client was written")] * len(changes)
+    pairs = zip(changes, last.answers, strict=True)
+    return [_unpacked(change, answer) for change, answer in pairs]
+
+
+def _unpacked(change: Change, answer: tuple[int, ...]) -> Written | PxrsError:
+    kind, *numbers = answer
+    version = Version(*numbers) if numbers else None
+    if kind == _MISMATCH:
+        return VersionMismatch(change.key, change.if_match or ABSENT, version)
+    if kind == _EXISTS:
+        return AlreadyExists(change.key, version or ABSENT)
+    if kind == _REUSED:
+        return _reused(change)
+    return Written(version or ABSENT, existed=kind == _WRITTEN)

@@ -8,19 +8,19 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.core import kv
-from pxrs.core.kv import Change, Draft, KnownHead, Once, Record, Written
+from pxrs.core.kv import Change, Draft, KeyBatch, KnownHead, KnownLane, Lane, Once, Record, Written
 from pxrs.core.records import decode
 from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, TransactionConflict, quoted
 from pxrs.kv.group_commit import GroupCommit, Waiting
 from pxrs.kv.watch import KeyWatch
 from pxrs.serde import to_bytes
 from pxrs.stores.api import CoordStore, TellsTime
-from pxrs.types import Conflict, Delete, Entry, Outcome, Version, Versioned
+from pxrs.types import Check, Conflict, Delete, Entry, Outcome, Version, Versioned
 
 # What may be said of consistency: ask the store, or perhaps not.
 _STORE = ("lease", "linearizable")
@@ -33,11 +33,12 @@ _PATIENCE = 30.0
 _PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
 _MOST_TOGETHER = 1000
+_MOST_LANES = 10_000
 # So many heads are read one by one before a commit.
 _MOST_READ = 2
 _PAGE = 500
 _SWEEP_EVERY = 30.0
-_SWEEP_ONCES_EVERY = 600.0
+_SWEEP_EVIDENCE_EVERY = 600.0
 _MOST_SWEPT = 1000
 
 
@@ -59,9 +60,11 @@ class KeyValues:
     def __init__(self, coord: CoordStore, clock: Clock) -> None:
         self._coord = coord
         self._clock = clock
-        self._group: GroupCommit[Change, Written] = GroupCommit(self._commit)
+        self._group: GroupCommit[KeyBatch, Answers] = GroupCommit(self._commit)
         self._heads: dict[int, KnownHead] = {}
-        # How many writes go into one commit: fewer while others write to the same shards.
+        # Of remote clients; those used last.
+        self._lanes: OrderedDict[str, KnownLane] = OrderedDict()
+        # How many batches go into one commit: fewer while others write to the same shards.
         self._most = _MOST_TOGETHER
         self._seen: OrderedDict[bytes, Seen] = OrderedDict()
         self._seen_lock = threading.Lock()
@@ -69,7 +72,9 @@ class KeyValues:
         self._to_lead: set[int] = set()
         self._lead_lock = threading.Lock()
         self._next_sweep = clock.monotonic() + _SWEEP_EVERY
-        self._next_once_sweep = clock.monotonic() + _SWEEP_ONCES_EVERY
+        self._next_evidence_sweep = clock.monotonic() + _SWEEP_EVIDENCE_EVERY
+        # Of evidence: the version that was seen, and since when.
+        self._evidence: dict[str, tuple[int, float]] = {}
 
     # Verbs
 
@@ -159,7 +164,8 @@ class KeyValues:
             record = kv.decode_record(stored)
             if not self._has_expired(record):
                 return kv.decode_entry(stored, record)
-            if self._group.do(Change(key, None, record.version, expired=True)).existed:
+            expired = Change(key, None, record.version, expired=True)
+            if _first(self._group.do(KeyBatch([expired]))).existed:
                 return None
 
     def _read_stale(self, key: bytes) -> Entry | None:
@@ -220,16 +226,17 @@ class KeyValues:
         return round(ttl * 1000)
 
     def _do(self, change: Change) -> Written:
-        (answer,) = self._do_all([change])
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        (answers,) = self._do_all([KeyBatch([change])])
+        if isinstance(answers, BaseException):
+            raise answers
+        return _first(answers)
 
-    def _do_all(self, changes: Sequence[Change]) -> list[Written | BaseException]:
-        """Makes several writes of one thread together; an answer, or an error, for each."""
-        answers = self._group.do_all(changes)
-        for change in changes:
-            self._forget_seen(change.key)
+    def _do_all(self, batches: Sequence[KeyBatch]) -> list[Answers | BaseException]:
+        """Writes several batches of one thread together; the answers, or an error, for each."""
+        answers = self._group.do_all(batches)
+        for batch in batches:
+            for change in batch.changes:
+                self._forget_seen(change.key)
         self._sweep_if_due()
         return answers
 
@@ -266,7 +273,7 @@ class KeyValues:
             with self._seen_lock:
                 self._seen.pop(key, None)
 
-    def _commit(self, waiting: Sequence[Waiting[Change, Written]]) -> None:
+    def _commit(self, waiting: Sequence[Waiting[KeyBatch, Answers]]) -> None:
         """Commits as many of these as fit, from the first on. By one thread at a time."""
         batch = list(waiting[: self._most])
         try:
@@ -278,7 +285,7 @@ class KeyValues:
         for each, answer in zip(batch, done.answers, strict=True):
             each.settle(answer)
 
-    def _commit_until_known(self, batch: list[Waiting[Change, Written]]) -> Attempt:
+    def _commit_until_known(self, batch: list[Waiting[KeyBatch, Answers]]) -> Attempt:
         """Tries until an attempt has succeeded; cuts the batch to what fits into one."""
         ends = self._clock.monotonic() + _PATIENCE
         onces: dict[str, Once] = {}
@@ -315,18 +322,19 @@ class KeyValues:
 
     def _attempt(
         self,
-        changes: Sequence[Change],
+        batches: Sequence[KeyBatch],
         onces: Mapping[str, Once],
         *,
         fresh: bool = False,
         all_of_them: bool = False,
     ) -> Attempt:
-        """Drafts one commit of the changes, as many as fit, from what the store has now.
+        """Drafts one commit of the batches, as many as fit, from what the store has now.
 
         `fresh`: heads are read, not remembered. They are read before records: what is read of a
         shard is valid if its head is still the same when it is committed. `all_of_them`: those that
         do not fit are not left out, so the store refuses them.
         """
+        changes = [change for batch in batches for change in batch.changes]
         shards = sorted({kv.shard_of(change.key) for change in changes})
         if not fresh:
             self._guess_heads([shard for shard in shards if shard not in self._heads])
@@ -335,15 +343,33 @@ class KeyValues:
         timed = any(change.ttl_ms or change.once for change in changes)
         now_ms = self._coord.now_ms() if timed and isinstance(self._coord, TellsTime) else 0
         known = {**onces, **self._used_onces(changes)}
-        draft = Draft(secrets.token_hex(8), heads, records, known, self._to_lead, now_ms)
+        lanes = {it.lane.name: self._lane(it.lane) for it in batches if it.lane is not None}
+        unit = secrets.token_hex(8)
+        draft = Draft(unit, heads, records, known, self._to_lead, now_ms, lanes)
         for key in expired:
             draft.add(Change(key, None))
-        answers: list[Written | PxrsError] = []
-        for change in changes:
-            if answers and not (all_of_them or draft.has_room(change, self._coord.limits)):
+        answers: list[Answers] = []
+        for batch in batches:
+            if answers and not (all_of_them or draft.has_room(batch, self._coord.limits)):
                 break
-            answers.append(draft.add(change))
+            answers.append(draft.add_batch(batch))
         return Attempt(draft, answers)
+
+    def _lane(self, lane: Lane) -> KnownLane:
+        known = self._lanes.get(lane.name)
+        if known is None:
+            # The first batch of a lane finds none, unless it was sent before.
+            is_new = lane.number == 1 and not lane.again
+            stored = None if is_new else self._coord.get(kv.lane_key(lane.name))
+            known = kv.known_lane(stored)
+        return known
+
+    def _remember_lanes(self, lanes: Mapping[str, KnownLane]) -> None:
+        for name, known in lanes.items():
+            self._lanes[name] = known
+            self._lanes.move_to_end(name)
+        while len(self._lanes) > _MOST_LANES:
+            self._lanes.popitem(last=False)
 
     def _guess_heads(self, unknown: Sequence[int]) -> None:
         """Takes many heads that are not known for absent: a conflict tells all of them at once."""
@@ -386,7 +412,7 @@ class KeyValues:
         """
         draft = attempt.draft
         try:
-            outcome = self._coord.commit(draft.checks, draft.writes) if draft.shards else None
+            outcome = self._coord.commit(draft.checks, draft.writes) if draft.operations else None
         except OutcomeUnknown:
             doubts.append(attempt)
             return False
@@ -395,6 +421,7 @@ class KeyValues:
             return False
         if outcome is not None:
             self._heads.update(draft.new_heads(outcome.versions))
+            self._remember_lanes(draft.new_lanes(outcome.versions))
             with self._lead_lock:
                 self._to_lead = self._to_lead - set(draft.shards)
             self._most = min(_MOST_TOGETHER, self._most + len(attempt.answers))
@@ -408,6 +435,8 @@ class KeyValues:
         for key, current in conflict.current.items():
             if key.startswith(kv.HEADS):
                 self._heads[int(key.removeprefix(kv.HEADS), 16)] = kv.known_head(current)
+            elif key.startswith(kv.LANES):
+                self._remember_lanes({key.removeprefix(kv.LANES): kv.known_lane(current)})
             elif current is not None:
                 onces[key] = decode(current, Once)
 
@@ -438,19 +467,21 @@ class KeyValues:
     # Sweeping
 
     def _sweep_if_due(self) -> None:
-        """Now and then, remove what has expired: values, and idempotency keys.
+        """Now and then, remove what nobody needs: expired values, old evidence of writes.
 
         Whoever writes does this afterwards: what fails here is no failure of the write.
         """
         now = self._clock.monotonic()
-        if now < self._next_sweep or not isinstance(self._coord, TellsTime):
+        if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_EVERY
         with suppress(PxrsError):
-            self._sweep_values(self._coord.now_ms())
-            if now >= self._next_once_sweep:
-                self._next_once_sweep = now + _SWEEP_ONCES_EVERY
-                self._sweep_onces(self._coord.now_ms())
+            now_ms = self._coord.now_ms() if isinstance(self._coord, TellsTime) else 0
+            if now_ms:
+                self._sweep_values(now_ms)
+            if now >= self._next_evidence_sweep:
+                self._next_evidence_sweep = now + _SWEEP_EVIDENCE_EVERY
+                self._sweep_evidence(now, now_ms)
 
     def _sweep_values(self, now_ms: int) -> None:
         due = [it for it in self._coord.list(kv.DUES, limit=_MOST_SWEPT) if _due_ms(it) <= now_ms]
@@ -459,23 +490,54 @@ class KeyValues:
             self._read(bytes.fromhex(listed.value.decode()))
         self._remove(due)
 
-    def _sweep_onces(self, now_ms: int) -> None:
-        after: str | None = None
-        while page := self._coord.list(kv.ONCES, after, _MOST_SWEPT):
-            self._remove([it for it in page if decode(it, Once).at_ms + kv.ONCE_MS <= now_ms])
-            after = page[-1].key
+    def _sweep_evidence(self, now: float, now_ms: int) -> None:
+        """Removes idempotency keys and lanes that nobody can ask for any more.
+
+        By the store's clock where it has one and they say when they were written, else once this
+        process has seen them unchanged for as long.
+        """
+        seen: dict[str, tuple[int, float]] = {}
+        for where in (kv.ONCES, kv.LANES):
+            after: str | None = None
+            while page := self._coord.list(where, after, _MOST_SWEPT):
+                due = []
+                for it in page:
+                    at_ms = decode(it, Once).at_ms if where == kv.ONCES else 0
+                    version, since = self._evidence.get(it.key, (it.version, now))
+                    seen[it.key] = (it.version, since if version == it.version else now)
+                    old = at_ms + kv.ONCE_MS <= now_ms if at_ms else False
+                    if old or now - seen[it.key][1] >= kv.ONCE_MS / 1000:
+                        due.append(it)
+                self._remove(due)
+                after = page[-1].key
+        self._evidence = seen
 
     def _remove(self, records: Sequence[Versioned]) -> None:
-        size = min(100, self._coord.limits.operations)
+        """Removes those of the records that are still as they are here, if none has changed."""
+        size = min(100, self._coord.limits.operations // 2)
         for first in range(0, len(records), size):
-            self._coord.commit([], [Delete(it.key) for it in records[first : first + size]])
+            some = records[first : first + size]
+            checks = [Check(it.key, it.version) for it in some]
+            self._coord.commit(checks, [Delete(it.key) for it in some])
+
+
+# What the writes of a batch are answered.
+Answers: TypeAlias = list[Written | PxrsError]
 
 
 class Attempt(NamedTuple):
-    """A commit, and what each write in it is answered if it succeeds."""
+    """A commit, and what each batch in it is answered if it succeeds."""
 
     draft: Draft
-    answers: list[Written | PxrsError]
+    answers: list[Answers]
+
+
+def _first(answers: Answers) -> Written:
+    """The answer to a batch of one write; raises its error."""
+    (answer,) = answers
+    if isinstance(answer, PxrsError):
+        raise answer
+    return answer
 
 
 def _due_ms(listed: Versioned) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from pxrs.core import kv
-from pxrs.core.kv import Change
+from pxrs.core.kv import Change, KeyBatch
 from pxrs.errors import CommitConflict, PxrsError, TransactionConflict
 from pxrs.kv.store import KeyValues
 from pxrs.stores.api import Atomic
@@ -60,8 +60,9 @@ class TransactionKeys:
         """Adds the writes to a commit; raises what a condition that does not hold is told."""
         if not self._changes:
             return
-        attempt = self._keys._attempt(self._changes, {}, fresh=True, all_of_them=True)
-        for answer in attempt.answers:
+        batch = KeyBatch(self._changes)
+        attempt = self._keys._attempt([batch], {}, fresh=True, all_of_them=True)
+        for answer in attempt.answers[0]:
             if isinstance(answer, PxrsError):
                 raise answer
         atomic.check(*attempt.draft.checks)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from pxrs.aio.app import Pxrs
-from pxrs.core.kv import SHARDS, Change, Written, shard_of
+from pxrs.core.kv import SHARDS, Change, KeyBatch, Written, shard_of
 from pxrs.errors import BufferFull
 from pxrs.kv.store import KeyValues
 from pxrs.server.cluster import SLOTS, Cluster, ClusterView, NodeInfo
@@ -82,7 +82,7 @@ class KeyService:
         self._keys: KeyValues = px._blocking.kv
         self._cluster = cluster
         self._led: frozenset[int] = frozenset()
-        self._write: Together[Change, Written] = Together(px, self._keys._do_all)
+        self._write: Together[Change, Written] = Together(px, self._write_all)
         self._read: Together[tuple[bytes, str], Entry | None] = Together(px, self._read_all)
         self.lead(cluster.view)
 
@@ -152,6 +152,10 @@ class KeyService:
         """See `pxrs.KeyValues.get`."""
         self._keys._check_read(key, consistency)
         return await self._read((key, consistency))
+
+    def _write_all(self, changes: Sequence[Change]) -> list[Written | BaseException]:
+        answers = self._keys._do_all([KeyBatch([change]) for change in changes])
+        return [it if isinstance(it, BaseException) else it[0] for it in answers]
 
     def _read_all(self, wanted: Sequence[tuple[bytes, str]]) -> list[Entry | BaseException | None]:
         found: list[Entry | BaseException | None] = []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pxrs.core import kv
-from pxrs.core.kv import Change, Draft, Head, KnownHead, Once, Record, Written
+from pxrs.core.kv import Change, Draft, Head, KeyBatch, KnownHead, Once, Record, Written
 from pxrs.core.records import decode
 from pxrs.errors import AlreadyExists, InvalidRequest, PxrsError, SchemaMismatch, VersionMismatch
 from pxrs.types import ABSENT, Check, Delete, Limits, Outcome, Put, Version, Versioned, Write
@@ -198,13 +198,15 @@ def test_batches_end_where_the_store_takes_no_more() -> None:
     draft = store.draft(changes)
     fitting = 0
     for change in changes:
-        if not draft.has_room(change, limits):
+        if not draft.has_room(KeyBatch([change]), limits):
             break
         draft.add(change)
         fitting += 1
     assert 1 < fitting < 20
     assert len(draft.checks) + len(draft.writes) <= limits.operations
-    assert not draft.has_room(Change(b"k", b"x" * 9_500), limits)
+    assert not draft.has_room(KeyBatch([Change(b"k", b"x" * 9_500)]), limits)
+    assert kv.count_together(changes, limits) == 2
+    assert kv.count_together([Change(b"k", b"x" * 20_000)], limits) == 1
 
 
 # A lost answer
