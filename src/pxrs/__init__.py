@@ -29,6 +29,7 @@ from pxrs.errors import (
     MissingExtra,
     NoCheckpoint,
     NotAtomic,
+    NotLeader,
     OffsetOutOfRange,
     OutcomeUnknown,
     PartitionNotFound,
@@ -36,6 +37,7 @@ from pxrs.errors import (
     PxrsError,
     QueueExists,
     QueueNotFound,
+    RetryExhausted,
     SchemaMismatch,
     SequenceGap,
     SessionLost,
@@ -78,6 +80,9 @@ from pxrs.types import (
 )
 
 if _typing.TYPE_CHECKING:
+    from pxrs.client.client import Client
+    from pxrs.client.stats import ClientStats
+    from pxrs.client.topology import NodeAddress, NodesView, TopologyChange
     from pxrs.consuming.consumer import Consumer
     from pxrs.consuming.health import Health
     from pxrs.consuming.transactions import Transaction
@@ -125,6 +130,11 @@ _LATER = {
     "KeyValues": "kv.store",
     "KeyWatch": "kv.watch",
     "TransactionKeys": "kv.transaction",
+    "Client": "client.client",
+    "ClientStats": "client.stats",
+    "NodeAddress": "client.topology",
+    "NodesView": "client.topology",
+    "TopologyChange": "client.topology",
 }
 
 
@@ -205,6 +215,12 @@ __all__ = [
     "Entry",
     "Version",
     "ABSENT",
+    # nodes, for pxrs://
+    "Client",
+    "ClientStats",
+    "NodesView",
+    "NodeAddress",
+    "TopologyChange",
     # errors
     "PxrsError",
     "InvalidRequest",
@@ -223,6 +239,7 @@ __all__ = [
     "StoreError",
     "StoreBusy",
     "StoreUnavailable",
+    "RetryExhausted",
     "StoreFull",
     "StoreReadOnly",
     "StoreDamaged",
@@ -235,6 +252,7 @@ __all__ = [
     "SequenceGap",
     "VersionMismatch",
     "AlreadyExists",
+    "NotLeader",
     "CommitConflict",
     "CopyRefused",
     "TransactionConflict",

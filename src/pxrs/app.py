@@ -27,6 +27,7 @@ from pxrs.config import (
 )
 from pxrs.consuming.reader import Reader
 from pxrs.decoding import Decoder
+from pxrs.errors import ConfigError
 from pxrs.options import (
     ConsumerOptions,
     ListenOptions,
@@ -47,13 +48,14 @@ from pxrs.running.handle import Running, Work
 from pxrs.running.job import Job, ListenJob, RunJob, listen_job, run_job
 from pxrs.running.topics import Topics
 from pxrs.serde import Serde
-from pxrs.stores.api import Stores
+from pxrs.stores.api import OfNodes, Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import Topics as TopicRecords
 from pxrs.types import Header, Message, Plain, Read
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
+    from pxrs.client.client import Client
     from pxrs.consuming.consumer import Consumer
     from pxrs.consuming.health import Health
     from pxrs.consuming.member import Member
@@ -413,11 +415,24 @@ class Pxrs:
     def kv(self) -> KeyValues:
         """The keys and values of this store: put, get, delete, scan and watch them."""
         if self._kv is None:
-            from pxrs.kv.store import KeyValues
-
             with self._making:
-                self._kv = self._kv or KeyValues(self.stores.coord, self._clock)
+                self._kv = self._kv or self._new_keys()
         return self._kv
+
+    def _new_keys(self) -> KeyValues:
+        from pxrs.kv.led import LedKeys
+        from pxrs.kv.store import KeyValues
+
+        if isinstance(self.stores, OfNodes):
+            return LedKeys(self.stores.coord, self._clock, self.stores.client)
+        return KeyValues(self.stores.coord, self._clock)
+
+    @property
+    def client(self) -> Client:
+        """The nodes behind a `pxrs://` URL: which there are, who leads what, and statistics."""
+        if not isinstance(self.stores, OfNodes):
+            raise ConfigError("only a store at pxrs:// has nodes; this one is used directly")
+        return self.stores.client
 
     @property
     def queues(self) -> Queues:

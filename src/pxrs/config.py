@@ -499,18 +499,29 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes of `pxrs serve`. `timeout`: seconds until a call that no node answers gives up."""
+    """Nodes of `pxrs serve`. `timeout`: seconds until a call that no node answers gives up.
+
+    Pauses between the attempts of one call grow from `retry_first` to `retry_longest` seconds;
+    `attempts` None tries until then.
+    """
 
     url: str
     hosts: tuple[str, ...]
     token: str | None = None
     tls: TlsFiles | None = None
     timeout: float = 15.0
+    attempts: int | None = None
+    retry_first: float = 0.01
+    retry_longest: float = 1.0
 
 
 def remote_settings(url: StoreUrl) -> RemoteSettings:
-    """`pxrs://token@host:6000,host2:6000?timeout=15&tls=true&ca=…&cert=…&key=…`."""
-    refuse_url_options(url.options, {"timeout", "tls", "ca", "cert", "key"}, "pxrs://")
+    """`pxrs://token@host:6000,host2:6000?timeout=15&tls=true&ca=…&cert=…&key=…`.
+
+    Also `attempts=5&retry_first=0.01&retry_longest=1`.
+    """
+    known = {"timeout", "attempts", "retry_first", "retry_longest", "tls", "ca", "cert", "key"}
+    refuse_url_options(url.options, known, "pxrs://")
     address = split_address(url, 6000)
     if address.path:
         raise ConfigError(f"a pxrs:// URL has no path, got {quoted(address.path)}")
@@ -521,7 +532,18 @@ def remote_settings(url: StoreUrl) -> RemoteSettings:
         token=address.password if address.password is not None else address.user,
         tls=_tls(url.options),
         timeout=positive_seconds(url.options, "timeout", 15.0),
+        attempts=_attempts(url.options.get("attempts")),
+        retry_first=positive_seconds(url.options, "retry_first", 0.01),
+        retry_longest=positive_seconds(url.options, "retry_longest", 1.0),
     )
+
+
+def _attempts(given: str | None) -> int | None:
+    if given is None:
+        return None
+    if not given.isdecimal() or not 1 <= int(given) <= 1000:
+        raise ConfigError(f"attempts must be a number from 1 to 1000, got {quoted(given)}")
+    return int(given)
 
 
 class SqlSettings(msgspec.Struct, frozen=True, kw_only=True):

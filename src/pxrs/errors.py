@@ -19,6 +19,7 @@ PxrsError
 ├── StoreError                the engine could not do it
 │   ├── StoreBusy             ↻ another process holds the writer; names the holder
 │   ├── StoreUnavailable      ↻ the engine can't be reached
+│   │   └── RetryExhausted      ↻ … after several attempts; .attempts, and the last one's error
 │   ├── StoreFull               no space left; nothing was written
 │   ├── StoreReadOnly           the store can't be written
 │   ├── StoreDamaged            the engine says its own data is broken
@@ -31,6 +32,7 @@ PxrsError
 ├── SequenceGap                 a batch arrived whose predecessor never did
 ├── VersionMismatch             the key has another version than `if_match`; .current: which
 ├── AlreadyExists               the key was to be created and is there; .current: its version
+├── NotLeader                 ↻ another node leads the key; .node and .address: which
 ├── CommitConflict            ↻ a check failed inside atomic(); .current holds what is there now
 ├── TransactionConflict       ↻ the engine chose this transaction as the victim of a deadlock
 ├── Fenced                      another owner has this now; .parts names the partitions
@@ -49,6 +51,7 @@ PxrsError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from pxrs.types import TopicPartition, Version, Versioned
 
 
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 # How much of a value an error quotes.
 _LONGEST_QUOTE = 100
 
@@ -77,6 +81,26 @@ class PxrsError(Exception):
     """The root of the tree."""
 
     retryable: ClassVar[bool] = False
+
+    @property
+    def code(self) -> str:
+        """The name of its class as words, for programs: `version_mismatch`."""
+        return _WORDS.sub("_", type(self).__name__).lower()
+
+    @property
+    def message(self) -> str:
+        """What happened and what to do."""
+        return str(self)
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The error that led to this one."""
+        return self.__cause__
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What it is about, by name: a key, versions, partitions."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross processes: rebuild from text and attributes, not through __init__, which
@@ -206,6 +230,15 @@ class StoreUnavailable(StoreError):
     retryable = True
 
 
+class RetryExhausted(StoreUnavailable):
+    """Several attempts through nodes have failed; nothing was done. The last error is chained."""
+
+    def __init__(self, attempts: int, last: PxrsError) -> None:
+        times = "once" if attempts == 1 else f"{attempts} times"
+        super().__init__(f"tried {times} without success: {last}")
+        self.attempts = attempts
+
+
 class StoreFull(StoreError):
     """No space left; the transaction was rolled back whole."""
 
@@ -283,6 +316,18 @@ class AlreadyExists(PxrsError):
         super().__init__(f"key {quoted(key)} already exists with version {_dotted(current)}")
         self.key = key
         self.current = current
+
+
+class NotLeader(PxrsError):
+    """Another node leads the key, and the one that was asked did nothing. Clients go there."""
+
+    retryable = True
+
+    def __init__(self, key: bytes, node: str, address: str) -> None:
+        super().__init__(f"node {node!r} at {address} leads the key {quoted(key)}")
+        self.key = key
+        self.node = node
+        self.address = address
 
 
 def _dotted(version: Version) -> str:

@@ -46,3 +46,18 @@ QUEUE_AGE = Metric(
 STORE_UP = Metric("pxrs_store_up", "gauge", "1 while the store answers.")
 STORE_OUTAGES = Metric("pxrs_store_outages", "counter", "Times that the store stopped answering.")
 SLOTS_LED = Metric("pxrs_slots_led", "gauge", "Slots that this node leads.")
+# Of clients of nodes.
+CLIENT_STREAMS = Metric("pxrs_client_streams", "gauge", "Open streams to nodes.")
+CLIENT_STREAMS_OPENED = Metric("pxrs_client_streams_opened", "counter", "Streams opened to nodes.")
+CLIENT_NODES = Metric("pxrs_client_nodes", "gauge", "Nodes that are known.")
+CLIENT_EPOCH = Metric("pxrs_client_epoch", "gauge", "Epoch of the view of the nodes.")
+CLIENT_ROUTED = Metric(
+    "pxrs_client_routed", "counter", "Requests for keys, to their leader or elsewhere.", ("to",)
+)
+CLIENT_HINTS = Metric("pxrs_client_hints", "counter", "Leaders that another node has named.")
+CLIENT_RETRIES = Metric("pxrs_client_retries", "counter", "Attempts beyond the first of a call.")
+CLIENT_EXHAUSTED = Metric("pxrs_client_exhausted", "counter", "Calls that were given up.")
+CLIENT_CALLS = Metric("pxrs_client_calls", "counter", "Calls to nodes.", ("method",))
+CLIENT_SECONDS = Metric(
+    "pxrs_client_call_seconds", "counter", "Seconds that calls to nodes took.", ("method",)
+)

@@ -41,6 +41,7 @@ PAIRS = [
     (pxrs.KeyValues, aio.KeyValues),
     (pxrs.KeyWatch, aio.KeyWatch),
     (pxrs.TransactionKeys, aio.TransactionKeys),
+    (pxrs.Client, aio.Client),
 ]
 
 

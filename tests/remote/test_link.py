@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import pxrs
 from pxrs import Closed, ConfigError, NotAtomic, OutcomeUnknown, StoreUnavailable
+from pxrs.client import frames
 from pxrs.config import parse_url, public, remote_settings
 from pxrs.errors import CommitConflict, InvalidRequest, PxrsError, SessionLost, VersionMismatch
 from pxrs.stores.open import open_stores
@@ -210,14 +211,14 @@ def test_errors_come_as_they_were() -> None:
         pxrs.OffsetOutOfRange("t", 1, 5, 6, 7),
         pxrs.GroupNotEmpty("g", ("a", "b")),
     ):
-        back = wire.decode_error(wire.encode_error(error))
+        back = frames.decode_error(frames.encode_error(error))
         assert type(back) is type(error)
         assert (str(back), vars(back)) == (str(error), vars(error))
         assert back.retryable == error.retryable
 
 
 def test_an_error_of_a_later_version_is_unknown() -> None:
-    assert isinstance(wire.unpack_error(wire.WireError("Later", "text")), OutcomeUnknown)
+    assert isinstance(frames.unpack_error(frames.WireError("Later", "text")), OutcomeUnknown)
 
 
 def test_every_method_of_the_seams_is_carried() -> None:
@@ -235,7 +236,7 @@ def test_every_method_of_the_seams_is_carried() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_frame_or_refused(frame: bytes) -> None:
     try:
-        calls = wire.decode_calls(frame)
+        calls = frames.decode_calls(frame)
     except InvalidRequest:
         return
     for _, name, arguments in calls:
@@ -267,15 +268,15 @@ def test_arguments_of_any_kind_are_refused_or_fit(name: str, values: list[Any]) 
 def test_a_stream_of_nonsense_ends_and_harms_nobody(nodes: Nodes, stores: RemoteStores) -> None:
     with ExitStack() as stack:
         channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{nodes.served[0].port}"))
-        call = channel.stream_stream(wire.METHOD)
+        call = channel.stream_stream(frames.METHOD)
         for frame in (b"", b"\xc1", b"\x93\x01\x02", b"\x91\x93\x01\xa1a\xc0"):
             answers = call(iter([frame]))
             try:
-                told = [wire.decode_answers(each) for each in answers]
+                told = [frames.decode_answers(each) for each in answers]
             except grpc.RpcError:
                 continue
             for each in told:
                 for _, kind, body in each:
-                    assert kind == wire.ERROR
-                    assert isinstance(wire.decode_error(body), PxrsError)
+                    assert kind == frames.ERROR
+                    assert isinstance(frames.decode_error(body), PxrsError)
     assert stores.coord.get("a") is None

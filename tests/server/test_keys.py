@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pxrs.core.kv import shard_of
-from pxrs.server.cluster import SLOTS
+from pxrs.core.routing import SLOTS
 from support.node import Client, LocalNode
 
 

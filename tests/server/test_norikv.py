@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.kv import shard_of
+from pxrs.core.routing import SLOTS
 from pxrs.errors import ConfigError, MissingExtra
-from pxrs.server.cluster import SLOTS, ClusterView, NodeInfo
+from pxrs.server.cluster import ClusterView, NodeInfo
 from pxrs.server.rpc.norikv import encode_view
 from pxrs.server.rpc.server import LARGEST_MESSAGE
 from pxrs.server.settings import ServeSettings

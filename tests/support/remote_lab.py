@@ -13,12 +13,16 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from pxrs.client import frames
+from pxrs.client.topology import NodesView
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import parse_url, remote_settings
+from pxrs.kv.store import KeyValues
 from pxrs.server.rpc.calls import Caller
+from pxrs.server.rpc.node_keys import NodeKeys
 from pxrs.server.rpc.stores import StoreService
 from pxrs.stores.api import Session, Stores
 from pxrs.stores.open import open_stores
-from pxrs.stores.remote import wire
 from pxrs.stores.remote.stores import RemoteStores
 from pxrs.testing.conformance import await_end
 from support.child import PATIENCE
@@ -41,7 +45,7 @@ class ServedStores:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        size = wire.MOST_FRAME_BYTES
+        size = frames.MOST_FRAME_BYTES
         server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -50,7 +54,8 @@ class ServedStores:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
-        service = StoreService(self._stores, "lab")
+        keys = NodeKeys(KeyValues(self._stores.coord, SYSTEM_CLOCK))
+        service = StoreService(self._stores, "lab", keys, NodesView)
 
         async def talk(frames: Any, context: Any) -> AsyncIterator[bytes]:
             async for frame in service.talk(frames, _anybody):
@@ -58,7 +63,7 @@ class ServedStores:
 
         handler = grpc.stream_stream_rpc_method_handler(talk)
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.CALL: handler}),)
+            (grpc.method_handlers_generic_handler(frames.SERVICE, {frames.CALL: handler}),)
         )
         self.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

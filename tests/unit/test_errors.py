@@ -33,6 +33,8 @@ SAMPLES: list[PxrsError] = [
     errors.Displaced("another process has this name"),
     errors.VersionMismatch(b"k", Version(1, 2), None),
     errors.AlreadyExists(b"k", Version(1, 2)),
+    errors.NotLeader(b"k", "a", "host:6000"),
+    errors.RetryExhausted(3, errors.StoreUnavailable("gone")),
     errors.CommitConflict({"a": Versioned("a", b"x", 3), "b": None}),
 ]
 WITH_OWN_INIT = {type(sample) for sample in SAMPLES}

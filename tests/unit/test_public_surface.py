@@ -16,8 +16,8 @@ from pxrs import aio
 
 BLOCKING = {
     "Pxrs": (
-        "begin close consumer groups health kv listen producer put put_many queues reader run "
-        "send stop stores topics transaction url"
+        "begin client close consumer groups health kv listen producer put put_many queues reader "
+        "run send stop stores topics transaction url"
     ),
     "Topic": "created_ms id name partitioner partitions retention retention_bytes retention_ms",
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
@@ -80,6 +80,11 @@ BLOCKING = {
     "ItemState": "DEAD DELAYED HELD READY WAITING",
     "KeyValues": "delete get get_many put scan watch",
     "KeyWatch": "close wait",
+    "Client": "collect on_change stats view",
+    "ClientStats": "latencies pool retries router topology",
+    "NodesView": "epoch nodes slots",
+    "NodeAddress": "address name",
+    "TopologyChange": "added epoch leaders removed",
     "TransactionKeys": "delete get put",
     "Entry": "key value version",
     "Version": "index term",
@@ -88,8 +93,8 @@ BLOCKING = {
 ASYNC = {
     "Opening": "",
     "Pxrs": (
-        "begin close consumer groups health kv listen producer put put_many queues reader run "
-        "send stop topics transaction url"
+        "begin client close consumer groups health kv listen producer put put_many queues reader "
+        "run send stop topics transaction url"
     ),
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "Producer": "close flush send send_many",
@@ -115,6 +120,7 @@ ASYNC = {
     "Queues": "create dead delete describe drop list peek purge rates redrive",
     "KeyValues": "delete get get_many put scan watch",
     "KeyWatch": "close",
+    "Client": "collect on_change stats view",
     "TransactionKeys": "delete get put",
 }
 

@@ -5,6 +5,7 @@ Topics, messages and errors are those of `pxrs`.
 
 from pxrs.aio.admin import Groups, Queues, Topics
 from pxrs.aio.app import Pxrs, connect
+from pxrs.aio.client import Client
 from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions
 from pxrs.aio.kv import KeyValues, KeyWatch, TransactionKeys
 from pxrs.aio.producer import Producer, Sent, SentMany
@@ -39,4 +40,6 @@ __all__ = [
     "KeyValues",
     "KeyWatch",
     "TransactionKeys",
+    # nodes, for pxrs://
+    "Client",
 ]

@@ -14,6 +14,7 @@ from pxrs import app as blocking
 from pxrs import options as blocking_options
 from pxrs import signatures
 from pxrs.aio.admin import Groups, Queues, Topics
+from pxrs.aio.client import Client
 from pxrs.aio.consumer import Consumer, ConsumerOptions, OnLoop
 from pxrs.aio.kv import KeyValues
 from pxrs.aio.producer import Producer
@@ -225,6 +226,11 @@ class Pxrs:
     def kv(self) -> KeyValues:
         """The keys and values of this store: put, get, delete, scan and watch them."""
         return KeyValues(self._blocking.kv, self._threads)
+
+    @property
+    def client(self) -> Client:
+        """The nodes behind a `pxrs://` URL: which there are, who leads what, and statistics."""
+        return Client(self._blocking.client, self._threads)
 
     # All that runs
 

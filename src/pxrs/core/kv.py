@@ -31,7 +31,7 @@ from typing import NamedTuple
 import msgspec
 
 from pxrs.core.records import SCHEMA, decode
-from pxrs.core.routing import jump_shard
+from pxrs.core.routing import SLOTS, jump_shard
 from pxrs.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -79,6 +79,11 @@ _encode = msgspec.json.Encoder().encode
 def shard_of(key: bytes) -> int:
     """The shard of a key, as every client computes it. Remembered: it takes 5 µs to compute."""
     return jump_shard(key, SHARDS)
+
+
+def slot_of_shard(shard: int) -> int:
+    """The slot whose leader leads the shard."""
+    return shard % SLOTS
 
 
 def record_key(key: bytes) -> str:

@@ -15,6 +15,9 @@ from pxrs.errors import InvalidRequest, quoted
 
 Partitioner = Callable[[bytes, int], int]
 
+# What nodes share among themselves: groups, partitions and shards each have one.
+SLOTS = 64
+
 _MASK64 = (1 << 64) - 1
 _JUMP_MULTIPLIER = 2862933555777941757
 _JUMP_BUCKETS = (1 << 31) - 1

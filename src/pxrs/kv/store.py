@@ -214,16 +214,12 @@ class KeyValues:
             self._to_lead = (self._to_lead | set(gained)) - set(lost)
 
     def _ttl_ms(self, ttl: float | None) -> int:
-        if ttl is None:
-            return 0
-        if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0.001 <= ttl < 2**43:
-            raise InvalidRequest(f"ttl must be a number of seconds above 0, got {quoted(ttl)}")
-        if not isinstance(self._coord, TellsTime):
+        if ttl is not None and not isinstance(self._coord, TellsTime):
             raise InvalidRequest(
                 "ttl needs a store with a clock of its own (SQLite, PostgreSQL, MariaDB); "
                 "this one has none"
             )
-        return round(ttl * 1000)
+        return check_ttl(ttl)
 
     def _do(self, change: Change) -> Written:
         (answers,) = self._do_all([KeyBatch([change])])
@@ -553,6 +549,15 @@ def is_stale_ok(consistency: str) -> bool:
     raise InvalidRequest(
         f"consistency must be lease, linearizable or stale_ok, got {quoted(consistency)}"
     )
+
+
+def check_ttl(ttl: object) -> int:
+    """The milliseconds, 0 for ever; refuses what is no time to live."""
+    if ttl is None:
+        return 0
+    if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0.001 <= ttl < 2**43:
+        raise InvalidRequest(f"ttl must be a number of seconds above 0, got {quoted(ttl)}")
+    return round(ttl * 1000)
 
 
 def check_version(version: object) -> Version | None:

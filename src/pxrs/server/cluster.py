@@ -29,6 +29,7 @@ from pxrs.core.records import (
     member_key,
     members_prefix,
 )
+from pxrs.core.routing import SLOTS
 from pxrs.errors import ConfigError, Displaced, PxrsError
 from pxrs.groups.membership import MemberSettings, Membership
 from pxrs.groups.owned_claims import Mark, OwnedClaims
@@ -38,7 +39,6 @@ from pxrs.server.settings import Endpoint, parse_endpoint
 from pxrs.stores.api import CoordStore
 from pxrs.types import RESERVED, Check, Committed, Put, Topic, TopicPartition
 
-SLOTS = 64
 _NODES = f"{RESERVED}nodes"
 _SLOTS = f"{RESERVED}slots"
 _NUMBERS = "nodes/"

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from pxrs.aio.app import Pxrs
-from pxrs.core.kv import SHARDS, Change, KeyBatch, Written, shard_of
+from pxrs.core.kv import SHARDS, Change, KeyBatch, Written, shard_of, slot_of_shard
 from pxrs.errors import BufferFull
 from pxrs.kv.store import KeyValues
-from pxrs.server.cluster import SLOTS, Cluster, ClusterView, NodeInfo
+from pxrs.server.cluster import Cluster, ClusterView, NodeInfo
 from pxrs.server.groups.service import HeldElsewhere
 from pxrs.types import Entry, Version
 
@@ -20,11 +20,6 @@ _MOST_WAITING = 10_000
 
 Work = TypeVar("Work")
 Answer = TypeVar("Answer")
-
-
-def slot_of_shard(shard: int) -> int:
-    """The slot whose leader leads the shard."""
-    return shard % SLOTS
 
 
 class Together(Generic[Work, Answer]):

@@ -186,6 +186,7 @@ class Node:
             if rpc is not None:
                 from pxrs.server.rpc.calls import Calls
                 from pxrs.server.rpc.health import Health
+                from pxrs.server.rpc.node_keys import NodeKeys, view_of
                 from pxrs.server.rpc.norikv import SERVICES, NoriKv
                 from pxrs.server.rpc.stores import StoreService
 
@@ -194,7 +195,13 @@ class Node:
                 health = Health(calls, lambda: not self._trouble, SERVICES)
                 cluster.on_change(lambda view: loop.call_soon_threadsafe(norikv.changed, view))
                 norikv.changed(cluster.view)
-                stores = self.remote = StoreService(self.px.stores, self.node_id)
+                stores = self.remote = StoreService(
+                    self.px.stores,
+                    self.node_id,
+                    NodeKeys(self.px.kv, cluster),
+                    partial(view_of, cluster),
+                )
+                cluster.on_change(lambda _: loop.call_soon_threadsafe(stores.changed))
                 await rpc.start([*health.handlers(), *norikv.handlers(), stores.handler(calls)])
                 end_watches += [norikv.end_watches, health.end_watches, stores.end_streams]
             watching = asyncio.create_task(self._watch_store(px))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from pxrs.codec.batches import HEADER_SIZE
 from pxrs.errors import InvalidRequest, PxrsError, quoted
@@ -42,6 +42,9 @@ from pxrs.types import (
     Versioned,
     Write,
 )
+
+if TYPE_CHECKING:
+    from pxrs.client.client import Client
 
 T = TypeVar("T")
 
@@ -555,6 +558,16 @@ class TellsTime(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 by the store's own clock."""
+        ...
+
+
+@runtime_checkable
+class OfNodes(Protocol):
+    """`Stores` that nodes serve."""
+
+    @property
+    def client(self) -> Client:
+        """Knows the nodes."""
         ...
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from pxrs import errors
 
 PROBLEM = "application/problem+json"
-_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 # The first class that fits counts: subclasses stand before their bases.
 _STATUSES: tuple[tuple[type[errors.PxrsError], int], ...] = (
@@ -34,6 +31,7 @@ _STATUSES: tuple[tuple[type[errors.PxrsError], int], ...] = (
     (errors.Closed, 503),
     (errors.ProducerFenced, 409),
     (errors.SequenceGap, 409),
+    (errors.NotLeader, 503),
     (errors.VersionMismatch, 412),
     (errors.AlreadyExists, 409),
     (errors.CommitConflict, 409),
@@ -89,12 +87,11 @@ def problem_of(error: Exception, request_id: str) -> Problem:
         )
     if isinstance(error, errors.PxrsError):
         status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-        words = _WORDS.split(type(error).__name__)
         held = isinstance(error, errors.OffsetOutOfRange) and (error.start, error.end)
         return Problem(
-            title=" ".join(words).lower(),
+            title=error.code.replace("_", " "),
             status=status,
-            code="_".join(words).lower(),
+            code=error.code,
             detail=told(error),
             retryable=error.retryable or isinstance(error, errors.DeliveryFailed | errors.Closed),
             request_id=request_id,

@@ -17,10 +17,10 @@ from urllib.parse import quote
 import grpc
 import msgspec
 
-from pxrs.core.kv import SHARDS, Change, Written
+from pxrs.core.kv import SHARDS, Change, Written, slot_of_shard
 from pxrs.errors import InvalidRequest, OutcomeUnknown, VersionMismatch, quoted
 from pxrs.server.cluster import Cluster, ClusterView, NodeInfo
-from pxrs.server.keys import KeyService, slot_of_shard
+from pxrs.server.keys import KeyService
 from pxrs.server.rest.forwarding import NOT_SENT, Forwarding
 from pxrs.server.rest.problems import HttpError, Problem
 from pxrs.server.rest.routes import Answer, Need

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from pxrs.client import frames
 from pxrs.errors import ConfigError
 from pxrs.server.settings import Endpoint, ServeSettings
-from pxrs.stores.remote import wire
 
 # What the largest calls of our own clients have; all others are smaller.
-LARGEST_MESSAGE = wire.MOST_FRAME_BYTES
+LARGEST_MESSAGE = frames.MOST_FRAME_BYTES
 # As many calls as there may be bytes in flight, if each had so many.
 _CALL_BYTES = 2**17
 _HANDSHAKE_MS = 10_000

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 import grpc
 import msgspec
 
+from pxrs.client import frames
+from pxrs.client.frames import ANSWER, ERROR, HELLO, WOKEN, Hello
+from pxrs.client.topology import NodesView
 from pxrs.errors import (
     InvalidRequest,
     NotAtomic,
@@ -32,7 +35,7 @@ from pxrs.server.rest.routes import Need
 from pxrs.server.rpc.calls import Caller, Calls
 from pxrs.stores.api import ItemRestorer, Session, Stores, TellsTime, Watch
 from pxrs.stores.remote import wire
-from pxrs.stores.remote.wire import ANSWER, ERROR, HELLO, METHODS, WOKEN, Hello, WireAtomic
+from pxrs.stores.remote.wire import METHODS, KeyCalls, WireAtomic
 from pxrs.types import Append, Check, LogPartition, QueueChange
 
 _LOG = logging.getLogger("pxrs.serve")
@@ -60,9 +63,13 @@ class Held(NamedTuple):
 class StoreService:
     """Serves a store's seams to clients. Used by one event loop."""
 
-    def __init__(self, stores: Stores, node: str) -> None:
+    def __init__(
+        self, stores: Stores, node: str, keys: KeyCalls, view: Callable[[], NodesView]
+    ) -> None:
         self.stores = stores
         self.node = node
+        self.keys = keys
+        self.view = view
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pxrs-v1")
         self.sessions: dict[str, Held] = {}
         self.lock = threading.Lock()
@@ -78,23 +85,23 @@ class StoreService:
         queue_limits = None
         with suppress(PxrsError):
             queue_limits = self.stores.queues.limits
-            most = min(queue_limits.body_bytes, wire.MOST_BODY_BYTES)
+            most = min(queue_limits.body_bytes, frames.MOST_BODY_BYTES)
             queue_limits = queue_limits._replace(body_bytes=most)
             abilities |= {"restore"} if isinstance(self.stores.queues, ItemRestorer) else set()
         return Hello(self.node, self.stores.coord.limits, queue_limits, frozenset(abilities))
 
     def handler(self, calls: Calls) -> grpc.GenericRpcHandler:
         """For the gRPC server."""
-        return calls.dialogue(wire.SERVICE, wire.CALL, self.talk)
+        return calls.dialogue(frames.SERVICE, frames.CALL, self.talk)
 
     async def talk(
-        self, frames: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
+        self, incoming: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
     ) -> AsyncGenerator[bytes, None]:
         """One client's stream: its frames, and the answers. See `Calls.dialogue`."""
         (await caller()).check(_NEED)
         stream = Stream(self)
         self._streams.add(stream)
-        reading = asyncio.create_task(stream.read(frames, caller))
+        reading = asyncio.create_task(stream.read(incoming, caller))
         try:
             async for frame in stream.answers(reading):
                 yield frame
@@ -102,6 +109,11 @@ class StoreService:
             reading.cancel()
             self._streams.discard(stream)
             stream.close()
+
+    def changed(self) -> None:
+        """Tell every client that follows the view that there is a new one."""
+        for stream in list(self._streams):
+            stream.tell_of_view()
 
     def end_streams(self) -> None:
         """Let the clients go to another node."""
@@ -131,17 +143,19 @@ class Stream:
         self._rung = asyncio.Event()
         self._room = asyncio.Semaphore(_MOST_CALLS)
         self._watches: dict[int, Watch] = {}
+        # Of the nodes' view; the last one that the client asked for.
+        self._view_watch: int | None = None
         self._over = False
 
     # On the event loop
 
     async def read(
-        self, frames: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
+        self, incoming: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
     ) -> None:
         """Takes the client's calls until it ends, sends what can't be read, or may not any more."""
-        async for frame in frames:
+        async for frame in incoming:
             (await caller()).check(_NEED)
-            for number, name, arguments in wire.decode_calls(frame):
+            for number, name, arguments in frames.decode_calls(frame):
                 await self._room.acquire()
                 self._service.pool.submit(self._make, number, name, arguments)
 
@@ -157,9 +171,14 @@ class Stream:
                 for _, kind, _ in some:
                     if kind != WOKEN:
                         self._room.release()
-                yield wire.encode_frame(some)
+                yield frames.encode_frame(some)
         if reading.done() and not reading.cancelled() and (failure := reading.exception()):
             raise failure
+
+    def tell_of_view(self) -> None:
+        """Wake the client, if it follows the view."""
+        if self._view_watch is not None:
+            self._tell(self._view_watch, WOKEN, frames.NOTHING)
 
     def end(self) -> None:
         """Stop answering."""
@@ -183,7 +202,7 @@ class Stream:
         """Makes one call, and has its answer sent."""
         try:
             if number == HELLO:
-                self._tell(number, ANSWER, wire.encode_hello(self._service.hello))
+                self._tell(number, ANSWER, frames.encode_hello(self._service.hello))
                 return
             method = METHODS.get(name)
             if method is None:
@@ -191,17 +210,19 @@ class Stream:
             answer = self._target(name)(**method.decode(arguments))
             self._tell(number, ANSWER, method.encode_answer(answer))
         except PxrsError as error:
-            self._tell(number, ERROR, wire.encode_error(_told(error)))
+            self._tell(number, ERROR, frames.encode_error(_told(error)))
         except Exception:  # noqa: BLE001 - told and logged
             # A bug of ours; nobody knows how far it came.
             _LOG.exception("a call of %s failed", name)
             failed = OutcomeUnknown("the node failed to do this; its log has the details")
-            self._tell(number, ERROR, wire.encode_error(failed))
+            self._tell(number, ERROR, frames.encode_error(failed))
 
     def _target(self, name: str) -> Callable[..., Any]:
         folder, _, method = name.partition(".")
         if folder == "node":
             return getattr(self, f"_{method}")  # type: ignore[no-any-return]
+        if folder == "kv":
+            return getattr(self._service.keys, method)  # type: ignore[no-any-return]
         found = getattr(getattr(self._service.stores, folder), method, None)
         if found is None:
             raise InvalidRequest(f"this store has no {name}")
@@ -277,12 +298,18 @@ class Stream:
                 woken = True
                 threading.Event().wait(1.0)
             if woken and self._watches.get(number) is watch:
-                self._tell(number, WOKEN, wire.NOTHING)
+                self._tell(number, WOKEN, frames.NOTHING)
 
     def _unwatch(self, watch: int) -> None:
         found = self._watches.pop(watch, None)
         if found is not None:
             found.close()
+
+    def _view(self) -> NodesView:
+        return self._service.view()
+
+    def _watch_view(self, watch: int) -> None:
+        self._view_watch = watch
 
     def _atomic(
         self,

@@ -6,6 +6,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
+from pxrs.client.client import Client
+from pxrs.client.link import Link
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import RemoteSettings
 from pxrs.core.queue import validate_change
@@ -13,7 +15,6 @@ from pxrs.errors import ConfigError, NotAtomic, PxrsError, SessionLost
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Watch
 from pxrs.stores.block import Block
 from pxrs.stores.remote import wire
-from pxrs.stores.remote.link import Link
 from pxrs.types import LogPartition, QueueChange
 
 
@@ -154,11 +155,15 @@ class RemoteAtomic(Block[Link]):
 
 
 class RemoteStores:
-    """`Stores` of nodes. What they hold is wherever the nodes keep it."""
+    """`Stores` of nodes. What they hold is wherever the nodes keep it.
+
+    `client` knows the nodes.
+    """
 
     def __init__(self, settings: RemoteSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.url = settings.url
-        self._link = Link(settings, clock)
+        self._link = Link(settings, wire.METHODS, clock)
+        self.client = Client(self._link, clock)
         try:
             self._coord = RemoteCoord(self._link, clock)
             self._log = RemoteLog(self._link)
@@ -191,4 +196,5 @@ class RemoteStores:
         return RemoteAtomic(self._link)
 
     def close(self) -> None:
+        self.client._close()
         self._link.close()

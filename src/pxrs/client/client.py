@@ -1,0 +1,136 @@
+"""`px.client`: what a program can know of the nodes it talks to, and calls to a certain one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pxrs.client.link import Armed, Link
+from pxrs.client.metrics import families
+from pxrs.client.retry import Tries
+from pxrs.client.router import Router
+from pxrs.client.stats import ClientStats
+from pxrs.client.stream import Pending
+from pxrs.client.topology import NodeAddress, NodesView, Topology, TopologyChange
+from pxrs.clock import Clock
+from pxrs.errors import Closed, OutcomeUnknown, PxrsError, StoreUnavailable
+
+_LOG = logging.getLogger("pxrs.remote")
+# A node that is silent for so long is tried no longer, if another one can do it.
+_SILENCE = 2.0
+# How often the view is asked for though nothing was told.
+_LOOK = 30.0
+
+
+class Client:
+    """The nodes behind a `pxrs://` URL. Thread-safe."""
+
+    def __init__(self, link: Link, clock: Clock) -> None:
+        self._link = link
+        self._topology = Topology()
+        self._router = Router(self._topology, clock)
+        self._following = threading.Lock()
+        self._watch: Armed | None = None
+        self._closed = threading.Event()
+
+    def view(self) -> NodesView:
+        """The nodes, and which one leads each slot, as this client knows it now."""
+        self._follow()
+        return self._topology.view
+
+    def on_change(self, listener: Callable[[TopologyChange], object]) -> Callable[[], None]:
+        """Call `listener` with each change of the nodes; the function returned here ends that.
+
+        It is called by a thread of the client's, so it should not take long.
+        """
+        self._follow()
+        return self._topology.on_change(listener)
+
+    def stats(self) -> ClientStats:
+        """What was counted since the client was opened."""
+        link = self._link
+        return ClientStats(
+            self._router.stats,
+            link.pool.stats,
+            self._topology.stats,
+            link.retry.stats,
+            link.latencies.stats,
+        )
+
+    def collect(self) -> Iterator[Any]:
+        """The same for Prometheus: `prometheus_client.REGISTRY.register(px.client)`."""
+        return families(self.stats())
+
+    # For keys
+
+    def _node_for(self, key: bytes) -> NodeAddress | None:
+        """The node that leads the key; None if any will do."""
+        self._follow()
+        return self._router.node_for(key)
+
+    def _learn(self, key: bytes, leader: NodeAddress) -> None:
+        self._router.learn(key, leader)
+
+    def _begin(self) -> Tries:
+        return self._link.retry.begin()
+
+    def _ask(self, node: NodeAddress | None, name: str, values: list[Any], tries: Tries) -> Any:
+        """One attempt at a call to this node, or to any; raises what it is answered.
+
+        Without an answer `OutcomeUnknown` is raised if it may have been done, `StoreUnavailable` if
+        it was not; the node is avoided for a while.
+        """
+        link = self._link
+        link.origin.refuse_child()
+        method = link.methods[name]
+        stream = None
+        if node is not None:
+            stream = link.pool.to_node(node.name, node.address, tries.ends)
+            if stream is None:
+                self._router.avoid(node)
+                raise StoreUnavailable(f"the node at {node.address} can't be reached")
+        else:
+            stream = link.connected(tries)
+        pending = Pending(link.pool.next_number(), method, method.encode(values))
+        if link.answered(stream, pending, min(_SILENCE, tries.left)):
+            return method.decode_answer(pending.body)
+        if node is not None:
+            self._router.avoid(node)
+        kind = OutcomeUnknown if pending.was_sent else StoreUnavailable
+        raise kind(f"no answer came from the node at {stream.name} to {name}")
+
+    # The view
+
+    def _follow(self) -> None:
+        """Has the view, and from then on each change of it. One thread asks, others wait for it."""
+        if self._watch is not None:
+            return
+        with self._following:
+            if self._watch is None:
+                watch = self._link.watch("node.watch_view")
+                self._topology.update(self._link.call("node.view"))
+                self._watch = watch
+                follower = threading.Thread(
+                    target=self._follow_changes, args=(watch,), name="pxrs-topology", daemon=True
+                )
+                follower.start()
+
+    def _follow_changes(self, watch: Armed) -> None:
+        while not self._closed.is_set():
+            try:
+                # What came before the view was read is in it.
+                watch.wait(_LOOK)
+                if not self._closed.is_set():
+                    self._topology.update(self._link.call("node.view"))
+            except Closed:
+                return
+            except PxrsError as error:
+                _LOG.debug("the view of the nodes could not be read: %s", error)
+                self._closed.wait(1.0)
+
+    def _close(self) -> None:
+        self._closed.set()
+        if self._watch is not None:
+            self._watch.wake()

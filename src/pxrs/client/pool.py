@@ -1,0 +1,109 @@
+"""The streams of one client: one to each node that it talks to, made when it is first needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+
+from pxrs.client import frames
+from pxrs.client.frames import Method
+from pxrs.client.stats import PoolStats
+from pxrs.client.stream import Pending, Stream, open_stream
+from pxrs.clock import Clock
+from pxrs.config import RemoteSettings
+from pxrs.errors import Closed, ConfigError
+
+# A node that does not greet within this is not there.
+_GREETING = 3.0
+
+
+class Pool:
+    """Streams by address. Thread-safe; several threads that want the same one wait for one."""
+
+    def __init__(
+        self,
+        settings: RemoteSettings,
+        greeting: Method,
+        woken: Callable[[int | None], None],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._greeting = greeting
+        self._woken = woken
+        self._clock = clock
+        self._numbers = count(frames.HELLO + 1)
+        self._lock = threading.Lock()
+        self._streams: dict[str, Stream] = {}
+        self._opening: dict[str, threading.Lock] = {}
+        self._opened = self._broken = 0
+        self._closed = False
+
+    def next_number(self) -> int:
+        """A number for a call or a watch, of any stream."""
+        return next(self._numbers)
+
+    def at(self, address: str, ends: float) -> Stream | None:
+        """The stream to the node at this address; None if there is none that answers.
+
+        Raises `ConfigError` if the node refuses this client.
+        """
+        stream = self._streams.get(address)
+        if stream is not None and not stream.is_broken:
+            return stream
+        with self._lock:
+            opening = self._opening.setdefault(address, threading.Lock())
+        with opening:
+            stream = self._streams.get(address)
+            if stream is None or stream.is_broken:
+                stream = self._open(address, ends)
+            return stream
+
+    def to_node(self, node: str, address: str, ends: float) -> Stream | None:
+        """The stream to the node of this name, by whichever address it was opened."""
+        for stream in list(self._streams.values()):
+            if stream.hello.node == node and not stream.is_broken:
+                return stream
+        return self.at(address, ends)
+
+    def close(self, *, in_child: bool = False) -> None:
+        """End all streams. In a child process of a fork they belong to the parent."""
+        with self._lock:
+            self._closed = True
+            streams, self._streams = list(self._streams.values()), {}
+        if not in_child:
+            for stream in streams:
+                stream.close()
+
+    @property
+    def stats(self) -> PoolStats:
+        """How many streams there are, and were."""
+        alive = sum(not stream.is_broken for stream in list(self._streams.values()))
+        return PoolStats(alive, self._opened, self._broken)
+
+    def _open(self, address: str, ends: float) -> Stream | None:
+        if self._closed:
+            raise Closed("the store was closed")
+        stream = open_stream(self._settings, address, self._woken)
+        try:
+            greeting = Pending(frames.HELLO, self._greeting, frames.NOTHING)
+            left = min(_GREETING, max(0.1, ends - self._clock.monotonic()))
+            if not stream.answered(greeting, left):
+                stream.close()
+                if stream.refusal:
+                    raise ConfigError(f"the node at {address} refuses: {stream.refusal}")
+                return None
+            stream.hello = frames.decode_hello(greeting.body)
+        except BaseException:
+            stream.close()
+            raise
+        with self._lock:
+            if self._closed:
+                stream.close()
+                raise Closed("the store was closed")
+            old, self._streams[address] = self._streams.get(address), stream
+            self._opened += 1
+        if old is not None:
+            self._broken += 1
+            old.close()
+        return stream

@@ -1,0 +1,68 @@
+"""How often and how long one call is tried: delays that grow, and one deadline over all."""
+
+from __future__ import annotations
+
+import threading
+
+from pxrs.chance import CHANCE
+from pxrs.client.stats import RetryStats
+from pxrs.clock import Clock
+from pxrs.core.retry import Backoff
+from pxrs.errors import PxrsError, RetryExhausted
+
+
+class RetryPolicy:
+    """Counts the attempts of all calls. Thread-safe."""
+
+    def __init__(self, backoff: Backoff, timeout: float, clock: Clock) -> None:
+        self.backoff = backoff
+        self.timeout = timeout
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._retries = self._exhausted = 0
+
+    def begin(self) -> Tries:
+        """For one call."""
+        return Tries(self)
+
+    def count(self, *, exhausted: bool = False) -> None:
+        """Note another attempt, or that one call is given up."""
+        with self._lock:
+            self._exhausted += exhausted
+            self._retries += not exhausted
+
+    @property
+    def stats(self) -> RetryStats:
+        """So far."""
+        return RetryStats(self._retries, self._exhausted)
+
+
+class Tries:
+    """The attempts of one call."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._clock = policy.clock
+        self.ends = self._clock.monotonic() + policy.timeout
+        self._failures = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.ends - self._clock.monotonic())
+
+    def again(self, error: PxrsError, *, at_once: bool = False) -> None:
+        """Waits before another attempt; raises `RetryExhausted` if there is to be none.
+
+        `at_once`: something has changed, so another attempt need not wait.
+        """
+        if isinstance(error, RetryExhausted):
+            raise error
+        self._failures += 1
+        delay = self._policy.backoff.delay(self._failures, CHANCE)
+        if delay is None or self.left <= (0 if at_once else delay):
+            self._policy.count(exhausted=True)
+            raise RetryExhausted(self._failures, error) from error
+        self._policy.count()
+        if not at_once:
+            threading.Event().wait(delay)

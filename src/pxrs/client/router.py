@@ -1,0 +1,54 @@
+"""Which node a key goes to: its hash, its shard, the shard's slot, the slot's leader."""
+
+from __future__ import annotations
+
+import threading
+
+from pxrs.client.stats import RouterStats
+from pxrs.client.topology import NodeAddress, Topology
+from pxrs.clock import Clock
+from pxrs.core.kv import SHARDS, shard_of, slot_of_shard
+
+# How long a node that did not answer is avoided, unless the view changes.
+_AVOIDED = 3.0
+
+
+class Router:
+    """Finds the node for a key. Thread-safe."""
+
+    def __init__(self, topology: Topology, clock: Clock) -> None:
+        self._topology = topology
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._avoided: dict[str, float] = {}
+        self._to_leader = self._elsewhere = self._hints = 0
+
+    def node_for(self, key: bytes) -> NodeAddress | None:
+        """The node that leads the key; None if any other will do as well."""
+        leader = self._topology.leader_of(slot_of_shard(shard_of(key)))
+        found = leader is not None and not self._is_avoided(leader.name)
+        with self._lock:
+            self._to_leader += found
+            self._elsewhere += not found
+        return leader if found else None
+
+    def learn(self, key: bytes, leader: NodeAddress) -> None:
+        """A node has said that another one leads this key."""
+        with self._lock:
+            self._hints += 1
+        self._topology.learn(slot_of_shard(shard_of(key)), leader)
+
+    def avoid(self, node: NodeAddress) -> None:
+        """The node does not answer."""
+        with self._lock:
+            self._avoided[node.name] = self._clock.monotonic() + _AVOIDED
+
+    def _is_avoided(self, name: str) -> bool:
+        until = self._avoided.get(name)
+        return until is not None and self._clock.monotonic() < until
+
+    @property
+    def stats(self) -> RouterStats:
+        """So far."""
+        nodes = len(self._topology.view.nodes)
+        return RouterStats(nodes, SHARDS, self._to_leader, self._elsewhere, self._hints)

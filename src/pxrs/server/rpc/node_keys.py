@@ -1,0 +1,68 @@
+"""Keys and values for `pxrs://` clients: batches of writes, on the node that leads the keys."""
+
+from __future__ import annotations
+
+import re
+
+from pxrs.client.topology import NodeAddress, NodesView
+from pxrs.core import kv
+from pxrs.core.kv import Change, KeyBatch, Lane, Written
+from pxrs.errors import InvalidRequest, NotLeader, PxrsError, quoted
+from pxrs.kv.store import KeyValues, check_version
+from pxrs.server.cluster import Cluster
+from pxrs.types import Entry
+
+_LANE = re.compile(r"[0-9a-f]{16}\.[0-9]{1,9}")
+
+
+class NodeKeys:
+    """See `pxrs.stores.remote.wire.KeyCalls`. Without a cluster it leads every key. Thread-safe."""
+
+    def __init__(self, keys: KeyValues, cluster: Cluster | None = None) -> None:
+        self._keys = keys
+        self._cluster = cluster
+
+    def write(
+        self, lane: str, number: int, changes: list[Change], again: bool
+    ) -> list[Written | PxrsError]:
+        """Writes a batch, once. One that is sent again is taken whoever leads its keys."""
+        if not _LANE.fullmatch(lane) or not 1 <= number < 2**53 or not changes:
+            raise InvalidRequest(f"a batch needs a lane, a number and writes, got {quoted(lane)}")
+        for change in changes:
+            self._check(change)
+            if not again:
+                self._refuse_elsewhere(change.key)
+        if kv.count_together(changes, self._keys._coord.limits) < len(changes):
+            raise InvalidRequest("a batch of writes is larger than one commit of the store can be")
+        (answers,) = self._keys._do_all([KeyBatch(changes, Lane(lane, number, again))])
+        if isinstance(answers, BaseException):
+            raise answers
+        return answers
+
+    def read(self, key: bytes) -> Entry | None:
+        """What the key has now."""
+        return self._keys.get(key)
+
+    def _check(self, change: Change) -> None:
+        if change.expired:
+            raise InvalidRequest("only a node can delete what has expired")
+        check_version(change.if_match)
+        if change.value is None and change.ttl_ms:
+            raise InvalidRequest("a delete has no ttl")
+        self._keys._ttl_ms(change.ttl_ms / 1000 if change.ttl_ms else None)
+        kv.check_change(change, self._keys._coord.limits)
+
+    def _refuse_elsewhere(self, key: bytes) -> None:
+        if self._cluster is None:
+            return
+        leader = self._cluster.view.leader_of(kv.slot_of_shard(kv.shard_of(key)))
+        if leader is None or leader.name == self._cluster.here.name or not leader.grpc_address:
+            return
+        raise NotLeader(key, leader.name, leader.grpc_address)
+
+
+def view_of(cluster: Cluster) -> NodesView:
+    """The nodes that serve gRPC, and who leads each slot."""
+    view = cluster.view
+    nodes = [NodeAddress(it.name, it.grpc_address) for it in view.nodes if it.grpc_address]
+    return NodesView(view.epoch, tuple(sorted(nodes)), view.slots)
