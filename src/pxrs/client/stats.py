@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -76,7 +77,7 @@ class Latencies:
 
     def add(self, method: str, seconds: float) -> None:
         """Note one call."""
-        index = sum(seconds > bound for bound in _BOUNDS)
+        index = bisect_left(_BOUNDS, seconds)
         with self._lock:
             classes = self._classes.setdefault(method, [0] * (len(_BOUNDS) + 1))
             classes[index] += 1

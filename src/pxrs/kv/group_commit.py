@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -50,11 +51,16 @@ class GroupCommit(Generic[Work, Answer]):
     The first thread that comes commits what there is. Those that come meanwhile wait, and when it
     is done it wakes the first of them to commit for all of those. `commit` is called by one thread
     at a time. It takes the waiting in order, settles as many as it can, at least the first, and
-    returns; the others stay.
+    returns; the others stay. With a `pause`, in seconds, whoever commits after others waits so long
+    for those who were just answered: they come back at once, and would have to wait for the commit.
     """
 
-    def __init__(self, commit: Callable[[Sequence[Waiting[Work, Answer]]], None]) -> None:
+    def __init__(
+        self, commit: Callable[[Sequence[Waiting[Work, Answer]]], None], pause: float = 0.0
+    ) -> None:
         self._commit = commit
+        self._pause = pause
+        self._last_count = 0
         self._lock = threading.Lock()
         self._waiting: list[Waiting[Work, Answer]] = []
         self._is_led = False
@@ -88,8 +94,11 @@ class GroupCommit(Generic[Work, Answer]):
         return [each.answer for each in mine]
 
     def _commit_waiting(self) -> None:
+        if self._pause and self._last_count > 1:
+            time.sleep(self._pause)
         with self._lock:
             batch = list(self._waiting)
+        self._last_count = len(batch)
         try:
             self._commit(batch)
         except BaseException as error:

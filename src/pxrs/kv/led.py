@@ -23,6 +23,8 @@ from pxrs.kv.store import Answers, KeyValues, check_ttl
 from pxrs.stores.api import CoordStore
 from pxrs.types import Entry, Limits
 
+# A round trip to a node takes some of these.
+_PAUSE = 0.0003
 # Nodes forget a lane that was not used for an hour.
 _LONGEST_REST = 1800.0
 
@@ -85,7 +87,7 @@ class WritingLane:
     def __init__(
         self, client: Client, node: NodeAddress | None, new_name: Callable[[], str], limits: Limits
     ) -> None:
-        self.group: GroupCommit[Change, Written] = GroupCommit(self._commit)
+        self.group: GroupCommit[Change, Written] = GroupCommit(self._commit, _PAUSE)
         self._client = client
         self._node = node
         self._new_name = new_name

@@ -12,8 +12,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -37,6 +37,7 @@ from pxrs.stores.api import ItemRestorer, Session, Stores, TellsTime, Watch
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.wire import METHODS, KeyCalls, WireAtomic
 from pxrs.types import Append, Check, LogPartition, QueueChange
+from pxrs.warm_threads import WarmThreads
 
 _LOG = logging.getLogger("pxrs.serve")
 # Threads that make calls, for all clients; and calls of one client that are under way at a time.
@@ -70,7 +71,7 @@ class StoreService:
         self.node = node
         self.keys = keys
         self.view = view
-        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pxrs-v1")
+        self.pool = WarmThreads(_THREADS, "pxrs-v1")
         self.sessions: dict[str, Held] = {}
         self.lock = threading.Lock()
         self._streams: set[Stream] = set()
@@ -129,7 +130,7 @@ class StoreService:
         for each in held:
             with suppress(PxrsError):
                 await loop.run_in_executor(None, each.session.close)
-        self.pool.shutdown(wait=False)
+        self.pool.close()
 
 
 class Stream:
@@ -157,7 +158,7 @@ class Stream:
             (await caller()).check(_NEED)
             for number, name, arguments in frames.decode_calls(frame):
                 await self._room.acquire()
-                self._service.pool.submit(self._make, number, name, arguments)
+                self._service.pool.submit(partial(self._make, number, name, arguments))
 
     async def answers(self, reading: asyncio.Task[None]) -> AsyncIterator[bytes]:
         """Frames of answers, until the client has ended and all is answered."""

@@ -1,0 +1,114 @@
+"""Threads for short calls: the last one first, in order when all are busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pxrs.warm_threads import WarmThreads
+
+PATIENCE = 10.0
+
+
+@pytest.fixture
+def threads() -> Iterator[WarmThreads]:
+    threads = WarmThreads(2, "test")
+    yield threads
+    threads.close()
+
+
+def done(threads: WarmThreads, work: Callable[[], object] = lambda: None) -> str:
+    """Has it done; the name of the thread that did it."""
+    names: list[str] = []
+    over = threading.Event()
+
+    def do() -> None:
+        work()
+        names.append(threading.current_thread().name)
+        over.set()
+
+    threads.submit(do)
+    assert over.wait(PATIENCE)
+    await_idle(threads)
+    return names[0]
+
+
+def await_idle(threads: WarmThreads, wanted: int | None = None) -> None:
+    ends = threading.Event()
+    for _ in range(int(PATIENCE / 0.001)):
+        with threads._lock:
+            if len(threads._idle) == (wanted or threads._count):
+                return
+        ends.wait(0.001)
+    raise AssertionError("the threads stay busy")
+
+
+def test_one_thread_does_what_one_can(threads: WarmThreads) -> None:
+    assert {done(threads) for _ in range(20)} == {"test_1"}
+
+
+def test_the_one_used_last_is_used_first(threads: WarmThreads) -> None:
+    hold, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        hold.set()
+        assert go_on.wait(PATIENCE)
+
+    threads.submit(wait)
+    assert hold.wait(PATIENCE)
+    second = threading.Event()
+    threads.submit(second.set)
+    assert second.wait(PATIENCE)
+    await_idle(threads, 1)
+    go_on.set()
+    await_idle(threads)
+    # The first one was busy longer.
+    assert {done(threads) for _ in range(5)} == {"test_1"}
+
+
+def test_what_waits_is_done_in_order(threads: WarmThreads) -> None:
+    go_on, over = threading.Event(), threading.Event()
+    order: list[int] = []
+    for _ in range(2):
+        threads.submit(lambda: go_on.wait(PATIENCE))
+    gate = threading.Lock()
+    for number in range(50):
+
+        def note(number: int = number) -> None:
+            with gate:
+                order.append(number)
+                if len(order) == 50:
+                    over.set()
+
+        threads.submit(note)
+    go_on.set()
+    assert over.wait(PATIENCE)
+    assert sorted(order) == list(range(50))
+    # Two threads take them in order; each may be overtaken by the other once.
+    assert all(abs(number - place) <= 25 for place, number in enumerate(order))
+
+
+def test_work_that_fails_ends_no_thread(
+    threads: WarmThreads, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads.submit(lambda: 1 / 0)
+    assert done(threads) == "test_1" or threads._count == 2
+    assert "work in a thread failed" in caplog.text
+
+
+def test_closed_ones_do_what_there_is_and_end() -> None:
+    threads = WarmThreads(1, "closing")
+    go_on, last = threading.Event(), threading.Event()
+    threads.submit(lambda: go_on.wait(PATIENCE))
+    threads.submit(last.set)
+    threads.close()
+    with pytest.raises(RuntimeError, match="no more work"):
+        threads.submit(last.set)
+    go_on.set()
+    assert last.wait(PATIENCE)
+    for thread in threading.enumerate():
+        if thread.name.startswith("closing"):
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
