@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -68,26 +69,18 @@ def test_the_one_used_last_is_used_first(threads: WarmThreads) -> None:
     assert {done(threads) for _ in range(5)} == {"test_1"}
 
 
-def test_what_waits_is_done_in_order(threads: WarmThreads) -> None:
+def test_what_waits_is_done_in_order() -> None:
+    threads = WarmThreads(1, "one")
     go_on, over = threading.Event(), threading.Event()
     order: list[int] = []
-    for _ in range(2):
-        threads.submit(lambda: go_on.wait(PATIENCE))
-    gate = threading.Lock()
+    threads.submit(lambda: go_on.wait(PATIENCE))
     for number in range(50):
-
-        def note(number: int = number) -> None:
-            with gate:
-                order.append(number)
-                if len(order) == 50:
-                    over.set()
-
-        threads.submit(note)
+        threads.submit(partial(order.append, number))
+    threads.submit(over.set)
     go_on.set()
     assert over.wait(PATIENCE)
-    assert sorted(order) == list(range(50))
-    # Two threads take them in order; each may be overtaken by the other once.
-    assert all(abs(number - place) <= 25 for place, number in enumerate(order))
+    assert order == list(range(50))
+    threads.close()
 
 
 def test_work_that_fails_ends_no_thread(
