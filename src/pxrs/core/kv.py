@@ -3,7 +3,8 @@
     kv/<key in hex>               the value, behind a binary header; see `encode_record`
     kv-heads/<shard>              term and index of the shard's last write: the fence
     kv-once/<digest>              how a write with an idempotency key was answered
-    kv-due/<ms>/<digest>          a key whose value may have expired by then
+    kv-due/<ms>/<digest>          a key whose value may have expired by then, by the store's clock
+    kv-timers/<digest>            the same where the store has none: which version lives how long
     kv-lanes/<lane>               the last batch that a remote client wrote in this lane, answered
 
 Every write, of whichever process, checks its shard's head and writes the next one. So whatever was
@@ -61,6 +62,7 @@ RECORDS = "kv/"
 HEADS = "kv-heads/"
 ONCES = "kv-once/"
 DUES = "kv-due/"
+TIMERS = "kv-timers/"
 LANES = "kv-lanes/"
 # How long a repeated write is answered as the first one was.
 ONCE_MS = 3600 * 1000
@@ -107,6 +109,11 @@ def due_key(expires_ms: int, key: bytes) -> str:
     return f"{DUES}{expires_ms:016d}/{hashlib.blake2b(key, digest_size=16).hexdigest()}"
 
 
+def timer_key(key: bytes) -> str:
+    """Where it lies how long a value lives, in a store without a clock."""
+    return TIMERS + hashlib.blake2b(key, digest_size=16).hexdigest()
+
+
 def lane_key(lane: str) -> str:
     """Where the last batch of a lane lies."""
     return LANES + lane
@@ -129,6 +136,21 @@ class Once(msgspec.Struct, frozen=True, kw_only=True):
     body: str
     at_ms: int = 0
     schema: int = SCHEMA
+
+
+class Timer(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a version of a key lives, from when its leader learns of it."""
+
+    key: bytes
+    term: int
+    index: int
+    ttl_ms: int
+    schema: int = SCHEMA
+
+    @property
+    def version(self) -> Version:
+        """Which one."""
+        return Version(self.term, self.index)
 
 
 class Record(NamedTuple):
@@ -453,12 +475,16 @@ class Draft:
             self._puts[where] = Delete(where)
             self._count(1, 0)
             return
-        expires_ms = self._now_ms + change.ttl_ms if change.ttl_ms else 0
+        expires_ms = self._now_ms + change.ttl_ms if change.ttl_ms and self._now_ms else 0
         record = Record(version, change.value, expires_ms, self.unit)
         self._records[change.key] = record
         self._put(where, encode_record(record))
         if expires_ms:
             self._put(due_key(expires_ms, change.key), change.key.hex().encode())
+        elif change.ttl_ms:
+            term, index = version.term, version.index
+            timer = Timer(key=change.key, term=term, index=index, ttl_ms=change.ttl_ms)
+            self._put(timer_key(change.key), _encode(timer))
 
     def _put(self, key: str, value: bytes) -> None:
         self._puts[key] = Put(key, value)

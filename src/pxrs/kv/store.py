@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from pxrs.core.kv import Change, Draft, KeyBatch, KnownHead, KnownLane, Lane, On
 from pxrs.core.records import decode
 from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, TransactionConflict, quoted
 from pxrs.kv.group_commit import GroupCommit, Waiting
+from pxrs.kv.timers import Timers
 from pxrs.kv.watch import KeyWatch
 from pxrs.serde import to_bytes
 from pxrs.stores.api import CoordStore, TellsTime
@@ -73,6 +74,8 @@ class KeyValues:
         self._lead_lock = threading.Lock()
         self._next_sweep = clock.monotonic() + _SWEEP_EVERY
         self._next_evidence_sweep = clock.monotonic() + _SWEEP_EVIDENCE_EVERY
+        # In a store without a clock, on a node.
+        self._timers: Timers | None = None
         # Of evidence: the version that was seen, and since when.
         self._evidence: dict[str, tuple[int, float]] = {}
 
@@ -214,10 +217,10 @@ class KeyValues:
             self._to_lead = (self._to_lead | set(gained)) - set(lost)
 
     def _ttl_ms(self, ttl: float | None) -> int:
-        if ttl is not None and not isinstance(self._coord, TellsTime):
+        if ttl is not None and not isinstance(self._coord, TellsTime) and self._timers is None:
             raise InvalidRequest(
-                "ttl needs a store with a clock of its own (SQLite, PostgreSQL, MariaDB); "
-                "this one has none"
+                "ttl needs a store with a clock of its own (SQLite, PostgreSQL, MariaDB), or a "
+                "node that looks after it (pxrs serve); this one has none"
             )
         return check_ttl(ttl)
 
@@ -230,11 +233,27 @@ class KeyValues:
     def _do_all(self, batches: Sequence[KeyBatch]) -> list[Answers | BaseException]:
         """Writes several batches of one thread together; the answers, or an error, for each."""
         answers = self._group.do_all(batches)
-        for batch in batches:
+        for batch, told in zip(batches, answers, strict=True):
             for change in batch.changes:
                 self._forget_seen(change.key)
+            if self._timers is not None and not isinstance(told, BaseException):
+                self._set_timers(self._timers, batch.changes, told)
         self._sweep_if_due()
         return answers
+
+    def _set_timers(self, timers: Timers, changes: Sequence[Change], answers: Answers) -> None:
+        for change, answer in zip(changes, answers, strict=True):
+            if change.ttl_ms and isinstance(answer, Written):
+                timers.add(change.key, answer.version, change.ttl_ms)
+
+    def _keep_time(self, leads: Callable[[int], bool]) -> Timers:
+        """Looks after values that expire, of the shards that it leads. See `Timers`."""
+
+        def expire(key: bytes, version: Version) -> None:
+            self._group.do(KeyBatch([Change(key, None, version, expired=True)]))
+
+        self._timers = Timers(self._coord, self._clock, expire, leads)
+        return self._timers
 
     def _put_change(
         self,

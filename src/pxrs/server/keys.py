@@ -11,8 +11,10 @@ from pxrs.aio.app import Pxrs
 from pxrs.core.kv import SHARDS, Change, KeyBatch, Written, shard_of, slot_of_shard
 from pxrs.errors import BufferFull
 from pxrs.kv.store import KeyValues
+from pxrs.kv.timers import Timers
 from pxrs.server.cluster import Cluster, ClusterView, NodeInfo
 from pxrs.server.groups.service import HeldElsewhere
+from pxrs.stores.api import TellsTime
 from pxrs.types import Entry, Version
 
 # Requests that wait for the store; more are refused.
@@ -79,7 +81,16 @@ class KeyService:
         self._led: frozenset[int] = frozenset()
         self._write: Together[Change, Written] = Together(px, self._write_all)
         self._read: Together[tuple[bytes, str], Entry | None] = Together(px, self._read_all)
+        self._timers: Timers | None = None
+        if not isinstance(px._blocking.stores.coord, TellsTime):
+            self._timers = self._keys._keep_time(lambda shard: slot_of_shard(shard) in self._led)
+            self._timers.start()
         self.lead(cluster.view)
+
+    def close(self) -> None:
+        """Stop looking after what expires. Blocks for a moment."""
+        if self._timers is not None:
+            self._timers.close()
 
     def lead(self, view: ClusterView) -> None:
         """Take note of who leads what: the first write to a shard gained raises its term."""
@@ -87,6 +98,8 @@ class KeyService:
         led = frozenset(slot for slot, leader in enumerate(view.slots) if leader == name)
         gained, lost = led - self._led, self._led - led
         self._led = led
+        if gained and self._timers is not None:
+            self._timers.look_again()
         self._keys._lead(
             *(
                 [it for it in range(SHARDS) if slot_of_shard(it) in slots]

@@ -224,6 +224,7 @@ class Node:
                 await self.remote.close()
             await leases.close()
             await groups.close()
+            await px._threads.call(keys.close)
             await px._threads.call(cluster.close)
             with suppress(PxrsError):  # it ends by itself
                 await px._threads.call(context.session.close)
