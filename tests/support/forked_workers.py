@@ -6,6 +6,7 @@ takes a minute. Forks have them. Nothing may have begun a thread before.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -127,12 +128,14 @@ class _Forks:
         code = 1
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # What the first process does at its end does not happen here.
+            atexit._clear()
             os.close(read_end)
             _become_a_worker(session.config, str(base / "tests"))
             _work(session, numbers, chunks, Connection(write_end, readable=False))
             code = 0
         finally:
-            # Nothing of what the first process does at its end happens here.
+            atexit._run_exitfuncs()
             os._exit(code)
 
 

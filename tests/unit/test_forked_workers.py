@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Each starts pytest anew.
+pytestmark = pytest.mark.long
+
 _TESTS = Path(__file__).parents[1]
 _MODULE = """
 import os, signal, warnings, pytest
