@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["support.engine_fixtures", "support.store_fixtures"]
+pytest_plugins = ["support.engine_fixtures", "support.forked_workers", "support.store_fixtures"]
 
 ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats")
 _PROPERTY = "engine"

@@ -23,7 +23,7 @@ from pxrs.errors import (
     TopicNotFound,
     quoted,
 )
-from pxrs.stores.api import CoordStore, LogStore
+from pxrs.stores.api import CoordStore, LogStore, TellsSizes
 from pxrs.types import Bounds, Check, Committed, Delete, LogPartition, Put, Topic, Versioned
 
 _FOLDER = "topics/"
@@ -151,12 +151,16 @@ class Topics:
         """Return the topic with the bounds and sizes of its partitions."""
         topic = self.find(name)
         with named(topic.name):
+            bounds = self._log.bounds(topic.id)
+            if isinstance(self._log, TellsSizes):
+                sizes = self._log.sizes(topic.id)
+            else:
+                sizes = {
+                    number: self._log.size(LogPartition(topic.id, number)) for number in bounds
+                }
             return TopicInfo(
                 topic,
-                [
-                    PartitionInfo(number, *held, self._log.size(LogPartition(topic.id, number)))
-                    for number, held in self._log.bounds(topic.id).items()
-                ],
+                [PartitionInfo(number, *held, sizes[number]) for number, held in bounds.items()],
             )
 
     def bounds(self, topic: Topic) -> dict[int, Bounds]:

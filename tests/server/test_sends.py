@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
-from pxrs.server.sends import _Company
+import pytest
+
+from pxrs import TopicNotFound, aio
+from pxrs.producing.handles import SentMany
+from pxrs.server.sends import Record, Sends, _Company
 from support.loops import run
 from support.node import Client, LocalNode
 
@@ -55,6 +60,31 @@ def test_a_topic_that_is_not_there_fails_its_own_requests_only(client: Client) -
     client.post("/v1/topics", {"name": "orders", "partitions": 1})
     again = client.post(f"{ORDERS}/messages", body).json["positions"]
     assert [each["offset"] for each in again] == list(range(2000))
+
+
+def test_what_a_refused_request_had_put_before_is_no_failure_of_the_node() -> None:
+    async def play() -> None:
+        async with aio.connect("memory://") as px:
+            await px.topics.create("orders", 1)
+            producer = px.producer()
+            sends = Sends(producer)
+            await sends.records("orders", [Record(b"a")])
+            await px.topics.delete("orders")
+
+            def put(sent: SentMany) -> Iterator[None]:
+                one = producer._blocking.send("orders", b"b")
+                sent._batches.append(one._pending)
+                sent._indexes.append(one._index)
+                yield
+                # The producer's thread commits whenever it likes, also in the middle of a request.
+                producer._blocking._committer.drain()
+                raise TopicNotFound("orders")
+
+            with pytest.raises(TopicNotFound):
+                await sends._join("orders", put, 1)
+            await producer.close()
+
+    run(play())
 
 
 class Commits:

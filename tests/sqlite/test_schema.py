@@ -114,6 +114,18 @@ def test_every_way_to_a_version_ends_in_the_same_schema(path: Path, tmp_path: Pa
     assert query(path, shape) == query(fresh, shape)
 
 
+def test_a_new_file_is_what_all_steps_make_to_the_character() -> None:
+    at_once, by_steps = (sqlite3.connect(":memory:", isolation_level=None) for _ in range(2))
+    schema.migrate(at_once)
+    for statement in schema.step_to(1):
+        by_steps.execute(statement)
+    schema.migrate(by_steps)
+    assert sorted(at_once.iterdump()) == sorted(by_steps.iterdump())
+    assert schema.found_version(at_once) == schema.VERSION
+    at_once.close()
+    by_steps.close()
+
+
 def test_the_view_shows_who_owns_what(path: Path) -> None:
     columns = 'SELECT "group", topic, partition, owner, checkpoint, epoch FROM pxrs_partitions'
     with pxrs.connect(f"sqlite:///{path}") as px:

@@ -27,6 +27,8 @@ _host = pytest.StashKey[Host]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        return  # no test asks for one
     if not hasattr(config, "workerinput") and ADDRESS not in os.environ:
         config.stash[_host] = Host()
 

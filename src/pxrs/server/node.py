@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -251,10 +251,14 @@ class Node:
 
     def _routes(self, served: list[Route]) -> list[Route]:
         routes = [*self._health_routes(), *served]
-        document = msgspec.json.encode(openapi(routes))
+
+        @cache
+        def document() -> bytes:
+            return msgspec.json.encode(openapi(routes))
 
         async def describe(call: Call) -> Answer:
-            return Answer(document)
+            # Made when it is first asked for: it takes longer than all else that a node starts.
+            return Answer(document())
 
         about = Route(
             method="GET", path="/openapi.json", handler=describe, open=True,

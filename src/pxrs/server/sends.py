@@ -58,7 +58,11 @@ class _Request:
     def settle(self) -> None:
         """Answer, now that all batches are settled."""
         if self.answer.done():
-            return  # it failed, or its client has gone
+            # It failed, or its client has gone: there is nobody else to tell of what was put
+            # before. A node that stops must not fail because of it.
+            for pending in self.sent._batches:
+                pending.told = pending.told or pending.error is not None
+            return
         try:
             places = [
                 # No call for each message: there may be thousands.

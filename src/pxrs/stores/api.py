@@ -553,6 +553,15 @@ class FetchesMany(Protocol):
 
 
 @runtime_checkable
+class TellsSizes(Protocol):
+    """A `LogStore` that tells the sizes of all partitions of a topic in one go."""
+
+    def sizes(self, topic_id: str) -> dict[int, int]:
+        """Return what `size` would for each partition of the topic."""
+        ...
+
+
+@runtime_checkable
 class TellsTime(Protocol):
     """A `CoordStore` with a clock that all who use the store share."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 
 _PART = re.compile(r"\{([A-Z_]+)\}")
@@ -15,7 +16,14 @@ def statements(package: str, name: str, parts: Mapping[str, object] | None = Non
     A statement ends with a semicolon at the end of a line, outside of a function's body (`$$`).
     `{NAME}` stands for the value of that name in `parts`.
     """
+    for statement in _read(package, name):
+        yield _PART.sub(lambda found: str((parts or {})[found[1]]), statement)
+
+
+@cache
+def _read(package: str, name: str) -> list[str]:
     text = (files(package) / "sql" / f"{name}.sql").read_text("utf-8")
+    found: list[str] = []
     lines: list[str] = []
     in_body = False
     for line in text.splitlines():
@@ -23,6 +31,6 @@ def statements(package: str, name: str, parts: Mapping[str, object] | None = Non
             lines.append(line)
             in_body ^= line.count("$$") % 2 == 1
             if line.endswith(";") and not in_body:
-                statement = "\n".join(lines).removesuffix(";")
-                yield _PART.sub(lambda found: str((parts or {})[found[1]]), statement)
+                found.append("\n".join(lines).removesuffix(";"))
                 lines.clear()
+    return found

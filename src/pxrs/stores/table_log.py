@@ -44,6 +44,16 @@ class TableLog(ABC):
         statement = "SELECT coalesce(sum(size), 0) FROM @.pxrs_log_batches WHERE part = %b"
         return int(self._rows(statement, (self._part(where),))[0][0])
 
+    def sizes(self, topic_id: str) -> dict[int, int]:
+        rows = self._rows(
+            "SELECT p.partition, coalesce((SELECT sum(b.size) FROM @.pxrs_log_batches b "
+            "WHERE b.part = p.id), 0) FROM @.pxrs_log_partitions p WHERE p.topic_id = %b",
+            (topic_id,),
+        )
+        if not rows:
+            raise TopicNotFound(topic_id)
+        return {row[0]: int(row[1]) for row in rows}
+
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         rows = self._rows(
             "SELECT base FROM @.pxrs_log_batches WHERE part = %b AND max_timestamp >= %b "

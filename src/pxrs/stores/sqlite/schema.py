@@ -3,8 +3,9 @@
 Everything pxrs keeps in a file has the prefix `pxrs_`, so it can live beside the caller's own
 tables. Plain rowid tables: WITHOUT ROWID on blobs is twice as slow to insert.
 
-`sql/schema_<N>.sql` has the step from version N-1 to N. SQLite keeps the text of statements that
-make a table as it is, so their indentation stays too.
+`sql/schema.sql` makes a new file at once, `sql/schema_<N>.sql` has the step from version N-1 to N.
+Both end in the same schema. SQLite keeps the text of statements that make a table as it is, so
+their indentation stays too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ def check_usable(connection: sqlite3.Connection, path: str) -> None:
 
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring the file to this version. Inside a write transaction; the caller commits."""
-    for version in range(found_version(connection) + 1, VERSION + 1):
+    found = found_version(connection)
+    if not found:
+        for statement in statements(__package__, "schema"):
+            connection.execute(statement)
+        return
+    for version in range(found + 1, VERSION + 1):
         for statement in step_to(version):
             connection.execute(statement)
         connection.execute("UPDATE pxrs_meta SET value = ? WHERE name = 'schema'", (version,))

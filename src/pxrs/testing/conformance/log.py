@@ -13,7 +13,7 @@ from pxrs.errors import (
     SequenceGap,
     TopicNotFound,
 )
-from pxrs.stores.api import LogStore
+from pxrs.stores.api import LogStore, TellsSizes
 from pxrs.testing.conformance.lab import Lab, Violation
 from pxrs.testing.conformance.tools import (
     A_LOT,
@@ -199,7 +199,7 @@ def check_bounds(lab: Lab) -> None:
 
 
 def check_size(lab: Lab) -> None:
-    """`size` tells the bytes of the batches that a partition holds."""
+    """`size` tells the bytes of the batches that a partition holds, and `sizes` of all of them."""
     log = new_log(lab)
     append(log, BESIDE, batch(b"beside"))
     same(log.size(HERE), 0, "the size of an empty partition")
@@ -210,6 +210,10 @@ def check_size(lab: Lab) -> None:
     same(log.size(HERE), sizes[1], "the size after a trim")
     log.trim(HERE, 3)
     same(log.size(HERE), 0, "the size of an emptied partition")
+    if isinstance(log, TellsSizes):
+        same(log.sizes("t-1"), {0: 0, 1: log.size(BESIDE)}, "the sizes of all partitions")
+        with raises(TopicNotFound):
+            log.sizes("none")
 
 
 def check_create_again_changes_nothing(lab: Lab) -> None:
