@@ -249,9 +249,16 @@ def read_topic(record: Put) -> Topic:
     if stored.retention_ms is not None:
         _milliseconds(stored.retention_ms / 1000)
     _check_bytes(stored.retention_bytes)
-    if not _ID.fullmatch(stored.id):
-        raise InvalidRequest(f"a topic's id must be {_ID.pattern}, got {quoted(stored.id)}")
+    check_topic_id(stored.id)
     return _decode(Versioned(record.key, record.value, 0))
+
+
+def check_topic_id(topic_id: str) -> None:
+    """Rejects ids of logs that some engine could not store."""
+    if not _ID.fullmatch(topic_id):
+        raise InvalidRequest(
+            f"a topic's id must be 1 to 64 letters, digits, '_' or '-', got {quoted(topic_id)}"
+        )
 
 
 def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import pxrs
 from pxrs import PermissionDenied, Pxrs, PxrsError, SessionLost, TopicNotFound
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.codec.batches import encode
+from pxrs.codec.batches import COMPRESSIONS, encode
 from pxrs.config import parse_url, remote_settings
 from pxrs.core import records
 from pxrs.errors import InvalidRequest
@@ -128,6 +128,7 @@ class Aim(NamedTuple):
 
     arguments: tuple[Any, ...]
     harmless: Callable[[Any], bool] | None = None
+    refusal: type[PxrsError] | tuple[type[PxrsError], ...] = PermissionDenied
 
 
 def is_empty(answer: Any) -> bool:
@@ -183,11 +184,14 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
             *(Aim(([Check(key, 10**6)], [])) for key in secrets),
         ],
         "coord.now_ms": [Aim((), lambda answer: isinstance(answer, int))],
-        "log.create": [Aim((topic_id, 2))],
+        "log.create": [Aim((topic_id, 2)), *(
+            # No log can have such an id, not even a neighbour's.
+            Aim((odd, 1), refusal=(PermissionDenied, InvalidRequest)) for odd in ("*", "a/b", "")
+        )],
         "log.drop": [Aim((topic_id,))],
         "log.append": [Aim(([Append(where, batch())],))],
         "log.fetch": [Aim((where, 0, 2**20))],
-        "log.bounds": [Aim((topic_id,)), Aim(("unheard",))],
+        "log.bounds": [Aim((topic_id,)), Aim(("unheard",), refusal=TopicNotFound)],
         "log.size": [Aim((where,))],
         "log.batch_at": [Aim((where, 0))],
         "log.trim": [Aim((where, 10))],
@@ -214,7 +218,9 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
         "node.close_session": [Aim((session,))],
         "node.watch_records": [Aim((1, [key])) for key in [*secrets, "kv/", "members/billing/"]
                                if key != "topics/"],
-        "node.watch_log": [Aim((1, [where])), Aim((1, [LogPartition("x", 0)]))],
+        "node.watch_log": [
+            Aim((1, [where])), Aim((1, [LogPartition("x", 0)]), refusal=TopicNotFound),
+        ],
         "node.watch_queues": [Aim((1, ["mail"]))],
         "node.unwatch": [Aim((1,), lambda answer: answer is None)],
         "node.atomic": [
@@ -242,20 +248,22 @@ FOR_NEIGHBOURS = {"queues.reap", "node.open_session"}
 @pytest.mark.parametrize("given", [("topic:open:read",), NEIGHBOURS], ids=["reader", "neighbour"])
 def test_a_token_for_something_else_can_do_nothing(site: Site, given: tuple[str, ...]) -> None:
     """Method by method from the wire itself: one that is added must have its aims here."""
-    session = site.stores.coord.session(PATIENCE)
+    session = site.remote("queue:mail:read").coord.session(PATIENCE)
     client = site.remote(*given)
     before = site.content()
     tried = aims(site, session.id)
     assert tried.keys() == METHODS.keys()
     for method, all_aims in tried.items():
-        for arguments, harmless in all_aims:
+        for arguments, harmless, refusal in all_aims:
             told = (method, arguments)
             if harmless is not None:
                 assert harmless(client._link.call(method, *arguments)), told
             elif given is not NEIGHBOURS or method not in FOR_NEIGHBOURS:
-                with pytest.raises((PermissionDenied, TopicNotFound, SessionLost)):
+                with pytest.raises(refusal) as refused:
                     refuse_each(client._link.call(method, *arguments))
                     pytest.fail(f"{told} was not refused")
+                # Whose log it is, the caller is not told.
+                assert "orders" not in str(refused.value) or "orders" in repr(arguments)
             assert site.content() == before, told
     # Nothing has ended the stream, nor the session of another.
     seen = [] if given is NEIGHBOURS else ["topics/open"]
@@ -361,6 +369,9 @@ def test_a_producer_of_one_topic(site: Site) -> None:
             assert sent[0].result(PATIENCE).topic == sent[2].result(PATIENCE).topic == "orders"
             with pytest.raises(PermissionDenied):
                 sent[1].result(PATIENCE)
+        for compression in COMPRESSIONS:
+            with px.producer(compression=compression) as producer:
+                producer.send_many("kept", [("k", f"{n}" * 1000) for n in range(100)])
         px.topics.apply_retention("kept")
         with pytest.raises(PermissionDenied):
             next(iter(px.reader("orders").read(0, 0)))
@@ -368,7 +379,7 @@ def test_a_producer_of_one_topic(site: Site) -> None:
             px.topics.delete("orders")
     assert site.px.topics.describe("orders").messages == 13
     assert site.px.topics.describe("open").messages == 10
-    assert site.px.topics.describe("kept").messages == 1
+    assert site.px.topics.describe("kept").messages == 1 + 100 * len(COMPRESSIONS)
 
 
 def test_a_worker_of_one_queue(site: Site) -> None:
@@ -389,6 +400,25 @@ def test_a_worker_of_one_queue(site: Site) -> None:
     assert site.px.queues.describe("mail").ready == 2
     assert [queue.name for queue in site.px.queues.list()] == ["mail"]
     assert site.px.topics.describe("orders").messages == 11
+
+
+def test_items_of_another_queue_by_their_numbers(site: Site) -> None:
+    client = site.remote("queue:mine:read,write,admin")
+    with pxrs.connect(site.url(site.admin)) as px:
+        px.put("mine", "x")
+    session = client.coord.session(PATIENCE)
+    holder = Holder(session.id, "t")
+    (theirs,) = site.stores.queues.peek("mail", ALL)
+    before = site.stores.queues.peek("mail", ALL)
+    number = theirs.id
+    assert client.queues.drop("mine", [number + 10**6]) == 0
+    client.queues.redrive("mine", [number])
+    client.queues.release(holder, [Release(Held("mine", number, 1), dead=True)])
+    with pytest.raises(PxrsError):
+        client.queues.apply(QueueChange(holder, remove=(Held("mine", number, 0),)))
+    with pytest.raises(PxrsError):
+        client.queues.extend(holder, [Held("mine", number, 0)], 9.0)
+    assert site.stores.queues.peek("mail", ALL) == before
 
 
 def test_a_transaction_is_refused_as_a_whole(site: Site) -> None:
@@ -729,7 +759,7 @@ def test_a_key_is_open_only_with_a_right_on_a_name_in_it(folder: str, parts: lis
         assert not rights.may(Identity("all", tuple(everything_else)), wanted)
         return
     assert folder not in CLOSED
-    assert owner.name == parts[0]
+    assert owner.name == key.split("/")[1]
     assert "/" not in owner.name
     assert not owner.name.startswith("_pxrs.")
     for right in (f"{owner.kind}:{owner.name}x:read", f"{owner.kind}:x{owner.name}*:read"):

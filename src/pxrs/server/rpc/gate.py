@@ -63,7 +63,7 @@ class Gate:
     def call(self, identity: Identity, name: str, arguments: dict[str, Any], call: Call) -> Any:
         """The answer to a call. Raises `PermissionDenied` if the identity may not make it."""
         for wanted in rights.needs(name, arguments, partial(self._topic_of, identity)):
-            rights.require(identity, wanted)
+            rights.require(identity, wanted, name)
         for session in rights.sessions(name, arguments):
             self._require_own(identity, session)
         for write in rights.written(name, arguments):
@@ -111,13 +111,14 @@ class Gate:
     ) -> list[Appended | PxrsError]:
         """Appends what is allowed and can be read; each of the others has its own error."""
         checked = [self._checked(identity, append) for append in arguments["appends"]]
-        done = iter(call([each for each in checked if isinstance(each, Append)]))
+        allowed = [each for each in checked if isinstance(each, Append)]
+        done = iter(call(allowed) if allowed else ())
         return [next(done) if isinstance(each, Append) else each for each in checked]
 
     def _checked(self, identity: Identity, append: Append) -> Append | PxrsError:
         try:
             topic_of = partial(self._topic_of, identity)
-            rights.require(identity, rights.to_append(append, topic_of))
+            rights.require(identity, rights.to_append(append, topic_of), "log.append")
             return _whole(append)
         except (PermissionDenied, InvalidRequest) as error:
             return error

@@ -20,14 +20,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pxrs.config import check_group_name, check_member_name, check_topic_name
+from pxrs.config import check_group_name, check_member_name, check_partitions, check_topic_name
 from pxrs.core import records
 from pxrs.errors import InvalidRequest, PermissionDenied, SchemaMismatch, TopicNotFound, quoted
 from pxrs.groups.resets import Reset
 from pxrs.server.rest.routes import Need
 from pxrs.server.tokens import Action, Identity, Kind
 from pxrs.stores.remote.wire import unpack_writes
-from pxrs.topics import read_topic
+from pxrs.topics import check_topic_id, read_topic
 from pxrs.types import (
     RESERVED,
     Append,
@@ -73,11 +73,13 @@ def may(identity: Identity, wanted: Wanted) -> bool:
     )
 
 
-def require(identity: Identity, wanted: Wanted) -> None:
-    """Raises `PermissionDenied` unless the identity has one of the rights."""
+def require(identity: Identity, wanted: Wanted, method: str) -> None:
+    """Raises `PermissionDenied` unless the identity has one of the rights, for this method."""
     if may(identity, wanted):
         return
     first = wanted[0]
+    if first == CLUSTER:
+        raise identity.denied(f"make this call of {method}", *CLUSTER)
     if isinstance(first, Some):
         right = f"{first.kind}:NAME:{first.action}"
         raise PermissionDenied(
@@ -296,7 +298,15 @@ def _log_of_its_own(topic_id: str, topic_of: TopicOf) -> Wanted:
     Nobody else can mean a log that no topic names: its id is random and stands nowhere.
     """
     topic = topic_of(topic_id)
-    return (Some("topic", "admin"),) if topic is None else _topic(topic.name, "admin")
+    if topic is not None:
+        return _topic(topic.name, "admin")
+    check_topic_id(topic_id)
+    return (Some("topic", "admin"),)
+
+
+def _new_log(it: Arguments, topic_of: TopicOf) -> Iterable[Wanted]:
+    yield _log_of_its_own(it["topic_id"], topic_of)
+    check_partitions(it["partitions"])
 
 
 def _expire(where: LogPartition, topic_of: TopicOf) -> Wanted:
@@ -374,7 +384,7 @@ _RULES: dict[str, _Rule] = {
     "coord.list": lambda it, _: () if is_shared(it["prefix"]) else [to_see(it["prefix"])],
     "coord.commit": lambda it, _: _commit(it["checks"], it["writes"]),
     "coord.now_ms": _nothing,
-    "log.create": lambda it, topic_of: [_log_of_its_own(it["topic_id"], topic_of)],
+    "log.create": _new_log,
     "log.drop": lambda it, topic_of: [_log_of_its_own(it["topic_id"], topic_of)],
     "log.append": _nothing,
     "log.fetch": _of_log("read"),
@@ -399,7 +409,8 @@ _RULES: dict[str, _Rule] = {
     "queues.drop": _of_queue("admin"),
     "queues.redrive": _of_queue("admin"),
     "queues.purge": _of_queue("admin"),
-    "queues.restore": _of_queue("admin"),
+    # Its numbers are the caller's, and those of all queues go on above: that is for copies.
+    "queues.restore": lambda it, _: [(CLUSTER,)],
     "node.open_session": lambda it, _: [_TO_HOLD],
     "node.renew_session": _nothing,
     "node.close_session": _nothing,
