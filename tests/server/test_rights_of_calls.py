@@ -700,7 +700,7 @@ def test_a_revoked_token_hears_nothing(site: Site) -> None:
 # or is opened by a rule.
 CLOSED = {
     "tokens", "node-secret", "node-numbers", "nodes", "apps", "client-sessions", "doctor", "copy",
-    "kv", "kv-heads", "kv-once", "kv-due", Layout("q").folder.partition("/")[0],
+    "kv", "kv-heads", "kv-once", "kv-due", "kv-lanes", Layout("q").folder.partition("/")[0],
     *(folder.rstrip("/") for folder in (LIST, HOLDERS, COMMITS)),
 }  # fmt: skip
 NOBODY = Identity("nobody", ())

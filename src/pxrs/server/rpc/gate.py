@@ -135,21 +135,21 @@ class Gate:
     # Records and queues
 
     def _list(self, identity: Identity, arguments: dict[str, Any], call: Call) -> list[Versioned]:
-        prefix, after, limit = arguments["prefix"], arguments["after"], arguments["limit"]
-        if not rights.is_shared(prefix):
-            whole: list[Versioned] = call(**arguments)
-            return whole
-        if limit is not None and limit < 1:
-            call(**arguments)  # it refuses that
+        return self.list_records(identity, **arguments)
+
+    def list_records(
+        self, identity: Identity, prefix: str, after: str | None, limit: int | None
+    ) -> list[Versioned]:
+        """As `CoordStore.list`, of a prefix that may be listed: what the identity may see of it."""
+        if not rights.is_shared(prefix) or (limit is not None and limit < 1):
+            return self._stores.coord.list(prefix, after, limit)
         found: list[Versioned] = []
-        while page := call(prefix, after, _PAGE):
+        while page := self._stores.coord.list(prefix, after, _PAGE):
             found += [record for record in page if _sees(identity, record.key)]
             after = page[-1].key
-            if limit is not None and len(found) >= limit:
-                return found[:limit]
-            if len(page) < _PAGE:
+            if len(page) < _PAGE or (limit is not None and len(found) >= limit):
                 break
-        return found
+        return found[:limit]
 
     def _watch(self, identity: Identity, arguments: dict[str, Any], call: Call) -> None:
         """Arms a watch. One of nothing hears nothing, whatever an engine would make of it."""

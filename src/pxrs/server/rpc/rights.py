@@ -33,7 +33,6 @@ from pxrs.types import (
     Append,
     Check,
     Held,
-    Holder,
     LogPartition,
     Put,
     QueueChange,
@@ -101,11 +100,10 @@ def needs(method: str, arguments: Arguments, topic_of: TopicOf) -> Iterable[Want
 
 def sessions(method: str, arguments: Arguments) -> set[str]:
     """The sessions that a call uses: the caller must have opened them."""
-    change, holder = arguments.get("change"), arguments.get("holder")
-    if isinstance(change, QueueChange):
-        holder = change.holder
     found = {each.session for each in written(method, arguments) if isinstance(each, Put)}
-    found |= {holder.session if isinstance(holder, Holder) else None, arguments.get("session")}
+    found.add(arguments.get("session"))
+    for holds in (arguments.get("holder"), getattr(arguments.get("change"), "holder", None)):
+        found.add(None if holds is None else holds.session)
     return {each for each in found if each is not None}
 
 
