@@ -356,6 +356,16 @@ def test_a_consumer_without_its_rights(site: Site, given: list[str], lacks: str)
         assert site.content() == before
 
 
+def test_a_member_has_to_see_all_topics_of_its_group(site: Site) -> None:
+    with (
+        site.connect("topic:orders:read", "group:team:write") as px,
+        site.px.consumer("open", group="team", start="latest"),
+        pytest.raises(PermissionDenied, match="topic:open:read"),
+        px.consumer("orders", group="team", start="earliest") as consumer,
+    ):
+        consumer.poll(timeout=PATIENCE)
+
+
 def test_a_producer_of_one_topic(site: Site) -> None:
     site.px.topics.create("kept", 1, retention=3600.0, retention_bytes=10**9)
     with site.connect("topic:orders:write", "topic:kept:write", "topic:open:read") as px:
