@@ -41,7 +41,9 @@ class Guard:
 
     async def ask_if_there_are_tokens(self) -> None:
         """Ask for tokens from the moment on that the store has one."""
-        self.asks = self.asks or bool(await self._call(self._tokens.list))
+        # Not in one expression: what became true while the store was asked stays so.
+        if await self._call(self._tokens.list):
+            self.asks = True
 
     async def identify(
         self, headers: Mapping[str, str], route: Route | None, passed_on: PassedOn | None = None
