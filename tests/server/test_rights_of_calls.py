@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from pxrs.clock import SYSTEM_CLOCK
 from pxrs.codec.batches import COMPRESSIONS, encode
 from pxrs.config import parse_url, remote_settings
 from pxrs.core import records
+from pxrs.core.kv import Change
 from pxrs.errors import InvalidRequest
 from pxrs.server.rpc import rights
 from pxrs.server.tokens import Identity, Tokens, all_rights, parse_right
@@ -41,6 +43,7 @@ from pxrs.types import (
     QueueChange,
     Release,
     StoredItem,
+    Version,
 )
 from support.child import PATIENCE
 from support.node import LocalNode
@@ -146,6 +149,7 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
     where, topic_id = site.part("orders"), site.part("orders").topic_id
     holder = Holder(session, "t")
     held = Held("mail", 1, 1)
+    lane = f"{'0' * 16}.1"
     claim = records.claim_key("billing", topic_id, 0)
     member = records.MemberRecord(id="m.1", topics=("orders",))
     kept = [it.key for it in site.stores.coord.list("") if rights.owner_of(it.key) is None]
@@ -222,6 +226,18 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
             Aim((1, [where])), Aim((1, [LogPartition("x", 0)]), refusal=TopicNotFound),
         ],
         "node.watch_queues": [Aim((1, ["mail"]))],
+        "node.view": [Aim((), lambda answer: len(answer.nodes) == 1)],
+        "node.watch_view": [Aim((1,), lambda answer: answer is None)],
+        "kv.read": [Aim((b"user",)), Aim((b"",)), Aim((b"\xff",))],
+        "kv.write": [
+            Aim((lane, 1, changes, again))
+            for again in (False, True)
+            for changes in (
+                [Change(b"user", b"x")], [Change(b"user", None)], [Change(b"\xff", b"x")],
+                [Change(b"user", b"x", if_match=Version(9, 9))],
+                [Change(b"order", b"x"), Change(b"user", b"x")],
+            )
+        ],
         "node.unwatch": [Aim((1,), lambda answer: answer is None)],
         "node.atomic": [
             *(Aim(([Check(key, 10**6)], [], [], None)) for key in secrets),
@@ -239,7 +255,7 @@ NEIGHBOURS = tuple(
     f"{kind}:{name}:read,write,admin"
     for kind in ("topic", "group", "queue", "key", "cluster")
     for name in ("order", "orders2*", "o", "bill", "billing/", "billing2*", "mai", "mail/*", "stor",
-                 "store2*", "_pxrs.*", "tokens*", "topics/orders")
+                 "store2*", "use", "user2*", "\\xff", "_pxrs.*", "tokens*", "topics/orders")
 )  # fmt: skip
 # What is of no harm to anybody: who has a right to some queue or group may do it.
 FOR_NEIGHBOURS = {"queues.reap", "node.open_session"}
@@ -459,6 +475,47 @@ def test_who_makes_and_deletes_topics(site: Site) -> None:
             px.topics.delete("orders")
         with pytest.raises(PermissionDenied, match="topic:team:"):
             px.topics.create("team", 1)
+
+
+def test_keys_by_their_names(site: Site) -> None:
+    with site.connect("key:user*:read,write", "key:seen:read", "key:written:write") as px:
+        version = px.kv.put("user1", "a")
+        entry = px.kv.get("user1")
+        assert entry is not None
+        assert (entry.value, entry.version) == (b"a", version)
+        px.kv.put("user1", "b", if_match=version, idempotency_key="once")
+        assert px.kv.delete("user1")
+        assert px.kv.get("seen") is None
+        px.kv.put("written", "x")
+        for refused, right in (
+            (lambda: px.kv.get("written"), "key:written:read"),
+            (lambda: px.kv.put("seen", "x"), "key:seen:write"),
+            (lambda: px.kv.delete("use"), "key:use:write"),
+            (lambda: px.kv.get(b"\xffuser"), "key:\\udcffuser:read"),
+            (lambda: list(px.kv.scan("user")), "cluster:store:admin"),
+            (lambda: px.kv.watch("user"), "cluster:store:admin"),
+        ):
+            with pytest.raises(PermissionDenied) as told:
+                refused()
+            assert told.value.right == right
+    assert site.px.kv.get("seen") is None
+
+
+def test_a_write_that_is_refused_takes_no_other_down_with_it(site: Site) -> None:
+    with site.connect("key:mine*:write") as px, ThreadPoolExecutor(8) as pool:
+        writes = [
+            (owner, pool.submit(px.kv.put, f"{owner}{number}", "x"))
+            for number in range(40)
+            for owner in ("mine", "theirs")
+        ]
+        for owner, write in writes:
+            if owner == "mine":
+                assert write.result(PATIENCE).index > 0
+            else:
+                with pytest.raises(PermissionDenied, match="key:theirs"):
+                    write.result(PATIENCE)
+    assert len(list(site.px.kv.scan("mine"))) == 40
+    assert not list(site.px.kv.scan("theirs"))
 
 
 def test_keys_are_not_reached_through_records(site: Site) -> None:
@@ -692,16 +749,19 @@ def test_rights_are_those_of_now(site: Site) -> None:
 
 def test_a_revoked_token_hears_nothing(site: Site) -> None:
     client = site.remote("topic:orders:read", name="listener")
-    armed = client.log.watch(site.part("orders"))
+    client.log.watch(site.part("orders"))
     site.tokens.revoke("listener")
     site.node.guard._known.clear()
     stream = client._link._stream
     assert stream is not None
+    heard: list[int | None] = []
+    stream._woken = heard.append
     site.stores.log.append([Append(site.part("orders"), batch())])
     stream._reader.join(PATIENCE)
     assert stream.is_broken
     assert "this token is wrong" in stream.refusal
-    assert not armed.wait(0)
+    # That the stream broke, and of no watch.
+    assert heard == [None]
 
 
 # Keys of records

@@ -7,7 +7,8 @@ added to the seams or to the store is closed until a rule here opens it. What op
     group/, members/, claims/, history/, resets/   of a group: to see them any right on the group,
                                           to write them write, to remove the group or a claim admin
     a log                                 by the topic whose record names it
-    a queue                               by its name
+    a queue, a key                        by its name; of keys only `kv.*`, not their records:
+                                          who writes the head of a shard has all keys of it
 
 To write is to see: a commit whose check fails answers with what is there, so each key that is
 checked needs what reading it needs. Keys and values are written by clients, so others must be able
@@ -24,7 +25,7 @@ from pxrs.config import check_group_name, check_member_name, check_partitions, c
 from pxrs.core import records
 from pxrs.errors import InvalidRequest, PermissionDenied, SchemaMismatch, TopicNotFound, quoted
 from pxrs.groups.resets import Reset
-from pxrs.server.rest.routes import Need
+from pxrs.server.rest.routes import Need, of_key
 from pxrs.server.tokens import Action, Identity, Kind
 from pxrs.stores.remote.wire import unpack_writes
 from pxrs.topics import check_topic_id, read_topic
@@ -419,4 +420,9 @@ _RULES: dict[str, _Rule] = {
     "node.watch_queues": lambda it, _: [of_queue(queue, "read") for queue in it["where"]],
     "node.unwatch": _nothing,
     "node.atomic": _atomic,
+    # Clients have to know where the nodes are.
+    "node.view": _nothing,
+    "node.watch_view": _nothing,
+    "kv.read": lambda it, _: [(of_key(it["key"], "read"),)],
+    "kv.write": lambda it, _: [(of_key(change.key, "write"),) for change in it["changes"]],
 }
