@@ -40,6 +40,7 @@ PxrsError
 ├── NoCheckpoint                a partition has no checkpoint, and `start="error"` was asked for
 ├── HandlerFailed               a handler failed for the last time, and the run was to stop then
 ├── SessionLost                 the session expired; everything written with it is gone
+├── PermissionDenied            the token lacks a right; .right: which; nothing was changed
 ├── NotAtomic                   these stores can't commit together
 ├── InsideTransaction           this call needs a write transaction of its own
 ├── IllegalMove                 a bug in pxrs: an event that this state does not know
@@ -375,6 +376,18 @@ class HandlerFailed(PxrsError):
 
 class SessionLost(PxrsError):
     """The session expired or was ended; it never comes back, open a new one."""
+
+
+class PermissionDenied(PxrsError):
+    """The token may not do this. Nothing was changed.
+
+    `right` is what it would need, as `pxrs token create --allow` takes it; empty if no right would
+    do.
+    """
+
+    def __init__(self, message: str, right: str = "") -> None:
+        super().__init__(message)
+        self.right = right
 
 
 class NotAtomic(PxrsError):

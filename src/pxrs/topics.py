@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ _SCHEMA = 1
 # Ten thousand years.
 _LONGEST_RETENTION = 10_000 * 365 * 24 * 3600.0
 _MOST_BYTES = 2**62
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -235,6 +237,32 @@ def _decode(record: Versioned) -> Topic:
         retention_bytes=stored.retention_bytes,
         created_ms=stored.created_ms,
     )
+
+
+def read_topic(record: Put) -> Topic:
+    """The topic as a stranger wrote it; raises `InvalidRequest` where no topic can be so."""
+    name = check_topic_name(record.key.removeprefix(_FOLDER))
+    try:
+        stored = msgspec.json.decode(record.value, type=_Record)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the record of topic {name!r} can't be read: {error}") from None
+    if stored.schema != _SCHEMA:
+        raise InvalidRequest(f"schema must be {_SCHEMA}, got {stored.schema}")
+    check_partitions(stored.partitions)
+    check_partitioner(stored.partitioner)
+    if stored.retention_ms is not None:
+        _milliseconds(stored.retention_ms / 1000)
+    _check_bytes(stored.retention_bytes)
+    check_topic_id(stored.id)
+    return _decode(Versioned(record.key, record.value, 0))
+
+
+def check_topic_id(topic_id: str) -> None:
+    """Rejects ids of logs that some engine could not store."""
+    if not _ID.fullmatch(topic_id):
+        raise InvalidRequest(
+            f"a topic's id must be 1 to 64 letters, digits, '_' or '-', got {quoted(topic_id)}"
+        )
 
 
 def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import re
@@ -21,6 +22,7 @@ from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.records import MemberRecord, member_key
 from pxrs.core.records import encode as encode_record
 from pxrs.errors import ConfigError, InvalidRequest
+from pxrs.server.rest.guard import Guard
 from pxrs.server.settings import load_settings
 from pxrs.server.tokens import Right, Tokens, all_rights, parse_right
 from pxrs.stores.open import open_stores
@@ -317,6 +319,22 @@ def test_rights_to_something_else_open_no_route(url: str, admin: str) -> None:
         assert node.px.topics.describe("orders") == before
         assert client("POST", f"/v1/leases/{lease}/commit", {}, bearer(admin)).status == 200
         client.close()
+
+
+def test_a_guard_that_asks_goes_on_asking(url: str) -> None:
+    """Whatever the store had when it was asked: it may be about to be told otherwise."""
+
+    async def ask() -> bool:
+        async def none_yet(_: object) -> list[object]:
+            guard.asks = True
+            return []
+
+        guard = Guard(Tokens(px.stores.coord, SYSTEM_CLOCK), SYSTEM_CLOCK, none_yet, asks=False)
+        await guard.ask_if_there_are_tokens()
+        return guard.asks
+
+    with pxrs.connect(url) as px:
+        assert asyncio.run(ask())
 
 
 def test_the_first_token_is_noticed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pxrs.client.topology import NodeAddress
 from pxrs.clock import Clock
 from pxrs.core import kv
 from pxrs.core.kv import Change, KeyBatch, Written
-from pxrs.errors import NotLeader, OutcomeUnknown, PxrsError
+from pxrs.errors import NotLeader, OutcomeUnknown, PermissionDenied, PxrsError
 from pxrs.kv.group_commit import GroupCommit, Waiting
 from pxrs.kv.store import Answers, KeyValues, check_ttl
 from pxrs.stores.api import CoordStore
@@ -102,10 +102,20 @@ class WritingLane:
         answers: Sequence[Written | PxrsError]
         try:
             answers = self._send([it.work for it in batch])
+        except PermissionDenied as error:
+            # The right to one of the keys is missing; the others have nothing to do with it.
+            answers = [error] if len(batch) == 1 else [self._alone(it.work) for it in batch]
         except PxrsError as error:
             answers = [error] * len(batch)
         for each, answer in zip(batch, answers, strict=True):
             each.settle(answer)
+
+    def _alone(self, change: Change) -> Written | PxrsError:
+        try:
+            (answer,) = self._send([change])
+        except PxrsError as error:
+            return error
+        return answer
 
     def _send(self, changes: list[Change]) -> list[Written | PxrsError]:
         tries = self._client._begin()

@@ -32,6 +32,7 @@ from pxrs.errors import (
     InsideTransaction,
     InvalidRequest,
     OutcomeUnknown,
+    PermissionDenied,
     ProducerFenced,
     PxrsError,
     SequenceGap,
@@ -48,9 +49,10 @@ _LAST_EPOCH = 2**15 - 1
 _SHORTEST_WAIT = 0.001
 # How often the background thread looks for new batches while others are paused.
 _LOOK_EVERY = 0.01
-# What a log says of the batch itself. It was not appended, and the error says why.
-_OUT_OF_SEQUENCE = (ProducerFenced, SequenceGap)
-_REFUSALS = (InvalidRequest, *_OUT_OF_SEQUENCE)
+# What a log says of the batch itself. It was not appended, and the error says why; the first ones
+# say nothing of an earlier try.
+_OF_THIS_TRY = (ProducerFenced, SequenceGap, PermissionDenied)
+_REFUSALS = (InvalidRequest, *_OF_THIS_TRY)
 
 # How often a topic that grows is looked at for messages that it need not keep, in seconds.
 _RETAIN_EVERY = 10.0
@@ -370,7 +372,7 @@ class Committer:
     def _fail(self, pending: PendingBatch, error: Exception) -> None:
         """Give up; what comes next in the partition must not look like its successor."""
         self._broken_off.add(pending.where)
-        if _refuses(error) and not (pending.unsure and isinstance(error, _OUT_OF_SEQUENCE)):
+        if _refuses(error) and not (pending.unsure and isinstance(error, _OF_THIS_TRY)):
             self._settle(pending, error)
         elif pending.unsure:
             self._doubted.add(pending.where)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from pxrs.clock import Clock
-from pxrs.errors import ConfigError, InvalidRequest
+from pxrs.errors import ConfigError, InvalidRequest, PermissionDenied, quoted
 from pxrs.stores.api import CoordStore
 from pxrs.types import Check, Committed, Delete, Put
 
@@ -27,6 +27,7 @@ Action = Literal["read", "write", "admin"]
 _FOLDER = "tokens/"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MARK = "pxrs"
+_LONGEST_SHOWN = 250
 # How long the former secret of a token that was rotated is still good.
 ROTATION_GRACE = 3600.0
 
@@ -80,6 +81,20 @@ class Identity(NamedTuple):
 
     def may(self, kind: Kind, name: str, action: Action) -> bool:
         return any(right.allows(kind, name, action) for right in self.rights)
+
+    def require(self, kind: Kind, name: str, action: Action) -> None:
+        """Raises `PermissionDenied` unless it may do this."""
+        if not self.may(kind, name, action):
+            raise self.denied(f"{action} {kind} {quoted(name)}", kind, name, action)
+
+    def denied(self, what: str, kind: Kind, name: str, action: Action) -> PermissionDenied:
+        """The refusal to do `what`, which needs this right."""
+        # The name is a stranger's: it may be long, and no text at all.
+        shown = name[:_LONGEST_SHOWN].encode(errors="backslashreplace").decode()
+        right = f"{kind}:{shown}:{action}"
+        return PermissionDenied(
+            f"token {self.name!r} may not {what}; it lacks the right {right}", right
+        )
 
 
 class Tokens:

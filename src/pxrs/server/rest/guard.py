@@ -41,7 +41,9 @@ class Guard:
 
     async def ask_if_there_are_tokens(self) -> None:
         """Ask for tokens from the moment on that the store has one."""
-        self.asks = self.asks or bool(await self._call(self._tokens.list))
+        # Not in one expression: what became true while the store was asked stays so.
+        if await self._call(self._tokens.list):
+            self.asks = True
 
     async def identify(
         self, headers: Mapping[str, str], route: Route | None, passed_on: PassedOn | None = None
@@ -98,20 +100,14 @@ class Guard:
 
 
 def refuse(identity: Identity | None, needs: Iterable[Need]) -> None:
-    """403 unless the identity may do all of it."""
-    if identity is None:
-        return
-    for need in needs:
-        if not identity.may(need.kind, need.name, need.action):
-            raise HttpError(
-                403,
-                "forbidden",
-                f"token {identity.name!r} may not {need.action} {need.kind} {need.name!r}",
-            )
+    """Raises `PermissionDenied` unless the identity may do all of it."""
+    if identity is not None:
+        for need in needs:
+            identity.require(*need)
 
 
 def check(route: Route, call: Call) -> None:
-    """403 unless whoever calls may do what the route does."""
+    """Raises `PermissionDenied` unless whoever calls may do what the route does."""
     if call.identity is not None and route.needs is not None:
         refuse(call.identity, route.needs(call))
 

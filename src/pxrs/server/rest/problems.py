@@ -38,8 +38,11 @@ _STATUSES: tuple[tuple[type[errors.PxrsError], int], ...] = (
     (errors.TransactionConflict, 409),
     (errors.Fenced, 409),
     (errors.SessionLost, 409),
+    (errors.PermissionDenied, 403),
     (errors.NotAtomic, 409),
 )
+# Where HTTP has a word of its own.
+_CODES: dict[type[errors.PxrsError], str] = {errors.PermissionDenied: "forbidden"}
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,11 +90,12 @@ def problem_of(error: Exception, request_id: str) -> Problem:
         )
     if isinstance(error, errors.PxrsError):
         status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+        code = _CODES.get(type(error), error.code)
         held = isinstance(error, errors.OffsetOutOfRange) and (error.start, error.end)
         return Problem(
-            title=error.code.replace("_", " "),
+            title=code.replace("_", " "),
             status=status,
-            code=error.code,
+            code=code,
             detail=told(error),
             retryable=error.retryable or isinstance(error, errors.DeliveryFailed | errors.Closed),
             request_id=request_id,

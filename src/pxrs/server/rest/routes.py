@@ -46,6 +46,11 @@ class Need(NamedTuple):
     action: Action
 
 
+def of_key(key: bytes, action: Action) -> Need:
+    """The right on a key of `px.kv`, which may be any bytes."""
+    return Need("key", key.decode(errors="surrogateescape"), action)
+
+
 def in_path(kind: Kind, action: Action) -> Callable[[Call], list[Need]]:
     """The right on what the path names `{topic}`, `{group}` or `{queue}`."""
     return lambda call: [Need(kind, call.path[kind], action)]

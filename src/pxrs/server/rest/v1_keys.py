@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from pxrs.errors import InvalidRequest, quoted
 from pxrs.server.keys import KeyService
 from pxrs.server.rest.problems import HttpError
-from pxrs.server.rest.routes import Answer, Call, Need, Route
+from pxrs.server.rest.routes import Answer, Call, Need, Route, of_key
 from pxrs.server.rest.values import bytes_of, text_of
 from pxrs.server.tokens import Action
 from pxrs.types import ABSENT, Version
@@ -135,7 +135,7 @@ class V1Keys:
 
 
 def _needs(action: Action) -> Callable[[Call], list[Need]]:
-    return lambda call: [Need("key", _key(call).decode(errors="surrogateescape"), action)]
+    return lambda call: [of_key(_key(call), action)]
 
 
 def _key(call: Call) -> bytes:

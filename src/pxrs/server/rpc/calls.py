@@ -68,7 +68,7 @@ class Caller(NamedTuple):
     follows: bool
 
     def check(self, need: Need) -> None:
-        """PERMISSION_DENIED unless the caller may do this."""
+        """Raises `PermissionDenied` unless the caller may do this."""
         refuse(self.identity, [need])
 
 

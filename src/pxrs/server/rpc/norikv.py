@@ -23,11 +23,10 @@ from pxrs.server.cluster import Cluster, ClusterView, NodeInfo
 from pxrs.server.keys import KeyService
 from pxrs.server.rest.forwarding import NOT_SENT, Forwarding
 from pxrs.server.rest.problems import HttpError, Problem
-from pxrs.server.rest.routes import Answer, Need
+from pxrs.server.rest.routes import Answer, Need, of_key
 from pxrs.server.rest.v1_keys import DeleteAnswer, KeyVersion, PutAnswer, PutValue
 from pxrs.server.rpc.calls import Caller, Calls, ProblemElsewhere, Refused
 from pxrs.server.rpc.protos import decoded, message_classes
-from pxrs.server.tokens import Action
 from pxrs.types import Version
 
 SERVICES = ("norikv.v1.Kv", "norikv.v1.Meta", "norikv.v1.Admin")
@@ -80,7 +79,7 @@ class NoriKv:
 
     async def put(self, request: bytes, caller: Caller) -> bytes:
         asked = decoded(_KINDS["PutRequest"], request)
-        caller.check(_need(asked.key, "write"))
+        caller.check(of_key(asked.key, "write"))
         ttl = asked.ttl_ms / 1000 if asked.ttl_ms else None
         change = self._keys.put_change(
             asked.key, asked.value, _if_match(asked), ttl, asked.idempotency_key or None
@@ -92,7 +91,7 @@ class NoriKv:
 
     async def get(self, request: bytes, caller: Caller) -> bytes:
         asked = decoded(_KINDS["GetRequest"], request)
-        caller.check(_need(asked.key, "read"))
+        caller.check(of_key(asked.key, "read"))
         consistency = _CONSISTENCIES.get(asked.consistency)
         if consistency is None:
             raise InvalidRequest(
@@ -111,7 +110,7 @@ class NoriKv:
 
     async def delete(self, request: bytes, caller: Caller) -> bytes:
         asked = decoded(_KINDS["DeleteRequest"], request)
-        caller.check(_need(asked.key, "write"))
+        caller.check(of_key(asked.key, "write"))
         change = self._keys.delete_change(
             asked.key, _if_match(asked), asked.idempotency_key or None
         )
@@ -261,10 +260,6 @@ def encode_view(view: ClusterView, here: NodeInfo) -> bytes:
 def _language(caller: Caller) -> str:
     found = _LANGUAGE.search(caller.user_agent)
     return found[1] if found else ""
-
-
-def _need(key: bytes, action: Action) -> Need:
-    return Need("key", key.decode(errors="surrogateescape"), action)
 
 
 def _if_match(asked: Any) -> Version | None:

@@ -3,6 +3,10 @@
 One stream a client. Its calls are made by threads, as the seams block; what is answered while a
 frame is on its way goes with the next one. Sessions and watches are held for the client: a session
 that it does not renew ends by itself, and those of a client that is gone are ended soon after.
+
+Any token gets a stream. Each call is checked against the token's rights as they are then: `gate.py`
+makes the calls of a token that may not do everything. A token that is revoked ends its stream, and
+one whose rights have changed too: the client comes again, and its watches are armed anew.
 """
 
 from __future__ import annotations
@@ -31,8 +35,10 @@ from pxrs.errors import (
     StoreError,
     quoted,
 )
-from pxrs.server.rest.routes import Need
 from pxrs.server.rpc.calls import Caller, Calls
+from pxrs.server.rpc.gate import Gate
+from pxrs.server.rpc.rights import CLUSTER
+from pxrs.server.tokens import Identity
 from pxrs.stores.api import ItemRestorer, Session, Stores, TellsTime, Watch
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.wire import METHODS, KeyCalls, WireAtomic
@@ -49,9 +55,6 @@ _MOST_TOGETHER = 500
 # How long the sessions of a client whose stream broke wait for it to come back.
 _GRACE = 2.0
 _LOOK = 30.0
-# The seams reach everything in the store, tokens too: until rights are checked call by call, only
-# a token that may do everything gets a stream.
-_NEED = Need("cluster", "store", "admin")
 
 
 class Held(NamedTuple):
@@ -71,6 +74,7 @@ class StoreService:
         self.node = node
         self.keys = keys
         self.view = view
+        self.gate = Gate(stores)
         self.pool = WarmThreads(_THREADS, "pxrs-v1")
         self.sessions: dict[str, Held] = {}
         self.lock = threading.Lock()
@@ -99,12 +103,11 @@ class StoreService:
         self, incoming: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
     ) -> AsyncGenerator[bytes, None]:
         """One client's stream: its frames, and the answers. See `Calls.dialogue`."""
-        (await caller()).check(_NEED)
-        stream = Stream(self)
+        stream = Stream(self, (await caller()).identity)
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(incoming, caller))
         try:
-            async for frame in stream.answers(reading):
+            async for frame in stream.answers(reading, caller):
                 yield frame
         finally:
             reading.cancel()
@@ -136,8 +139,12 @@ class StoreService:
 class Stream:
     """One client's stream: its calls, its watches, and the sessions it renews."""
 
-    def __init__(self, service: StoreService) -> None:
+    def __init__(self, service: StoreService, identity: Identity | None) -> None:
         self._service = service
+        self._identity = identity
+        # Whose calls are checked one by one; None for who may do everything.
+        everything = identity is None or identity.may(*CLUSTER)
+        self._limited = None if everything else identity
         self._loop = asyncio.get_running_loop()
         self._ready: deque[tuple[int, int, msgspec.Raw]] = deque()
         self._ringing = False
@@ -155,18 +162,28 @@ class Stream:
     ) -> None:
         """Takes the client's calls until it ends, sends what can't be read, or may not any more."""
         async for frame in incoming:
-            (await caller()).check(_NEED)
+            if not self._is_same(await caller()):
+                return
             for number, name, arguments in frames.decode_calls(frame):
                 await self._room.acquire()
                 self._service.pool.submit(partial(self._make, number, name, arguments))
 
-    async def answers(self, reading: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    def _is_same(self, caller: Caller) -> bool:
+        """Whether the caller's rights are those that the stream began with."""
+        return caller.identity is self._identity or caller.identity == self._identity
+
+    async def answers(
+        self, reading: asyncio.Task[None], caller: Callable[[], Awaitable[Caller]]
+    ) -> AsyncIterator[bytes]:
         """Frames of answers, until the client has ended and all is answered."""
         reading.add_done_callback(lambda _: self._rung.set())
         while not self._over and not reading.done():
             await self._rung.wait()
             self._rung.clear()
             self._ringing = False
+            # A token may have been revoked since its client was last heard of.
+            if self._identity is not None and not self._is_same(await caller()):
+                return
             while self._ready:
                 some = [self._ready.popleft() for _ in range(min(len(self._ready), _MOST_TOGETHER))]
                 for _, kind, _ in some:
@@ -208,7 +225,13 @@ class Stream:
             method = METHODS.get(name)
             if method is None:
                 raise InvalidRequest(f"there is no method {quoted(name)}")
-            answer = self._target(name)(**method.decode(arguments))
+            call, given = self._target(name), method.decode(arguments)
+            limited = self._limited
+            answer = (
+                call(**given)
+                if limited is None
+                else self._service.gate.call(limited, name, given, call)
+            )
             self._tell(number, ANSWER, method.encode_answer(answer))
         except PxrsError as error:
             self._tell(number, ERROR, frames.encode_error(_told(error)))
