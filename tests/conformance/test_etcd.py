@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.testing.conformance import Rule, coord_checks
+from pxrs.testing.conformance import Rule, coord_checks, lent_session_checks
 from support.coord_lab import CoordLab
 
 pytestmark = pytest.mark.engine("etcd")
@@ -19,6 +19,9 @@ def lab(etcd_url: str) -> Iterator[CoordLab]:
     lab.close()
 
 
-@pytest.mark.parametrize("check", coord_checks(), ids=lambda check: check.__name__)
+CHECKS = coord_checks() + lent_session_checks()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_conforms(check: Rule, lab: CoordLab) -> None:
     check(lab)

@@ -13,6 +13,7 @@ from pxrs.testing.conformance import (
     atomic_checks,
     coord_checks,
     doubt_checks,
+    lent_session_checks,
     log_checks,
     queue_checks,
     restore_checks,
@@ -35,6 +36,7 @@ def lab(
 @pytest.mark.parametrize(
     "check",
     coord_checks()
+    + lent_session_checks()
     + log_checks()
     + doubt_checks()
     + queue_checks()

@@ -11,6 +11,7 @@ from pxrs.testing.conformance import (
     Rule,
     await_end,
     coord_checks,
+    lent_session_checks,
     queue_checks,
     restore_checks,
 )
@@ -61,7 +62,7 @@ def lab(database: str) -> Iterator[SqlLab]:
 
 @pytest.mark.parametrize(
     "check",
-    coord_checks() + queue_checks() + restore_checks(),
+    coord_checks() + lent_session_checks() + queue_checks() + restore_checks(),
     ids=lambda check: check.__name__,
 )
 def test_conforms(check: Rule, lab: SqlLab) -> None:

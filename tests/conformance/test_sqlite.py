@@ -23,6 +23,7 @@ from pxrs.testing.conformance import (
     await_end,
     coord_checks,
     doubt_checks,
+    lent_session_checks,
     log_checks,
     queue_checks,
     restore_checks,
@@ -118,6 +119,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[SqliteLab]:
 @pytest.mark.parametrize(
     "check",
     coord_checks()
+    + lent_session_checks()
     + log_checks()
     + doubt_checks()
     + queue_checks()

@@ -98,6 +98,17 @@ class Session(Protocol):
         ...
 
 
+class LentSession(Session, Protocol):
+    """A `Session` of `LendsSessions`, as the handle knows it that adopted it last.
+
+    Once another one has adopted it, renewing it through this one may raise `SessionLost`.
+    """
+
+    def abandon(self) -> None:
+        """End it, unless another handle has adopted it since."""
+        ...
+
+
 class CoordStore(Protocol):
     """Everything that is owned, voted or versioned."""
 
@@ -577,6 +588,26 @@ class OfNodes(Protocol):
     @property
     def client(self) -> Client:
         """Knows the nodes."""
+        ...
+
+
+@runtime_checkable
+class LendsSessions(Protocol):
+    """A `CoordStore` with sessions that outlive the process that opened them.
+
+    A node opens them for its clients. They end by their time, or when they are closed; the death of
+    the process, or closing the store, does not end them: the client goes on through another node.
+    """
+
+    def lend(self, ttl: float) -> LentSession:
+        """Open a session with which any process may go on, by its id."""
+        ...
+
+    def adopt(self, session: str) -> LentSession:
+        """Renew a lent session, from now on through this handle.
+
+        Raises `SessionLost` if it is over, or was not lent.
+        """
         ...
 
 

@@ -1,11 +1,12 @@
-"""Sessions that are rows, as the process that holds them knows them.
+"""Sessions as the process that holds them knows them, where all it has to do is to be in time.
 
-When another process may end one stands in `observer.py`.
+When another process may end one stands in `observer.py` for engines with rows.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -14,11 +15,31 @@ from contextlib import suppress
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 
+_LENT = "lent-"
+# Between the owner of a session and the handle that it is known by. No host has it in its name.
+OF_PROCESS = "/"
+
 
 def validate_ttl(ttl: float) -> None:
     """Refuse a session that would end at once, or that nobody would see the end of."""
     if not 0.05 <= ttl <= 86_400:
         raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
+
+
+def lent_name() -> str:
+    """Makes the id of a session that is lent. See `pxrs.stores.api.LendsSessions`."""
+    return f"{_LENT}{secrets.token_hex(12)}"
+
+
+def is_lent(session: str) -> bool:
+    """Whether a session of this id outlives the process that opened it. Not so on etcd."""
+    return session.startswith(_LENT)
+
+
+def require_lent(session: str) -> None:
+    """Refuse to go on with what is no lent session."""
+    if not is_lent(session):
+        raise SessionLost(f"session {session!r} is another process's own; open a new one")
 
 
 def this_process() -> str:
@@ -67,9 +88,13 @@ class RowSession:
             if renewed:
                 self._deadline = sent + self.ttl
                 return
+        self._lose()
+        raise SessionLost(f"session {self.id} expired, was ended or has lost its connection")
+
+    def _lose(self) -> None:
+        """It could not be renewed: nobody shall wait for its end."""
         with suppress(PxrsError):
             self.close()
-        raise SessionLost(f"session {self.id} expired, was ended or has lost its connection")
 
     def remaining(self) -> float:
         if self._over or not self._holds():
@@ -86,3 +111,34 @@ class RowSession:
         """In a forked child: it is the parent's."""
         self._over = self._ended = True
         self._renewing = threading.Lock()
+
+
+class LentRowSession(RowSession):
+    """A session that any process may adopt. See `pxrs.stores.api.LentSession`.
+
+    `renew` fails once another handle has adopted it, and `end_unless_adopted` does nothing then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ttl: float,
+        sent: float,
+        clock: Clock,
+        *,
+        renew: Callable[[], bool],
+        end: Callable[[], None],
+        end_unless_adopted: Callable[[], None],
+    ) -> None:
+        super().__init__(name, ttl, sent, clock, renew=renew, end=end)
+        self._end_unless_adopted = end_unless_adopted
+
+    def abandon(self) -> None:
+        self._over = True
+        if not self._ended:
+            self._end_unless_adopted()
+            self._ended = True
+
+    def _lose(self) -> None:
+        """It may live on through another process: only its time can tell."""
+        self._over = True

@@ -18,6 +18,7 @@ from pxrs.config import ServerSettings
 from pxrs.errors import PxrsError
 from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.etcd.commits import Commits
+from pxrs.stores.etcd.lent_sessions import LentEtcdSession, LentSessions
 from pxrs.stores.etcd.nodes import Nodes
 from pxrs.stores.etcd.sessions import EtcdSession, lease_of, open_session, session_id
 from pxrs.stores.etcd.watches import Watches
@@ -54,6 +55,7 @@ class EtcdCoord:
         self._commits = Commits(self._nodes, f"{settings.prefix}/commits/".encode(), clock)
         self._watches = Watches(self._nodes, clock)
         self._sessions: set[EtcdSession] = set()
+        self._lent = LentSessions(self._nodes, clock, f"{settings.prefix}/lent/".encode())
         try:
             self.get("is anybody there")
         except BaseException:
@@ -105,6 +107,14 @@ class EtcdCoord:
         session = open_session(self._nodes, self._clock, ttl, self._sessions.discard)
         self._sessions.add(session)
         return session
+
+    def lend(self, ttl: float) -> LentEtcdSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        return self._lent.lend(ttl)
+
+    def adopt(self, session: str) -> LentEtcdSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        return self._lent.adopt(session)
 
     def findings(self) -> builtins.list[Finding]:
         """Examine the cluster for `pxrs doctor`."""

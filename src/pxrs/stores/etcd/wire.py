@@ -33,6 +33,13 @@ def unchanged(key: bytes, revision: int) -> Any:
     )
 
 
+def exists(key: bytes) -> Any:
+    """Holds while the key is there."""
+    return rpc.Compare(
+        target=rpc.Compare.CREATE, result=rpc.Compare.GREATER, key=key, create_revision=0
+    )
+
+
 def unbound(key: bytes) -> Any:
     """Holds while the key belongs to no lease."""
     return rpc.Compare(target=rpc.Compare.LEASE, result=rpc.Compare.EQUAL, key=key, lease=0)

@@ -21,7 +21,7 @@ from pxrs.stores.mysql.connection import Connection, Row
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.schema import LONGEST_KEY
 from pxrs.stores.mysql.sessions import Sessions
-from pxrs.stores.row_sessions import RowSession
+from pxrs.stores.row_sessions import LentRowSession, RowSession
 from pxrs.stores.rows import next_step
 from pxrs.stores.wakeups import KEY
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
@@ -83,6 +83,14 @@ class SqlCoord:
 
     def session(self, ttl: float) -> RowSession:
         return self.sessions.open(ttl)
+
+    def lend(self, ttl: float) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        return self.sessions.lend(ttl)
+
+    def adopt(self, session: str) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        return self.sessions.adopt(session)
 
     def close(self) -> None:
         self.changes.close()

@@ -16,12 +16,19 @@ from contextlib import suppress
 from functools import partial
 
 from pxrs.clock import Clock
-from pxrs.errors import PxrsError
+from pxrs.errors import PxrsError, SessionLost
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.observer import Observer, Suspect
-from pxrs.stores.row_sessions import RowSession, this_process, validate_ttl
+from pxrs.stores.row_sessions import (
+    LentRowSession,
+    RowSession,
+    lent_name,
+    require_lent,
+    this_process,
+    validate_ttl,
+)
 from pxrs.stores.rows import next_step
 
 
@@ -55,6 +62,33 @@ class Sessions:
         )
         self._held[name] = session
         return session
+
+    def lend(self, ttl: float) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        validate_ttl(ttl)
+        name, sent = lent_name(), self.clock.monotonic()
+        values = {"id": name, "ttl": ttl, "holder": self._holder}
+        self._database.write(lambda connection: connection.run(sql.OPEN, **values))
+        return self._adopted(name, sent)
+
+    def adopt(self, name: str) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        require_lent(name)
+        return self._adopted(name, self.clock.monotonic())
+
+    def _adopted(self, name: str, sent: float) -> LentRowSession:
+        row = LentRow(self._database, name)
+        if not row.adopt():
+            raise SessionLost(f"session {name} is over; open a new one")
+        return LentRowSession(
+            name,
+            row.ttl,
+            sent,
+            self.clock,
+            renew=row.renew,
+            end=partial(self._end, name),
+            end_unless_adopted=lambda: self.on_ended() if row.end_unless_adopted() else None,
+        )
 
     def _renew(self, name: str) -> bool:
         def work(connection: Connection) -> bool:
@@ -90,6 +124,40 @@ class Sessions:
         for session in list(self._held.values()):
             with suppress(PxrsError):
                 session.close()
+
+
+class LentRow:
+    """The row of a session that is lent, and the name of this handle."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._database = database
+        self._name = name
+        self._mine = {"id": name, "holder": secrets.token_hex(12)}
+        self.ttl = 0.0
+
+    def adopt(self) -> bool:
+        """Name this handle and renew it, whoever has it; false if it is over."""
+        return self._database.write(lambda connection: self._renewed(connection, sql.ADOPT))
+
+    def renew(self) -> bool:
+        """Extend it by one TTL; false if it is over, or another handle has adopted it."""
+        return self._database.write(lambda connection: self._renewed(connection, sql.RENEW_LENT))
+
+    def _renewed(self, connection: Connection, statement: str) -> bool:
+        connection.rows(sql.LOCK_SESSION, id=self._name)
+        if connection.run(statement, **self._mine) != 1:
+            return False
+        self.ttl = float(connection.value(sql.TTL, id=self._name))
+        return True
+
+    def end_unless_adopted(self) -> bool:
+        """End it if this handle has adopted it last; whether it was."""
+
+        def work(connection: Connection) -> bool:
+            found = connection.rows(sql.LOCK_HELD, **self._mine)
+            return bool(found) and _end(connection, [self._name])
+
+        return self._database.write(work)
 
 
 def _end_late(connection: Connection, ids: list[str]) -> bool:

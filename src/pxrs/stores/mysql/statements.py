@@ -54,6 +54,12 @@ OPEN = """INSERT INTO pxrs_sessions (id, ttl, deadline, holder) VALUES (%(id)s, 
     (UTC_TIMESTAMP(6) + INTERVAL ROUND(1000000 * %(ttl)s) MICROSECOND), %(holder)s)"""
 LOCK_SESSION = "SELECT id FROM pxrs_sessions WHERE id = %(id)s FOR UPDATE"
 RENEW = f"UPDATE pxrs_sessions SET deadline = {_TTL_FROM_NOW} WHERE id = %(id)s AND {ALIVE}"
+# Of one that is lent the holder is the handle that has adopted it last.
+ADOPT = f"""UPDATE pxrs_sessions SET deadline = {_TTL_FROM_NOW}, holder = %(holder)s
+    WHERE id = %(id)s AND {ALIVE}"""
+RENEW_LENT = f"{RENEW} AND holder = %(holder)s"
+TTL = "SELECT ttl FROM pxrs_sessions WHERE id = %(id)s"
+LOCK_HELD = "SELECT id FROM pxrs_sessions WHERE id = %(id)s AND holder = %(holder)s FOR UPDATE"
 SUSPECTS = f"""SELECT id, ttl, deadline, CASE WHEN {ALIVE} THEN 0 ELSE 1 END FROM pxrs_sessions
     WHERE {_SUSPECT} ORDER BY id"""
 LOCK_SUSPECTS = f"{FOUND_SESSIONS} AND {_SUSPECT} ORDER BY id FOR UPDATE"

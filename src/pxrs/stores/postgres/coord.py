@@ -12,7 +12,7 @@ from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
 from pxrs.stores.postgres.sessions import Sessions
-from pxrs.stores.row_sessions import RowSession
+from pxrs.stores.row_sessions import LentRowSession, RowSession
 from pxrs.stores.wakeups import KEY
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
@@ -91,6 +91,14 @@ class PostgresCoord:
 
     def session(self, ttl: float) -> RowSession:
         return self._sessions.open(ttl)
+
+    def lend(self, ttl: float) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        return self._sessions.lend(ttl)
+
+    def adopt(self, session: str) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        return self._sessions.adopt(session)
 
     def close(self) -> None:
         self._sessions.close()

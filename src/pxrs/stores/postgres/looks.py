@@ -29,7 +29,7 @@ from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Row
 from pxrs.stores.postgres.queues.functions import DELAYED, HELD, READY, WAITING
 from pxrs.stores.postgres.sessions import Statement
-from pxrs.stores.row_sessions import this_process
+from pxrs.stores.row_sessions import OF_PROCESS, this_process
 from pxrs.stores.wakeups import KEY, KINDS, PARTITION, QUEUE
 from pxrs.types import Versioned
 
@@ -68,7 +68,8 @@ _LOOK = f"""
                     AND w.id >= f.base ORDER BY w.id LIMIT 1) AS first
                 FROM (SELECT i.lane, min(i.base) AS base
                     FROM @.pxrs_queue_holders h JOIN @.pxrs_sessions s
-                        ON s.id = h.session AND s.owner = %s, LATERAL (
+                        ON s.id = h.session AND split_part(s.owner, '{OF_PROCESS}', 1) = %s,
+                    LATERAL (
                         SELECT t.lane, t.base FROM @.pxrs_queue_items t
                         WHERE t.session = h.session AND t.queue = k.id AND t.state = {HELD}
                         AND t.lane IS NOT NULL OFFSET 0) i

@@ -7,7 +7,8 @@ with it, in one transaction. Why a verdict can't be taken back:
   one statement too, which looks at the row again once it has locked it. One of the two is first.
 - The lock is taken on a connection of this process before the row is there, so a free lock means
   that the connection is closed. Not after the server was started again, which frees every lock;
-  and not behind a pooler, whose connections are not ours. Then only the clock counts.
+  and not behind a pooler, whose connections are not ours. Then only the clock counts. So it is for
+  sessions that are lent, which outlive the process: they have no lock.
 - Who may end the session of another process by its time, and when, stands in
   `pxrs.stores.observer`.
 
@@ -26,12 +27,20 @@ from functools import partial
 import psycopg
 
 from pxrs.clock import Clock
-from pxrs.errors import PxrsError, StoreUnavailable
+from pxrs.errors import PxrsError, SessionLost, StoreUnavailable
 from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.postgres.database import Database, Pg, Row, hang_up, is_fit, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
 from pxrs.stores.postgres.functions import SUSPECTS
-from pxrs.stores.row_sessions import RowSession, this_process, validate_ttl
+from pxrs.stores.row_sessions import (
+    OF_PROCESS,
+    LentRowSession,
+    RowSession,
+    lent_name,
+    require_lent,
+    this_process,
+    validate_ttl,
+)
 
 _OPEN = """INSERT INTO @.pxrs_sessions
     SELECT %b::text, %b::float8, clock_timestamp() + %b::float8 * interval '1 second', lock,
@@ -40,6 +49,13 @@ _OPEN = """INSERT INTO @.pxrs_sessions
     RETURNING 1"""
 _RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
     WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
+# Of one that is lent the owner names the handle, too, that has adopted it last.
+_ADOPT = """UPDATE @.pxrs_sessions
+    SET deadline = clock_timestamp() + ttl * interval '1 second', owner = %b
+    WHERE id = %b AND deadline > clock_timestamp() RETURNING ttl"""
+_RENEW_LENT = f"{_RENEW.removesuffix('RETURNING 1')} AND owner = %b RETURNING 1"
+_END_UNLESS_ADOPTED = """SELECT @.pxrs_end(ARRAY(
+    SELECT id FROM @.pxrs_sessions WHERE id = %b AND owner = %b FOR UPDATE))"""
 _REAP = "SELECT @.pxrs_reap(%s::text[], %s::text[])"
 _UNLOCK = "SELECT pg_advisory_unlock(%b::int8)"
 _END = "SELECT @.pxrs_end(%s::text[])"
@@ -169,13 +185,47 @@ class Sessions:
         self._on_open(anchor)
         return session
 
+    def lend(self, ttl: float) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        validate_ttl(ttl)
+        self._database.check_open()
+        name = lent_name()
+        sent = self._clock.monotonic()
+        self._database.write(_OPEN, (name, ttl, ttl, self._owner, None))
+        return self._adopted(name, sent)
+
+    def adopt(self, name: str) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        require_lent(name)
+        self._database.check_open()
+        return self._adopted(name, self._clock.monotonic())
+
+    def _adopted(self, name: str, sent: float) -> LentRowSession:
+        mine = f"{self._owner}{OF_PROCESS}{secrets.token_hex(8)}"
+        found = self._database.write(_ADOPT, (mine, name))
+        if not found:
+            raise SessionLost(f"session {name} is over; open a new one")
+        return LentRowSession(
+            name,
+            found[0][0],
+            sent,
+            self._clock,
+            renew=lambda: bool(self._database.write(_RENEW_LENT, (name, mine))),
+            end=lambda: self._ended(self._database.write(_END, ([name],))),
+            end_unless_adopted=lambda: self._ended(
+                self._database.write(_END_UNLESS_ADOPTED, (name, mine))
+            ),
+        )
+
+    def _ended(self, words: list[Row]) -> None:
+        self.observation.on_ended([row[0] for row in words])
+
     def _renew(self, name: str, anchor: Anchor | None) -> bool:
         return bool(self._write(anchor, _RENEW, (name,)))
 
     def _end(self, name: str, anchor: Anchor | None, lock: int | None) -> None:
         self._held.pop(name, None)
-        words = [row[0] for row in self._database.write(_END, ([name],))]
-        self.observation.on_ended(words)
+        self._ended(self._database.write(_END, ([name],)))
         if anchor is not None and anchor.holds:
             with suppress(psycopg.Error):
                 run(anchor.connection, _UNLOCK, (lock,))

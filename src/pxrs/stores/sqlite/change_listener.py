@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed, PxrsError
+from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.database import Database, leave_to_parent
 from pxrs.stores.sqlite.failures import translate_os
@@ -212,14 +213,18 @@ class ChangeListener:
                 self._session_stirred(name)
 
     def _session_stirred(self, name: str) -> None:
-        """The file was closed by a writer or removed. The event can precede the lock's release."""
+        """The file was closed by a writer or removed. The event can precede the lock's release.
+
+        One that is lent has no lock; it was renewed.
+        """
         if not self._sessions.alive(name):
             self._session_ended(name)
             return
-        time.sleep(_PROBE_AGAIN)
-        if not self._sessions.alive(name):
-            self._session_ended(name)
-            return
+        if not is_lent(name):
+            time.sleep(_PROBE_AGAIN)
+            if not self._sessions.alive(name):
+                self._session_ended(name)
+                return
         self._deadlines[name] = 0.0
 
     def _session_ended(self, name: str) -> None:

@@ -14,9 +14,11 @@ from contextlib import suppress
 from pxrs.clock import Clock
 from pxrs.errors import PxrsError, SessionLost, StoreBusy
 from pxrs.stores.api import failed_checks, validate_commit, validate_limit
+from pxrs.stores.row_sessions import LentRowSession
 from pxrs.stores.sqlite.change_counters import key_slots, slot
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
+from pxrs.stores.sqlite.lent_sessions import LentSessions
 from pxrs.stores.sqlite.sessions import FileSession, SessionFiles
 from pxrs.types import (
     Check,
@@ -54,6 +56,7 @@ class SqliteCoord:
         self._sessions = sessions
         self._changes = changes
         self._mine: dict[str, FileSession] = {}
+        self._lent = LentSessions(sessions, clock, lambda name: self._remove_rows([name]))
         self._before_end: Callable[[], None] = lambda: None
         self._clock = clock
         self._next_sweep = 0.0
@@ -121,6 +124,17 @@ class SqliteCoord:
         session = self._sessions.open(ttl, self._session_ended, self._before_end)
         self._mine[session.id] = session
         return session
+
+    def lend(self, ttl: float) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        self._database.check_open()
+        self._sweep()
+        return self._lent.lend(ttl)
+
+    def adopt(self, session: str) -> LentRowSession:
+        """See `pxrs.stores.api.LendsSessions`."""
+        self._database.check_open()
+        return self._lent.adopt(session)
 
     def before_a_session_ends(self, call: Callable[[], None]) -> None:
         """Have it called when a session of this process is about to be ended by its holder."""

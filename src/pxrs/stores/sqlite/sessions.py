@@ -15,6 +15,8 @@ Why a verdict can't be taken back:
 
 Renewing and ending exclude each other: a stamp written after the file was closed would go to
 whatever file has its number by then, and that may be the database.
+
+Sessions that are lent have no lock, as they outlive their process: see `lent_sessions.py`.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ from contextlib import contextmanager, suppress
 
 from pxrs.clock import Clock
 from pxrs.errors import SessionLost
-from pxrs.stores.row_sessions import validate_ttl
+from pxrs.stores.row_sessions import is_lent, validate_ttl
 from pxrs.stores.sqlite.failures import translate_os
 from pxrs.stores.sqlite.posix import make_folder_beside, open_beside, try_lock
 
 _STAMP = struct.Struct("=d")
-_NAME = re.compile("[0-9a-f]{24}")
+# Of one that is lent, behind its stamp: its TTL, and the mark of who has adopted it last.
+_TTL_AT = _STAMP.size
+MARK_AT = 2 * _STAMP.size
+_NAME = re.compile("(lent-)?[0-9a-f]{24}")
 
 
 def is_session_name(name: str) -> bool:
@@ -47,7 +52,7 @@ class SessionFiles:
 
     def __init__(self, folder: str, database: str, clock: Clock) -> None:
         self.path = os.path.join(folder, "sessions")
-        with _typed_errors(self.path):
+        with typed_errors(self.path):
             make_folder_beside(self.path, database)
         self._database = database
         self._clock = clock
@@ -62,21 +67,27 @@ class SessionFiles:
 
         `before_end` is called when the holder ends it: whatever it holds is still its own.
         """
-        validate_ttl(ttl)
         name = secrets.token_hex(12)
+        fd, deadline = self.make(name, ttl)
+        path = os.path.join(self.path, name)
+        return FileSession(name, ttl, fd, path, deadline, self._clock, on_end, before_end)
+
+    def make(self, name: str, ttl: float) -> tuple[int, float]:
+        """Make the file of a session; returns it open and locked, and its stamp."""
+        validate_ttl(ttl)
         path, hidden = os.path.join(self.path, name), os.path.join(self.path, f".{name}")
-        with _typed_errors(self.path):
+        with typed_errors(self.path):
             fd = open_beside(hidden, self._database, os.O_EXCL)
             try:
                 try_lock(fd)
                 deadline = self._clock.monotonic() + ttl
-                os.pwrite(fd, _STAMP.pack(deadline), 0)
+                os.pwrite(fd, _STAMP.pack(deadline) + _STAMP.pack(ttl), 0)
                 os.rename(hidden, path)
             except BaseException:
-                _remove(hidden)
+                remove(hidden)
                 os.close(fd)
                 raise
-        return FileSession(name, ttl, fd, path, deadline, self._clock, on_end, before_end)
+        return fd, deadline
 
     def alive(self, name: str) -> bool:
         """Whether the session lives. A dead one's file is removed: the verdict is final."""
@@ -84,30 +95,38 @@ class SessionFiles:
             if fd is None:
                 return False
             now = self._clock.monotonic()
-            expired = _read_stamp(fd) <= now
-            if expired or try_lock(fd, shared=True):
-                _remove(os.path.join(self.path, name))
+            stamp = read_stamp(fd)
+            over = self._lies_too_far_ahead(fd, stamp) if is_lent(name) else _is_free(fd)
+            if stamp <= now or over:
+                remove(os.path.join(self.path, name))
                 return False
             return True
 
+    def _lies_too_far_ahead(self, fd: int, stamp: float) -> bool:
+        """Whether it was written before the machine started: the clock began anew.
+
+        The clock is read after the stamp: it may have been renewed in between.
+        """
+        return stamp > self._clock.monotonic() + read_ttl(fd)
+
     def names(self) -> list[str]:
         """The sessions that may be alive."""
-        with _typed_errors(self.path):
+        with typed_errors(self.path):
             return [name for name in os.listdir(self.path) if is_session_name(name)]
 
     def deadline(self, name: str) -> float | None:
         """Returns when the session will expire unless it is renewed; None if it is over."""
         with self._opened(name) as fd:
-            return None if fd is None else _read_stamp(fd)
+            return None if fd is None else read_stamp(fd)
 
     def sweep_unborn(self) -> None:
         """Remove files whose process died before it could name them."""
-        with _typed_errors(self.path):
+        with typed_errors(self.path):
             names = [name for name in os.listdir(self.path) if name.startswith(".")]
         for name in names:
             with self._opened(name, hidden=True) as fd:
                 if fd is not None and os.fstat(fd).st_size > 0 and try_lock(fd, shared=True):
-                    _remove(os.path.join(self.path, name))
+                    remove(os.path.join(self.path, name))
 
     @contextmanager
     def _opened(self, name: str, *, hidden: bool = False) -> Iterator[int | None]:
@@ -120,7 +139,7 @@ class SessionFiles:
             yield None
             return
         path = os.path.join(self.path, name)
-        with _typed_errors(path):
+        with typed_errors(path):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -168,8 +187,8 @@ class FileSession:
         sent = self._clock.monotonic()
         if sent >= self._deadline:
             return False
-        with _typed_errors(self._path):
-            os.pwrite(self._fd, _STAMP.pack(sent + self.ttl), 0)
+        with typed_errors(self._path):
+            write_stamp(self._fd, sent + self.ttl)
         if self._clock.monotonic() >= self._deadline or not os.path.exists(self._path):
             return False
         self._deadline = sent + self.ttl
@@ -187,7 +206,7 @@ class FileSession:
             if self._over:
                 return
             self._over = True
-            _remove(self._path)
+            remove(self._path)
             os.close(self._fd)
         self._on_end(self)
 
@@ -200,18 +219,38 @@ class FileSession:
 
 
 @contextmanager
-def _typed_errors(path: str) -> Iterator[None]:
+def typed_errors(path: str) -> Iterator[None]:
+    """Raises what a call of the system says as an error of ours."""
     try:
         yield
     except OSError as error:
         raise translate_os(error, path) from error
 
 
-def _read_stamp(fd: int) -> float:
-    data = os.pread(fd, _STAMP.size, 0)
+def read_stamp(fd: int) -> float:
+    """Until when the session lives; 0 if the file is cut off."""
+    return _read_seconds(fd, 0)
+
+
+def write_stamp(fd: int, deadline: float) -> None:
+    os.pwrite(fd, _STAMP.pack(deadline), 0)
+
+
+def read_ttl(fd: int) -> float:
+    return _read_seconds(fd, _TTL_AT)
+
+
+def _read_seconds(fd: int, at: int) -> float:
+    data = os.pread(fd, _STAMP.size, at)
     return float(_STAMP.unpack(data)[0]) if len(data) == _STAMP.size else 0.0
 
 
-def _remove(path: str) -> None:
+def _is_free(fd: int) -> bool:
+    """Whether no process holds the session's lock."""
+    return try_lock(fd, shared=True)
+
+
+def remove(path: str) -> None:
+    """Remove the file of a session, if it is there."""
     with suppress(FileNotFoundError):
         os.unlink(path)

@@ -19,6 +19,7 @@ from pxrs.testing.conformance import (
     atomic,
     coord,
     doubts,
+    lent_sessions,
     log,
     queue_counts,
     queue_locks,
@@ -54,6 +55,7 @@ __all__ = [
     "await_end",
     "coord_checks",
     "doubt_checks",
+    "lent_session_checks",
     "log_checks",
     "queue_checks",
     "restore_checks",
@@ -65,6 +67,11 @@ __all__ = [
 def coord_checks() -> tuple[Rule, ...]:
     """The checks of a `CoordStore`."""
     return checks_of(coord, sessions)
+
+
+def lent_session_checks() -> tuple[Rule, ...]:
+    """The checks of a `CoordStore` that also is a `LendsSessions`."""
+    return checks_of(lent_sessions)
 
 
 def log_checks() -> tuple[Rule, ...]:

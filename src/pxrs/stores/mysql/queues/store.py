@@ -41,6 +41,7 @@ from pxrs.stores.mysql.queues.changes import (
     unit_row,
 )
 from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, due_in, is_due
+from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.rows import by_queue
 from pxrs.stores.wakeups import QUEUE, LocalWatch
 from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
@@ -62,7 +63,8 @@ class SqlQueues(QueueUpkeep):
         self._next_free: dict[str, float] = {}
         self._next_tidy = 0.0
         # Takes that were given up. None of them can be on its way: a take is counted and held
-        # before its commit is sent.
+        # before its commit is sent. Another process may have those of a session that is lent, so
+        # they have a record.
         self._given_up: set[tuple[str, str]] = set()
 
     # Taking
@@ -84,7 +86,7 @@ class SqlQueues(QueueUpkeep):
         self._database.require_skip_locked()
         number = min(count, LIMITS.items)
         bound = None if most is None else min(most, _MOST)
-        take = Take(queue, holder, number, bound, lock_for, suspects)
+        take = Take(queue, holder, number, bound, lock_for, suspects, unit)
         now = self._clock.monotonic()
         if now >= self._next_free.get(queue, 0.0):
             self._next_free[queue] = now + _FREE_EVERY
@@ -178,6 +180,8 @@ class SqlQueues(QueueUpkeep):
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         self._given_up.add((holder.session, unit))
+        if is_lent(holder.session):
+            self.outcome(holder.session, unit)
         if not self._database.is_oracle:
             # Oracle shows no transaction what is not committed.
             self._database.write(lambda connection: _await_take(connection, queue, holder))

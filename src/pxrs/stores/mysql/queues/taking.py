@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pxrs.core.queue import Picked, delay_ms, pick
+from pxrs.core.queue import Picked, delay_ms, given_up, pick
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.changes import lock_queues, session_lost, settle
+from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.rows import Candidate
 from pxrs.types import Holder, Taken
 
@@ -48,6 +49,7 @@ class Take:
     most: int | None
     lock_for: float | None
     suspects: bool
+    unit: str
     locking: bool = False
     moved: bool = False
 
@@ -82,9 +84,19 @@ class Take:
             now=sight.now,
             **self._holder,
         )
+        self._refuse_given_up(connection)
         return Taken(
             [item.delivery(self.queue, item.id, item.body or b"") for item in chosen], None
         )
+
+    def _refuse_given_up(self, connection: Connection) -> None:
+        """Raise if it was given up through another process, as only takes by a lent session can be.
+
+        Looked at once the items are held: who gives it up now sees them, and waits for the commit.
+        """
+        session = self.holder.session
+        if is_lent(session) and connection.value(sql.BECAME, session=session, tx=self.unit):
+            raise given_up(self.unit)
 
     @property
     def _holder(self) -> dict[str, str]:

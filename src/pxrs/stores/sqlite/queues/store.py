@@ -26,6 +26,7 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import Fenced, SessionLost
+from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.rows import Candidate, QueueRow, by_queue
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.coord import SqliteCoord
@@ -80,7 +81,8 @@ class SqliteQueues(QueueUpkeep):
         coord.before_a_session_ends(ahead.give_back)
         self._coord = coord
         self._reaper = Reaper(database, coord, clock, ahead.verdicts)
-        # Takes that were given up. None of them can be on its way, as there is no network.
+        # Takes that were given up. None of them can be on its way, as there is no network. Another
+        # process may have those of a session that is lent, so they are noted in the file.
         self._given_up: set[tuple[str, str]] = set()
         self._changes = changes
         # Queues that had nothing for the last take: the next one looks before it writes.
@@ -110,7 +112,7 @@ class SqliteQueues(QueueUpkeep):
                 return Taken([], due)
         taken = self._take_aside(queue, wanted) if self._ahead else None
         if taken is None:
-            taken = self._take_now(queue, wanted)
+            taken = self._take_now(queue, wanted, unit)
         if self._ahead.enabled:
             self._ahead.habits.took(queue, count, most, self._clock.monotonic())
         if taken.items or taken.suspect:
@@ -169,11 +171,14 @@ class SqliteQueues(QueueUpkeep):
             ahead.put_back(turn.connection, aside)
             turn.slots.add(slot_of(aside.name))
 
-    def _take_now(self, name: str, wanted: Wanted) -> Taken:
+    def _take_now(self, name: str, wanted: Wanted, unit: str) -> Taken:
         asides = self._ahead.withdraw(name)
+        session = wanted.holder.session
 
         def work(turn: Turn) -> Taken:
-            self._require_session(wanted.holder.session)
+            self._require_session(session)
+            if is_lent(session) and units.find(turn.connection, session, unit) is not None:
+                raise given_up(unit)
             self._put_back(turn, asides)
             return self._take(turn, name, wanted)
 
@@ -319,7 +324,9 @@ class SqliteQueues(QueueUpkeep):
             for name, held in sorted(by_queue(change.remove).items()):
                 queue = self._remove(turn, name, hands, held, now, now_ms)
                 wanted = self._ahead.habits.expected(name)
-                if asides is not None and wanted is not None:
+                # What is set aside, and what was lent of it, only this process knows: a holder that
+                # may go on through another would lose it.
+                if asides is not None and wanted is not None and not is_lent(holder.session):
                     self._reaper.now_and_then(turn, queue, now)
                     asides += self._set_aside(turn, name, queue, holder.session, *wanted)
         numbers = self._put(turn, change.put, now_ms) if change.put else []
@@ -397,6 +404,8 @@ class SqliteQueues(QueueUpkeep):
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         self._given_up.add((holder.session, unit))
+        if is_lent(holder.session):
+            self.outcome(holder.session, unit)
         # A take whose sync failed is undone for good by the next commit.
         self._database.write(lambda turn: None)
         return held_in(self, queue, holder)
