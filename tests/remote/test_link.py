@@ -124,14 +124,33 @@ def test_watches_are_armed_again_and_wake(nodes: Nodes, stores: RemoteStores) ->
     other.close()
 
 
-def test_a_session_ends_with_its_node_and_says_so(nodes: Nodes, stores: RemoteStores) -> None:
+def test_a_session_outlives_its_node_and_is_over_when_it_ends(
+    nodes: Nodes, stores: RemoteStores
+) -> None:
     session = stores.coord.session(30)
     stores.coord.commit((), (Put("a", b"1", session.id),))
     session.renew()
     nodes.kill(0)
+    session.renew()
+    assert stores.coord.get("a") is not None
+    stores._link.call("node.close_session", session.id)
+    assert stores.coord.get("a") is None
     with pytest.raises(SessionLost):
         session.renew()
     assert session.remaining() == 0
+
+
+def test_where_sessions_are_not_lent_they_end_with_their_node() -> None:
+    served = [ServedStores(open_stores("memory://")) for _ in range(2)]
+    hosts = ",".join(f"127.0.0.1:{each.port}" for each in served)
+    with closing(RemoteStores(remote_settings(parse_url(f"pxrs://{hosts}")))) as stores:
+        session = stores.coord.session(30)
+        session.renew()
+        served[0].close()
+        with pytest.raises(SessionLost):
+            session.renew()
+        assert session.remaining() == 0
+    served[1].close()
 
 
 def test_a_client_that_is_gone_holds_nothing_for_long(nodes: Nodes, stores: RemoteStores) -> None:
@@ -139,7 +158,7 @@ def test_a_client_that_is_gone_holds_nothing_for_long(nodes: Nodes, stores: Remo
     session = gone.coord.session(300)
     gone.coord.commit((), (Put("a", b"1", session.id),))
     watch = stores.coord.watch("a")
-    gone._link._stream.close()  # type: ignore[union-attr]
+    gone.close()
     while stores.coord.get("a") is not None:
         assert watch.wait(PATIENCE)
     watch.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from pxrs import Pxrs, PxrsError
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.server.tokens import Tokens, all_rights
 from support.child import PATIENCE
-from support.node import LocalNode, NodeProcess
+from support.node import LocalNode, NodeProcess, free_port
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -109,10 +108,3 @@ def consume_with(px: Pxrs, got: list[int]) -> None:
     with px.consumer("orders", group="g", start="earliest") as consumer:
         while len(set(got)) < 600:
             got += [int(message.value) for message in consumer.poll(timeout=PATIENCE)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -35,6 +36,14 @@ def looks() -> Iterator[None]:
     while True:
         yield
         threading.Event().wait(_LOOK)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Reply(NamedTuple):

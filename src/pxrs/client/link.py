@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -45,6 +46,8 @@ class Link:
         self._next = 0
         self._closed = False
         self._hello: Hello | None = None
+        # The sessions that nodes hold for this client.
+        self.sessions: Callable[[], list[str]] = list
         # By number: what is to be woken, and how it is armed again through another node.
         self._watches: dict[int, Armed] = {}
         self._watch_lock = threading.Lock()
@@ -136,17 +139,19 @@ class Link:
                     break
                 hosts = ", ".join(self._hosts)
                 tries.again(StoreUnavailable(f"no node can be reached at {hosts}"))
-        # Another node knows nothing of the watches; and what they missed may have changed.
+        # Another node knows nothing of them; and what watches missed may have changed.
         self._arm_again()
         return stream
 
     def _greeted(self, tries: Tries) -> Stream | None:
         """A stream to the next node that answers."""
         for _ in self._hosts:
-            stream = self.pool.at(self._hosts[self._next % len(self._hosts)], tries.ends)
+            host = self._hosts[self._next % len(self._hosts)]
+            # The others first if its stream breaks: a frozen one takes connections, but greets not.
+            self._next += 1
+            stream = self.pool.at(host, tries.ends)
             if stream is not None:
                 return stream
-            self._next += 1
         return None
 
     def _wake(self, number: int | None) -> None:
@@ -157,9 +162,18 @@ class Link:
         for armed in woken:
             if armed is not None:
                 armed.wake()
+        if number is None and self.sessions() and not self._closed:
+            # Not by who noticed: it may be about to connect. At the program's end none can start.
+            with suppress(RuntimeError):
+                threading.Thread(target=self._go_on, name="pxrs-remote", daemon=True).start()
+
+    def _go_on(self) -> None:
+        """Go to another node at once: the one that we lost soon ends what it holds for us."""
+        with suppress(PxrsError):
+            self.connected(self.retry.begin())
 
     def _arm_again(self) -> None:
-        """Arms all watches on the stream of now; again if that breaks meanwhile.
+        """Tells the node of now of all sessions and watches; again if its stream breaks meanwhile.
 
         One thread does it. Its own calls come here too when the stream breaks: it is at it already.
         """
@@ -167,6 +181,10 @@ class Link:
             return
         try:
             while self._armed_on is not (stream := self._stream) and not self._closed:
+                for session in self.sessions():
+                    # Who has it finds out when it is lost.
+                    with suppress(PxrsError):
+                        self.call("node.renew_session", session)
                 with self._watch_lock:
                     watches = list(self._watches.values())
                 for armed in watches:

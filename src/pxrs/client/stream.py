@@ -24,9 +24,12 @@ _OPTIONS = [
     # Answers are as large as what was asked for; calls are bounded where they are made.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", frames.MOST_FRAME_BYTES),
-    # A node that is frozen answers no pings; its stream breaks soon after.
-    ("grpc.keepalive_time_ms", 3_000),
+    # A node that is frozen answers no pings: it is left before the sessions end that it holds. By
+    # itself gRPC would wait for a minute, and stop asking who sends nothing.
+    ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
 ]
 

@@ -3,6 +3,8 @@
 One stream a client. Its calls are made by threads, as the seams block; what is answered while a
 frame is on its way goes with the next one. Sessions and watches are held for the client: a session
 that it does not renew ends by itself, and those of a client that is gone are ended soon after.
+Where the store lends sessions they outlive the node: the client goes on with them through another.
+A node that was frozen has been left by its clients: it makes none of the calls that it finds then.
 
 Any token gets a stream. Each call is checked against the token's rights as they are then: `gate.py`
 makes the calls of a token that may not do everything. A token that is revoked ends its stream, and
@@ -26,6 +28,7 @@ import msgspec
 from pxrs.client import frames
 from pxrs.client.frames import ANSWER, ERROR, HELLO, WOKEN, Hello
 from pxrs.client.topology import NodesView
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import (
     InvalidRequest,
     NotAtomic,
@@ -39,7 +42,15 @@ from pxrs.server.rpc.calls import Caller, Calls
 from pxrs.server.rpc.gate import Gate
 from pxrs.server.rpc.rights import CLUSTER
 from pxrs.server.tokens import Identity
-from pxrs.stores.api import ItemRestorer, Session, Stores, TellsTime, Watch
+from pxrs.stores.api import (
+    ItemRestorer,
+    LendsSessions,
+    LentSession,
+    Session,
+    Stores,
+    TellsTime,
+    Watch,
+)
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.wire import METHODS, KeyCalls, WireAtomic
 from pxrs.types import Append, Check, LogPartition, QueueChange
@@ -55,13 +66,28 @@ _MOST_TOGETHER = 500
 # How long the sessions of a client whose stream broke wait for it to come back.
 _GRACE = 2.0
 _LOOK = 30.0
+# How often a node looks whether it runs, and how long it must have stood still for its clients to
+# have left it: see the pings of `client/stream.py`.
+_BEAT = 0.25
+_FROZEN = 2.0
 
 
 class Held(NamedTuple):
-    """A session that this node has opened for a client, and the stream that renewed it last."""
+    """A session of a client, and the stream of this node that renewed it last.
+
+    `lent` is the same session, if it can be gone on with through another node.
+    """
 
     session: Session
     stream: Stream
+    lent: LentSession | None = None
+
+    def abandon(self) -> None:
+        """End it, unless its client goes on with it elsewhere."""
+        if self.lent is None:
+            self.session.close()
+        else:
+            self.lent.abandon()
 
 
 class StoreService:
@@ -79,6 +105,21 @@ class StoreService:
         self.sessions: dict[str, Held] = {}
         self.lock = threading.Lock()
         self._streams: set[Stream] = set()
+        self._beat = SYSTEM_CLOCK.monotonic()
+        self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def was_frozen(self) -> bool:
+        """Whether it has stood still until now, for so long that its clients have left it."""
+        return SYSTEM_CLOCK.monotonic() - self._beat > _FROZEN
+
+    async def _look_at_itself(self) -> None:
+        while True:
+            self._beat = SYSTEM_CLOCK.monotonic()
+            await asyncio.sleep(_BEAT)
+            if self.was_frozen:
+                _LOG.warning("the node stood still; its clients have to come back")
+                self.end_streams()
 
     @property
     def hello(self) -> Hello:
@@ -103,7 +144,11 @@ class StoreService:
         self, incoming: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
     ) -> AsyncGenerator[bytes, None]:
         """One client's stream: its frames, and the answers. See `Calls.dialogue`."""
-        stream = Stream(self, (await caller()).identity)
+        identity = (await caller()).identity
+        if self._beating is None:
+            self._beat = SYSTEM_CLOCK.monotonic()
+            self._beating = asyncio.create_task(self._look_at_itself())
+        stream = Stream(self, identity)
         self._streams.add(stream)
         reading = asyncio.create_task(stream.read(incoming, caller))
         try:
@@ -125,14 +170,17 @@ class StoreService:
             stream.end()
 
     async def close(self) -> None:
-        """End all streams, and what is held for their clients."""
+        """End all streams, and what no other node can hold for their clients."""
         self.end_streams()
+        if self._beating is not None:
+            self._beating.cancel()
         with self.lock:
             held, self.sessions = list(self.sessions.values()), {}
         loop = asyncio.get_running_loop()
         for each in held:
-            with suppress(PxrsError):
-                await loop.run_in_executor(None, each.session.close)
+            if each.lent is None:
+                with suppress(PxrsError):
+                    await loop.run_in_executor(None, each.session.close)
         self.pool.close()
 
 
@@ -218,6 +266,8 @@ class Stream:
 
     def _make(self, number: int, name: str, arguments: msgspec.Raw) -> None:
         """Makes one call, and has its answer sent."""
+        if self._over or self._service.was_frozen:
+            return
         try:
             if number == HELLO:
                 self._tell(number, ANSWER, frames.encode_hello(self._service.hello))
@@ -263,37 +313,62 @@ class Stream:
         with self._service.lock:
             if len(self._service.sessions) >= _MOST_SESSIONS:
                 raise InvalidRequest(f"a node holds at most {_MOST_SESSIONS} sessions of clients")
-        session = self._service.stores.coord.session(ttl)
-        with self._service.lock:
-            self._service.sessions[session.id] = Held(session, self)
-        return session.id
+        coord = self._service.stores.coord
+        if isinstance(coord, LendsSessions):
+            lent = coord.lend(ttl)
+            held = Held(lent, self, lent)
+        else:
+            held = Held(coord.session(ttl), self)
+        if not self._hold(held):
+            held.abandon()
+        return held.session.id
 
     def _renew_session(self, session: str) -> None:
-        with self._service.lock:
-            held = self._service.sessions.get(session)
-        if held is None:
-            raise SessionLost(f"session {session} is not held by this node; open a new one")
+        held = self._service.sessions.get(session)
+        if held is None or (held.lent is not None and held.stream is not self):
+            # The client comes from another node, or comes back from there.
+            self._hold(self._adopted(session))
+            return
         try:
             held.session.renew()
         except SessionLost:
             self._service.sessions.pop(session, None)
             raise
         with self._service.lock:
-            if session in self._service.sessions:
-                self._service.sessions[session] = Held(held.session, self)
+            if session in self._service.sessions and not self._over:
+                self._service.sessions[session] = held._replace(stream=self)
+
+    def _adopted(self, session: str) -> Held:
+        coord = self._service.stores.coord
+        if not isinstance(coord, LendsSessions):
+            raise SessionLost(f"session {session} is not held by this node; open a new one")
+        lent = coord.adopt(session)
+        return Held(lent, self, lent)
+
+    def _hold(self, held: Held) -> bool:
+        """Keep the session for the client; false if that has gone, maybe to another node."""
+        with self._service.lock:
+            if not self._over:
+                self._service.sessions[held.session.id] = held
+            return not self._over
 
     def _close_session(self, session: str) -> None:
         with self._service.lock:
             held = self._service.sessions.pop(session, None)
+        if held is None:
+            with suppress(SessionLost):
+                held = self._adopted(session)
         if held is not None:
             held.session.close()
 
     def _end_sessions(self) -> None:
         with self._service.lock:
-            mine = [name for name, it in self._service.sessions.items() if it.stream is self]
-        for name in mine:
+            mine = [it for it in self._service.sessions.values() if it.stream is self]
+            for held in mine:
+                del self._service.sessions[held.session.id]
+        for held in mine:
             with suppress(PxrsError):
-                self._close_session(name)
+                held.abandon()
 
     def _watch_records(self, watch: int, where: list[str]) -> None:
         self._watch(watch, lambda: self._service.stores.coord.watch(*where))

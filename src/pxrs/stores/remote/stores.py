@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
+from weakref import WeakSet
 
 from pxrs.client.client import Client
 from pxrs.client.link import Link
@@ -15,6 +16,7 @@ from pxrs.errors import ConfigError, NotAtomic, PxrsError, SessionLost
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Watch
 from pxrs.stores.block import Block
 from pxrs.stores.remote import wire
+from pxrs.stores.row_sessions import RowSession
 from pxrs.types import LogPartition, QueueChange
 
 
@@ -37,15 +39,42 @@ class RemoteCoord(Seam):
         self._link = link
         self._clock = clock
         self.limits = link.hello.limits
+        self._sessions: WeakSet[RowSession] = WeakSet()
+        link.sessions = self._living
 
     def watch(self, *where: str) -> Watch:
         return self._link.watch("node.watch_records", list(where))
 
-    def session(self, ttl: float) -> RemoteSession:
+    def session(self, ttl: float) -> RowSession:
+        """A session that nodes hold for us, one after the other. It ends if we do not renew it."""
         sent = self._clock.monotonic()
-        return RemoteSession(
-            self._link, self._clock, self._link.call("node.open_session", ttl), ttl, sent
+        name: str = self._link.call("node.open_session", ttl)
+        session = RowSession(
+            name,
+            ttl,
+            sent,
+            self._clock,
+            renew=partial(self._renew, name),
+            end=partial(self._end, name),
         )
+        self._sessions.add(session)
+        return session
+
+    def _living(self) -> list[str]:
+        """The sessions that another node has to hear of: this one may end them."""
+        return [session.id for session in list(self._sessions) if session.remaining() > 0]
+
+    def _renew(self, name: str) -> bool:
+        try:
+            self._link.call("node.renew_session", name)
+        except SessionLost:
+            return False
+        return True
+
+    def _end(self, name: str) -> None:
+        # One that can't be told ends by itself.
+        with suppress(PxrsError):
+            self._link.call("node.close_session", name)
 
     def close(self) -> None:
         """The stores close the link."""
@@ -88,37 +117,6 @@ class RemoteQueues(Seam):
 
     def close(self) -> None:
         """The stores close the link."""
-
-
-class RemoteSession:
-    """A `Session` that a node has opened for us. It ends if we do not renew it."""
-
-    def __init__(self, link: Link, clock: Clock, name: str, ttl: float, sent: float) -> None:
-        self._link = link
-        self._clock = clock
-        self.id = name
-        self.ttl = ttl
-        self._safe_until = sent + ttl
-        self._over = False
-
-    def renew(self) -> None:
-        sent = self._clock.monotonic()
-        try:
-            self._link.call("node.renew_session", self.id)
-        except SessionLost:
-            self._over = True
-            raise
-        self._safe_until = sent + self.ttl
-
-    def remaining(self) -> float:
-        return 0.0 if self._over else max(0.0, self._safe_until - self._clock.monotonic())
-
-    def close(self) -> None:
-        if not self._over:
-            self._over = True
-            # One that can't be told ends by itself.
-            with suppress(PxrsError):
-                self._link.call("node.close_session", self.id)
 
 
 class RemoteAtomic(Block[Link]):
