@@ -83,6 +83,28 @@ def test_claim_that_nobody_knew_of_is_kept_if_it_is_ours() -> None:
     assert not a.owned_claims.doubts
 
 
+@pytest.mark.parametrize("fate", ["done", "lost"])
+def test_a_join_without_an_answer_is_made_again(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes a consumer while a node, or a connection, dies need not hear of it."""
+    group = Group()
+    commit, errors = FaultyCoord.commit, [OutcomeUnknown("no answer")]
+
+    def answer_later(self: FaultyCoord, checks: Sequence[Check], writes: Sequence[Write]) -> Any:
+        if errors:
+            if fate == "done":
+                commit(self, checks, writes)
+            raise errors.pop()
+        return commit(self, checks, writes)
+
+    monkeypatch.setattr(FaultyCoord, "commit", answer_later)
+    member = group.member("a")
+    member.membership.join()
+    assert not errors
+    before = member.membership.me
+    group.look(member)
+    assert group.claim().owner == member.membership.me.id == before.id
+
+
 def test_topics_announced_without_an_answer_are_announced_again() -> None:
     """The store knows what they were in between; now they are what they were at first."""
     group = Group()

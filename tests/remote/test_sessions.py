@@ -27,7 +27,8 @@ from support.node import NodeProcess, free_port
 
 pytestmark = pytest.mark.long
 ENGINES = [
-    pytest.param(name, marks=pytest.mark.engine(name)) for name in ("sqlite", "postgres", "etcd")
+    pytest.param(name, marks=pytest.mark.engine(name))
+    for name in ("sqlite", "postgres", "mariadb", "etcd")
 ]
 TOPIC, GROUP, QUEUE = "orders", "app", "inbox"
 PARTITIONS = 4
@@ -107,8 +108,8 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     store = f"sqlite:///{tmp_path}/nodes.db"
     if request.param == "postgres":
         store = request.getfixturevalue("postgres_url")
-    elif request.param == "etcd":
-        store = f"{request.getfixturevalue('etcd_url')} log={store}"
+    elif request.param != "sqlite":
+        store = f"{request.getfixturevalue(f'{request.param}_url')} log={store}"
     site = Site(store)
     yield site
     site.close()

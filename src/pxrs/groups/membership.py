@@ -29,13 +29,14 @@ from pxrs.core.records import (
     history_key,
     member_key,
 )
-from pxrs.errors import Displaced, PxrsError, StoreError
+from pxrs.errors import Displaced, OutcomeUnknown, PxrsError, StoreError
 from pxrs.groups.owned_claims import Mark, OwnedClaims, random_id
 from pxrs.groups.snapshot import GroupReader, Snapshot, TopicFinder
 from pxrs.stores.api import CoordStore, Session
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Write
 
 _HAIR = 1e-6
+_TRIES = 3
 
 
 class PartitionWork(Protocol):
@@ -420,6 +421,7 @@ def _announce(members: Sequence[Membership]) -> None:
     here = {member.me.name for member in members}
     for member in members:
         member._subscribed = None
+    unanswered = 0
     while True:
         found = coord.get(key)
         for member in members:
@@ -428,7 +430,15 @@ def _announce(members: Sequence[Membership]) -> None:
         left = tuple(name for name in head.left if name not in here)
         head = msgspec.structs.replace(head, touched=first._new_id(), left=left)
         check = Check(key, found.version if found is not None else 0)
-        if isinstance(coord.commit([check], [first._put_head(head), *puts]), Committed):
+        try:
+            outcome = coord.commit([check], [first._put_head(head), *puts])
+        except OutcomeUnknown:
+            # Done or not, it can be said again: a copy that comes late finds another head.
+            unanswered += 1
+            if unanswered == _TRIES:
+                raise
+            continue
+        if isinstance(outcome, Committed):
             # Not before: a topic that was not announced has to be tried again.
             for member, each in zip(members, topics, strict=True):
                 member._subscribed = each
