@@ -13,7 +13,7 @@ from pxrs import Pxrs, PxrsError
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.server.tokens import Tokens, all_rights
 from support.child import PATIENCE
-from support.node import LocalNode, NodeProcess, free_port
+from support.node import LocalNode, start_with_rpc
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -69,8 +69,7 @@ def test_a_stream_needs_a_token(node: LocalNode) -> None:
 @pytest.mark.long
 def test_a_killed_node_is_not_noticed_by_those_who_write_and_read(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/nodes.db"
-    ports = [free_port() for _ in range(2)]
-    nodes = [NodeProcess(store, "--grpc-listen", f"127.0.0.1:{port}") for port in ports]
+    nodes, ports = zip(*(start_with_rpc(store) for _ in range(2)), strict=True)
     url = "pxrs://" + ",".join(f"127.0.0.1:{port}" for port in ports)
     try:
         with pxrs.connect(url) as px:

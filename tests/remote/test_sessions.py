@@ -23,7 +23,7 @@ from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Put
 from support.child import PATIENCE, Child
 from support.inside import say
-from support.node import NodeProcess, free_port
+from support.node import NodeProcess, start_with_rpc
 
 pytestmark = pytest.mark.long
 ENGINES = [
@@ -40,16 +40,21 @@ class Site:
     """Two nodes of one store, and a way to the store beside them."""
 
     def __init__(self, store: str) -> None:
-        self.ports = [free_port() for _ in range(2)]
-        self.nodes = [
-            NodeProcess(store, "--grpc-listen", f"127.0.0.1:{port}") for port in self.ports
-        ]
+        started = [start_with_rpc(store) for _ in range(2)]
+        self.nodes = [node for node, _ in started]
+        self.ports = [port for _, port in started]
+        self._store = store
         self.px = pxrs.connect(store)
 
     def url(self, first: int) -> str:
         """For a client that goes to this node first."""
         ports = self.ports[first:] + self.ports[:first]
         return "pxrs://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    def start_again(self, number: int) -> None:
+        """A killed node, where it was."""
+        where = f"127.0.0.1:{self.ports[number]}"
+        self.nodes[number] = NodeProcess(self._store, "--grpc-listen", where)
 
     def client(self, first: int) -> Pxrs:
         """One that goes to this node first, and holds items for long."""
@@ -221,6 +226,25 @@ def test_a_member_outlives_its_node(site: Site, handled: Handled, how: str) -> N
     with await_change(site.px, "claims/") as changed:
         changed(lambda: site.px.groups.describe(GROUP).lag == 0)
     assert standing(settled(site.px, 2)) == before
+
+
+def test_nodes_die_while_members_come_and_go(
+    site: Site, handled: Handled, members: list[Member]
+) -> None:
+    """In the middle of joins, rebalances, commits and goodbyes: no message is lost or repeated."""
+    sent = 200
+    for number in range(4):
+        going = Member(site.url(number % 2), handled)
+        sending = threading.Thread(target=send, args=(site.px, 200))
+        sending.start()
+        site.nodes[number % 2].kill()
+        sending.join(PATIENCE)
+        site.start_again(number % 2)
+        going.close()
+        sent += 200
+        handled.wait_for(sent)
+    info = settled(site.px, 2)
+    assert {each.name for each in info.members} == {each.consumer.member for each in members}
 
 
 @pytest.mark.usefixtures("members")

@@ -39,7 +39,7 @@ def looks() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that nobody listens on now. Another may have it a moment later."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -279,6 +279,17 @@ class NodeProcess:
         self._logged.seek(0)
         with self._logged:
             return self._logged.read()
+
+
+def start_with_rpc(store: str) -> tuple[NodeProcess, int]:
+    """A node that serves gRPC, and the port."""
+    while True:
+        port = free_port()
+        try:
+            return NodeProcess(store, "--grpc-listen", f"127.0.0.1:{port}"), port
+        except AssertionError as error:
+            if "address is in use" not in str(error):
+                raise
 
 
 def wait_for_slots(
