@@ -21,8 +21,8 @@ from pxrs.stores.mysql.connection import Connection, Row
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.schema import LONGEST_KEY
 from pxrs.stores.mysql.sessions import Sessions
-from pxrs.stores.row_sessions import LentRowSession, RowSession
 from pxrs.stores.rows import next_step
+from pxrs.stores.timed_sessions import AdoptedSession, TimedSession
 from pxrs.stores.wakeups import KEY
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
@@ -81,14 +81,14 @@ class SqlCoord:
         """See `pxrs.stores.api.TellsTime`."""
         return int(self.database.read(sql.NOW)[0][0])
 
-    def session(self, ttl: float) -> RowSession:
+    def session(self, ttl: float) -> TimedSession:
         return self.sessions.open(ttl)
 
-    def lend(self, ttl: float) -> LentRowSession:
+    def lend(self, ttl: float) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         return self.sessions.lend(ttl)
 
-    def adopt(self, session: str) -> LentRowSession:
+    def adopt(self, session: str) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         return self.sessions.adopt(session)
 

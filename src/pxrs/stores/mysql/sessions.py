@@ -21,15 +21,15 @@ from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.observer import Observer, Suspect
-from pxrs.stores.row_sessions import (
-    LentRowSession,
-    RowSession,
+from pxrs.stores.rows import next_step
+from pxrs.stores.timed_sessions import (
+    AdoptedSession,
+    TimedSession,
     lent_name,
     require_lent,
     this_process,
     validate_ttl,
 )
-from pxrs.stores.rows import next_step
 
 
 class Sessions:
@@ -43,16 +43,16 @@ class Sessions:
         self.clock = clock
         self.observer = Observer(clock)
         self.on_ended: Callable[[], None] = lambda: None
-        self._held: dict[str, RowSession] = {}
+        self._held: dict[str, TimedSession] = {}
         self._holder = this_process()[:200]
 
-    def open(self, ttl: float) -> RowSession:
+    def open(self, ttl: float) -> TimedSession:
         validate_ttl(ttl)
         name = secrets.token_hex(12)
         sent = self.clock.monotonic()
         values = {"id": name, "ttl": ttl, "holder": self._holder}
         self._database.write(lambda connection: connection.run(sql.OPEN, **values))
-        session = RowSession(
+        session = TimedSession(
             name,
             ttl,
             sent,
@@ -63,7 +63,7 @@ class Sessions:
         self._held[name] = session
         return session
 
-    def lend(self, ttl: float) -> LentRowSession:
+    def lend(self, ttl: float) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         validate_ttl(ttl)
         name, sent = lent_name(), self.clock.monotonic()
@@ -71,16 +71,16 @@ class Sessions:
         self._database.write(lambda connection: connection.run(sql.OPEN, **values))
         return self._adopted(name, sent)
 
-    def adopt(self, name: str) -> LentRowSession:
+    def adopt(self, name: str) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         require_lent(name)
         return self._adopted(name, self.clock.monotonic())
 
-    def _adopted(self, name: str, sent: float) -> LentRowSession:
+    def _adopted(self, name: str, sent: float) -> AdoptedSession:
         row = LentRow(self._database, name)
         if not row.adopt():
             raise SessionLost(f"session {name} is over; open a new one")
-        return LentRowSession(
+        return AdoptedSession(
             name,
             row.ttl,
             sent,

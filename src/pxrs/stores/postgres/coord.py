@@ -12,7 +12,7 @@ from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
 from pxrs.stores.postgres.sessions import Sessions
-from pxrs.stores.row_sessions import LentRowSession, RowSession
+from pxrs.stores.timed_sessions import AdoptedSession, TimedSession
 from pxrs.stores.wakeups import KEY
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
@@ -89,14 +89,14 @@ class PostgresCoord:
         """See `pxrs.stores.api.TellsTime`."""
         return int(self._database.read(_NOW)[0][0])
 
-    def session(self, ttl: float) -> RowSession:
+    def session(self, ttl: float) -> TimedSession:
         return self._sessions.open(ttl)
 
-    def lend(self, ttl: float) -> LentRowSession:
+    def lend(self, ttl: float) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         return self._sessions.lend(ttl)
 
-    def adopt(self, session: str) -> LentRowSession:
+    def adopt(self, session: str) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         return self._sessions.adopt(session)
 

@@ -29,7 +29,7 @@ from pxrs.stores.observer import TICK
 from pxrs.stores.postgres.database import Row
 from pxrs.stores.postgres.queues.functions import DELAYED, HELD, READY, WAITING
 from pxrs.stores.postgres.sessions import Statement
-from pxrs.stores.row_sessions import OF_PROCESS, this_process
+from pxrs.stores.timed_sessions import OF_PROCESS, this_process
 from pxrs.stores.wakeups import KEY, KINDS, PARTITION, QUEUE
 from pxrs.types import Versioned
 

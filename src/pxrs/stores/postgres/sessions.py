@@ -32,10 +32,10 @@ from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.postgres.database import Database, Pg, Row, hang_up, is_fit, run
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
 from pxrs.stores.postgres.functions import SUSPECTS
-from pxrs.stores.row_sessions import (
+from pxrs.stores.timed_sessions import (
     OF_PROCESS,
-    LentRowSession,
-    RowSession,
+    AdoptedSession,
+    TimedSession,
     lent_name,
     require_lent,
     this_process,
@@ -153,7 +153,7 @@ class Sessions:
         self._on_open = on_open
         self._lock = threading.Lock()
         self._anchor: Anchor | None = None
-        self._held: dict[str, RowSession] = {}
+        self._held: dict[str, TimedSession] = {}
         self._owner = this_process()
         database.origin.on_fork(self._abandon)
 
@@ -162,7 +162,7 @@ class Sessions:
         """The TTL of the session that can be over first."""
         return min((session.ttl for session in list(self._held.values())), default=None)
 
-    def open(self, ttl: float) -> RowSession:
+    def open(self, ttl: float) -> TimedSession:
         """Start a session of this process."""
         validate_ttl(ttl)
         self._database.check_open()
@@ -173,7 +173,7 @@ class Sessions:
         opened = self._write(anchor, _OPEN, (name, ttl, ttl, self._owner, lock))
         if not opened:
             raise StoreUnavailable("an advisory lock could not be taken; try again")
-        session = self._held[name] = RowSession(
+        session = self._held[name] = TimedSession(
             name,
             ttl,
             sent,
@@ -185,7 +185,7 @@ class Sessions:
         self._on_open(anchor)
         return session
 
-    def lend(self, ttl: float) -> LentRowSession:
+    def lend(self, ttl: float) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         validate_ttl(ttl)
         self._database.check_open()
@@ -194,18 +194,18 @@ class Sessions:
         self._database.write(_OPEN, (name, ttl, ttl, self._owner, None))
         return self._adopted(name, sent)
 
-    def adopt(self, name: str) -> LentRowSession:
+    def adopt(self, name: str) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         require_lent(name)
         self._database.check_open()
         return self._adopted(name, self._clock.monotonic())
 
-    def _adopted(self, name: str, sent: float) -> LentRowSession:
+    def _adopted(self, name: str, sent: float) -> AdoptedSession:
         mine = f"{self._owner}{OF_PROCESS}{secrets.token_hex(8)}"
         found = self._database.write(_ADOPT, (mine, name))
         if not found:
             raise SessionLost(f"session {name} is over; open a new one")
-        return LentRowSession(
+        return AdoptedSession(
             name,
             found[0][0],
             sent,

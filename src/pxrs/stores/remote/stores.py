@@ -16,7 +16,7 @@ from pxrs.errors import ConfigError, NotAtomic, PxrsError, SessionLost
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Watch
 from pxrs.stores.block import Block
 from pxrs.stores.remote import wire
-from pxrs.stores.row_sessions import RowSession
+from pxrs.stores.timed_sessions import TimedSession
 from pxrs.types import LogPartition, QueueChange
 
 
@@ -39,17 +39,17 @@ class RemoteCoord(Seam):
         self._link = link
         self._clock = clock
         self.limits = link.hello.limits
-        self._sessions: WeakSet[RowSession] = WeakSet()
+        self._sessions: WeakSet[TimedSession] = WeakSet()
         link.sessions = self._living
 
     def watch(self, *where: str) -> Watch:
         return self._link.watch("node.watch_records", list(where))
 
-    def session(self, ttl: float) -> RowSession:
+    def session(self, ttl: float) -> TimedSession:
         """A session that nodes hold for us, one after the other. It ends if we do not renew it."""
         sent = self._clock.monotonic()
         name: str = self._link.call("node.open_session", ttl)
-        session = RowSession(
+        session = TimedSession(
             name,
             ttl,
             sent,

@@ -21,7 +21,6 @@ from collections.abc import Callable
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed, PxrsError
-from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.database import Database, leave_to_parent
 from pxrs.stores.sqlite.failures import translate_os
@@ -36,6 +35,7 @@ from pxrs.stores.sqlite.posix import (
     open_inotify,
 )
 from pxrs.stores.sqlite.sessions import SessionFiles, is_session_name
+from pxrs.stores.timed_sessions import is_lent
 from pxrs.stores.wakeups import LocalWatch
 
 TICK = 0.25

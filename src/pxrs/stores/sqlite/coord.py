@@ -14,12 +14,12 @@ from contextlib import suppress
 from pxrs.clock import Clock
 from pxrs.errors import PxrsError, SessionLost, StoreBusy
 from pxrs.stores.api import failed_checks, validate_commit, validate_limit
-from pxrs.stores.row_sessions import LentRowSession
 from pxrs.stores.sqlite.change_counters import key_slots, slot
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.lent_sessions import LentSessions
 from pxrs.stores.sqlite.sessions import FileSession, SessionFiles
+from pxrs.stores.timed_sessions import AdoptedSession
 from pxrs.types import (
     Check,
     Committed,
@@ -125,13 +125,13 @@ class SqliteCoord:
         self._mine[session.id] = session
         return session
 
-    def lend(self, ttl: float) -> LentRowSession:
+    def lend(self, ttl: float) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         self._database.check_open()
         self._sweep()
         return self._lent.lend(ttl)
 
-    def adopt(self, session: str) -> LentRowSession:
+    def adopt(self, session: str) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
         self._database.check_open()
         return self._lent.adopt(session)

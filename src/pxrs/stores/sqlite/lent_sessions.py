@@ -24,7 +24,6 @@ from contextlib import contextmanager
 
 from pxrs.clock import Clock
 from pxrs.errors import SessionLost, StoreBusy
-from pxrs.stores.row_sessions import LentRowSession, lent_name, require_lent
 from pxrs.stores.sqlite.posix import try_lock
 from pxrs.stores.sqlite.sessions import (
     MARK_AT,
@@ -36,6 +35,7 @@ from pxrs.stores.sqlite.sessions import (
     typed_errors,
     write_stamp,
 )
+from pxrs.stores.timed_sessions import AdoptedSession, lent_name, require_lent
 
 # How often, and how many seconds apart, one looks whether another has renewed the same session.
 _TRIES = 20
@@ -51,14 +51,14 @@ class LentSessions:
         self._clock = clock
         self._on_end = on_end
 
-    def lend(self, ttl: float) -> LentRowSession:
+    def lend(self, ttl: float) -> AdoptedSession:
         """A new session, with which any process may go on."""
         name = lent_name()
         fd, _ = self._files.make(name, ttl)
         os.close(fd)
         return self.adopt(name)
 
-    def adopt(self, name: str) -> LentRowSession:
+    def adopt(self, name: str) -> AdoptedSession:
         """Go on with a session that lives; raises `SessionLost` if it does not."""
         require_lent(name)
         if not is_session_name(name):
@@ -76,7 +76,7 @@ class LentSessions:
             if file.end_unless_adopted():
                 self._on_end(name)
 
-        return LentRowSession(
+        return AdoptedSession(
             name,
             file.ttl,
             sent,

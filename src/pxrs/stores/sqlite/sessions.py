@@ -31,9 +31,9 @@ from contextlib import contextmanager, suppress
 
 from pxrs.clock import Clock
 from pxrs.errors import SessionLost
-from pxrs.stores.row_sessions import is_lent, validate_ttl
 from pxrs.stores.sqlite.failures import translate_os
 from pxrs.stores.sqlite.posix import make_folder_beside, open_beside, try_lock
+from pxrs.stores.timed_sessions import is_lent, validate_ttl
 
 _STAMP = struct.Struct("=d")
 # Of one that is lent, behind its stamp: its TTL, and the mark of who has adopted it last.

@@ -41,8 +41,8 @@ from pxrs.stores.mysql.queues.changes import (
     unit_row,
 )
 from pxrs.stores.mysql.queues.taking import QueueNeeded, Take, due_in, is_due
-from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.rows import by_queue
+from pxrs.stores.timed_sessions import is_lent
 from pxrs.stores.wakeups import QUEUE, LocalWatch
 from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Taken
 

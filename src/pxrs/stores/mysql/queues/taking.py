@@ -12,8 +12,8 @@ from pxrs.core.queue import Picked, delay_ms, given_up, pick
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.queues import statements as sql
 from pxrs.stores.mysql.queues.changes import lock_queues, session_lost, settle
-from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.rows import Candidate
+from pxrs.stores.timed_sessions import is_lent
 from pxrs.types import Holder, Taken
 
 # A hold without a deadline ends then.

@@ -26,7 +26,6 @@ from pxrs.core.queue import (
     validate_take,
 )
 from pxrs.errors import Fenced, SessionLost
-from pxrs.stores.row_sessions import is_lent
 from pxrs.stores.rows import Candidate, QueueRow, by_queue
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.coord import SqliteCoord
@@ -37,6 +36,7 @@ from pxrs.stores.sqlite.queues.ahead import Ahead, Aside
 from pxrs.stores.sqlite.queues.holds import Hands
 from pxrs.stores.sqlite.queues.puts import put_items
 from pxrs.stores.sqlite.queues.reaper import Reaper
+from pxrs.stores.timed_sessions import is_lent
 from pxrs.types import (
     Delivery,
     Held,

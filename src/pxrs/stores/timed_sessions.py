@@ -47,7 +47,7 @@ def this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class RowSession:
+class TimedSession:
     """A session held by this process. See `pxrs.stores.api.Session`.
 
     `renew` tells whether its row could be renewed, `end` ends it for everybody; `holds` whether it
@@ -113,7 +113,7 @@ class RowSession:
         self._renewing = threading.Lock()
 
 
-class LentRowSession(RowSession):
+class AdoptedSession(TimedSession):
     """A session that any process may adopt. See `pxrs.stores.api.LentSession`.
 
     `renew` fails once another handle has adopted it, and `end_unless_adopted` does nothing then.
