@@ -346,11 +346,16 @@ class Stream:
         return Held(lent, self, lent)
 
     def _hold(self, held: Held) -> bool:
-        """Keep the session for the client; false if that has gone, maybe to another node."""
+        """Keep the session for the client; false if that has gone, or there are too many.
+
+        Then nobody notices if the client dies, and its session ends by its time.
+        """
+        sessions, name = self._service.sessions, held.session.id
         with self._service.lock:
-            if not self._over:
-                self._service.sessions[held.session.id] = held
-            return not self._over
+            if self._over or (name not in sessions and len(sessions) >= _MOST_SESSIONS):
+                return False
+            sessions[name] = held
+            return True
 
     def _close_session(self, session: str) -> None:
         with self._service.lock:
