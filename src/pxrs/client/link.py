@@ -52,6 +52,7 @@ class Link:
         self._watches: dict[int, Armed] = {}
         self._watch_lock = threading.Lock()
         self._arming = threading.Lock()
+        self._going_on = threading.Lock()
         self._armed_on: Stream | None = None
 
     @property
@@ -162,15 +163,26 @@ class Link:
         for armed in woken:
             if armed is not None:
                 armed.wake()
-        if number is None and self.sessions() and not self._closed:
-            # Not by who noticed: it may be about to connect. At the program's end none can start.
-            with suppress(RuntimeError):
+        if number is None and self._has_lost_sessions and self._going_on.acquire(blocking=False):
+            # Not by the thread that noticed: it may be about to connect.
+            try:
                 threading.Thread(target=self._go_on, name="pxrs-remote", daemon=True).start()
+            except RuntimeError:  # the program ends
+                self._going_on.release()
+
+    @property
+    def _has_lost_sessions(self) -> bool:
+        """Whether the node is gone that holds sessions for us."""
+        stream = self._stream
+        return stream is not None and stream.is_broken and bool(self.sessions())
 
     def _go_on(self) -> None:
         """Go to another node at once: the one that we lost soon ends what it holds for us."""
-        with suppress(PxrsError):
-            self.connected(self.retry.begin())
+        try:
+            with suppress(PxrsError):
+                self.connected(self.retry.begin())
+        finally:
+            self._going_on.release()
 
     def _arm_again(self) -> None:
         """Tells the node of now of all sessions and watches; again if its stream breaks meanwhile.
