@@ -23,6 +23,11 @@ from pxrs.cli.options import FAILED, SIGNALLED, Settings, shared
     metavar="URL",
     help="The store; a file keeps what it can't.  [default: SQLite in a temp folder]",
 )
+@click.option(
+    "--nodes",
+    type=click.IntRange(2, 5),
+    help="Serve the store by so many nodes, reach it through them, and kill one.",
+)
 @click.option("--plain", is_flag=True, help="Print lines for a log instead of a live table.")
 @click.option(
     "--at-least-once",
@@ -36,6 +41,7 @@ from pxrs.cli.options import FAILED, SIGNALLED, Settings, shared
 def demo(
     settings: Settings,
     engine: str | None,
+    nodes: int | None,
     plain: bool,
     at_least_once: bool,
     pace: float,
@@ -57,6 +63,7 @@ def demo(
             Pace(pace, burst, round_size),
             engine=engine or settings.url,
             transactions=not at_least_once,
+            nodes=nodes or 0,
         )
     print_outcome(outcome, as_json=settings.json)
     if not outcome.proved:

@@ -3,6 +3,7 @@
 The producer numbers its messages 0, 1, 2 … and deals them out to its keys in turn. A consumer
 enters each message into the ledger: where it stood, its number, and the epoch it was handled
 under. The ledger is a table of the store, written in the transaction that commits the checkpoint.
+A store behind nodes has no tables for its clients: there it is a topic, in the same transaction.
 Where the store can't do that, each consumer writes a file of its own before it commits: at least
 once.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -88,6 +89,45 @@ class Table:
                 raise
 
 
+class Log:
+    """A ledger in a topic: a message for each batch."""
+
+    once = True
+
+    def __init__(self, px: Pxrs, topic: str) -> None:
+        self._px = px
+        self._topic = topic
+        self.address = f"topic:{topic}"
+
+    def create(self) -> None:
+        with self._px.stores.atomic():
+            """Refused with `NotAtomic` where messages and checkpoints lie in different places."""
+        self._px.topics.create(self._topic, partitions=1)
+
+    def enter(self, consumer: Consumer, entries: list[Entry]) -> bool:
+        """Enters a batch and commits its checkpoint; false if the store refused that."""
+        try:
+            with consumer.transaction() as tx:
+                tx.send(self._topic, msgspec.json.encode(entries))
+        except Fenced:
+            return False
+        return True
+
+    def entries(self) -> list[Entry]:
+        reader = self._px.reader(self._topic)
+        bounds = reader.bounds(0)
+        found: list[Entry] = []
+        offset = bounds.start
+        while offset < bounds.end:
+            for message in reader.read(0, offset, 100):
+                found += msgspec.json.decode(message.value or b"[]", type=list[Entry])
+                offset = message.offset + 1
+        return found
+
+    def remove(self) -> None:
+        self._px.topics.delete(self._topic)
+
+
 class Files:
     """A ledger of one file per consumer."""
 
@@ -120,20 +160,19 @@ class Files:
         """Does nothing: the files go with their folder."""
 
 
-Ledger = Table | Files
+Ledger = Table | Log | Files
 
 
 @contextmanager
 def new_ledger(px: Pxrs, name: str, folder: str, *, transactions: bool) -> Iterator[Ledger]:
-    """Creates a ledger for the block: a table if the store's transactions can hold one."""
+    """Creates a ledger for the block: in the store, if its transactions can hold one."""
     ledger: Ledger = Files(folder)
     if transactions:
-        table = Table(px, name)
-        try:
-            table.create()
-            ledger = table
-        except NotAtomic:
-            pass
+        for found in (Table(px, name), Log(px, f"{name}-ledger")):
+            with suppress(NotAtomic):
+                found.create()
+                ledger = found
+                break
     try:
         yield ledger
     finally:
@@ -143,7 +182,9 @@ def new_ledger(px: Pxrs, name: str, folder: str, *, transactions: bool) -> Itera
 def open_ledger(px: Pxrs, address: str) -> Ledger:
     """Opens the ledger that another process has created."""
     kind, _, where = address.partition(":")
-    return Table(px, where) if kind == "table" else Files(where)
+    if kind == "table":
+        return Table(px, where)
+    return Log(px, where) if kind == "topic" else Files(where)
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from pxrs.app import Pxrs, connect
 from pxrs.cli.demo.judge import KEYS, Findings, Ledger, Observer, Picture, check, new_ledger
-from pxrs.cli.demo.processes import SESSION_TTL, Cast, DemoFailed, Report
+from pxrs.cli.demo.processes import SESSION_TTL, Cast, DemoFailed, Nodes, Report
 from pxrs.cli.show import count
 from pxrs.config import parse_url, public, split_url
 from pxrs.core.records import claims_prefix, head_key, history_prefix
@@ -47,6 +47,7 @@ class Figures(msgspec.Struct):
     takeover_after_kill: float | None = None
     takeover_after_leave: float | None = None
     takeover_after_freeze: float | None = None
+    node_failover: float | None = None
     moved_by_join: int | None = None
     refused: int | None = None
     burst_per_second: float | None = None
@@ -106,8 +107,16 @@ class Stage:
     Waiting shows what goes on meanwhile, and fails with `DemoFailed` when it takes too long.
     """
 
-    def __init__(self, cast: Cast, observer: Observer, view: View, pace: Pace) -> None:
+    def __init__(
+        self,
+        cast: Cast,
+        observer: Observer,
+        view: View,
+        pace: Pace,
+        kill_node: Callable[[], None] | None = None,
+    ) -> None:
         self.cast = cast
+        self.kill_node = kill_node
         self.pace = pace
         self.figures = Figures()
         self._observer = observer
@@ -283,6 +292,25 @@ def joined(stage: Stage) -> tuple[bool, str]:
     )
 
 
+def node_killed(stage: Stage) -> tuple[bool, str]:
+    before = stage.picture
+    assert stage.kill_node is not None
+    stage.kill_node()
+    handled = stage.picture.handled
+    took = stage.wait(
+        "messages are handled through another node", lambda: stage.picture.handled > handled
+    )
+    stage.figures.node_failover = took
+    stage.wait("the group is as it was", lambda: stage.settled("BCD"))
+    stage.play(stage.pace.seconds)
+    owners, now = ([part.owner for part in it.partitions] for it in (before, stage.picture))
+    moved = sum(one != other for one, other in zip(owners, now, strict=True))
+    return not moved, (
+        f"node killed: all go on through another in {took * 1000:.0f} ms, "
+        f"{count(moved, 'partition')} changed hands"
+    )
+
+
 def frozen(stage: Stage) -> tuple[bool, str]:
     stage.cast.order("B", "hold")
     stage.wait("B has a batch in hand", lambda: stage.said("B", "holding") is not None)
@@ -348,6 +376,19 @@ SCENES = (
     Scene("left", "C leaves", "a leaving consumer hands over", left),
 )
 
+# With nodes between the consumers and the store; after a consumer has joined.
+NODE_SCENE = Scene(
+    "node",
+    "a node is killed (SIGKILL): the one that all talk to",
+    "consumers go on through another node",
+    node_killed,
+)
+
+
+def _scenes(stage: Stage) -> tuple[Scene, ...]:
+    return SCENES if stage.kill_node is None else (*SCENES[:3], NODE_SCENE, *SCENES[3:])
+
+
 # What is checked when all scenes are over.
 _CHECKED = {
     "complete": "every message is in the ledger",
@@ -360,12 +401,16 @@ _CHECKED = {
 
 
 def perform(
-    view: View, pace: Pace, *, engine: str | None = None, transactions: bool = True
+    view: View, pace: Pace, *, engine: str | None = None, transactions: bool = True, nodes: int = 0
 ) -> Outcome:
-    """Runs the demo. The outcome says what failed; nothing is left behind."""
+    """Runs the demo. The outcome says what failed; nothing is left behind.
+
+    With `nodes` so many serve the store, and all others reach it through these.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="pxrs-demo-") as folder,
-        _store(engine, folder) as px,
+        _served(_store_url(engine, folder), nodes) as (url, kill_node),
+        connect(url) as px,
         _topic(px) as topic,
         new_ledger(px, topic.name.replace("-", "_"), folder, transactions=transactions) as ledger,
         Cast(
@@ -379,7 +424,8 @@ def perform(
     ):
         view.open(public(px.url), once=ledger.once)
         try:
-            return _play(Stage(cast, observer, view, pace), observer, ledger, view)
+            stage = Stage(cast, observer, view, pace, kill_node)
+            return _play(stage, observer, ledger, view)
         finally:
             view.close()
 
@@ -387,14 +433,15 @@ def perform(
 def _play(stage: Stage, observer: Observer, ledger: Ledger, view: View) -> Outcome:
     proofs: list[Proof] = []
     findings: Findings | None = None
+    scenes = _scenes(stage)
 
     def note(name: str, holds: bool, text: str) -> None:
         proofs.append(Proof(name, holds, text))
         view.proof(proofs[-1])
 
     try:
-        for number, scene in enumerate(SCENES, 1):
-            stage.begin(f"{number}/{len(SCENES)}  {scene.title}")
+        for number, scene in enumerate(scenes, 1):
+            stage.begin(f"{number}/{len(scenes)}  {scene.title}")
             note(scene.name, *scene.play(stage))
         stage.begin("checking every message")
         _drain(stage)
@@ -403,7 +450,7 @@ def _play(stage: Stage, observer: Observer, ledger: Ledger, view: View) -> Outco
         for name, (holds, text) in _verdicts(findings, observer, stage.sent, ledger.once).items():
             note(name, holds, f"{_CHECKED[name]}{text}")
     except DemoFailed as error:
-        promises = {scene.name: scene.promise for scene in SCENES} | _CHECKED
+        promises = {scene.name: scene.promise for scene in scenes} | _CHECKED
         failed, *later = list(promises)[len(proofs) :]
         note(failed, False, f"not proved: {promises[failed]} ({error})")
         proofs += [Proof(name, False, f"not reached: {promises[name]}") for name in later]
@@ -443,9 +490,8 @@ def _verdicts(
     }
 
 
-@contextmanager
-def _store(engine: str | None, folder: str) -> Iterator[Pxrs]:
-    """Opens the engine; a file in the folder keeps what it can't (etcd: messages, NATS: groups)."""
+def _store_url(engine: str | None, folder: str) -> str:
+    """The engine; a file in the folder keeps what it can't (etcd: messages, NATS: groups)."""
     file = f"sqlite:///{folder}/demo.db"
     parts = split_url(engine or file)
     if any(parse_url(place).scheme == "memory" for place in parts.urls()):
@@ -453,8 +499,17 @@ def _store(engine: str | None, folder: str) -> Iterator[Pxrs]:
             f"the demo runs in several processes, and {engine} exists in one only; "
             "leave --engine out, or name a file: sqlite:///demo.db"
         )
-    with connect(str(parts.completed(file))) as px:
-        yield px
+    return str(parts.completed(file))
+
+
+@contextmanager
+def _served(url: str, count: int) -> Iterator[tuple[str, Callable[[], None] | None]]:
+    """The URL of the store through so many nodes, and how one is killed; itself without any."""
+    if not count:
+        yield url, None
+        return
+    with Nodes(url, count) as nodes:
+        yield nodes.url, nodes.kill_first
 
 
 @contextmanager

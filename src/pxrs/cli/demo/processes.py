@@ -1,4 +1,4 @@
-"""The demo's processes: the producer and the consumers, and `Cast`, which starts them.
+"""The demo's processes: the producer, the consumers and nodes, and `Cast`, which starts them.
 
 They read orders from stdin, one per line, and report in JSON lines on stdout. They end when their
 stdin does, and with their parent, so none outlives it, however it died: not even a frozen one.
@@ -10,6 +10,7 @@ import ctypes
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,9 +32,10 @@ _ROUNDS_PER_SECOND = 50
 # The most messages that a consumer commits at once.
 _BATCH = 250
 _LOOK = 0.05
+_PATIENCE = 60.0
 _PR_SET_PDEATHSIG = 1
 
-Role = Literal["produce", "consume"]
+Role = Literal["produce", "consume", "serve"]
 # What a process said last; None when it has ended.
 Report = tuple[str, dict[str, Any] | None]
 
@@ -53,9 +55,9 @@ class Cast:
         self._threads: list[threading.Thread] = []
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
 
-    def start(self, who: str, role: Role) -> None:
+    def start(self, who: str, role: Role, *more: str) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, role, *self._arguments[role]],
+            [sys.executable, "-m", __name__, role, *self._arguments[role], *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,6 +117,51 @@ class Cast:
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
+
+
+class Nodes:
+    """Nodes that serve the store at this URL. Leaving the block ends them."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self._cast = Cast(url, {"serve": ()})
+        self._ports = {f"node-{number}": _free_port() for number in range(1, count + 1)}
+
+    @property
+    def url(self) -> str:
+        """The store through these nodes."""
+        return "pxrs://" + ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
+
+    def kill_first(self) -> None:
+        """Kills the one that everybody talks to."""
+        self._cast.send_signal(next(iter(self._ports)), signal.SIGKILL)
+
+    def __enter__(self) -> Nodes:
+        try:
+            for name, port in self._ports.items():
+                self._cast.start(name, "serve", name, str(port))
+            serving: set[str] = set()
+            while len(serving) < len(self._ports):
+                reports = self._cast.reports(_PATIENCE)
+                if not reports:
+                    raise DemoFailed(f"no node serves within {_PATIENCE:g} s")
+                for name, words in reports:
+                    if words is None:
+                        raise self._cast.failure(name)
+                    serving.add(name)
+        except BaseException:
+            self._cast.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cast.__exit__()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 # What runs in the processes
@@ -196,10 +243,32 @@ def _consume(topic: str, group: str, address: str) -> None:
     _report(done=True)
 
 
+def _serve(name: str, port: str) -> None:
+    """Serves the store to the others, until it is killed."""
+    from pxrs.server.node import run_node
+    from pxrs.server.settings import load_settings
+
+    _Orders()
+    settings = load_settings(
+        {
+            "store": default_url(),
+            "listen": "127.0.0.1:0",
+            "grpc_listen": f"127.0.0.1:{port}",
+            "node_id": name,
+            "auth": "off",
+        },
+        None,
+        {},
+    )
+    run_node(settings, lambda _: _report(serving=name))
+
+
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     role, *arguments = sys.argv[1:]
     if role == "produce":
         _produce(*arguments)
-    else:
+    elif role == "consume":
         _consume(*arguments)
+    else:
+        _serve(*arguments)
