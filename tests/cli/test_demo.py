@@ -19,6 +19,7 @@ from pxrs.cli.demo.processes import DemoFailed
 from pxrs.cli.demo.screen import PlainView
 from support.child import PATIENCE
 from support.command import Run, Shell
+from support.node import LocalNode
 
 pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
 
@@ -50,6 +51,26 @@ def test_json_on_another_engine(shell: Shell, url: str) -> None:
         with px.stores.atomic() as atomic:
             tables = atomic.connection.execute("SELECT name FROM sqlite_master").fetchall()
         assert not [name for (name,) in tables if "demo" in name]
+
+
+def test_through_nodes_of_which_one_is_killed(shell: Shell) -> None:
+    result = shell.run("demo", "--json", "--nodes", "2", *QUICK, patience=4 * PATIENCE)
+    outcome = json.loads(result.stdout)
+    assert (result.returncode, outcome["proved"], outcome["effectively_once"]) == (0, True, True)
+    names = tuple(proof["name"] for proof in outcome["proofs"])
+    assert names == (*PROOFS[:3], "node", *PROOFS[3:])
+    assert "0 partitions changed hands" in outcome["proofs"][3]["text"]
+    assert outcome["figures"]["node_failover"] > 0
+
+
+def test_nodes_that_are_there_already(shell: Shell, tmp_path: Path) -> None:
+    with LocalNode(f"sqlite:///{tmp_path}/node.db", grpc_listen="127.0.0.1:0") as node:
+        result = shell.run(
+            "demo", "--json", "--engine", f"pxrs://{node.rpc}", *QUICK, patience=4 * PATIENCE
+        )
+        outcome = json.loads(result.stdout)
+        assert (result.returncode, outcome["proved"]) == (0, True), outcome
+        assert node.px.topics.list() == []
 
 
 def test_without_transactions_it_proves_at_least_once(shell: Shell) -> None:

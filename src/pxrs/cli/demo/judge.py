@@ -106,9 +106,10 @@ class Log:
 
     def enter(self, consumer: Consumer, entries: list[Entry]) -> bool:
         """Enters a batch and commits its checkpoint; false if the store refused that."""
+        # Again, if it was not committed because a node has died.
+        entry = msgspec.json.encode(entries)
         try:
-            with consumer.transaction() as tx:
-                tx.send(self._topic, msgspec.json.encode(entries))
+            consumer.run_transaction(lambda tx: tx.send(self._topic, entry))
         except Fenced:
             return False
         return True

@@ -180,8 +180,12 @@ class _Orders:
         threading.Thread(target=self._listen, name="pxrs-demo-parent", daemon=True).start()
 
     def _listen(self) -> None:
-        for line in sys.stdin.buffer:
-            self._orders.put(line.decode().strip())
+        # Not by `sys.stdin`: a thread that waits in it makes the end of its process a crash.
+        left = b""
+        while some := os.read(0, 4096):
+            *lines, left = (left + some).split(b"\n")
+            for line in lines:
+                self._orders.put(line.decode().strip())
         os._exit(1)
 
     def next(self, timeout: float | None) -> str | None:
