@@ -63,7 +63,7 @@ def test_a_failure_that_no_client_waits_for_is_not_logged_as_a_bug() -> None:
         with pytest.raises(asyncio.CancelledError):
             await answer
         # What asyncio asks when nobody refers to it any more.
-        assert not asked._log_traceback  # type: ignore[attr-defined]
+        assert not asked._log_traceback
         await forwarding.close()
 
     asyncio.run(asyncio.wait_for(forward(), PATIENCE))
