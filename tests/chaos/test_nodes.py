@@ -37,7 +37,7 @@ pytestmark = pytest.mark.long
 NAMES = ("node-0", "node-1", "node-2")
 MAIL = "/v1/queues/mail"
 # How long others wait for a node that does not say that it is gone, and for a silent member.
-SETTINGS = {"session_ttl": 2, "session_timeout": 20}
+SETTINGS: dict[str, Any] = {"session_ttl": 2, "session_timeout": 20}
 
 
 class World:

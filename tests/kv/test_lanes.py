@@ -61,6 +61,24 @@ def put(number: int, *changes: Change, again: bool = False) -> KeyBatch:
     return KeyBatch(changes, Lane("client.0", number, again))
 
 
+def test_a_batch_that_waits_beside_itself_is_written_once() -> None:
+    """A node is slow, so its client sends the batch again; both are in one commit."""
+    nodes = Nodes(1)
+    (node,) = nodes.nodes
+    created = Change(b"created", b"1", ABSENT)
+    blind = Change(b"blind", b"1")
+    first, again = node._do_all([put(1, created, blind), put(1, created, blind, again=True)])
+    assert first == again == [Written(Version(1, 1)), Written(Version(1, 1))]
+    assert nodes.values == {b"blind": (b"1", Version(1, 1)), b"created": (b"1", Version(1, 1))}
+    # So does the next one of the lane, of which the earlier copies may come later.
+    second = put(2, Change(b"created", b"2"))
+    behind, after = node._do_all([second, put(1, created, blind, again=True)])
+    assert behind == [Written(Version(1, 2))]
+    assert isinstance(after, list)
+    assert all(isinstance(answer, OutcomeUnknown) for answer in after)
+    assert nodes.send(put(2, Change(b"created", b"2"), again=True)) == behind
+
+
 def test_a_batch_that_is_sent_again_is_answered_as_before() -> None:
     nodes = Nodes()
     nodes.nodes[0].put("there", "x")

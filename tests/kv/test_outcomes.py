@@ -28,6 +28,7 @@ from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores, Rates
 from pxrs.types import ABSENT, Outcome
+from support.child import PATIENCE
 from support.linearizable import GONE, Op, find_violation, is_linearizable
 from support.seeds import few_are_fast
 
@@ -210,6 +211,48 @@ def test_one_thread_commits_for_all_that_wait() -> None:
         thread.join()
     assert sorted(answers) == [1, 2, 3, 4, 5, 6]
     assert sizes == [1, 5]
+
+
+def test_several_works_of_one_thread_are_done_in_several_commits() -> None:
+    """What does not fit into the first commit is led by the same thread, one after the other."""
+    sizes: list[int] = []
+
+    def commit(waiting: Sequence[Waiting[int, int]]) -> None:
+        sizes.append(len(waiting))
+        for each in waiting[:2]:
+            each.settle(each.work + 1)
+
+    group: GroupCommit[int, int] = GroupCommit(commit)
+    assert group.do_all(range(5)) == [1, 2, 3, 4, 5]
+    assert sizes == [5, 3, 1]
+    assert group.do_all([]) == []
+    assert group.do(7) == 8
+    assert not group._is_led
+
+
+def test_works_of_many_threads_are_each_answered() -> None:
+    """Commits take as much as they like; leaders change between threads all the time."""
+    rng = Random(1)
+
+    def commit(waiting: Sequence[Waiting[int, int]]) -> None:
+        for each in waiting[: rng.randint(1, 4)]:
+            each.settle(-each.work)
+
+    group: GroupCommit[int, int] = GroupCommit(commit)
+    answers: list[bool] = []
+
+    def call(thread: int) -> None:
+        for turn in range(50):
+            works = [thread * 1000 + turn * 10 + n for n in range(turn % 6)]
+            answers.append(group.do_all(works) == [-work for work in works])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert answers == [True] * 300
+    assert not group._is_led
 
 
 def test_a_thread_that_is_interrupted_leaves_nobody_waiting() -> None:

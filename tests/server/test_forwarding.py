@@ -50,6 +50,25 @@ def test_nobody_waits_for_a_node_that_is_gone() -> None:
     asyncio.run(asyncio.wait_for(forward(), PATIENCE))
 
 
+def test_a_failure_that_no_client_waits_for_is_not_logged_as_a_bug() -> None:
+    """The client goes in the moment in which the other node fails."""
+
+    async def forward() -> None:
+        forwarding = Forwarding(NodeInfo("here", 1, "here:1"), tuple, b"secret", PATIENCE, None)
+        answer = asyncio.ensure_future(forwarding.send("127.0.0.1:1", "GET", "/", {}, b"", ""))
+        while not forwarding._waiting:
+            await asyncio.sleep(0)
+        (asked,) = forwarding._waiting
+        asked.add_done_callback(lambda _: answer.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await answer
+        # What asyncio asks when nobody refers to it any more.
+        assert not asked._log_traceback
+        await forwarding.close()
+
+    asyncio.run(asyncio.wait_for(forward(), PATIENCE))
+
+
 def test_a_write_is_sent_once_and_whether_it_was_is_told() -> None:
     async def forward() -> None:
         asked = 0

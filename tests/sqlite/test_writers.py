@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,12 +101,18 @@ def test_a_process_frozen_in_the_queue_stops_nobody(tmp_path: Path) -> None:
             assert child.read() == "ready"
             while try_lock(queue):
                 unlock(queue)
-            child.signal(signal.SIGSTOP)
+            child.freeze()
         stores.coord.commit((), (Put("second", b""),))
+        began = time.monotonic()
+        for _ in range(20):
+            stores.coord.commit((), (Put("third", b""),))
+        # Not a second for each: it is known by now that the queue stands still.
+        assert time.monotonic() - began < 10
         child.signal(signal.SIGCONT)
         assert child.read() == "done"
     os.close(queue)
-    assert [record.key for record in stores.coord.list("")] == ["child", "first", "second"]
+    keys = [record.key for record in stores.coord.list("")]
+    assert keys == ["child", "first", "second", "third"]
     stores.close()
 
 

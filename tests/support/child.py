@@ -28,7 +28,7 @@ from support.inside import LONGEST_ORDER, Order
 PATIENCE = 30.0
 _TESTS = Path(__file__).parents[1]
 _START = "from support.inside import main; main()"
-_PYTHONPATH = os.pathsep.join([str(_TESTS), str(_TESTS.parent)])
+PYTHONPATH = os.pathsep.join([str(_TESTS), str(_TESTS.parent)])
 
 
 class _Process:
@@ -67,7 +67,7 @@ class _Forker:
                 [sys.executable, "-c", _START, str(there.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(there.fileno(),),
-                env={**os.environ, "PYTHONPATH": _PYTHONPATH},
+                env={**os.environ, "PYTHONPATH": PYTHONPATH},
             )
         self._turn = threading.Lock()
         self._started: queue.Queue[_Process] = queue.Queue()
@@ -76,7 +76,7 @@ class _Forker:
         atexit.register(self._end)
 
     def fork(self, target: str, args: tuple[Any, ...], fds: list[int]) -> _Process:
-        environment = {**os.environ, "PYTHONPATH": _PYTHONPATH}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         order = json.dumps(Order(target, list(args), os.getcwd(), environment)).encode()
         assert len(order) <= LONGEST_ORDER
         with self._turn:

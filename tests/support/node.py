@@ -25,7 +25,7 @@ from pxrs.server.node import Node
 from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.http import HttpServer
 from pxrs.server.settings import Endpoint, ServeSettings
-from support.child import PATIENCE
+from support.child import PATIENCE, PYTHONPATH
 
 # How long a client that polls lets the node work before it asks again.
 _LOOK = 0.01
@@ -77,8 +77,18 @@ class Client:
         body: Any = None,
         headers: dict[str, str] | None = None,
     ) -> Reply:
+        self.send(method, path, body, headers)
+        return self.receive()
+
+    def send(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> None:
+        """Sends a request, and does not wait for its answer."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         self._connection.request(method, path, data, headers or {})
+
+    def receive(self) -> Reply:
+        """The answer to what was sent."""
         answer = self._connection.getresponse()
         found = {name.lower(): value for name, value in answer.getheaders()}
         return Reply(answer.status, found, answer.read())
@@ -199,7 +209,8 @@ class LocalNode:
 _START = """
 import time
 real = time.time_ns
-time.time_ns = lambda: real() + {}
+time.time_ns = lambda: real() + {clock_off}
+{broken}
 from pxrs_command import main
 main()
 """
@@ -212,7 +223,8 @@ class NodeProcess:
     """`pxrs serve` as a real process.
 
     `clock_off`: how many seconds its wall clock is ahead. `open_files`: how many it may have.
-    `settings` are those that have no flag.
+    `broken`: a function of a test module that breaks it before it starts. `settings` are those that
+    have no flag.
     """
 
     def __init__(
@@ -222,8 +234,15 @@ class NodeProcess:
         listen: str = "127.0.0.1:0",
         clock_off: float = 0.0,
         open_files: int | None = None,
+        broken: Callable[[], None] | None = None,
         **settings: object,
     ) -> None:
+        start = _START.format(
+            clock_off=int(clock_off * 10**9),
+            broken=""
+            if broken is None
+            else f"from {broken.__module__} import {broken.__name__} as broken; broken()",
+        )
         # Not a pipe: nobody reads it while the node runs, and a full one would stop it.
         self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when it has ended
         self.process = subprocess.Popen(
@@ -231,7 +250,7 @@ class NodeProcess:
                 *(() if open_files is None else ("sh", "-c", _LIMITED.format(open_files))),
                 sys.executable,
                 "-c",
-                _START.format(int(clock_off * 10**9)),
+                start,
                 "serve",
                 "--store",
                 store,
@@ -243,6 +262,7 @@ class NodeProcess:
             stderr=self._logged,
             text=True,
             env=os.environ
+            | ({} if broken is None else {"PYTHONPATH": PYTHONPATH})
             | {f"PXRS_SERVE_{name.upper()}": str(value) for name, value in settings.items()},
         )
         assert self.process.stdout is not None
@@ -266,8 +286,9 @@ class NodeProcess:
         return self._ended()
 
     def freeze(self) -> None:
-        """SIGSTOP: it keeps its connections and does nothing."""
+        """SIGSTOP, until it stands still: it keeps its connections and does nothing."""
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def wake(self) -> None:
         self.process.send_signal(signal.SIGCONT)

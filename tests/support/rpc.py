@@ -95,7 +95,10 @@ class Told(NamedTuple):
 
 
 class RpcClient:
-    """A channel to one node. `agent` is what the client says that it is, before gRPC's own name."""
+    """A channel to one node. `agent` is what the client says that it is, before gRPC's own name.
+
+    `wait_for_ready` false: a call fails at once while the node can't be reached.
+    """
 
     def __init__(
         self,
@@ -104,10 +107,18 @@ class RpcClient:
         token: str = "",
         agent: str = "",
         credentials: Any = None,
+        timeout: float = PATIENCE,
+        wait_for_ready: bool = True,
         **metadata: str,
     ) -> None:
-        # Else two channels to one address would share a connection, and its user agent.
-        options: list[tuple[str, object]] = [("grpc.use_local_subchannel_pool", 1)]
+        options: list[tuple[str, object]] = [
+            # Else two channels to one address would share a connection, and its user agent.
+            ("grpc.use_local_subchannel_pool", 1),
+            # A node that was started again is found soon.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 200),
+        ]
+        self._how = {"timeout": timeout, "wait_for_ready": wait_for_ready}
         if agent:
             options.append(("grpc.primary_user_agent", agent))
         self._channel = (
@@ -128,15 +139,16 @@ class RpcClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._channel.close()
 
     def raw(self, path: str, request: bytes) -> bytes | Told:
         """The answer's bytes, or how it was refused."""
         call = self._channel.unary_unary(path)
         try:
-            answer: bytes = call(
-                request, metadata=self._metadata, timeout=PATIENCE, wait_for_ready=True
-            )
+            answer: bytes = call(request, metadata=self._metadata, **self._how)
             return answer
         except grpc.RpcError as error:
             trailing = dict(error.trailing_metadata() or ())
@@ -157,4 +169,4 @@ class RpcClient:
     def watch(self, request: bytes = b"") -> Any:
         """The views of `WatchCluster`: an iterator that can be cancelled."""
         stream = self._channel.unary_stream("/norikv.v1.Meta/WatchCluster")
-        return stream(request, metadata=self._metadata, timeout=PATIENCE, wait_for_ready=True)
+        return stream(request, metadata=self._metadata, **self._how)

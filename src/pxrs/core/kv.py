@@ -351,7 +351,8 @@ class Draft:
         lane = batch.lane
         if lane is None:
             return [self.add(change) for change in batch.changes]
-        last = self._lanes[lane.name].record
+        # A batch that was sent again may wait beside itself, and be in one commit with it.
+        last = self._new_lanes.get(lane.name) or self._lanes[lane.name].record
         if last.number >= lane.number:
             return _answers_before(batch.changes, lane, last)
         operations = self.operations

@@ -76,12 +76,14 @@ class GroupCommit(Generic[Work, Answer]):
         """Returns the answers to several works of this thread, errors as they are."""
         mine: list[Waiting[Work, Answer]] = [Waiting(work) for work in works]
         try:
+            leads_at_once = False
             with self._lock:
                 self._waiting += mine
                 if mine and not self._is_led:
-                    self._is_led = mine[0].leads = True
-            for each in mine:
-                if not each.leads:
+                    self._is_led = mine[0].leads = leads_at_once = True
+            for number, each in enumerate(mine):
+                # All others are woken, also one that this thread has made the leader itself.
+                if number or not leads_at_once:
                     each.wait()
                 while each.leads and not each.is_settled:
                     self._commit_waiting()

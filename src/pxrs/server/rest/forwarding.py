@@ -77,6 +77,7 @@ class Forwarding:
         """
         request = PassedOn(address, self._here.name, method, path, token, digest(body))
         asked = asyncio.ensure_future(self._request(request, headers, body))
+        asked.add_done_callback(_note_outcome)
         self._waiting[asked] = address
         try:
             await asyncio.wait([asked])
@@ -137,6 +138,12 @@ class Forwarding:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _note_outcome(asked: asyncio.Task[Answer]) -> None:
+    """Keeps asyncio from logging how a request failed whose client had gone meanwhile."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 async def _send_once(

@@ -9,7 +9,8 @@ Both are polled and not waited for: a wait in `flock` can't be ended by a timeou
 frozen holder must become a `StoreBusy` that names it.
 
 Only B keeps writers apart; A is manners. Who has waited long for A goes on without it, so a
-process that was frozen in the queue, where it writes nothing, stops no other.
+process that was frozen in the queue, where it writes nothing, stops no other. Whoever found that
+once waits for A much shorter the next time, until it gets it again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _WAIT_FOR_A = 0.0005
 _WAIT_FOR_B = 0.00005
 _LONGEST_WAIT = 0.002
 _LONGEST_QUEUE = 1.0
+# How much shorter each time, while A is not to be had; still long enough for a queue that moves.
+_SHORTER = 0.1
+_SHORTEST_QUEUE = 0.02
 
 
 class WriterLock:
@@ -36,13 +40,16 @@ class WriterLock:
             self._b = opened(open_beside(os.path.join(folder, "writer.lock"), database))
         self._control = control
         self._clock = clock
+        self._queue = _LONGEST_QUEUE
 
     def enter(self, timeout: float) -> bool:
         """Take the writer's turn; false if it did not come in time."""
         start = self._clock.monotonic()
         deadline = start + timeout
         try:
-            self._poll(self._a, _WAIT_FOR_A, min(deadline, start + _LONGEST_QUEUE))
+            in_order = self._poll(self._a, _WAIT_FOR_A, min(deadline, start + self._queue))
+            shorter = max(_SHORTEST_QUEUE, self._queue * _SHORTER)
+            self._queue = _LONGEST_QUEUE if in_order else shorter
             if not self._poll(self._b, _WAIT_FOR_B, deadline):
                 return False
         finally:
