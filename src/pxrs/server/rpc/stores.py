@@ -41,6 +41,7 @@ from pxrs.errors import (
 from pxrs.server.rpc.calls import Caller, Calls
 from pxrs.server.rpc.gate import Gate
 from pxrs.server.rpc.rights import CLUSTER
+from pxrs.server.rpc.warm_threads import WarmThreads
 from pxrs.server.tokens import Identity
 from pxrs.stores.api import (
     ItemRestorer,
@@ -54,7 +55,6 @@ from pxrs.stores.api import (
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.wire import METHODS, KeyCalls, WireAtomic
 from pxrs.types import Append, Check, LogPartition, QueueChange
-from pxrs.warm_threads import WarmThreads
 
 _LOG = logging.getLogger("pxrs.serve")
 # Threads that make calls, for all clients; and calls of one client that are under way at a time.
