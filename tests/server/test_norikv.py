@@ -24,8 +24,8 @@ from pxrs.core.kv import shard_of
 from pxrs.core.routing import SLOTS
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.server.cluster import ClusterView, NodeInfo
+from pxrs.server.rpc.calls import LARGEST_MESSAGE
 from pxrs.server.rpc.norikv import encode_view
-from pxrs.server.rpc.server import LARGEST_MESSAGE
 from pxrs.server.settings import ServeSettings
 from pxrs.server.tokens import Tokens, all_rights, parse_right
 from support import rpc

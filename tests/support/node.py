@@ -24,6 +24,7 @@ from pxrs import Pxrs
 from pxrs.server.node import Node
 from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.http import HttpServer
+from pxrs.server.rpc.stores import StoreService
 from pxrs.server.settings import Endpoint, ServeSettings
 from support.child import PATIENCE, PYTHONPATH
 
@@ -170,6 +171,12 @@ class LocalNode:
     @property
     def server(self) -> HttpServer:
         return self._node.server
+
+    @property
+    def remote(self) -> StoreService:
+        """What serves `pxrs://` clients."""
+        assert self._node.remote is not None
+        return self._node.remote
 
     @property
     def guard(self) -> Guard:

@@ -9,8 +9,8 @@ before anything is done with it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -24,10 +24,19 @@ METHOD = f"/{SERVICE}/{CALL}"
 # The first frame of a stream says who calls; it is answered like a call with this number.
 HELLO = 0
 ANSWER, ERROR, WOKEN = 0, 1, 2
-# One call, its frame with what else was waiting, and the body of an item.
+# One call, and the body of an item.
 MOST_CALL_BYTES = 8 * 2**20
-MOST_FRAME_BYTES = 2 * MOST_CALL_BYTES + 2**20
 MOST_BODY_BYTES = 4 * 2**20
+# A node has to keep what has come of a frame, from everybody who is connected: frames are small.
+# A call that is larger than a piece goes in several frames, all but the last without a name.
+PIECE = ""
+MOST_PIECE_BYTES = 2**20
+MOST_FRAME_BYTES = MOST_PIECE_BYTES + 2**18
+MOST_CALLS_IN_FRAME = 1000
+# An answer, alone in its frame if it is large: an item may have come into the store otherwise.
+MOST_ANSWER_BYTES = 72 * 2**20
+# Small entries take much more memory than they have bytes.
+MOST_ENTRIES = 20_000
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -46,6 +55,9 @@ class WireError(msgspec.Struct, frozen=True):
     name: str
     text: str
     attributes: dict[str, Any] = {}
+
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Method(NamedTuple):
@@ -101,20 +113,31 @@ class Method(NamedTuple):
         """The arguments by name; raises `InvalidRequest` if they do not fit."""
         try:
             values = self.arguments.decode(sent)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return dict(zip(self.parameters, self.unpack(values), strict=True))
+        except _UNREADABLE as error:
             raise InvalidRequest(f"{self.name} got wrong arguments: {error}") from None
-        return dict(zip(self.parameters, self.unpack(values), strict=True))
 
     def encode_answer(self, answer: Any) -> msgspec.Raw:
         return raw(self.pack_answer(answer))
 
     def decode_answer(self, sent: msgspec.Raw) -> Any:
-        return self.unpack_answer(self.answer.decode(sent))
+        """The answer; raises `OutcomeUnknown` if it does not fit."""
+        try:
+            return self.unpack_answer(self.answer.decode(sent))
+        except _UNREADABLE as error:
+            raise OutcomeUnknown(
+                f"the node's answer to {self.name} can't be read: {error}"
+            ) from None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_CALLS = msgspec.msgpack.Decoder(list[tuple[int, str, msgspec.Raw]])
-_ANSWERS = msgspec.msgpack.Decoder(list[tuple[int, int, msgspec.Raw]])
+_CALLS: msgspec.msgpack.Decoder[list[tuple[int, str, msgspec.Raw]]] = msgspec.msgpack.Decoder(
+    Annotated[list[tuple[int, str, msgspec.Raw]], msgspec.Meta(max_length=MOST_CALLS_IN_FRAME)]
+)
+_PIECE = msgspec.msgpack.Decoder(bytes)
+_ANSWERS: msgspec.msgpack.Decoder[list[tuple[int, int, msgspec.Raw]]] = msgspec.msgpack.Decoder(
+    Annotated[list[tuple[int, int, msgspec.Raw]], msgspec.Meta(max_length=MOST_ENTRIES)]
+)
 _ERROR = msgspec.msgpack.Decoder(WireError)
 NOTHING = msgspec.Raw(_ENCODER.encode(None))
 
@@ -141,11 +164,42 @@ def encode_frame(entries: Sequence[tuple[int, str | int, msgspec.Raw]]) -> bytes
     return _ENCODER.encode(entries)
 
 
+def encode_calls(calls: Sequence[tuple[int, str, msgspec.Raw]]) -> Iterator[bytes]:
+    """Calls as frames, in order."""
+    frame: list[tuple[int, str, msgspec.Raw]] = []
+    size = 0
+    for number, name, arguments in calls:
+        data = memoryview(arguments)
+        if frame and (size + len(data) > MOST_PIECE_BYTES or len(frame) == MOST_CALLS_IN_FRAME):
+            yield encode_frame(frame)
+            frame, size = [], 0
+        if len(data) <= MOST_PIECE_BYTES:
+            frame.append((number, name, arguments))
+            size += len(data)
+            continue
+        pieces = [
+            bytes(data[at : at + MOST_PIECE_BYTES]) for at in range(0, len(data), MOST_PIECE_BYTES)
+        ]
+        for piece in pieces[:-1]:
+            yield encode_frame([(number, PIECE, raw(piece))])
+        yield encode_frame([(number, name, raw(pieces[-1]))])
+    if frame:
+        yield encode_frame(frame)
+
+
+def decode_piece(sent: msgspec.Raw) -> bytes:
+    """A piece of a call's arguments; raises `InvalidRequest` if it is none."""
+    try:
+        return _PIECE.decode(sent)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"a piece of a call can't be read: {error}") from None
+
+
 def decode_calls(frame: bytes) -> list[tuple[int, str, msgspec.Raw]]:
     """The calls of a frame; raises `InvalidRequest` if it is none."""
     try:
         return _CALLS.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise InvalidRequest(f"a frame can't be read: {error}") from None
 
 
@@ -153,7 +207,7 @@ def decode_answers(frame: bytes) -> list[tuple[int, int, msgspec.Raw]]:
     """The answers of a frame; raises `StoreUnavailable` if they can't be read."""
     try:
         return _ANSWERS.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise StoreUnavailable(f"the node sent what can't be read: {error}") from None
 
 
@@ -189,7 +243,10 @@ def unpack_error(sent: WireError) -> PxrsError:
     error: PxrsError = kind.__new__(kind, sent.text)
     for name, value in sent.attributes.items():
         wanted = _ATTRIBUTES.get((sent.name, name), Any)
-        vars(error)[name] = msgspec.convert(value, wanted)
+        try:
+            vars(error)[name] = msgspec.convert(value, wanted)
+        except _UNREADABLE:
+            return OutcomeUnknown(f"the node failed with an odd {sent.name}: {sent.text}")
     return error
 
 
@@ -198,7 +255,11 @@ def encode_error(error: PxrsError) -> msgspec.Raw:
 
 
 def decode_error(sent: msgspec.Raw) -> PxrsError:
-    return unpack_error(_ERROR.decode(sent))
+    """The error that was sent; `OutcomeUnknown` if it can't be read."""
+    try:
+        return unpack_error(_ERROR.decode(sent))
+    except _UNREADABLE as error:
+        return OutcomeUnknown(f"the node failed with what can't be read: {error}")
 
 
 _HELLO = msgspec.msgpack.Decoder(Hello)
@@ -212,5 +273,5 @@ def decode_hello(sent: msgspec.Raw) -> Hello:
     """What a node tells; raises `StoreUnavailable` if it speaks otherwise."""
     try:
         return _HELLO.decode(sent)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise StoreUnavailable(f"the node speaks another version: {error}") from None

@@ -128,6 +128,8 @@ class Link:
         self.origin.refuse_child()
         stream = self._stream
         if stream is not None and not stream.is_broken:
+            if self._armed_on is not stream and not self._connecting.locked():
+                self._arm_again(tries)
             return stream
         with self._connecting:
             while True:
@@ -141,7 +143,7 @@ class Link:
                 hosts = ", ".join(self._hosts)
                 tries.again(StoreUnavailable(f"no node can be reached at {hosts}"))
         # Another node knows nothing of them; and what watches missed may have changed.
-        self._arm_again()
+        self._arm_again(tries)
         return stream
 
     def _greeted(self, tries: Tries) -> Stream | None:
@@ -184,15 +186,18 @@ class Link:
         finally:
             self._going_on.release()
 
-    def _arm_again(self) -> None:
+    def _arm_again(self, tries: Tries) -> None:
         """Tells the node of now of all sessions and watches; again if its stream breaks meanwhile.
 
+        What is not done in time the next call does: a node may break every stream that it gets.
         One thread does it. Its own calls come here too when the stream breaks: it is at it already.
         """
         if not self._arming.acquire(blocking=False):
             return
         try:
             while self._armed_on is not (stream := self._stream) and not self._closed:
+                if tries.left <= 0:
+                    return
                 for session in self.sessions():
                     # Who has it finds out when it is lost.
                     with suppress(PxrsError):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("pxrs.remote")
 _OPTIONS = [
-    # Answers are as large as what was asked for; calls are bounded where they are made.
-    ("grpc.max_receive_message_length", -1),
+    # One answer, with its number.
+    ("grpc.max_receive_message_length", frames.MOST_ANSWER_BYTES + 2**10),
     ("grpc.max_send_message_length", frames.MOST_FRAME_BYTES),
     # A node that is frozen answers no pings: it is left before the sessions end that it holds. By
     # itself gRPC would wait for a minute, and stop asking who sends nothing.
@@ -130,7 +130,7 @@ class Stream:
         """What waits, as frames, until the stream is closed. Called by the channel's thread."""
         while (first := self._outgoing.get()) is not None:
             batch, size = [first], first.size
-            while size < frames.MOST_CALL_BYTES and not self._outgoing.empty():
+            while size < frames.MOST_PIECE_BYTES and not self._outgoing.empty():
                 following = self._outgoing.get()
                 if following is None:
                     self._outgoing.put(None)
@@ -139,7 +139,9 @@ class Stream:
                 size += following.size
             for pending in batch:
                 pending.was_sent = True
-            yield frames.encode_frame([(it.number, it.method.name, it.arguments) for it in batch])
+            yield from frames.encode_calls(
+                [(it.number, it.method.name, it.arguments) for it in batch]
+            )
 
     def _read(self) -> None:
         try:
@@ -152,6 +154,9 @@ class Stream:
         finally:
             self._break()
             self._outgoing.put(None)
+            # It may have broken here: what the node sends can't be read.
+            self._call.cancel()
+            self._channel.close()
 
     def _take_answer(self, number: int, kind: int, body: Any) -> None:
         if kind == frames.WOKEN:

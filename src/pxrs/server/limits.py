@@ -38,13 +38,14 @@ def fit_open_files(settings: ServeSettings) -> ServeSettings:
     It takes all that it may. The store must not be without a file because clients have them all.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.max_connections + _OWN_FILES
+    ports = 2 if settings.grpc_listen else 1
+    wanted = ports * settings.max_connections + _OWN_FILES
     if soft < wanted:
         soft = min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft >= wanted:
         return settings
-    fitting = max(1, soft - _OWN_FILES, soft // 2)
+    fitting = max(1, max(soft - _OWN_FILES, soft // 2) // ports)
     _LOG.warning(
         "max_connections is %d instead of %d: the process may have %d open files (ulimit -n)",
         fitting, settings.max_connections, soft,

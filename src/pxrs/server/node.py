@@ -189,8 +189,10 @@ class Node:
                 from pxrs.server.rpc.node_keys import NodeKeys, view_of
                 from pxrs.server.rpc.norikv import SERVICES, NoriKv
                 from pxrs.server.rpc.stores import StoreService
+                from pxrs.server.rpc.transfers import Transfers
 
-                calls = Calls(guard, metrics)
+                transfers = Transfers(server.room, self._settings.request_timeout)
+                calls = Calls(guard, metrics, transfers)
                 norikv = NoriKv(calls, keys, cluster, forwarding)
                 health = Health(calls, lambda: not self._trouble, SERVICES)
                 cluster.on_change(lambda view: loop.call_soon_threadsafe(norikv.changed, view))
@@ -200,6 +202,7 @@ class Node:
                     self.node_id,
                     NodeKeys(self.px.kv, cluster),
                     partial(view_of, cluster),
+                    transfers,
                 )
                 cluster.on_change(lambda _: loop.call_soon_threadsafe(stores.changed))
                 await rpc.start([*health.handlers(), *norikv.handlers(), stores.handler(calls)])

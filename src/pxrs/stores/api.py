@@ -73,6 +73,19 @@ class Watch(Protocol):
         ...
 
 
+@runtime_checkable
+class CallsBack(Protocol):
+    """A `Watch` that can call back, for one thread that waits for many of them."""
+
+    def on_wake(self, call: Callable[[], None]) -> None:
+        """Have this called when the watch is woken or closed: then `wait(0)` tells of it.
+
+        It may be called by any thread and under a lock of the store. What a store finds out only
+        in `wait`, as that time has passed, is not called: look now and then.
+        """
+        ...
+
+
 class Session(Protocol):
     """A lease in the store. Records put with its id vanish, all at once, when it ends."""
 

@@ -116,6 +116,11 @@ class LocalWatch:
         # How often it was woken, and how many of these a wait has answered.
         self._wakes = self._answered = 0
         self._closed = False
+        self._on_wake: Callable[[], None] | None = None
+
+    def on_wake(self, call: Callable[[], None]) -> None:
+        """See `pxrs.stores.api.CallsBack`."""
+        self._on_wake = call
 
     def wait(self, timeout: float | None = None) -> bool:
         now = SYSTEM_CLOCK.monotonic
@@ -139,6 +144,8 @@ class LocalWatch:
         with self._changed:
             self._wakes += 1
             self._changed.notify_all()
+        if self._on_wake is not None:
+            self._on_wake()
 
     def reconsider(self) -> None:
         """The next thing may fall due earlier than it did."""
@@ -149,6 +156,8 @@ class LocalWatch:
         self._closed = True
         self._forget(self)
         self.reconsider()
+        if self._on_wake is not None:
+            self._on_wake()
 
     def abandon(self, lock: threading.RLock) -> None:
         """In a forked child: waits for nothing any more."""

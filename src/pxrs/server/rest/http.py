@@ -45,8 +45,8 @@ _SMALL_BODY = 64 * 2**10
 # An answer from this size on takes room for as long as it is sent.
 _LARGE_ANSWER = 2**18
 # While others wait for room, what comes or goes must be done after so long, and more by its size.
-_FAIR_SECONDS = 2.0
-_FAIR_BYTES_PER_SECOND = 4 * 2**20
+FAIR_SECONDS = 2.0
+FAIR_BYTES_PER_SECOND = 4 * 2**20
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
@@ -58,7 +58,7 @@ class HttpServer:
         self._metrics = metrics
         self._settings = settings
         self._guard: Guard | None = None
-        self._room = Room(settings.max_inflight)
+        self.room = Room(settings.max_inflight)
         self._busy = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -93,7 +93,7 @@ class HttpServer:
     @property
     def held(self) -> int:
         """How many bytes of clients the node holds."""
-        return self._room.taken
+        return self.room.taken
 
     async def start(self) -> Endpoint:
         """Listen; where. A port that is taken is an `OSError`."""
@@ -158,16 +158,16 @@ class HttpServer:
 
     async def _send(self, request: web.BaseRequest, response: web.Response, size: int) -> None:
         """Send a large answer; a client that does not take it in time is disconnected."""
-        self._room.add(size)
+        self.room.add(size)
         try:
-            async with self._room.moving(size, self._settings.request_timeout):
+            async with self.room.moving(size, self._settings.request_timeout):
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            self._room.give_back(size)
+            self.room.give_back(size)
 
     async def _answer(self, request: web.BaseRequest, match: Match | None) -> Answer:
         if self._stopping:
@@ -195,8 +195,8 @@ class HttpServer:
         if route.open or route.body is None:
             most = min(most, _SMALL_BODY)
         length = _check_length(request, most)
-        if not self._room.take(length):
-            await self._room.wait_for(length, self._settings.request_timeout)
+        if not self.room.take(length):
+            await self.room.wait_for(length, self._settings.request_timeout)
         try:
             data = await self._read_body(request, length, most)
             if passed_on is not None and digest(data) != passed_on.body:
@@ -217,7 +217,7 @@ class HttpServer:
                     ) from None
                 answer = await self._pass_on(elsewhere.address, request, data, identity)
         finally:
-            self._room.give_back(length)
+            self.room.give_back(length)
         if not isinstance(answer, Answer):
             answer = Answer(answer, route.status)
         if isinstance(answer.body, bytes | bytearray):
@@ -253,7 +253,7 @@ class HttpServer:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = bytearray()
         try:
-            async with self._room.moving(length, self._settings.request_timeout):
+            async with self.room.moving(length, self._settings.request_timeout):
                 async for chunk in request.content.iter_any():
                     body += chunk
                     if len(body) > most:
@@ -286,6 +286,11 @@ class Room:
         # What comes from clients or goes to them, and until when it may while others wait for room.
         self._moving: dict[asyncio.Timeout, float] = {}
 
+    @property
+    def is_full(self) -> bool:
+        """Whether somebody waits for room."""
+        return bool(self._waiting)
+
     def take(self, size: int) -> bool:
         """Take room for a request; false if it has to wait. One of any size finds room alone."""
         if not size:
@@ -305,7 +310,7 @@ class Room:
 
         A few slow clients would hold all the room otherwise, and nobody else would be served.
         """
-        fair = asyncio.get_running_loop().time() + _FAIR_SECONDS + size / _FAIR_BYTES_PER_SECOND
+        fair = asyncio.get_running_loop().time() + FAIR_SECONDS + size / FAIR_BYTES_PER_SECOND
         async with asyncio.timeout(seconds) as limit:
             self._moving[limit] = fair
             if self._waiting:

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sized,
+)
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import grpc
+import grpc.aio
 
 from pxrs import metrics as names
+from pxrs.client.frames import MOST_FRAME_BYTES
 from pxrs.config import public
-from pxrs.errors import PxrsError, StoreError
+from pxrs.errors import InvalidRequest, PxrsError, StoreError
 from pxrs.server.metrics import Metrics
 from pxrs.server.rest.guard import Guard, refuse
 from pxrs.server.rest.problems import HttpError, Problem, problem_of
 from pxrs.server.rest.routes import Need
+from pxrs.server.rpc.transfers import Transfers
 from pxrs.server.tokens import Identity
 
+# What the largest calls of our own clients have; all others are smaller.
+LARGEST_MESSAGE = MOST_FRAME_BYTES
+# What an answer needs while it is sent, in times its size: gRPC has a copy.
+COPIES = 2
+# What an answer needs until it is there, in largest messages: as a record, a value and a message.
+_LARGE_ANSWER = 3
 FOLLOWS = "pxrs-follows"
 _LOG = logging.getLogger("pxrs.serve")
 
@@ -50,6 +67,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure
         super().__init__(details)
         self.code = code
         self.metadata = metadata or {}
+
+
+class Gone(Exception):  # noqa: N818 - nobody is left to be told
+    """The client is not there any more."""
 
 
 class ProblemElsewhere(Exception):  # noqa: N818 - an answer, not a failure
@@ -83,12 +104,14 @@ Dialogue = Callable[
 class Calls:
     """Makes handlers of gRPC from functions that take bytes and a caller. Used by one event loop.
 
-    `needs_token`: false for a method that anybody may call.
+    `needs_token`: false for a method that anybody may call. To gRPC all of them are streams, which
+    on the wire is the same: it would read the whole request before it asks us, of strangers too.
     """
 
-    def __init__(self, guard: Guard, metrics: Metrics) -> None:
+    def __init__(self, guard: Guard, metrics: Metrics, transfers: Transfers) -> None:
         self._guard = guard
         self._metrics = metrics
+        self._transfers = transfers
 
     def service(
         self,
@@ -97,10 +120,11 @@ class Calls:
         streams: Mapping[str, Stream] | None = None,
         *,
         needs_token: bool = True,
+        large: str = "",
     ) -> grpc.GenericRpcHandler:
-        """The handler of a service with these methods."""
+        """The handler of a service with these methods; answers of `large` are like requests."""
         methods = {
-            method: self._unary(f"/{name}/{method}", function, needs_token)
+            method: self._unary(f"/{name}/{method}", function, needs_token, method == large)
             for method, function in unary.items()
         } | {
             method: self._stream(f"/{name}/{method}", function, needs_token)
@@ -117,7 +141,7 @@ class Calls:
                 answers = function(frames, partial(self.caller, context))
                 async with aclosing(answers):
                     async for answer in answers:
-                        await context.write(answer)
+                        await self._send(context, answer)
 
         handler = grpc.stream_stream_rpc_method_handler(handle)
         return grpc.method_handlers_generic_handler(name, {method: handler})
@@ -133,25 +157,64 @@ class Calls:
             identity = await self._guard.identify(headers, None)
         return Caller(identity, given.get("user-agent", ""), FOLLOWS in given)
 
-    def _unary(self, path: str, function: Unary, needs_token: bool) -> grpc.RpcMethodHandler:
-        async def handle(request: bytes, context: Any) -> bytes:
-            async with self._told(path, context):
-                return await function(request, await self.caller(context, needs_token=needs_token))
-            raise AssertionError("unreachable")
-
-        return grpc.unary_unary_rpc_method_handler(handle)
-
-    def _stream(self, path: str, function: Stream, needs_token: bool) -> grpc.RpcMethodHandler:
-        async def handle(request: bytes, context: Any) -> None:
+    def _unary(
+        self, path: str, function: Unary, needs_token: bool, is_large: bool
+    ) -> grpc.RpcMethodHandler:
+        async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
             async with self._told(path, context):
                 caller = await self.caller(context, needs_token=needs_token)
+                room = self._transfers.room
+                async with self._received(requests, context, is_large) as request:
+                    answer = await function(request, caller)
+                    room.add(size := COPIES * len(answer))
+                try:
+                    await self._send(context, answer)
+                finally:
+                    room.give_back(size)
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    def _stream(self, path: str, function: Stream, needs_token: bool) -> grpc.RpcMethodHandler:
+        async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
+            async with self._told(path, context):
+                caller = await self.caller(context, needs_token=needs_token)
+                async with self._received(requests, context) as request:
+                    pass
                 async with aclosing(function(request, caller)) as answers:
                     async for answer in answers:
                         # The token may have been revoked while there was nothing to tell.
                         await self.caller(context, needs_token=needs_token)
-                        await context.write(answer)
+                        await self._send(context, answer)
 
-        return grpc.unary_stream_rpc_method_handler(handle)
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    @asynccontextmanager
+    async def _received(
+        self, requests: AsyncIterator[bytes], context: Any, is_large: bool = False
+    ) -> AsyncIterator[bytes]:
+        """The one request of a call; it has room until the block ends, and so has its answer."""
+        room = self._transfers.room
+        taken = LARGEST_MESSAGE * (_LARGE_ANSWER if is_large else 1)
+        if not room.take(taken):
+            await room.wait_for(taken, self._transfers.seconds)
+        try:
+            with self._transfers.moving(context.peer(), LARGEST_MESSAGE):
+                request = await anext(aiter(requests), None)
+            if request is None:
+                raise InvalidRequest("the call must have a request, got none")
+            if not is_large:
+                room.give_back(taken - len(request))
+                taken = len(request)
+            yield request
+        finally:
+            room.give_back(taken)
+
+    async def _send(self, context: Any, answer: Sized) -> None:
+        with self._transfers.moving(context.peer(), len(answer)):
+            try:
+                await context.write(answer)
+            except grpc.aio.InternalError:
+                raise Gone from None
 
     @asynccontextmanager
     async def _told(self, path: str, context: Any) -> AsyncIterator[None]:
@@ -162,6 +225,8 @@ class Calls:
             try:
                 yield
                 status = grpc.StatusCode.OK
+            except Gone:
+                pass
             except Exception as error:  # noqa: BLE001 - a client is told of every failure
                 refused = _refusal(path, error)
                 status = refused.code

@@ -134,8 +134,8 @@ class Gate:
 
     # Records and queues
 
-    def _list(self, identity: Identity, arguments: dict[str, Any], call: Call) -> list[Versioned]:
-        return self.list_records(identity, **arguments)
+    def _list(self, identity: Identity, arguments: dict[str, Any], call: Call) -> Any:
+        return call(**arguments, read=partial(self.list_records, identity))
 
     def list_records(
         self, identity: Identity, prefix: str, after: str | None, limit: int | None

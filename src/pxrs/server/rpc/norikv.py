@@ -70,7 +70,7 @@ class NoriKv:
         kv, meta, admin = SERVICES
         service = self._calls.service
         return [
-            service(kv, {"Put": self.put, "Get": self.get, "Delete": self.delete}),
+            service(kv, {"Put": self.put, "Get": self.get, "Delete": self.delete}, large="Get"),
             service(meta, {}, {"WatchCluster": self.watch_cluster}),
             service(admin, {"TransferShard": self.transfer, "SnapshotShard": self.snapshot}),
         ]

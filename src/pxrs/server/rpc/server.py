@@ -9,15 +9,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pxrs.client import frames
 from pxrs.errors import ConfigError
+from pxrs.server.rpc.calls import LARGEST_MESSAGE
 from pxrs.server.settings import Endpoint, ServeSettings
 
-# What the largest calls of our own clients have; all others are smaller.
-LARGEST_MESSAGE = frames.MOST_FRAME_BYTES
 # As many calls as there may be bytes in flight, if each had so many.
 _CALL_BYTES = 2**17
 _HANDSHAKE_MS = 10_000
+# A connection without calls is closed after so long; clients open another when they need one.
+_IDLE_MS = 300_000
 _OPTIONS = (
     # Else a second node would listen on the same port, and get some of its calls.
     ("grpc.so_reuseport", 0),
@@ -28,6 +28,7 @@ _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
 )
 
 
@@ -40,11 +41,13 @@ class GrpcServer:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
+        most = min(settings.max_connections, max(1, settings.max_inflight // _CALL_BYTES))
         self._server: Any = grpc.aio.server(
-            options=_OPTIONS,
-            maximum_concurrent_rpcs=min(
-                settings.max_connections, max(1, settings.max_inflight // _CALL_BYTES)
+            options=(
+                *_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", settings.max_connections),
             ),
+            maximum_concurrent_rpcs=most,
         )
         self.endpoint = Endpoint("", 0)
 

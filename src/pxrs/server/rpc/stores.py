@@ -9,6 +9,9 @@ A node that was frozen has been left by its clients: it makes none of the calls 
 Any token gets a stream. Each call is checked against the token's rights as they are then: `gate.py`
 makes the calls of a token that may not do everything. A token that is revoked ends its stream, and
 one whose rights have changed too: the client comes again, and its watches are armed anew.
+
+A call takes room, of its stream and of the node, from when it is read until its answer is sent.
+While there is none no more is read, so a client that does not read its answers is not served more.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import msgspec
@@ -29,6 +32,7 @@ from pxrs.client import frames
 from pxrs.client.frames import ANSWER, ERROR, HELLO, WOKEN, Hello
 from pxrs.client.topology import NodesView
 from pxrs.clock import SYSTEM_CLOCK
+from pxrs.config import check_partitions
 from pxrs.errors import (
     InvalidRequest,
     NotAtomic,
@@ -38,10 +42,13 @@ from pxrs.errors import (
     StoreError,
     quoted,
 )
-from pxrs.server.rpc.calls import Caller, Calls
+from pxrs.server.rest.http import Room
+from pxrs.server.rpc.calls import COPIES, Caller, Calls, Refused
 from pxrs.server.rpc.gate import Gate
 from pxrs.server.rpc.rights import CLUSTER
+from pxrs.server.rpc.transfers import Transfers
 from pxrs.server.rpc.warm_threads import WarmThreads
+from pxrs.server.rpc.watches import Watched, Watches
 from pxrs.server.tokens import Identity
 from pxrs.stores.api import (
     ItemRestorer,
@@ -54,18 +61,52 @@ from pxrs.stores.api import (
 )
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.wire import METHODS, KeyCalls, WireAtomic
-from pxrs.types import Append, Check, LogPartition, QueueChange
+from pxrs.types import (
+    Append,
+    Check,
+    Fetched,
+    Holder,
+    ItemState,
+    LogPartition,
+    Release,
+    Taken,
+)
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("pxrs.serve")
-# Threads that make calls, for all clients; and calls of one client that are under way at a time.
+# Threads that make calls, for all clients, and calls that they have or have waiting.
 _THREADS = 32
-_MOST_CALLS = 1000
+_MOST_CALLS = 2 * _THREADS
+_MOST_STREAMS = 500
 _MOST_WATCHES = 1000
 _MOST_SESSIONS = 1000
 _MOST_TOGETHER = 500
+# Bytes that the calls of one client have, with their answers until these are sent. The first ones
+# wait for nobody: sessions have to be renewed however many want large answers.
+_SHARE = 32 * 2**20
+_ALWAYS = 2**18
+# A call has so many at least, and so many more if its answer may be large. Such an answer is cut
+# where that is as good, which is known of all but a first batch or item that is larger alone.
+_CALL = 2**16
+_LARGE = 4 * 2**20
+# How many are asked for first where it is not known how large they are, and at most.
+_FIRST_PAGE = 16
+_PAGE = 500
+_PAGES = _FIRST_PAGE * 2**20
+_ANSWERS = {
+    "coord.list": _PAGES, "queues.peek": _PAGES,
+    "log.fetch": 2 * _LARGE, "queues.take": 2 * _LARGE, "queues.held": 2 * _LARGE,
+    "coord.get": 2**20, "kv.read": 2**20,
+}  # fmt: skip
+_ENTRY = 100
+_MOST_TAKEN = 500
+# The kind of an answer that is none: the call was not made, for nobody waits for it.
+_NONE = -1
+_MAX_INFLIGHT = 256 * 2**20
+_SECONDS = 30.0
 # How long the sessions of a client whose stream broke wait for it to come back.
 _GRACE = 2.0
-_LOOK = 30.0
 # How often a node looks whether it runs, and how long it must have stood still for its clients to
 # have left it: see the pings of `client/stream.py`.
 _BEAT = 0.25
@@ -94,13 +135,21 @@ class StoreService:
     """Serves a store's seams to clients. Used by one event loop."""
 
     def __init__(
-        self, stores: Stores, node: str, keys: KeyCalls, view: Callable[[], NodesView]
+        self,
+        stores: Stores,
+        node: str,
+        keys: KeyCalls,
+        view: Callable[[], NodesView],
+        transfers: Transfers | None = None,
     ) -> None:
         self.stores = stores
         self.node = node
         self.keys = keys
         self.view = view
         self.gate = Gate(stores)
+        self.transfers = transfers or Transfers(Room(_MAX_INFLIGHT), _SECONDS)
+        self.turns = asyncio.Semaphore(_MOST_CALLS)
+        self.watches = Watches()
         self.pool = WarmThreads(_THREADS, "pxrs-v1")
         self.sessions: dict[str, Held] = {}
         self.lock = threading.Lock()
@@ -145,12 +194,17 @@ class StoreService:
     ) -> AsyncGenerator[bytes, None]:
         """One client's stream: its frames, and the answers. See `Calls.dialogue`."""
         identity = (await caller()).identity
+        if len(self._streams) >= _MOST_STREAMS:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"this node has {_MOST_STREAMS} clients, its limit; try another one",
+            )
         if self._beating is None:
             self._beat = SYSTEM_CLOCK.monotonic()
             self._beating = asyncio.create_task(self._look_at_itself())
         stream = Stream(self, identity)
         self._streams.add(stream)
-        reading = asyncio.create_task(stream.read(incoming, caller))
+        reading = asyncio.create_task(stream.read(aiter(incoming), caller))
         try:
             async for frame in stream.answers(reading, caller):
                 yield frame
@@ -172,6 +226,7 @@ class StoreService:
     async def close(self) -> None:
         """End all streams, and what no other node can hold for their clients."""
         self.end_streams()
+        self.watches.close()
         if self._beating is not None:
             self._beating.cancel()
         with self.lock:
@@ -193,14 +248,23 @@ class Stream:
         # Whose calls are checked one by one; None for who may do everything.
         everything = identity is None or identity.may(*CLUSTER)
         self._limited = None if everything else identity
+        self._room = service.transfers.room
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[tuple[int, int, msgspec.Raw]] = deque()
+        # What threads have done: number, kind, body, and the room that the call has.
+        self._done: deque[tuple[int, int, msgspec.Raw, int]] = deque()
         self._ringing = False
+        # On the event loop: what is to be sent, and how much room all of it has.
+        self._unsent: deque[tuple[int, int, msgspec.Raw]] = deque()
+        self._held = 0
+        self._calls = 0
+        self._freed = asyncio.Event()
         self._rung = asyncio.Event()
-        self._room = asyncio.Semaphore(_MOST_CALLS)
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, Watched] = {}
+        # Watches to be told of. One that is woken while it is told is told of again.
+        self._woken: set[int] = set()
         # Of the nodes' view; the last one that the client asked for.
         self._view_watch: int | None = None
+        self._lock = threading.Lock()
         self._over = False
 
     # On the event loop
@@ -212,39 +276,139 @@ class Stream:
         async for frame in incoming:
             if not self._is_same(await caller()):
                 return
-            for number, name, arguments in frames.decode_calls(frame):
-                await self._room.acquire()
-                self._service.pool.submit(partial(self._make, number, name, arguments))
+            calls = frames.decode_calls(frame)
+            if calls and calls[0][1] == frames.PIECE:
+                number, name, arguments, size = await self._put_together(calls, incoming)
+                await self._submit(number, name, arguments, size)
+                continue
+            for number, name, arguments in calls:
+                size = _size(name, arguments)
+                await self._enter(size)
+                # A part of a large frame would keep the whole.
+                kept = msgspec.Raw(bytes(arguments)) if len(frame) > _CALL else arguments
+                await self._submit(number, name, kept, size)
 
     def _is_same(self, caller: Caller) -> bool:
         """Whether the caller's rights are those that the stream began with."""
         return caller.identity is self._identity or caller.identity == self._identity
+
+    async def _put_together(
+        self, calls: Sequence[tuple[int, str, msgspec.Raw]], incoming: AsyncIterator[bytes]
+    ) -> tuple[int, str, msgspec.Raw, int]:
+        """One call that comes in pieces, each in a frame of its own; it has room when it is here.
+
+        One that does not come to its end in time ends the stream.
+        """
+        size = frames.MOST_CALL_BYTES + _LARGE
+        await self._enter(size)
+        try:
+            number, whole = calls[0][0], bytearray()
+            async with self._room.moving(size, self._service.transfers.seconds):
+                while True:
+                    if len(calls) != 1 or calls[0][0] != number:
+                        raise InvalidRequest("the pieces of a call must come one after the other")
+                    _, name, sent = calls[0]
+                    whole += frames.decode_piece(sent)
+                    if len(whole) > frames.MOST_CALL_BYTES:
+                        raise InvalidRequest(f"a call has {frames.MOST_CALL_BYTES} bytes at most")
+                    if name != frames.PIECE:
+                        return number, name, msgspec.Raw(bytes(whole)), size
+                    if (frame := await anext(incoming, None)) is None:
+                        raise InvalidRequest("the stream ended in the middle of a call")
+                    calls = frames.decode_calls(frame)
+        except TimeoutError:
+            self._give_back(size)
+            raise InvalidRequest("the rest of a call did not come in time") from None
+        except BaseException:
+            self._give_back(size)
+            raise
+
+    async def _enter(self, size: int) -> None:
+        """Wait until there is room for a call: in this stream's share, then in the node."""
+        while self._held and self._held + size > _SHARE:
+            self._freed.clear()
+            await self._freed.wait()
+        self._held += size
+        if self._held <= _ALWAYS:
+            self._room.add(size)
+        elif not self._room.take(size):
+            try:
+                await self._room.wait_for(size, self._service.transfers.seconds)
+            except BaseException:
+                self._held -= size
+                raise
+
+    def _give_back(self, size: int) -> None:
+        self._held -= size
+        self._room.give_back(size)
+        self._freed.set()
+
+    async def _submit(self, number: int, name: str, arguments: msgspec.Raw, size: int) -> None:
+        """Have a call made that has this room. Streams take turns."""
+        try:
+            await self._service.turns.acquire()
+        except BaseException:
+            self._give_back(size)
+            raise
+        self._calls += 1
+        self._service.pool.submit(partial(self._make, number, name, arguments, size))
 
     async def answers(
         self, reading: asyncio.Task[None], caller: Callable[[], Awaitable[Caller]]
     ) -> AsyncIterator[bytes]:
         """Frames of answers, until the client has ended and all is answered."""
         reading.add_done_callback(lambda _: self._rung.set())
-        while not self._over and not reading.done():
+        while not self._over and not (reading.done() and (_failed(reading) or not self._calls)):
             await self._rung.wait()
             self._rung.clear()
-            self._ringing = False
             # A token may have been revoked since its client was last heard of.
             if self._identity is not None and not self._is_same(await caller()):
                 return
-            while self._ready:
-                some = [self._ready.popleft() for _ in range(min(len(self._ready), _MOST_TOGETHER))]
-                for _, kind, _ in some:
-                    if kind != WOKEN:
-                        self._room.release()
-                yield frames.encode_frame(some)
-        if reading.done() and not reading.cancelled() and (failure := reading.exception()):
+            while not self._over and (some := self._next_answers()):
+                size = COPIES * sum(len(memoryview(body)) for _, _, body in some)
+                frame = frames.encode_frame(some)
+                some.clear()
+                try:
+                    yield frame
+                finally:
+                    self._give_back(size)
+        if failure := _failed(reading):
             raise failure
+
+    def _next_answers(self) -> list[tuple[int, int, msgspec.Raw]]:
+        with self._lock:
+            woken, self._woken = self._woken, set()
+        some = [(number, WOKEN, frames.NOTHING) for number in woken]
+        # They have no room, which is given back for all of the frame.
+        self._room.add(more := COPIES * len(memoryview(frames.NOTHING)) * len(some))
+        self._held += more
+        size = 0
+        while self._unsent and len(some) < _MOST_TOGETHER:
+            size += len(memoryview(self._unsent[0][2]))
+            if some and size > frames.MOST_PIECE_BYTES:
+                break
+            some.append(self._unsent.popleft())
+        return some
+
+    def _settle(self) -> None:
+        """Calls were made: their answers have room now, and not more."""
+        self._ringing = False
+        while self._done:
+            number, kind, body, size = self._done.popleft()
+            self._calls -= 1
+            self._service.turns.release()
+            if kind != _NONE and not self._over:
+                needed = COPIES * len(memoryview(body))
+                self._held += needed
+                self._room.add(needed)
+                self._unsent.append((number, kind, body))
+            self._give_back(size)
+        self._rung.set()
 
     def tell_of_view(self) -> None:
         """Wake the client, if it follows the view."""
         if self._view_watch is not None:
-            self._tell(self._view_watch, WOKEN, frames.NOTHING)
+            self._wake(self._view_watch)
 
     def end(self) -> None:
         """Stop answering."""
@@ -254,8 +418,12 @@ class Stream:
     def close(self) -> None:
         """Ends the watches at once, and the sessions if the client does not come back soon."""
         self._over = True
-        for watch in list(self._watches.values()):
-            watch.close()
+        while self._unsent:
+            self._give_back(COPIES * len(memoryview(self._unsent.popleft()[2])))
+        with self._lock:
+            watches, self._watches = list(self._watches.values()), {}
+        for watched in watches:
+            self._service.watches.remove(watched)
         self._loop.call_later(_GRACE, self._submit_end)
 
     def _submit_end(self) -> None:
@@ -264,37 +432,47 @@ class Stream:
 
     # In threads
 
-    def _make(self, number: int, name: str, arguments: msgspec.Raw) -> None:
+    def _make(self, number: int, name: str, arguments: msgspec.Raw, size: int) -> None:
         """Makes one call, and has its answer sent."""
-        if self._over or self._service.was_frozen:
-            return
+        kind, body = _NONE, frames.NOTHING
         try:
-            if number == HELLO:
-                self._tell(number, ANSWER, frames.encode_hello(self._service.hello))
-                return
-            method = METHODS.get(name)
-            if method is None:
-                raise InvalidRequest(f"there is no method {quoted(name)}")
-            call, given = self._target(name), method.decode(arguments)
-            limited = self._limited
-            answer = (
-                call(**given)
-                if limited is None
-                else self._service.gate.call(limited, name, given, call)
-            )
-            self._tell(number, ANSWER, method.encode_answer(answer))
+            if not self._over and not self._service.was_frozen:
+                kind, body = self._answer(number, name, arguments)
         except PxrsError as error:
-            self._tell(number, ERROR, frames.encode_error(_told(error)))
+            kind, body = ERROR, frames.encode_error(_told(error))
         except Exception:  # noqa: BLE001 - told and logged
             # A bug of ours; nobody knows how far it came.
-            _LOG.exception("a call of %s failed", name)
+            _LOG.exception("a call of %s failed", quoted(name))
             failed = OutcomeUnknown("the node failed to do this; its log has the details")
-            self._tell(number, ERROR, frames.encode_error(failed))
+            kind, body = ERROR, frames.encode_error(failed)
+        finally:
+            self._done.append((number, kind, body, size))
+            if not self._ringing:
+                self._ringing = True
+                with suppress(RuntimeError):  # the loop was closed
+                    self._loop.call_soon_threadsafe(self._settle)
+
+    def _answer(self, number: int, name: str, arguments: msgspec.Raw) -> tuple[int, msgspec.Raw]:
+        if number == HELLO:
+            return ANSWER, frames.encode_hello(self._service.hello)
+        method = METHODS.get(name)
+        if method is None:
+            raise InvalidRequest(f"there is no method {quoted(name)}")
+        call, given, limited = self._target(name), method.decode(arguments), self._limited
+        answer = (
+            call(**given)
+            if limited is None
+            else self._service.gate.call(limited, name, given, call)
+        )
+        body = method.encode_answer(answer)
+        _check_answer(len(memoryview(body)))
+        return ANSWER, body
 
     def _target(self, name: str) -> Callable[..., Any]:
         folder, _, method = name.partition(".")
-        if folder == "node":
-            return getattr(self, f"_{method}")  # type: ignore[no-any-return]
+        if folder == "node" or name in _BOUNDED:
+            own = _BOUNDED.get(name, f"_{method}")
+            return getattr(self, own)  # type: ignore[no-any-return]
         if folder == "kv":
             return getattr(self._service.keys, method)  # type: ignore[no-any-return]
         found = getattr(getattr(self._service.stores, folder), method, None)
@@ -302,12 +480,45 @@ class Stream:
             raise InvalidRequest(f"this store has no {name}")
         return found  # type: ignore[no-any-return]
 
-    def _tell(self, number: int, kind: int, body: msgspec.Raw) -> None:
-        self._ready.append((number, kind, body))
-        if not self._ringing:
-            self._ringing = True
-            with suppress(RuntimeError):  # the loop was closed
-                self._loop.call_soon_threadsafe(self._rung.set)
+    # Calls whose answers are as large as what is in the store
+
+    def _list(
+        self, prefix: str, after: str | None, limit: int | None, read: Any = None
+    ) -> wire.Records:
+        """`read`: instead of the store's own list, of those that the caller may see."""
+        read = read or self._service.stores.coord.list
+        found, is_cut = _pages(
+            lambda after, count: read(prefix, after, count),
+            after, limit, lambda record: record.key, lambda record: len(record.value),
+        )  # fmt: skip
+        return wire.Records(found, is_cut)
+
+    def _peek(
+        self, queue: str, states: Sequence[ItemState], after: int | None, limit: int
+    ) -> wire.Items:
+        queues = self._service.stores.queues
+        found, is_cut = _pages(
+            lambda after, count: queues.peek(queue, states, after=after, limit=count),
+            after, limit, lambda item: item.id, lambda item: len(item.body),
+        )  # fmt: skip
+        return wire.Items(found, is_cut)
+
+    def _create_log(self, topic_id: str, partitions: int) -> None:
+        check_partitions(partitions)
+        self._service.stores.log.create(topic_id, partitions)
+
+    def _fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
+        return self._service.stores.log.fetch(where, offset, min(max_bytes, _LARGE))
+
+    def _take(self, queue: str, holder: Holder, count: int, **options: Any) -> Taken:
+        queues = self._service.stores.queues
+        taken = queues.take(queue, holder, min(count, _MOST_TAKEN), **options)
+        try:
+            _check_answer(sum(len(item.body) for item in taken.items))
+        except InvalidRequest:
+            queues.release(holder, [Release(item.held) for item in taken.items])
+            raise
+        return taken
 
     def _open_session(self, ttl: float) -> str:
         with self._service.lock:
@@ -376,38 +587,41 @@ class Stream:
                 held.abandon()
 
     def _watch_records(self, watch: int, where: list[str]) -> None:
-        self._watch(watch, lambda: self._service.stores.coord.watch(*where))
+        size = sum(map(len, where))
+        self._watch(watch, lambda: self._service.stores.coord.watch(*where), size)
 
     def _watch_log(self, watch: int, where: list[LogPartition]) -> None:
-        self._watch(watch, lambda: self._service.stores.log.watch(*where))
+        size = sum(len(it.topic_id) for it in where)
+        self._watch(watch, lambda: self._service.stores.log.watch(*where), size)
 
     def _watch_queues(self, watch: int, where: list[str]) -> None:
-        self._watch(watch, lambda: self._service.stores.queues.watch(*where))
+        size = sum(map(len, where))
+        self._watch(watch, lambda: self._service.stores.queues.watch(*where), size)
 
-    def _watch(self, number: int, arm: Callable[[], Watch]) -> None:
-        if len(self._watches) >= _MOST_WATCHES:
-            raise InvalidRequest(f"a client has at most {_MOST_WATCHES} watches")
-        if number in self._watches:
-            return
-        watch = self._watches[number] = arm()
-        threading.Thread(
-            target=self._await, args=(number, watch), name="pxrs-v1-watch", daemon=True
-        ).start()
+    def _watch(self, number: int, arm: Callable[[], Watch], size: int) -> None:
+        with self._lock:
+            if number in self._watches:
+                return
+            if len(self._watches) >= _MOST_WATCHES:
+                raise InvalidRequest(f"a client has at most {_MOST_WATCHES} watches")
+        watched = self._service.watches.add(arm, lambda: self._wake(number), size)
+        with self._lock:
+            if not self._over and self._watches.setdefault(number, watched) is watched:
+                return
+        # The stream has ended meanwhile, or the client has armed it twice at once.
+        self._service.watches.remove(watched)
 
-    def _await(self, number: int, watch: Watch) -> None:
-        while not self._over and self._watches.get(number) is watch:
-            try:
-                woken = watch.wait(_LOOK)
-            except PxrsError:
-                woken = True
-                threading.Event().wait(1.0)
-            if woken and self._watches.get(number) is watch:
-                self._tell(number, WOKEN, frames.NOTHING)
+    def _wake(self, number: int) -> None:
+        with self._lock:
+            self._woken.add(number)
+        with suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._rung.set)
 
     def _unwatch(self, watch: int) -> None:
-        found = self._watches.pop(watch, None)
+        with self._lock:
+            found = self._watches.pop(watch, None)
         if found is not None:
-            found.close()
+            self._service.watches.remove(found)
 
     def _view(self) -> NodesView:
         return self._service.view()
@@ -420,7 +634,7 @@ class Stream:
         checks: list[Check],
         writes: list[wire.WireWrite],
         appends: list[Append],
-        change: QueueChange | None,
+        change: wire.WireChange | None,
     ) -> WireAtomic:
         with self._service.stores.atomic() as atomic:
             atomic.check(*checks)
@@ -428,8 +642,58 @@ class Stream:
             for where, batch in appends:
                 atomic.append(where, batch)
             if change is not None:
-                atomic.queue(change)
+                atomic.queue(change.unpacked())
         return WireAtomic(atomic.versions, atomic.appended, atomic.queued)
+
+
+_BOUNDED = {
+    "coord.list": "_list", "log.fetch": "_fetch", "log.create": "_create_log",
+    "queues.take": "_take", "queues.peek": "_peek",
+}  # fmt: skip
+
+
+def _size(name: str, arguments: msgspec.Raw) -> int:
+    """How much room a call takes. Small entries need much more than their bytes."""
+    given = len(memoryview(arguments))
+    return _CALL + min(16 * given, given + _LARGE) + _ANSWERS.get(name, 0)
+
+
+def _check_answer(size: int) -> None:
+    if size > frames.MOST_ANSWER_BYTES:
+        raise InvalidRequest(
+            f"the answer has {size} bytes; a pxrs:// store gives {frames.MOST_ANSWER_BYTES} at a "
+            "time: ask for less, or use the nodes' store itself"
+        )
+
+
+def _failed(reading: asyncio.Task[None]) -> BaseException | None:
+    return reading.exception() if reading.done() and not reading.cancelled() else None
+
+
+def _pages(
+    read: Callable[[Any, int], list[T]],
+    after: Any,
+    limit: int | None,
+    place: Callable[[T], Any],
+    weigh: Callable[[T], int],
+) -> tuple[list[T], bool]:
+    """What there is, read page by page until it is much; whether it ends before all is there."""
+    if limit is not None and limit < 1:
+        return read(after, limit), False
+    found: list[T] = []
+    size, count = 0, _FIRST_PAGE
+    while True:
+        wanted = count if limit is None else min(count, limit - len(found))
+        page = read(after, wanted)
+        for each in page:
+            size += weigh(each) + _ENTRY
+            if found and size > _LARGE:
+                return found, True
+            found.append(each)
+        if len(page) < wanted or len(found) == limit:
+            return found, False
+        after = place(page[-1])
+        count = max(1, min(_PAGE, 4 * count, (_LARGE - size) * len(found) // size))
 
 
 def _told(error: PxrsError) -> PxrsError:

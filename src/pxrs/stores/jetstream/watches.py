@@ -143,6 +143,9 @@ class LogWatch:
     def wait(self, timeout: float | None = None) -> bool:
         return self._watch.wait(timeout)
 
+    def on_wake(self, call: Callable[[], None]) -> None:
+        self._watch.on_wake(call)
+
     def wake(self) -> None:
         self._watch.wake()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -12,12 +13,12 @@ from pxrs.client.link import Link
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import RemoteSettings
 from pxrs.core.queue import validate_change
-from pxrs.errors import ConfigError, NotAtomic, PxrsError, SessionLost
+from pxrs.errors import ConfigError, NotAtomic, PxrsError, SessionLost, StoreUnavailable
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Watch
 from pxrs.stores.block import Block
 from pxrs.stores.remote import wire
 from pxrs.stores.timed_sessions import TimedSession
-from pxrs.types import LogPartition, QueueChange
+from pxrs.types import ItemState, LogPartition, QueueChange, StoredItem, Versioned
 
 
 class Seam:
@@ -34,8 +35,8 @@ class RemoteCoord(Seam):
     """See `pxrs.stores.api.CoordStore`. `now_ms` is there if the nodes' store has it."""
 
     def __init__(self, link: Link, clock: Clock) -> None:
-        without = frozenset() if "now" in link.hello.abilities else frozenset({"now_ms"})
-        super().__init__(link, "coord", without)
+        without = {"list"} if "now" in link.hello.abilities else {"list", "now_ms"}
+        super().__init__(link, "coord", frozenset(without))
         self._link = link
         self._clock = clock
         self.limits = link.hello.limits
@@ -43,7 +44,7 @@ class RemoteCoord(Seam):
         link.sessions = self._living
 
     def watch(self, *where: str) -> Watch:
-        return self._link.watch("node.watch_records", list(where))
+        return self._link.watch("node.watch_records", [*where])
 
     def session(self, ttl: float) -> TimedSession:
         """A session that nodes hold for us, one after the other. It ends if we do not renew it."""
@@ -79,6 +80,21 @@ class RemoteCoord(Seam):
     def close(self) -> None:
         """The stores close the link."""
 
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> list[Versioned]:
+        """In as many calls as it takes: a node answers with a few MB at a time."""
+        found: list[Versioned] = []
+        while True:
+            left = None if limit is None else limit - len(found)
+            page: wire.Records = self._link.call("coord.list", prefix, after, left)
+            found += page.found
+            if not page.is_cut or not page.found:
+                return found
+            if after is not None and page.found[-1].key <= after:
+                raise StoreUnavailable("the node lists the same records again and again")
+            after = page.found[-1].key
+
 
 class RemoteLog(Seam):
     """See `pxrs.stores.api.LogStore`."""
@@ -101,7 +117,9 @@ class RemoteQueues(Seam):
         limits = link.hello.queue_limits
         if limits is None:
             raise ConfigError("the nodes' store has no queues")
-        without = {"apply"} if "restore" in link.hello.abilities else {"apply", "restore"}
+        without = {"apply", "peek"}
+        if "restore" not in link.hello.abilities:
+            without.add("restore")
         super().__init__(link, "queues", frozenset(without))
         self._link = link
         self.limits = limits
@@ -111,6 +129,26 @@ class RemoteQueues(Seam):
         validate_change(change, self.limits)
         ids: list[int | None] = self._link.call("queues.apply", change)
         return ids
+
+    def peek(
+        self,
+        queue: str,
+        states: Sequence[ItemState] = (),
+        *,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[StoredItem]:
+        """In as many calls as it takes: a node answers with a few MB at a time."""
+        found: list[StoredItem] = []
+        while True:
+            left = limit - len(found)
+            page: wire.Items = self._link.call("queues.peek", queue, states, after, left)
+            found += page.found
+            if not page.is_cut or not page.found:
+                return found
+            if after is not None and page.found[-1].id <= after:
+                raise StoreUnavailable("the node lists the same items again and again")
+            after = page.found[-1].id
 
     def watch(self, *queues: str) -> Watch:
         return self._link.watch("node.watch_queues", list(queues))

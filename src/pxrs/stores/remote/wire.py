@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from typing import Annotated, Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from pxrs import types
-from pxrs.client.frames import Method, WireError, pack_error, unpack_error
+from pxrs.client.frames import MOST_ENTRIES, Method, WireError, pack_error, unpack_error
 from pxrs.client.topology import NodesView
 from pxrs.core.error_text import storable
 from pxrs.core.kv import Change, Written
@@ -27,8 +27,12 @@ from pxrs.types import (
     Conflict,
     Delete,
     Entry,
+    Held,
+    Holder,
+    NewItem,
     Put,
     QueueChange,
+    StoredItem,
     Versioned,
     Write,
 )
@@ -77,10 +81,44 @@ def _method(
         for it in parameters
         if signature[it].default is not inspect.Parameter.empty
     }
-    kinds = tuple(hints[it] for it in parameters)
+    kinds = tuple(_bounded(hints[it]) for it in parameters)
     arguments: Any = msgspec.msgpack.Decoder(tuple[kinds] if kinds else tuple[()])  # type: ignore[valid-type]
     answer: Any = msgspec.msgpack.Decoder(hints["return"] if returns is None else returns)
     return Method(name, parameters, defaults, arguments, answer, repeatable, **packing)
+
+
+def _bounded(hint: Any) -> Any:
+    """The type, with so many entries at most if it is a sequence."""
+    if get_origin(hint) not in (list, Sequence):
+        return hint
+    return Annotated[list[get_args(hint)[0]], msgspec.Meta(max_length=MOST_ENTRIES)]  # type: ignore[misc]
+
+
+class WireChange(msgspec.Struct, frozen=True):
+    """A `QueueChange` with as many entries as a node takes."""
+
+    holder: Holder
+    remove: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
+    put: Annotated[tuple[NewItem, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
+    unit: str = ""
+    forget: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
+
+    def unpacked(self) -> QueueChange:
+        return QueueChange(self.holder, self.remove, self.put, self.unit, self.forget)
+
+
+class Records(NamedTuple):
+    """Records of a list. `is_cut`: there are more, to be asked for after the last one."""
+
+    found: list[Versioned]
+    is_cut: bool
+
+
+class Items(NamedTuple):
+    """Items of a peek, likewise."""
+
+    found: list[StoredItem]
+    is_cut: bool
 
 
 def pack_writes(writes: Sequence[Write]) -> list[WireWrite]:
@@ -172,7 +210,7 @@ class NodeCalls(Protocol):
         checks: list[Check],
         writes: list[WireWrite],
         appends: list[Append],
-        change: QueueChange | None,
+        change: WireChange | None,
     ) -> WireAtomic: ...
 
 
@@ -226,6 +264,10 @@ _WRITE = {
     "pack_answer": _pack_written,
     "unpack_answer": _unpack_written,
 }
+_APPLY = {
+    "takes": {"change": WireChange},
+    "unpack": lambda values: [values[0].unpacked()],
+}
 _RELEASE = {
     # Errors come from handlers, and may be any text.
     "pack": lambda values: (
@@ -236,7 +278,13 @@ _RELEASE = {
 METHODS: dict[str, Method] = {
     method.name: method
     for method in [
-        *_of(CoordStore, "coord", "commit", "get list", {"commit": _COMMIT}),
+        *_of(
+            CoordStore,
+            "coord",
+            "commit",
+            "get list",
+            {"commit": _COMMIT, "list": {"returns": Records}},
+        ),
         *_of(TellsTime, "coord", "", "now_ms", {}),
         *_of(
             LogStore,
@@ -250,7 +298,7 @@ METHODS: dict[str, Method] = {
             "queues",
             "take apply redrive purge drop",
             "create find all delete held extend outcome release reap stats peek",
-            {"release": _RELEASE},
+            {"release": _RELEASE, "apply": _APPLY, "peek": {"returns": Items}},
         ),
         *_of(ItemRestorer, "queues", "", "restore", {}),
         *_of(
