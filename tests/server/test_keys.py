@@ -11,6 +11,7 @@ import pytest
 
 from pxrs.core.kv import shard_of
 from pxrs.core.routing import SLOTS
+from pxrs.server.rest.problems import HttpError
 from support.node import Client, LocalNode
 
 
@@ -107,6 +108,34 @@ def test_any_node_answers_and_one_writes(tmp_path: Path) -> None:
             assert elsewhere in raised
             for client in clients:
                 client.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "code"),
+    [
+        ("GET", 503, "leader_lost"),
+        ("PUT", 504, "outcome_unknown"),
+        ("DELETE", 504, "outcome_unknown"),
+    ],
+)
+def test_a_write_whose_answer_is_lost_between_nodes_is_not_to_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, status: int, code: str
+) -> None:
+    async def lose(*given: Any) -> Any:
+        raise HttpError(503, "leader_lost", "the node is gone")
+
+    url = f"sqlite:///{tmp_path}/node.db"
+    with LocalNode(url, node_id="a") as first, LocalNode(url, node_id="b") as second:
+        first.wait_until(lambda: shared(first))
+        second.wait_until(lambda: shared(second))
+        slots = first._node.cluster.view.slots
+        key = next(f"k{n}" for n in range(999) if slots[shard_of(b"k%d" % n) % SLOTS] == "b")
+        monkeypatch.setattr(first.server._forwarding, "_request", lose)
+        client = first.client()
+        told = client(method, f"/v1/kv/{key}", {"value": "x"} if method == "PUT" else None)
+        assert (told.status, told.json["code"]) == (status, code)
+        assert told.json.get("retryable", False) == (status == 503)
+        client.close()
 
 
 def shared(node: LocalNode) -> bool:

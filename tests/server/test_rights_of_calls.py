@@ -26,7 +26,7 @@ from pxrs.server.tokens import Identity, Tokens, all_rights, parse_right
 from pxrs.stores.api import Stores
 from pxrs.stores.queues_on_coord.layout import COMMITS, HOLDERS, LIST, Layout
 from pxrs.stores.remote.stores import RemoteStores
-from pxrs.stores.remote.wire import METHODS, WireWrite
+from pxrs.stores.remote.wire import METHODS, Records, WireWrite
 from pxrs.types import (
     Append,
     Batch,
@@ -135,7 +135,8 @@ class Aim(NamedTuple):
 
 
 def is_empty(answer: Any) -> bool:
-    return isinstance(answer, list) and not answer
+    found = answer.found if isinstance(answer, Records) else answer
+    return isinstance(found, list) and not found
 
 
 def shows_nothing_of_others(answer: Any) -> bool:

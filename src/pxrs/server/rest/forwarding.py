@@ -23,6 +23,9 @@ FOLLOWS = "X-Pxrs-Follows"
 LEADER = "X-Pxrs-Leader"
 # The code of a request that did not leave this node; any other failure may come after it was done.
 NOT_SENT = "leader_unreachable"
+_LOST, _GONE = "leader_lost", "leader_gone"
+# The other node may have done what it was sent.
+MAYBE_DONE = (_LOST, _GONE)
 _KEPT = ("Content-Type", "X-Request-Id")
 
 
@@ -87,9 +90,7 @@ class Forwarding:
                 asked.cancel()
         if not asked.cancelled():
             return asked.result()
-        raise HttpError(
-            503, "leader_gone", f"the node at {address}, which had to answer this, is gone"
-        )
+        raise HttpError(503, _GONE, f"the node at {address}, which had to answer this, is gone")
 
     def give_up_on_others(self, addresses: Collection[str]) -> None:
         """Wait no longer for nodes other than these: a frozen one never answers."""
@@ -131,7 +132,7 @@ class Forwarding:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise HttpError(
                 503,
-                "leader_lost" if sent.is_set() else NOT_SENT,
+                _LOST if sent.is_set() else NOT_SENT,
                 f"the node at {address}, which has to answer this, can't be reached: {error}",
             ) from None
 

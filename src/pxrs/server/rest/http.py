@@ -26,7 +26,7 @@ from pxrs.server.rest.connections import (
     id_of,
     unless_lost,
 )
-from pxrs.server.rest.forwarding import FOLLOWS, LEADER, Forwarding
+from pxrs.server.rest.forwarding import FOLLOWS, LEADER, MAYBE_DONE, Forwarding
 from pxrs.server.rest.guard import Guard, check
 from pxrs.server.rest.problems import PROBLEM, HttpError, problem_of
 from pxrs.server.rest.routes import Answer, Call, Match, Route, Router
@@ -215,7 +215,14 @@ class HttpServer:
                     raise HttpError(
                         503, "leader_moving", "the nodes do not agree yet who leads; try again"
                     ) from None
-                answer = await self._pass_on(elsewhere.address, request, data, identity)
+                try:
+                    answer = await self._pass_on(elsewhere.address, request, data, identity)
+                except HttpError as lost:
+                    if not route.once or lost.code not in MAYBE_DONE:
+                        raise
+                    raise HttpError(
+                        504, "outcome_unknown", f"{lost}; whether this was done is not known"
+                    ) from None
         finally:
             self.room.give_back(length)
         if not isinstance(answer, Answer):

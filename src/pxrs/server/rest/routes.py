@@ -64,8 +64,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     `query` and `body` are structs that the request must fit; `body` may be `bytes` for a raw one.
     `answer` is what a success holds. `open`: needs no token. `late`: a token that has expired will
-    do. `waits`: it may wait for long, and ends when its client has gone. `needs`: the rights that a
-    request needs; None if any token will do.
+    do. `waits`: it may wait for long, and ends when its client has gone. `once`: it must not be
+    repeated by a client who does not know whether it was done. `needs`: the rights that a request
+    needs; None if any token will do.
     """
 
     method: str
@@ -80,6 +81,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     open: bool = False
     late: bool = False
     waits: bool = False
+    once: bool = False
     needs: Callable[[Call], Iterable[Need]] | None = None
 
     def parse_query(self, given: Mapping[str, str]) -> Any:

@@ -93,11 +93,11 @@ class V1Keys:
             ),
             Route(
                 method="PUT", path=_KEY, handler=self.put, needs=_needs("write"),
-                summary="Put a value", query=KeyQuery, body=PutValue, answer=PutAnswer,
+                summary="Put a value", query=KeyQuery, body=PutValue, answer=PutAnswer, once=True,
             ),
             Route(
                 method="DELETE", path=_KEY, handler=self.delete, needs=_needs("write"),
-                summary="Delete a key", query=DeleteQuery, answer=DeleteAnswer,
+                summary="Delete a key", query=DeleteQuery, answer=DeleteAnswer, once=True,
             ),
         ]  # fmt: skip
 
