@@ -17,6 +17,8 @@ from pxrs import ABSENT, AlreadyExists, ConfigError, OutcomeUnknown, Pxrs
 from pxrs.client.topology import NodeAddress, NodesView, TopologyChange
 from pxrs.core.kv import shard_of, slot_of_shard
 from pxrs.errors import RetryExhausted
+from pxrs.kv.group_commit import Waiting
+from pxrs.kv.led import LedKeys
 from support.child import PATIENCE
 from support.node import LocalNode
 
@@ -112,6 +114,23 @@ def test_threads_share_batches(three: ThreeNodes, px: Pxrs) -> None:
         thread.join()
     assert len(list(px.kv.scan())) == 80
     assert sum(asked["write"] for asked in three.asked.values()) <= 80
+
+
+def test_reads_that_wait_travel_together(three: ThreeNodes, px: Pxrs) -> None:
+    """As many as an answer holds: large values need several."""
+    keys = px.kv
+    assert isinstance(keys, LedKeys)
+    mine = [key.encode() for key in KEYS if three.leader_of(key) == "b"]
+    for key in mine[1:]:
+        keys.put(key, key * 20_000)
+    waiting: list[Waiting[bytes, Any]] = [Waiting(key) for key in mine]
+    reading = keys._reading_to(keys._client._node_for(mine[0]))
+    while left := [each for each in waiting if not each.is_settled]:
+        reading._read(left)
+    answers: list[Any] = [each.answer for each in waiting]
+    assert answers[0] is None
+    assert [answer.value for answer in answers[1:]] == [key * 20_000 for key in mine[1:]]
+    assert 1 < three.asked["b"]["read"] < len(mine)
 
 
 def test_one_who_is_not_the_leader_names_it(three: ThreeNodes, px: Pxrs) -> None:

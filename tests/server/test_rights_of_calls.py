@@ -229,7 +229,8 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
         "node.watch_queues": [Aim((1, ["mail"]))],
         "node.view": [Aim((), lambda answer: len(answer.nodes) == 1)],
         "node.watch_view": [Aim((1,), lambda answer: answer is None)],
-        "kv.read": [Aim((b"user",)), Aim((b"",)), Aim((b"\xff",))],
+        "kv.read": [Aim(([key],)) for key in (b"user", b"", b"\xff")]
+        + [Aim(([b"mine", b"user"],))],
         "kv.write": [
             Aim((lane, 1, changes, again))
             for again in (False, True)
@@ -517,6 +518,20 @@ def test_a_write_that_is_refused_takes_no_other_down_with_it(site: Site) -> None
                     write.result(PATIENCE)
     assert len(list(site.px.kv.scan("mine"))) == 40
     assert not list(site.px.kv.scan("theirs"))
+
+
+def test_a_read_that_is_refused_takes_no_other_down_with_it(site: Site) -> None:
+    site.px.kv.put("mine", "x")
+    with site.connect("key:mine:read") as px, ThreadPoolExecutor(8) as pool:
+        reads = [
+            (key, pool.submit(px.kv.get, key)) for _ in range(40) for key in ("mine", "theirs")
+        ]
+        for key, read in reads:
+            if key == "mine":
+                assert read.result(PATIENCE) is not None
+            else:
+                with pytest.raises(PermissionDenied, match="key:theirs"):
+                    read.result(PATIENCE)
 
 
 def test_keys_are_not_reached_through_records(site: Site) -> None:

@@ -25,6 +25,7 @@ from pxrs.types import Entry, Limits
 
 # A round trip to a node takes some of these.
 _PAUSE = 0.0003
+_MOST_READ = 100
 # Nodes forget a lane that was not used for an hour.
 _LONGEST_REST = 1800.0
 
@@ -39,6 +40,7 @@ class LedKeys(KeyValues):
         self._lane_numbers = count()
         self._lane_of: dict[NodeAddress | None, WritingLane] = {}
         self._lane_lock = threading.Lock()
+        self._reading_of: dict[NodeAddress | None, Reading] = {}
 
     def _do_all(self, batches: Sequence[KeyBatch]) -> list[Answers | BaseException]:
         return [[self._write(change) for change in batch.changes] for batch in batches]
@@ -65,20 +67,58 @@ class LedKeys(KeyValues):
         return f"{self._name}.{next(self._lane_numbers)}"
 
     def _read(self, key: bytes) -> Entry | None:
+        return self._reading_to(self._client._node_for(key)).group.do(key)
+
+    def _reading_to(self, node: NodeAddress | None) -> Reading:
+        reading = self._reading_of.get(node)
+        if reading is None:
+            reading = self._reading_of.setdefault(node, Reading(self._client, node))
+        return reading
+
+    def _ttl_ms(self, ttl: float | None) -> int:
+        # Whether the nodes can is for them to say.
+        return check_ttl(ttl)
+
+
+class Reading:
+    """Reads through one node: those that wait travel together."""
+
+    def __init__(self, client: Client, node: NodeAddress | None) -> None:
+        self.group: GroupCommit[bytes, Entry | None] = GroupCommit(self._read, _PAUSE)
+        self._client = client
+        self._node = node
+
+    def _read(self, waiting: Sequence[Waiting[bytes, Entry | None]]) -> None:
+        """Reads as many as fit into an answer, and settles them. By one thread at a time."""
+        try:
+            answers = self._ask([it.work for it in waiting[:_MOST_READ]])
+        except PermissionDenied as error:
+            if len(waiting) > 1:
+                # It may be for one key only.
+                for each in waiting[:_MOST_READ]:
+                    self._read([each])
+                return
+            waiting[0].settle(error)
+            return
+        except PxrsError as error:
+            for each in waiting[:_MOST_READ]:
+                each.settle(error)
+            return
+        for each, answer in zip(waiting, answers, strict=False):
+            each.settle(answer)
+
+    def _ask(self, keys: list[bytes]) -> list[Entry | None]:
         tries = self._client._begin()
+        node = self._node
         while True:
             try:
-                node = self._client._node_for(key)
-                found: Entry | None = self._client._ask(node, "kv.read", [key], tries)
+                found: list[Entry | None] = self._client._ask(node, "kv.read", [keys], tries)
                 return found
             except PxrsError as error:
                 if not (error.retryable or isinstance(error, OutcomeUnknown)):
                     raise
                 tries.again(error)
-
-    def _ttl_ms(self, ttl: float | None) -> int:
-        # Whether the nodes can is for them to say.
-        return check_ttl(ttl)
+            node = self._client._node_for(keys[0])
 
 
 class WritingLane:

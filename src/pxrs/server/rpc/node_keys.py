@@ -12,6 +12,9 @@ from pxrs.kv.store import KeyValues, check_version
 from pxrs.server.cluster import Cluster
 from pxrs.types import Entry
 
+# What one answer holds; it ends with the value that goes beyond.
+_MOST_READ = 100
+_MOST_READ_BYTES = 2**18
 _LANE = re.compile(r"[0-9a-f]{16}\.[0-9]{1,9}")
 
 
@@ -39,9 +42,18 @@ class NodeKeys:
             raise answers
         return answers
 
-    def read(self, key: bytes) -> Entry | None:
-        """What the key has now."""
-        return self._keys.get(key)
+    def read(self, keys: list[bytes]) -> list[Entry | None]:
+        """What the first of these keys have now, as many as an answer holds."""
+        if not keys:
+            raise InvalidRequest("a read needs keys")
+        found: list[Entry | None] = []
+        size = 0
+        for key in keys[:_MOST_READ]:
+            found.append(entry := self._keys.get(key))
+            size += len(entry.value) if entry is not None else 0
+            if size > _MOST_READ_BYTES:
+                break
+        return found
 
     def _check(self, change: Change) -> None:
         if change.expired:

@@ -423,6 +423,6 @@ _RULES: dict[str, _Rule] = {
     # Clients have to know where the nodes are.
     "node.view": _nothing,
     "node.watch_view": _nothing,
-    "kv.read": lambda it, _: [(of_key(it["key"], "read"),)],
+    "kv.read": lambda it, _: [(of_key(key, "read"),) for key in it["keys"]],
     "kv.write": lambda it, _: [(of_key(change.key, "write"),) for change in it["changes"]],
 }

@@ -222,7 +222,8 @@ class KeyCalls(Protocol):
     ) -> list[Written | PxrsError]:
         """Writes a batch; see `pxrs.core.kv.Lane`."""
 
-    def read(self, key: bytes) -> Entry | None: ...
+    def read(self, keys: list[bytes]) -> list[Entry | None]:
+        """The first of these keys, as many as an answer holds."""
 
 
 class WireAtomic(NamedTuple):
