@@ -457,10 +457,11 @@ class Draft:
 
     def _advance(self, shard: int) -> Version:
         """Moves the shard's head on by one write."""
-        known = self.known[shard].head
+        version, known = self.known[shard]
         head = self._heads.get(shard)
         if head is None:
-            raised = known.term + (shard in self._leads)
+            # Who writes to a shard first leads it in its first term.
+            raised = known.term + (version > 0 and shard in self._leads)
             head = Head(term=raised, index=known.index, unit=self.unit)
             self._first[shard] = known.index + 1
             self._count(2, 0)

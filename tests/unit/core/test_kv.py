@@ -169,6 +169,12 @@ def test_a_new_leader_raises_the_term_and_the_index_goes_on() -> None:
     assert draft.add(Change(b"a", b"y")) == Written(Version(3, 11))
 
 
+def test_who_writes_to_a_shard_first_leads_it_in_its_first_term() -> None:
+    shard = kv.shard_of(b"a")
+    draft = Draft(UNIT, {shard: KnownHead(0, Head())}, {}, {}, leads=[shard])
+    assert draft.add(Change(b"a", b"x")) == Written(Version(1, 1))
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
