@@ -736,14 +736,59 @@ def test_pings_are_answered_and_not_punished() -> None:
             stream.close()
 
 
-def frame(kind: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3) + bytes([kind, 0]) + bytes(4) + payload
+def frame(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
 
 
 def next_frame(stream: Any) -> tuple[int, bytes]:
     head = stream.read(9)
     assert len(head) == 9, "the connection was closed"
     return head[3], stream.read(int.from_bytes(head[:3]))
+
+
+@pytest.mark.engine("memory")
+def test_calls_that_wait_are_not_cancelled() -> None:
+    """As gRPC would do with some of so many. To clients that is no reason to try again."""
+    count = 2500
+    # POST, http, and five-bit indexes of names or none, with literals that are kept nowhere.
+    headers = b"\x83\x86" + b"".join(
+        name + bytes([len(value)]) + value
+        for name, value in (
+            (b"\x04", b"/norikv.v1.Kv/Put"),
+            (b"\x01", b"localhost"),
+            (b"\x0f\x10", b"application/grpc"),
+            (b"\x00\x02te", b"trailers"),
+        )
+    )
+    with LocalNode("memory://", grpc_listen="127.0.0.1:0") as node:
+        host, _, port = node.rpc.rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE) as connection:
+            stream = connection.makefile("rwb")
+            stream.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, b""))
+            with node.held_up():
+                for number in range(count):
+                    put = b"\x0a\x04%04d\x12\x01v" % number
+                    data = b"\0" + len(put).to_bytes(4) + put
+                    stream.write(frame(1, headers, 0x4, 2 * number + 1))
+                    stream.write(frame(0, data, 0x1, 2 * number + 1))
+                # It is answered when all that was sent before it has been taken in.
+                stream.write(frame(6, b"all sent"))
+                stream.flush()
+                while (kind := next_frame(stream)) != (6, b"all sent"):
+                    assert kind[0] != 3, "a call was cancelled"
+                    if kind[0] == 6:
+                        stream.write(frame(6, kind[1], 0x1))
+                        stream.flush()
+            answers = 0
+            while answers < count:
+                kind = next_frame(stream)
+                assert kind[0] != 3, "a call was cancelled"
+                answers += kind[0] == 0 and len(kind[1]) > 5
+                if kind[0] == 6:
+                    stream.write(frame(6, kind[1], 0x1))
+                    stream.flush()
+            stream.close()
+        assert len(list(node.px.kv.scan())) == count
 
 
 @pytest.mark.engine("memory")

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -167,6 +167,22 @@ class LocalNode:
                 await asyncio.sleep(0.001)
 
         asyncio.run_coroutine_threadsafe(wait(), self._loop).result(PATIENCE)
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Let the node's event loop do nothing meanwhile."""
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            go_on.wait(PATIENCE)
+
+        self._loop.call_soon_threadsafe(hold)
+        assert held.wait(PATIENCE)
+        try:
+            yield
+        finally:
+            go_on.set()
 
     @property
     def server(self) -> HttpServer:

@@ -18,6 +18,9 @@ _CALL_BYTES = 2**17
 _HANDSHAKE_MS = 10_000
 # A connection without calls is closed after so long; clients open another when they need one.
 _IDLE_MS = 300_000
+# Calls that wait until they are begun. gRPC cancels some from 1,000 on, by chance, and all from
+# 3,000 on; clients take that for their own doing, and do not try again.
+_MOST_PENDING = 3000
 _OPTIONS = (
     # Else a second node would listen on the same port, and get some of its calls.
     ("grpc.so_reuseport", 0),
@@ -29,6 +32,8 @@ _OPTIONS = (
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ("grpc.server.max_pending_requests", _MOST_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
 )
 
 
