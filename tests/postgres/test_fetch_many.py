@@ -95,8 +95,9 @@ def test_who_stops_early_leaves_the_connection_as_it_was(filled: PostgresStores)
 
 
 def test_a_dead_connection_is_replaced(filled: PostgresStores, postgres_url: str) -> None:
-    cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
-        AND datname = current_database()"
+    # It returns when they have ended.
+    cut = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity \
+        WHERE pid <> pg_backend_pid() AND datname = current_database()"
     asked = [(PLACES[0], 0), (PLACES[1], 0)]
     list(filled.log.fetch_many(asked, A_LOT))
     query(postgres_url, cut)

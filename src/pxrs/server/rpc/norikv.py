@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +28,7 @@ from pxrs.server.rest.routes import Answer, Need, of_key
 from pxrs.server.rest.v1_keys import DeleteAnswer, KeyVersion, PutAnswer, PutValue
 from pxrs.server.rpc.calls import Caller, Calls, ProblemElsewhere, Refused
 from pxrs.server.rpc.protos import decoded, message_classes
-from pxrs.types import Version
+from pxrs.types import ABSENT, Version
 
 SERVICES = ("norikv.v1.Kv", "norikv.v1.Meta", "norikv.v1.Admin")
 LEADER_HINT = "leader-hint"
@@ -146,11 +147,13 @@ class NoriKv:
     async def _write(self, change: Change, caller: Caller) -> Written:
         leader = self._led_elsewhere(change.key, caller)
         try:
+            made = change
             if leader is not None and self._forwarding.knows(leader.address):
-                written = await self._pass_on(leader.address, change, caller)
+                made = _repeatable(change)
+                written = await self._pass_on(leader.address, made, caller)
                 if written is not None:
                     return written
-            return await self._keys.write(change)
+            return await self._keys.write(made)
         except OutcomeUnknown as error:
             if not change.once:
                 raise
@@ -277,6 +280,16 @@ def _set_version(answer: Any, version: Version) -> None:
 def _encoded(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
+
+
+def _repeatable(change: Change) -> Change:
+    """The same with an idempotency key, where that makes it safe to make it here after all.
+
+    Not one that may be refused now and succeed later, at the leader, if that was only frozen.
+    """
+    if change.once or change.value is None or change.if_match == ABSENT:
+        return change
+    return change._replace(once=f"passed-on-{secrets.token_hex(16)}")
 
 
 def _as_http(change: Change) -> tuple[str, str, bytes]:
