@@ -52,9 +52,14 @@ class Http2:
         self.received: Counter[int] = Counter()
         self.reset: set[int] = set()
         setting = (4).to_bytes(2) + window.to_bytes(4)
-        self.socket.sendall(PREFACE + frame(SETTINGS, setting))
-        if window:
-            self.socket.sendall(frame(WINDOW, (_LARGEST - 65535).to_bytes(4)))
+        try:
+            self.socket.sendall(PREFACE + frame(SETTINGS, setting))
+            if window:
+                self.socket.sendall(frame(WINDOW, (_LARGEST - 65535).to_bytes(4)))
+        except OSError:
+            # The node has hung up.
+            self.close()
+            raise
 
     def __enter__(self) -> Http2:
         return self
@@ -65,6 +70,9 @@ class Http2:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._in.close()
         self.socket.close()
 
