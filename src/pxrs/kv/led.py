@@ -8,7 +8,6 @@ the first time, or written now.
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -39,7 +38,6 @@ class LedKeys(KeyValues):
         self._name = secrets.token_hex(8)
         self._lane_numbers = count()
         self._lane_of: dict[NodeAddress | None, WritingLane] = {}
-        self._lane_lock = threading.Lock()
         self._reading_of: dict[NodeAddress | None, Reading] = {}
 
     def _do_all(self, batches: Sequence[KeyBatch]) -> list[Answers | BaseException]:
@@ -57,10 +55,8 @@ class LedKeys(KeyValues):
     def _lane_to(self, node: NodeAddress | None) -> WritingLane:
         lane = self._lane_of.get(node)
         if lane is None:
-            with self._lane_lock:
-                lane = self._lane_of.setdefault(
-                    node, WritingLane(self._client, node, self._new_name, self._coord.limits)
-                )
+            new = WritingLane(self._client, node, self._new_name, self._coord.limits)
+            lane = self._lane_of.setdefault(node, new)
         return lane
 
     def _new_name(self) -> str:
