@@ -5,7 +5,6 @@ Who owns a partition or holds an item goes on through another node, and nobody e
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,13 +63,9 @@ class Site:
         """Stop a node, but not inside a write to an SQLite file, which would stop everybody."""
         stores = self.px.stores
         if isinstance(stores, SqliteStores):
-            stores.database.write(lambda turn: self._freeze(number))
+            stores.database.write(lambda turn: self.nodes[number].freeze())
         else:
-            self._freeze(number)
-
-    def _freeze(self, number: int) -> None:
-        self.nodes[number].freeze()
-        os.waitid(os.P_PID, self.nodes[number].process.pid, os.WSTOPPED | os.WNOWAIT)
+            self.nodes[number].freeze()
 
     def let_settle(self, number: int) -> None:
         """Return when the node has ended the session of a client that went after all the others.
