@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 def limits(config: pytest.Config, few: int) -> settings:
     wanted: int = config.getoption("--fuzz")
     if config.getoption("--fast"):
-        few = max(10, few // 5)
+        few = min(few, max(10, few // 5))
     return settings(
         max_examples=wanted or few,
         deadline=None,
