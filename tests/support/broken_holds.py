@@ -136,7 +136,7 @@ class ExaminesBeforeTheLock(MemoryQueues):
         self._taken.clear()
         self.examine(change)
         if change.remove:
-            self._taken.wait(0.1)
+            self._taken.wait(1.0)
         with self._lock:
             for held in change.remove:
                 queue = self._queues[held.queue]
