@@ -14,20 +14,21 @@ from pxrs.server.metrics import Metrics
 from pxrs.server.rest.forwarding import Forwarding
 from pxrs.server.rest.http import HttpServer
 from pxrs.server.rest.routes import Call, Route
-from pxrs.server.rest.v1 import Produce, Produced, pairs_of
+from pxrs.server.rest.v1 import Produce, Produced, ProduceText, pairs_of
 from pxrs.server.sends import Placed
 from pxrs.server.settings import ServeSettings
 
 
 async def produce(call: Call) -> Produced:
-    records = pairs_of(call.body.messages) or []
-    return Produced([Placed(0, number) for number in range(len(records))])
+    return Produced([Placed(0, number) for number, _ in enumerate(pairs_of(call.body))])
 
 
 async def main() -> None:
     server = HttpServer(ServeSettings(listen="127.0.0.1:0"), Metrics(SYSTEM_CLOCK))
     path = f"/v1/topics/{TOPIC}/messages"
-    route = Route(method="POST", path=path, handler=produce, summary="", body=Produce)
+    route = Route(
+        method="POST", path=path, handler=produce, summary="", body=Produce, usual=ProduceText
+    )
     server.route([route], Forwarding(NodeInfo("none", 1, ""), tuple, b"", 1.0, None), None)
     print(f"http://{await server.start()}", flush=True)
     stop = asyncio.Event()

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from pxrs.errors import ConfigError, GroupNotFound, InvalidRequest
 from pxrs.server.groups.fences import Fence
 from pxrs.server.rest import dmq
 from pxrs.server.rest import http as http_module
+from pxrs.server.rest.v1 import NewMessage, Produce, ProduceText
 from pxrs.server.tokens import Right, Tokens, parse_right
 from pxrs.stores.open import open_stores
 from pxrs.types import Fence as Owned
@@ -38,6 +40,29 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
         end = draw(st.integers(at, min(len(data), at + 8)))
         data[at:end] = draw(st.binary(max_size=8))
     return bytes(data)
+
+
+# Bodies
+
+_FIELDS = ("key", "value", "key_base64", "headers", "partition", "timestamp", "other")
+_CONTENTS = st.none() | st.text(max_size=5) | st.integers(-1, 2) | st.just([["a", "b"]])
+
+
+def test_messages_that_are_decoded_as_text_have_nothing_else(pytestconfig: pytest.Config) -> None:
+    message = st.dictionaries(st.sampled_from(_FIELDS), _CONTENTS, max_size=3)
+
+    @limits(pytestconfig, 300)
+    @given(st.lists(message, max_size=3))
+    def check(messages: list[object]) -> None:
+        body = msgspec.json.encode({"messages": messages})
+        try:
+            text = msgspec.json.decode(body, type=ProduceText)
+        except msgspec.ValidationError:
+            return
+        whole = msgspec.json.decode(body, type=Produce)
+        assert [NewMessage(it.value, it.key) for it in text.messages] == whole.messages
+
+    check()
 
 
 # HTTP

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -201,7 +201,7 @@ class HttpServer:
             data = await self._read_body(request, length, most)
             if passed_on is not None and digest(data) != passed_on.body:
                 raise HttpError(401, "bad_signature", "no node of this store has sent this body")
-            body = _decoded(data, route.body) if route.body is not None else None
+            body = _decoded(data, route) if route.body is not None else None
             call = Call(match.parameters, query, body, request.headers, identity)
             check(route, call)
             try:
@@ -373,11 +373,14 @@ def _shorten(limit: asyncio.Timeout, until: float) -> None:
         limit.reschedule(until)
 
 
-def _decoded(body: bytes, kind: Any) -> Any:
-    if kind is bytes:
+def _decoded(body: bytes, route: Route) -> Any:
+    if route.body is bytes:
         return body
+    if route.usual is not None:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(body, type=route.usual)
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=route.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HttpError(400, "invalid_body", f"the body is wrong: {error}") from None
     except RecursionError:

@@ -79,6 +79,17 @@ class Produce(Struct, frozen=True, forbid_unknown_fields=True):
     messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=10_000)]
 
 
+class TextMessage(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A `NewMessage` that has no more than text."""
+
+    value: str | None = None
+    key: str | None = None
+
+
+class ProduceText(Struct, frozen=True, forbid_unknown_fields=True):
+    messages: Annotated[list[TextMessage], Meta(min_length=1, max_length=10_000)]
+
+
 class Producer(Struct, frozen=True, forbid_unknown_fields=True):
     """Who sends, and the number of the first message: what comes again is appended once."""
 
@@ -193,7 +204,7 @@ class V1:
             Route(
                 method="POST", path=f"{topic}/messages", handler=self.produce,
                 needs=in_path("topic", "write"),
-                summary="Send messages", body=Produce, answer=Produced,
+                summary="Send messages", body=Produce, usual=ProduceText, answer=Produced,
             ),
             Route(
                 method="GET", path=f"{topic}/offsets", handler=self.offsets,
@@ -266,10 +277,11 @@ class V1:
     # Messages
 
     async def produce(self, call: Call) -> Produced:
-        topic, messages = call.path["topic"], call.body.messages
-        if (pairs := pairs_of(messages)) is not None:
-            return Produced(await self._messages.produce_pairs(topic, pairs))
-        return Produced(await self._messages.produce(topic, [record_of(each) for each in messages]))
+        topic, asked = call.path["topic"], call.body
+        if isinstance(asked, ProduceText):
+            return Produced(await self._messages.produce_pairs(topic, pairs_of(asked)))
+        records = [record_of(each) for each in asked.messages]
+        return Produced(await self._messages.produce(topic, records))
 
     async def produce_to(self, call: Call) -> Appended:
         topic, partition = call.path["topic"], partition_of(call.path["partition"])
@@ -321,20 +333,15 @@ def _topic(topic: Topic) -> TopicAnswer:
     return convert(topic, TopicAnswer, from_attributes=True)
 
 
-def pairs_of(messages: Sequence[NewMessage]) -> list[Pair] | None:
-    """Keys and values, if no message has more than text in these."""
-    pairs: list[Pair] = []
-    for it in messages:
-        key, value = it.key, it.value
-        if (
-            it.partition is not None or it.timestamp is not None or it.headers or it.headers_base64
-            or it.value_base64 is not None or it.key_base64 is not None
-        ):  # fmt: skip
-            return None
-        pairs.append(
-            (None if key is None else key.encode(), None if value is None else value.encode())
+def pairs_of(asked: ProduceText) -> list[Pair]:
+    """The keys and values as the store takes them."""
+    return [
+        (
+            None if (key := it.key) is None else key.encode(),
+            None if (value := it.value) is None else value.encode(),
         )
-    return pairs
+        for it in asked.messages
+    ]
 
 
 def record_of(message: NewMessage) -> Record:
