@@ -13,15 +13,14 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import NamedTuple
 
-from pxrs.codec.batches import decode
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
-from pxrs.decoding import Decoder, cut
+from pxrs.decoding import Decoder, cut, messages_of, size_of
 from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
-from pxrs.stores.api import FetchesMany, LogStore
-from pxrs.topics import named
+from pxrs.stores.api import FetchesMany, LogStore, SettlesLate
+from pxrs.topics import is_virtual, named
 from pxrs.types import Bounds, Fetched, Message
 
 # Fetching from a partition at its end costs no more than asking so many together for their
@@ -121,7 +120,7 @@ class Fetcher:
         with closing(self._fetched(behind)) as coming:
             for owned, place, fetched in coming:
                 batches = fetched.batches if isinstance(fetched, Fetched) else ()
-                owned.size = sum(len(batch.data) for batch in batches)
+                owned.size = sum(map(size_of, batches))
                 came = troubles.attempt(owned, partial(self._fill, owned, place, fetched)) or came
                 room -= owned.size
                 if room <= 0 and came:
@@ -169,8 +168,18 @@ class Fetcher:
         for owned in partitions:
             if not owned.started and owned.checkpoint is None:
                 with suppress(TopicNotFound):
-                    new[owned] = self._bounds(owned, ends).end
+                    end = self._final_end(owned, ends)
+                    if end is not None:
+                        new[owned] = end
         self._pin(new)
+
+    def _final_end(
+        self, owned: OwnedPartition, ends: dict[str, Mapping[int, Bounds]]
+    ) -> int | None:
+        """The end, below which nothing can appear later; None if that is not known yet."""
+        if is_virtual(owned.where.topic_id) and isinstance(self._log, SettlesLate):
+            return self._log.final(owned.where)
+        return self._bounds(owned, ends).end
 
     def _fetched(
         self, partitions: list[OwnedPartition]
@@ -211,13 +220,16 @@ class Fetcher:
         position = place.position
         try:
             for batch in fetched.batches:
-                self._decoder.deserialize_into(messages, cut(decode(batch, owned.fence), position))
+                found = cut(messages_of(batch, owned.fence), position)
+                self._decoder.deserialize_into(messages, found)
                 position = batch.next
         except Exception:
             if not messages:
                 raise
             position = messages[-1].offset + 1
-        return self._table.fill(owned, place.turn, messages, position)
+        came = self._table.fill(owned, place.turn, messages, position)
+        # A source may have had nothing for this partition so far, and more behind that.
+        return came or (not messages and place.position < position < fetched.end)
 
     def _start(self, owned: OwnedPartition, start: int, end: int) -> None:
         """Returns where to begin: at the checkpoint, or by policy if it is missing or gone."""

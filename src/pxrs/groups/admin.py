@@ -210,11 +210,14 @@ class Groups:
             return 0.0
         where, fence = LogPartition(topic.id, number), Fence(topic.name, number, claim.epoch)
         try:
-            batch = self._log.fetch(where, offset, 1).batches[0]
-            message = cut(Decoder().decode(batch, fence), offset)[0]
+            batches = self._log.fetch(where, offset, 1).batches
+            messages = cut(Decoder().decode(batches[0], fence), offset) if batches else []
         except (DamagedBatch, OffsetOutOfRange, TopicNotFound):
             return None
-        return max(0.0, (self._clock.wall_ms() - message.timestamp) / 1000)
+        if not messages or not messages[0].timestamp:
+            # The next row of a source is far off, in another partition, or has no time.
+            return None
+        return max(0.0, (self._clock.wall_ms() - messages[0].timestamp) / 1000)
 
     def explain(self, group: str, limit: int = 20) -> GroupHistory:
         """Return the history of the group: its last generations, resets and seeks."""
