@@ -71,7 +71,11 @@ class PostgresTable:
         self._oid: int | None = None
         self._is_view = False
         self._statements: dict[bool, str] = {}
-        self._learn()
+        try:
+            self._learn()
+        except BaseException:
+            self.close()
+            raise
 
     # The connection
 
