@@ -7,13 +7,10 @@ from typing import Any
 
 import msgspec
 
-from pxrs.clock import Clock
 from pxrs.errors import PxrsError, TopicNotFound
-from pxrs.sources.api import Source
-from pxrs.sources.descriptions import described, from_settings
-from pxrs.sources.log import LogWithSources, StoresWithSources
+from pxrs.sources.descriptions import described
+from pxrs.sources.log import LogWithSources
 from pxrs.sources.virtual import VirtualLog
-from pxrs.stores.api import Stores
 from pxrs.topics import Topics
 from pxrs.types import Topic
 
@@ -47,7 +44,7 @@ class Sources:
             check = getattr(opened, "check", None)
             if check is not None:
                 check()
-            topic = self._topics.attach(
+            topic = self._topics._attach(
                 name, partitions, description.settings(), partitioner=description.partitioner
             )
             self._log.use(topic.id, VirtualLog(topic, opened))
@@ -83,20 +80,3 @@ class Sources:
         if topic.source is None:
             raise TopicNotFound(name)
         return topic
-
-
-def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
-    """The stores, with a log that has the rows of virtual topics, too."""
-    topics = Topics(stores.coord, stores.log, clock)
-
-    def open_log(topic_id: str) -> VirtualLog:
-        for topic in topics.list():
-            if topic.id == topic_id and topic.source is not None:
-                return VirtualLog(topic, _open(topic, stores.url))
-        raise TopicNotFound(topic_id)
-
-    return StoresWithSources(stores, LogWithSources(stores.log, open_log))
-
-
-def _open(topic: Topic, store_url: str) -> Source:
-    return from_settings(topic.name, topic.source or {}).open(store_url)
