@@ -130,8 +130,9 @@ class SqliteTable:
         columns = [
             self._id,
             self._time(),
-            "NULL" if wanted.key is None else _name(wanted.key),
-            *map(_name, wanted.values),
+            "NULL" if wanted.key is None else _bytes(wanted.key),
+            # In bytes, where it is not to become JSON: text would be decoded only to be encoded.
+            *map(_bytes if len(wanted.values) == 1 else _name, wanted.values),
         ]
         where = f"{_name(wanted.partition or '')} = ? AND " if filtered else ""
         return (
@@ -169,6 +170,10 @@ class SqliteTable:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _bytes(name: str) -> str:
+    return f"CAST({_name(name)} AS BLOB)"
 
 
 def _name(name: str) -> str:
